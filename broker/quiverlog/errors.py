@@ -1,0 +1,383 @@
+"""THE table of errors: every failure that a user or a peer can see has a number here.
+
+Owns the codes, which never change and are never reused (names may), and the two flags that drive
+every retry: `retriable` (the same request may succeed later) and `refresh_metadata` (ask for
+metadata first, the partition may have moved). Each message says what happened and what to do next.
+
+Codes below 1000 travel on the wire. From 1000 on they are the client's own: a broker never sends
+them (Kafka's `Errors` bars client-only errors from its table for the same reason).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from .limits import ERROR_MESSAGE_CHARS_MAX
+
+__all__ = ["QuiverlogError", "error_class", "error_from_code"]
+
+_BY_CODE: dict[int, type[QuiverlogError]] = {}
+
+
+class QuiverlogError(Exception):
+    """Base of every error that quiverlog raises on purpose.
+
+    Args:
+        message: what happened, with the values that matter; empty takes the class's hint alone.
+        **details: values a program may want (for example `log_start_offset`), kept in `details`.
+    """
+
+    code: ClassVar[int] = 1
+    retriable: ClassVar[bool] = False
+    refresh_metadata: ClassVar[bool] = False
+    hint: ClassVar[str] = "This is a bug in quiverlog: please report it with the broker's log."
+
+    def __init_subclass__(cls) -> None:
+        if "code" not in cls.__dict__:
+            raise TypeError(f"{cls.__name__} needs a code of its own")
+        if cls.code in _BY_CODE:
+            raise TypeError(f"code {cls.code} of {cls.__name__} is taken")
+        _BY_CODE[cls.code] = cls
+
+    def __init__(self, message: str = "", **details: object) -> None:
+        self.message = (message or self.hint)[:ERROR_MESSAGE_CHARS_MAX]
+        self.details = details
+        super().__init__(self.message)
+
+    @classmethod
+    def code_name(cls) -> str:
+        """The name in capitals: `UnknownTopic` -> `UNKNOWN_TOPIC`."""
+        letters = (("_" if c.isupper() and i else "") + c for i, c in enumerate(cls.__name__))
+        return "".join(letters).upper()
+
+    def __str__(self) -> str:
+        text = self.message if self.message == self.hint else f"{self.message} {self.hint}".rstrip()
+        return f"{text} [{self.code_name()} {self.code}]"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Spark pickles exceptions between workers and driver: keep type and details.
+        return (_rebuild, (type(self), self.message, self.details))
+
+
+def _rebuild(cls: type[QuiverlogError], message: str, details: dict[str, object]) -> QuiverlogError:
+    return cls(message, **details)
+
+
+_BY_CODE[QuiverlogError.code] = QuiverlogError
+
+
+def error_class(code: int) -> type[QuiverlogError]:
+    """The class for a code; an unknown code (a newer peer) gives `QuiverlogError`."""
+    return _BY_CODE.get(code, QuiverlogError)
+
+
+def error_from_code(code: int, message: str = "", **details: object) -> QuiverlogError:
+    """Rebuild an error that came over the wire."""
+    cls = error_class(code)
+    if cls is QuiverlogError and code != QuiverlogError.code:
+        message = f"error {code}: {message}"
+    return cls(message, **details)
+
+
+# --- protocol: the peer broke a rule of the wire; the connection is closed after the answer ------
+class CorruptFrame(QuiverlogError):
+    code = 2
+    hint = "The bytes are not quiverlog's protocol: check the address, port and TLS setting."
+
+
+class FrameTooLarge(QuiverlogError):
+    code = 3
+    hint = "Send smaller batches or ask for fewer bytes per fetch."
+
+
+class UnknownApi(QuiverlogError):
+    code = 4
+    hint = "Client and broker are too far apart in version: upgrade the older one."
+
+
+class UnsupportedVersion(QuiverlogError):
+    code = 5
+    hint = "Client and broker are too far apart in version: upgrade the older one."
+
+
+class NotNegotiated(QuiverlogError):
+    code = 6
+    hint = "The first request of a connection must be HELLO."
+
+
+class InvalidRequest(QuiverlogError):
+    code = 7
+    hint = ""
+
+
+class TooManyConnections(QuiverlogError):
+    code = 8
+    retriable = True
+    hint = "Close idle clients or raise `connections.max`."
+
+
+class BrokerShuttingDown(QuiverlogError):
+    code = 9
+    retriable = True
+    refresh_metadata = True
+    hint = "The broker is stopping; try again when it is back."
+
+
+# --- topics and partitions -------------------------------------------------------------------
+class UnknownTopic(QuiverlogError):
+    code = 20
+    refresh_metadata = True
+    hint = "List what exists with `quiverlog topic list`."
+
+
+class UnknownPartition(QuiverlogError):
+    code = 21
+    retriable = True
+    refresh_metadata = True
+    hint = "`quiverlog topic describe` shows the partitions of a topic."
+
+
+class UnknownTopicId(QuiverlogError):
+    code = 22
+    refresh_metadata = True
+    hint = "The topic was deleted, or deleted and created again under the same name."
+
+
+class TopicExists(QuiverlogError):
+    code = 23
+    hint = "Choose another name, or alter the topic that exists."
+
+
+class InvalidTopicName(QuiverlogError):
+    code = 24
+    hint = (
+        "Use 1 to 249 of the characters a-z A-Z 0-9 . _ - (not `.` or `..` alone, no leading `__`)."
+    )
+
+
+class InvalidPartitions(QuiverlogError):
+    code = 25
+    hint = "A topic has 1 to 10,000 partitions, and their number can only grow."
+
+
+class InvalidReplicationFactor(QuiverlogError):
+    code = 26
+    hint = "A replication factor is at least 1 and at most the number of brokers."
+
+
+class InvalidConfig(QuiverlogError):
+    code = 27
+    hint = "docs/config.md lists every key with its type and range."
+
+
+class InvalidSchema(QuiverlogError):
+    code = 28
+    hint = "docs/python-client.md lists the types that a topic may hold."
+
+
+class IncompatibleSchema(QuiverlogError):
+    code = 29
+    hint = "A schema may gain nullable columns at its end and widen types; anything else needs a new topic."
+
+
+class UnknownSchema(QuiverlogError):
+    code = 30
+    retriable = True
+    refresh_metadata = True
+    hint = "The broker does not know this schema id for the topic; fetch the topic's schemas again."
+
+
+class NotLeader(QuiverlogError):
+    code = 31
+    retriable = True
+    refresh_metadata = True
+    hint = "Another broker leads this partition now."
+
+
+class FencedLeaderEpoch(QuiverlogError):
+    code = 32
+    retriable = True
+    refresh_metadata = True
+    hint = "The leader epoch is older than the broker's: refresh metadata."
+
+
+class UnknownLeaderEpoch(QuiverlogError):
+    code = 33
+    retriable = True
+    refresh_metadata = True
+    hint = "The leader epoch is newer than the broker's: it has not heard of it yet."
+
+
+class OffsetOutOfRange(QuiverlogError):
+    code = 34
+    hint = "Start from an offset in the valid range, or from `earliest` or `latest`."
+
+
+class OffsetNotAvailable(QuiverlogError):
+    code = 35
+    retriable = True
+    hint = "The offset exists but may not be read yet; try again."
+
+
+class LogTruncated(QuiverlogError):
+    code = 36
+    hint = "Rows after the diverging offset were lost with an earlier leader and others took their offsets."
+
+
+class PolicyViolation(QuiverlogError):
+    code = 37
+    hint = ""
+
+
+# --- produce -----------------------------------------------------------------------------------
+class CorruptBatch(QuiverlogError):
+    code = 50
+    hint = "Nothing of the batch was stored. A CRC failure means that it was damaged on the way."
+
+
+class BatchTooLarge(QuiverlogError):
+    code = 51
+    hint = "Send fewer rows per batch or raise the topic's `max.message.bytes`."
+
+
+class OutOfOrderSequence(QuiverlogError):
+    code = 52
+    hint = "A batch of this producer before this one is missing; open a new producer."
+
+
+class InvalidProducerEpoch(QuiverlogError):
+    code = 53
+    hint = "A newer producer with the same identity has taken over."
+
+
+class UnknownProducerId(QuiverlogError):
+    code = 54
+    hint = "The broker no longer remembers this producer; open a new one."
+
+
+class InvalidTimestamp(QuiverlogError):
+    code = 55
+    hint = "The producer's clock is more than an hour ahead of the broker's: set it."
+
+
+class DiskFull(QuiverlogError):
+    code = 56
+    retriable = True
+    hint = "The broker's disk is full: free room, lower retention or trim topics; writes resume by themselves."
+
+
+class StorageFault(QuiverlogError):
+    code = 57
+    retriable = True
+    hint = "The broker's disk failed; see the broker's log."
+
+
+class CorruptLog(QuiverlogError):
+    code = 58
+    hint = "Stored bytes no longer match their checksum; see docs/storage-format.md on repair."
+
+
+class NotEnoughReplicas(QuiverlogError):
+    code = 59
+    retriable = True
+    hint = "Fewer replicas are in sync than the topic's `min.insync.replicas`."
+
+
+class RequestTimedOut(QuiverlogError):
+    code = 60
+    retriable = True
+    hint = "The broker could not answer within the request's timeout; the outcome is unknown."
+
+
+class UnsupportedDurability(QuiverlogError):
+    code = 61
+    hint = (
+        "Durabilities are memory, flushed and replicated; replicated needs more than one replica."
+    )
+
+
+class ThrottledBroker(QuiverlogError):
+    code = 62
+    retriable = True
+    hint = "The broker has too much unacknowledged work; try again."
+
+
+# --- starting a broker -----------------------------------------------------------------------
+class DataDirectoryInUse(QuiverlogError):
+    code = 80
+    hint = "Stop the other broker or choose another `--data-dir`."
+
+
+class ForeignDataDirectory(QuiverlogError):
+    code = 81
+    hint = "Point `--data-dir` to this cluster's directory, or to an empty one."
+
+
+class AddressInUse(QuiverlogError):
+    code = 82
+    hint = "Stop the other program or choose another `--listen` or `--http-listen` port."
+
+
+class UnsupportedFormat(QuiverlogError):
+    code = 83
+    hint = "The file was written by a newer quiverlog: upgrade this one."
+
+
+# --- the client's own: never on the wire ----------------------------------------------------
+class ConnectionFailed(QuiverlogError):
+    code = 1000
+    retriable = True
+    refresh_metadata = True
+    hint = (
+        "Is the broker running, and is the address reachable from here? `quiverlog doctor` checks."
+    )
+
+
+class ConnectionClosed(QuiverlogError):
+    code = 1001
+    retriable = True
+    refresh_metadata = True
+    hint = "The broker closed the connection; see its log."
+
+
+class DeliveryTimedOut(QuiverlogError):
+    code = 1002
+    hint = (
+        "The rows were not acknowledged within `delivery_timeout`; they may or may not be stored."
+    )
+
+
+class ClientClosed(QuiverlogError):
+    code = 1003
+    hint = "Open a new client: this one was closed."
+
+
+class InvalidArgument(QuiverlogError):
+    code = 1004
+    hint = ""
+
+
+class SchemaMismatch(QuiverlogError):
+    code = 1005
+    hint = "`quiverlog topic describe` shows the topic's schema."
+
+
+class BufferExhausted(QuiverlogError):
+    code = 1006
+    retriable = True
+    hint = "Rows arrive faster than the broker takes them: wait, or raise `buffer_bytes`."
+
+
+class DataLoss(QuiverlogError):
+    code = 1007
+    hint = "Rows that were to be read are gone. Set failOnDataLoss to false to go on without them."
+
+
+class InvalidOption(QuiverlogError):
+    code = 1008
+    hint = "docs/spark.md lists every option."
+
+
+class ForkedClient(QuiverlogError):
+    code = 1009
+    hint = "A client does not survive fork(): open one in the child process."

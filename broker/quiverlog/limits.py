@@ -1,0 +1,103 @@
+"""Every bound that quiverlog puts on size, count or time, with its unit in its name.
+
+A bound that a person may change is a default in the broker's or client's configuration and takes
+its value from here. The relations between bounds are asserted at import (TigerBeetle's habit: a
+wrong pair of constants must not reach a running system).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+
+# --- wire -------------------------------------------------------------------------------------
+FRAME_PREFIX_BYTES: Final = 8
+"""`u32 size | u32 header_size`."""
+FRAME_BYTES_MAX: Final = 64 * MIB
+"""Largest frame either side accepts; a larger one closes the connection with FRAME_TOO_LARGE."""
+HEADER_BYTES_MAX: Final = 4 * MIB
+"""Largest msgpack header; bounds what decoding may allocate (metadata of 5,000 partitions fits)."""
+REQUESTS_IN_FLIGHT_MAX: Final = 1_024
+"""Requests of one connection that the broker holds unanswered before it stops reading from it."""
+PARTITIONS_PER_REQUEST_MAX: Final = 10_000
+TOPICS_PER_REQUEST_MAX: Final = 10_000
+CONNECTIONS_MAX: Final = 12_000
+"""Connections that a broker accepts at once."""
+CONNECTION_IDLE_MS: Final = 600_000
+"""A connection with no traffic and nothing in flight for so long is closed."""
+FRAME_TIMEOUT_MS: Final = 30_000
+"""A peer that began a frame (or connected and said nothing) has so long to finish it."""
+WRITE_BUFFER_BYTES_MAX: Final = 16 * MIB
+"""Replies waiting for a slow client; above it the broker stops reading that client's requests."""
+WRITE_STALL_MS: Final = 60_000
+"""A client that takes nothing of a waiting reply for so long is closed."""
+CLIENT_ID_CHARS_MAX: Final = 249
+ERROR_MESSAGE_CHARS_MAX: Final = 2_000
+
+# --- topics -----------------------------------------------------------------------------------
+TOPIC_NAME_CHARS_MAX: Final = 249
+PARTITIONS_PER_TOPIC_MAX: Final = 10_000
+PARTITIONS_PER_BROKER_MAX: Final = 20_000
+TOPICS_MAX: Final = 10_000
+SCHEMA_BYTES_MAX: Final = 256 * KIB
+SCHEMA_FIELDS_MAX: Final = 2_000
+SCHEMA_NESTING_MAX: Final = 32
+SCHEMAS_PER_TOPIC_MAX: Final = 1_000
+KEY_COLUMNS_MAX: Final = 16
+REPLICATION_FACTOR_MAX: Final = 15
+
+# --- batches ----------------------------------------------------------------------------------
+BATCH_HEADER_BYTES: Final = 64
+BATCH_ALIGNMENT_BYTES: Final = 64
+BATCH_BYTES_MAX: Final = 32 * MIB
+"""Hard bound on a stored batch; `max.message.bytes` of a topic is at most this."""
+BATCH_ROWS_MAX: Final = 16 * 1024 * 1024
+BATCH_BYTES_DEFAULT_MAX: Final = 8 * MIB
+"""Default of `max.message.bytes`."""
+TIMESTAMP_AHEAD_MS_MAX: Final = 3_600_000
+"""A batch whose newest row is further in the broker's future is refused: it would never expire."""
+
+# --- storage ----------------------------------------------------------------------------------
+SEGMENT_BYTES_DEFAULT: Final = 256 * MIB
+SEGMENT_BYTES_MIN: Final = 64 * KIB
+SEGMENT_BYTES_MAX: Final = 2 * GIB - 1
+SEGMENT_ROWS_MAX: Final = 2**31 - 1
+"""Relative offsets in an index are unsigned 32-bit; half of that leaves room for one batch."""
+SEGMENT_MS_DEFAULT: Final = 7 * 24 * 3_600_000
+RETENTION_MS_DEFAULT: Final = 7 * 24 * 3_600_000
+RETENTION_CHECK_MS: Final = 10_000
+"""How often retention looks; well under the minute within which a bound must hold."""
+INDEX_INTERVAL_BYTES: Final = 4 * KIB
+PRODUCERS_PER_PARTITION_MAX: Final = 10_000
+PRODUCER_BATCHES_REMEMBERED: Final = 5
+"""Batches per producer that are recognised as duplicates (Kafka's five; in flight <= this)."""
+PRODUCER_EXPIRY_MS: Final = 24 * 3_600_000
+DISK_RESERVE_BYTES_DEFAULT: Final = 64 * MIB
+"""Free room below which writes are refused, so that indexes and marks can still be written."""
+
+# --- client -----------------------------------------------------------------------------------
+PRODUCER_BATCH_ROWS_DEFAULT: Final = 65_536
+PRODUCER_BATCH_BYTES_DEFAULT: Final = 1 * MIB
+PRODUCER_LINGER_MS_DEFAULT: Final = 5
+PRODUCER_BUFFER_BYTES_DEFAULT: Final = 64 * MIB
+PRODUCER_IN_FLIGHT_MAX: Final = 5
+DELIVERY_TIMEOUT_MS_DEFAULT: Final = 120_000
+REQUEST_TIMEOUT_MS_DEFAULT: Final = 30_000
+CONNECT_TIMEOUT_MS_DEFAULT: Final = 10_000
+FETCH_MAX_WAIT_MS_DEFAULT: Final = 500
+FETCH_MAX_WAIT_MS_MAX: Final = 300_000
+FETCH_BYTES_DEFAULT: Final = 16 * MIB
+FETCH_PARTITION_BYTES_DEFAULT: Final = 4 * MIB
+RETRY_BACKOFF_MS_MIN: Final = 20
+RETRY_BACKOFF_MS_MAX: Final = 1_000
+
+assert BATCH_BYTES_DEFAULT_MAX <= BATCH_BYTES_MAX
+assert BATCH_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
+assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_BATCHES_REMEMBERED
+assert FETCH_BYTES_DEFAULT + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
+assert FETCH_PARTITION_BYTES_DEFAULT <= FETCH_BYTES_DEFAULT
+assert RETENTION_CHECK_MS * 2 <= 60_000
+assert BATCH_HEADER_BYTES % BATCH_ALIGNMENT_BYTES == 0

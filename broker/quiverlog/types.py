@@ -1,0 +1,107 @@
+"""Frozen values that every floor shares.
+
+Owns the vocabulary (durability levels, roles, offsets with a special meaning, a moment in time);
+knows nothing of bytes, files or sockets. Names follow Kafka's where the meaning is the same.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "NO_EPOCH",
+    "NO_PRODUCER_ID",
+    "NO_SEQUENCE",
+    "Compression",
+    "Durability",
+    "IsolationLevel",
+    "Now",
+    "Role",
+    "TopicPartition",
+]
+
+LATEST = -1
+"""In place of a timestamp: the offset that the next row will take (the end of what may be read)."""
+
+EARLIEST = -2
+"""In place of a timestamp: the first offset that is still kept."""
+
+NO_EPOCH = -1
+"""A leader epoch or a producer epoch that is not known or not used."""
+
+NO_PRODUCER_ID = -1
+"""The producer id of a batch whose producer is not idempotent."""
+
+NO_SEQUENCE = -1
+"""The base sequence of a batch whose producer is not idempotent."""
+
+
+class Durability(enum.IntEnum):
+    """What an acknowledgement rests on. Stronger levels have larger numbers.
+
+    `TOPIC_DEFAULT` is only ever asked for; an acknowledgement names one of the others.
+    """
+
+    TOPIC_DEFAULT = -1
+    MEMORY = 0
+    """In the leader's page cache: survives the process, not the machine."""
+    FLUSHED = 1
+    """On the leader's disk: fsync has returned."""
+    REPLICATED = 2
+    """On all in-sync replicas, at least the topic's minimum of them."""
+
+    @property
+    def label(self) -> str:
+        """The name that configuration files, the command line and the docs use."""
+        return self.name.lower()
+
+
+class IsolationLevel(enum.IntEnum):
+    """What a consumer may see of transactions that are not yet decided."""
+
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+class Role(enum.StrEnum):
+    """What a node does in its cluster."""
+
+    BROKER = "broker"
+    CONTROLLER = "controller"
+
+
+class Compression(enum.IntEnum):
+    """Codec of an Arrow record-batch body; the number is stored in a batch's flags."""
+
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+
+    @property
+    def label(self) -> str:
+        """The name that configuration files and the docs use."""
+        return self.name.lower()
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a topic, by name, as people and error messages write it."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class Now(NamedTuple):
+    """One moment, on both clocks that a machine needs. Handed in, never looked up.
+
+    `mono_us` only ever grows and drives every timeout; `wall_us` is UTC since the epoch, may jump,
+    and is used for row timestamps and retention alone.
+    """
+
+    mono_us: int
+    wall_us: int

@@ -1,0 +1,69 @@
+"""Which request and response belong to an API number, and which versions are spoken.
+
+One table; the decoders are made once at import. Adding an API means adding its two classes to
+`messages` and one line here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from . import messages as m
+
+__all__ = ["APIS", "ApiSpec", "api_ranges"]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSpec:
+    """One API: its message types, its decoders and the versions this code speaks."""
+
+    api: m.Api
+    request: type[m.Request]
+    response: type[m.Response]
+    request_decoder: msgspec.msgpack.Decoder[m.Request]
+    response_decoder: msgspec.msgpack.Decoder[m.Response]
+    version_min: int
+    version_max: int
+
+
+def _spec(request: type[m.Request], response: type[m.Response]) -> ApiSpec:
+    assert request.API is response.API
+    return ApiSpec(
+        api=request.API,
+        request=request,
+        response=response,
+        request_decoder=msgspec.msgpack.Decoder(request),
+        response_decoder=msgspec.msgpack.Decoder(response),
+        version_min=1,
+        version_max=request.VERSION,
+    )
+
+
+APIS: dict[int, ApiSpec] = {
+    int(spec.api): spec
+    for spec in (
+        _spec(m.HelloRequest, m.HelloResponse),
+        _spec(m.MetadataRequest, m.MetadataResponse),
+        _spec(m.ProduceRequest, m.ProduceResponse),
+        _spec(m.FetchRequest, m.FetchResponse),
+        _spec(m.ListOffsetsRequest, m.ListOffsetsResponse),
+        _spec(m.InitProducerIdRequest, m.InitProducerIdResponse),
+        _spec(m.CreateTopicsRequest, m.CreateTopicsResponse),
+        _spec(m.DeleteTopicsRequest, m.DeleteTopicsResponse),
+        _spec(m.AlterTopicRequest, m.AlterTopicResponse),
+        _spec(m.DescribeTopicsRequest, m.DescribeTopicsResponse),
+        _spec(m.TopicSchemasRequest, m.TopicSchemasResponse),
+        _spec(m.DeleteRecordsRequest, m.DeleteRecordsResponse),
+        _spec(m.EpochEndOffsetsRequest, m.EpochEndOffsetsResponse),
+        _spec(m.DescribeRangesRequest, m.DescribeRangesResponse),
+    )
+}
+
+assert set(APIS) == {int(api) for api in m.Api}, "every API has a line in the table"
+
+
+def api_ranges() -> list[m.ApiRange]:
+    """What HELLO answers."""
+    return [m.ApiRange(int(s.api), s.version_min, s.version_max) for s in APIS.values()]
