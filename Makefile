@@ -1,0 +1,47 @@
+# Everything a newcomer types. Each target makes .venv ready by itself; see scripts/setup.sh.
+#
+#   make demo ARGS="--keep"       arguments for the command behind a target
+#   make PYTHON=/path/to/python   the interpreter that .venv is made of
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench docs sim-bugs setup clean
+export PYTHON
+
+ARGS ?=
+RUN := scripts/with-env.sh
+RUN_NO_JAVA := scripts/with-env.sh --no-java
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo:  ## Real flights through client, broker, disk, Spark and back (needs Java 17 or newer)
+	@scripts/setup.sh --java
+	@$(RUN) quiverlog demo $(ARGS)
+
+test:  ## All tests: unit, model, simulation, broker processes, real Spark
+	@scripts/setup.sh --java
+	@$(RUN) scripts/test.sh $(ARGS)
+
+lint:  ## Style, types, import floors, tidiness (no Java)
+	@scripts/setup.sh
+	@$(RUN_NO_JAVA) scripts/lint.sh
+
+bench:  ## Every budget against its bare baseline; writes benchmarks/results/latest.json
+	@scripts/setup.sh --java
+	@$(RUN) python -m benchmarks $(ARGS)
+
+docs:  ## Regenerate the generated pages and check every link
+	@scripts/setup.sh
+	@$(RUN_NO_JAVA) python scripts/build_docs.py $(ARGS)
+
+sim-bugs:  ## The table of planted bugs and the checks that catch them
+	@scripts/setup.sh
+	@$(RUN_NO_JAVA) python -m tests.sim --bugs $(ARGS)
+
+setup:  ## Only make .venv ready
+	@scripts/setup.sh
+
+clean:  ## Remove .venv and everything that tools leave behind
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf dist build site spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,57 @@
+"""What every test may count on.
+
+Owns the event loop (uvloop, as in the broker), hypothesis' profiles and the rule that a run in
+which nothing was tested is a failure. It must not know any test by name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+import uvloop
+
+if TYPE_CHECKING:
+    import asyncio
+
+NO_TESTS_RAN = pytest.ExitCode.NO_TESTS_COLLECTED
+
+# No deadlines: two processes share two cores with a JVM, and a slow example is not a wrong one.
+# `ci` draws the same examples every time, so that a green change stays green; `dev` (the default)
+# looks for new ones at every run; `deep` is for a night.
+_COMMON = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
+}
+hypothesis.settings.register_profile("ci", derandomize=True, max_examples=60, **_COMMON)
+hypothesis.settings.register_profile("dev", max_examples=60, **_COMMON)
+hypothesis.settings.register_profile("deep", max_examples=2_000, **_COMMON)
+hypothesis.settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev")
+)
+
+# Spark asks the interpreter of its workers which data sources exist: it must be this one, whether
+# or not the virtual environment is activated.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run coroutine tests on the loop that the broker runs on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A run in which every test was skipped or deselected must not look green."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or session.config.option.collectonly or hasattr(session, "workerinput"):
+        return  # an xdist worker sees only its share
+    if exitstatus == pytest.ExitCode.OK and not reporter.stats.get("passed"):
+        session.exitstatus = NO_TESTS_RAN
