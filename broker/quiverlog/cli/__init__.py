@@ -1,0 +1,36 @@
+"""The `quiverlog` command.
+
+Owns the way from an argument list to an exit code, and nothing of what the commands do. Importing
+this package must stay cheap (`quiverlog --version` answers in well under 150 ms): click, rich and
+pyarrow are only imported by the command that needs them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: the words after `quiverlog`; None takes them from `sys.argv`.
+
+    Returns:
+        the exit code, one of `quiverlog.cli.failures.ExitCode`.
+    """
+    try:
+        from quiverlog.cli.app import run
+    except ModuleNotFoundError as error:
+        # A client-only installation has no click. Say so; anything else missing is our bug.
+        if error.name not in {"click", "rich"}:
+            raise
+        print(
+            f"quiverlog: the command line needs {error.name}: pip install 'quiverlog[broker]'",
+            file=sys.stderr,
+        )
+        return 1
+    return run(sys.argv[1:] if arguments is None else list(arguments))

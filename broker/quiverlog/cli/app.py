@@ -1,0 +1,88 @@
+"""The root of the command line: the table of commands, `--version`, `--debug`.
+
+Owns which commands exist and where they live; a command's module is imported when it is called
+(or listed), never before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from quiverlog.cli.failures import ExitCode, report
+
+__all__ = ["cli", "run"]
+
+_COMMANDS = {
+    "broker": "quiverlog.cli.broker:broker",
+    "topic": "quiverlog.cli.topic:topic",
+    "completion": "quiverlog.cli.completion:completion",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on demand, listed in the order of the table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        target = _COMMANDS.get(cmd_name)
+        if target is None:
+            return None
+        module, _, attribute = target.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"quiverlog {version('quiverlog')}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    name="quiverlog",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")
+def cli() -> None:
+    """An Arrow-native event log for Spark.
+
+    Start a broker with `quiverlog broker`, then create topics, append rows and read them back.
+    `quiverlog demo` shows all of it, with Spark, on real data.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the words of a command line and return the exit code; never raises."""
+    debug = "--debug" in arguments
+    try:
+        result = cli.main(list(arguments), prog_name="quiverlog", standalone_mode=False)
+    except BaseException as error:
+        return report(error, debug=debug)
+    return int(result) if isinstance(result, int) else ExitCode.OK

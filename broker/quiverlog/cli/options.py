@@ -1,0 +1,163 @@
+"""Options and parameter types that several commands share, under the names that Kafka uses.
+
+Owns how a bootstrap address, a `k=v` configuration, a column list and an output format are written
+on the command line, and how a client is opened from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from quiverlog.client.client import Client
+
+__all__ = [
+    "bootstrap_option",
+    "columns_callback",
+    "complete_topics",
+    "config_option",
+    "config_pairs",
+    "debug_option",
+    "format_option",
+    "open_client",
+    "topic_option",
+]
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9292"
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def bootstrap_option(command: _Command) -> _Command:
+    """`--bootstrap-server HOST:PORT[,HOST:PORT...]`, and `--timeout` beside it."""
+    command = click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0.1),
+        default=10.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Give up on reaching a broker after this long.",
+    )(command)
+    return click.option(
+        "--bootstrap-server",
+        "-b",
+        "bootstrap",
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        envvar="QUIVERLOG_BOOTSTRAP_SERVER",
+        show_envvar=True,
+        metavar="HOST:PORT,...",
+        help="Any broker, or several; the rest is found from there.",
+    )(command)
+
+
+def format_option(*formats: str) -> Callable[[_Command], _Command]:
+    """`--format`, `table` unless told otherwise; `json` is always there for scripts."""
+    choices = formats or ("table", "json")
+
+    def decorate(command: _Command) -> _Command:
+        return click.option(
+            "--format",
+            "output_format",
+            type=click.Choice(choices),
+            default=choices[0],
+            show_default=True,
+            help="How to print the result.",
+        )(command)
+
+    return decorate
+
+
+def debug_option(command: _Command) -> _Command:
+    """`--debug` after the command's name means the same as before it."""
+    return click.option(
+        "--debug", is_flag=True, hidden=True, expose_value=False, help="Show tracebacks."
+    )(command)
+
+
+def topic_option(command: _Command) -> _Command:
+    """`--topic NAME`, completed from the broker."""
+    return click.option(
+        "--topic",
+        "-t",
+        required=True,
+        metavar="NAME",
+        shell_complete=complete_topics,
+        help="The topic's name.",
+    )(command)
+
+
+def config_option(command: _Command) -> _Command:
+    """`--config key=value`, as often as needed."""
+    return click.option(
+        "--config",
+        "-c",
+        "config",
+        multiple=True,
+        callback=config_pairs,
+        metavar="KEY=VALUE",
+        help="A configuration of the topic, e.g. retention.ms=3600000; may be repeated.",
+    )(command)
+
+
+def config_pairs(
+    _ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
+    """Turn repeated `key=value` words into a dict; a word without `=` or a repeated key fails."""
+    pairs: dict[str, str] = {}
+    for word in values:
+        key, equals, value = word.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise click.BadParameter(f"{word!r} is not KEY=VALUE.")
+        if key in pairs:
+            raise click.BadParameter(f"{key!r} is given twice.")
+        pairs[key] = value.strip()
+    return pairs
+
+
+def columns_callback(
+    _ctx: click.Context, _parameter: click.Parameter, value: str | None
+) -> list[str] | None:
+    """Turn `a,b , c` into names; an empty name fails."""
+    if value is None:
+        return None
+    names = [name.strip() for name in value.split(",")]
+    if not all(names):
+        raise click.BadParameter(f"{value!r} has an empty column name.")
+    return names
+
+
+@contextlib.contextmanager
+def open_client(bootstrap: str, *, timeout_s: float = 10.0) -> Iterator[Client]:
+    """A client for the time of one command.
+
+    Args:
+        bootstrap: addresses, separated by commas.
+        timeout_s: seconds to reach a broker.
+
+    Raises:
+        ConnectionFailed: no address answered in time.
+        InvalidArgument: an address is not HOST:PORT.
+    """
+    from quiverlog.client.client import connect
+
+    client = connect(bootstrap, client_id="quiverlog-cli", connect_timeout=timeout_s)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Names of topics for shell completion. A broker that does not answer at once gives none."""
+    with contextlib.suppress(Exception):
+        bootstrap = ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP
+        with open_client(bootstrap, timeout_s=1.0) as client:
+            return [name for name in client.list_topics() if name.startswith(incomplete)]
+    return []

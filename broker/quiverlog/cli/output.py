@@ -1,0 +1,81 @@
+"""What commands print: tables for people, JSON for programs.
+
+Owns the look; knows nothing of what the values mean. JSON goes to stdout in one piece and
+contains no colour; tables fall back to plain text when stdout is not a terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["console", "human_bytes", "human_count", "print_fields", "print_json", "print_table"]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console. Piped output is as wide as it needs to be, so that nothing is cut."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 240
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=not stream.isatty())
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout, indented, with a line break at its end."""
+    import msgspec
+
+    encoded = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
+    sys.stdout.write(encoded.decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()
+) -> None:
+    """A table without lines between its rows. `right` names the columns of numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    console().print(table)
+
+
+def print_fields(fields: Mapping[str, object]) -> None:
+    """One `name  value` line per field."""
+    width = max((len(name) for name in fields), default=0)
+    for name, value in fields.items():
+        print(f"{name:<{width}}  {_cell(value, markup=False)}")
+
+
+def _cell(value: Any, *, markup: bool = True) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = str(value)
+    return text.replace("[", "\\[") if markup else text
+
+
+def human_count(value: float) -> str:
+    """`1234567` -> `1,234,567`."""
+    return f"{value:,.0f}"
+
+
+def human_bytes(value: float) -> str:
+    """`1536` -> `1.5 KiB`."""
+    if value < 1024:
+        return f"{value:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if value < 1024 or unit == "TiB":
+            return f"{value:.1f} {unit}"
+    raise AssertionError("unreachable")

@@ -1,0 +1,416 @@
+"""`quiverlog topic ...`: create, list, describe, alter, delete, trim.
+
+Owns how topics are asked for and shown; every rule about them is the broker's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.options import (
+    bootstrap_option,
+    columns_callback,
+    complete_topics,
+    config_option,
+    debug_option,
+    format_option,
+    open_client,
+)
+from quiverlog.cli.output import human_bytes, human_count, print_fields, print_json, print_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from quiverlog.client.results import TopicDetail
+
+__all__ = ["schema_from_options", "topic"]
+
+
+@click.group()
+def topic() -> None:
+    """Create, look at, change and delete topics."""
+
+
+def schema_from_options(schema: str | None, schema_file: Path | None) -> pa.Schema | None:
+    """The schema that `--schema` or `--schema-file` describe; None when neither is given.
+
+    Raises:
+        click.BadParameter: the text or the file holds no schema, or both options are given.
+    """
+    from quiverlog.cli.schema_text import SchemaSyntaxError, load_schema, parse_schema
+
+    if schema is not None and schema_file is not None:
+        raise click.UsageError("Give --schema or --schema-file, not both.")
+    try:
+        if schema_file is not None:
+            return load_schema(schema_file)
+        if schema is None:
+            return None
+        if schema.strip().lower() == "raw":
+            from quiverlog.batch.schema import RAW_SCHEMA
+
+            return RAW_SCHEMA
+        return parse_schema(schema)
+    except SchemaSyntaxError as error:
+        raise click.BadParameter(f"{error}.", param_hint="--schema") from error
+
+
+@topic.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option(
+    "--schema",
+    metavar="DDL|raw",
+    help="The columns, e.g. 'id long, name string not null, price decimal(10,2), at timestamp'; "
+    "`raw` is the prepared schema for opaque payloads (key, value, headers, timestamp).",
+)
+@click.option(
+    "--schema-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take the columns from a .json, .sql, .parquet or .arrow file.",
+)
+@click.option(
+    "--partitions",
+    "-p",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="How many.",
+)
+@click.option(
+    "--replication-factor",
+    "-r",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Copies of each row.",
+)
+@click.option(
+    "--key", metavar="COLUMN,...", callback=columns_callback, help="Equal keys share a partition."
+)
+@config_option
+@click.option("--if-not-exists", is_flag=True, help="Succeed when the topic is already there.")
+@bootstrap_option
+@format_option()
+@debug_option
+def create(
+    names: tuple[str, ...],
+    schema: str | None,
+    schema_file: Path | None,
+    partitions: int,
+    replication_factor: int,
+    key: list[str] | None,
+    config: dict[str, str],
+    if_not_exists: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """Create one or more topics with one schema."""
+    columns = schema_from_options(schema, schema_file)
+    if columns is None:
+        raise click.UsageError("Give the topic's columns with --schema or --schema-file.")
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        before = set(client.list_topics()) if if_not_exists else set()
+        for name in names:
+            client.create_topic(
+                name,
+                columns,
+                partitions=partitions,
+                replication_factor=replication_factor,
+                key=key,
+                config=config,
+                if_not_exists=if_not_exists,
+            )
+    if output_format == "json":
+        print_json([{"name": name, "created": name not in before} for name in names])
+        return
+    for name in names:
+        print(f"{'exists' if name in before else 'created'} {name}")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that the person set; the rest is left to the broker's defaults."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+@topic.command(name="list")
+@bootstrap_option
+@format_option()
+@debug_option
+def list_topics(bootstrap: str, timeout_s: float, output_format: str) -> None:
+    """List the topics."""
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        topics = [info for _, info in sorted(client.metadata().topics.items())]
+    rows = [
+        {
+            "name": info.name,
+            "partitions": len(info.partitions),
+            "replication_factor": max((len(p.replicas) for p in info.partitions), default=0),
+            "key": list(info.key_columns),
+            "durability": info.durability.label,
+            "topic_id": info.topic_id.hex(),
+        }
+        for info in topics
+    ]
+    if output_format == "json":
+        print_json(rows)
+        return
+    print_table(
+        ["TOPIC", "PARTITIONS", "REPLICAS", "KEY", "DURABILITY"],
+        [
+            (r["name"], r["partitions"], r["replication_factor"], _join(r["key"]), r["durability"])
+            for r in rows
+        ],
+        right=["PARTITIONS", "REPLICAS"],
+    )
+
+
+def _join(values: Any) -> str:
+    return ",".join(str(value) for value in values)
+
+
+@topic.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_topics)
+@click.option("--all-configs", is_flag=True, help="Show the defaults too.")
+@bootstrap_option
+@format_option()
+@debug_option
+def describe(
+    names: tuple[str, ...], all_configs: bool, bootstrap: str, timeout_s: float, output_format: str
+) -> None:
+    """Show columns, configuration and partitions of topics."""
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        details = [client.describe_topic(name) for name in names]
+    if output_format == "json":
+        print_json([_detail_json(detail) for detail in details])
+        return
+    for position, detail in enumerate(details):
+        if position:
+            print()
+        _print_detail(detail, all_configs=all_configs)
+
+
+def _detail_json(detail: TopicDetail) -> dict[str, object]:
+    from quiverlog.cli.schema_text import format_schema
+
+    return {
+        "name": detail.name,
+        "topic_id": detail.topic_id.hex(),
+        "created": detail.created,
+        "key": list(detail.key_columns),
+        "replication_factor": detail.replication_factor,
+        "rows": detail.rows,
+        "size_bytes": detail.size_bytes,
+        "configs": {
+            key: {"value": config.value, "source": config.source}
+            for key, config in sorted(detail.configs.items())
+        },
+        "schemas": [
+            {"schema_id": s.schema_id, "created": s.created, "schema": format_schema(s.schema)}
+            for s in detail.schemas
+        ],
+        "partitions": [asdict(partition) for partition in detail.partitions],
+    }
+
+
+def _print_detail(detail: TopicDetail, *, all_configs: bool) -> None:
+    from quiverlog.cli.schema_text import format_type
+
+    shown = {
+        key: config
+        for key, config in sorted(detail.configs.items())
+        if all_configs or config.source != "default"
+    }
+    print_fields(
+        {
+            "topic": detail.name,
+            "id": detail.topic_id.hex(),
+            "created": f"{detail.created:%Y-%m-%d %H:%M:%S %Z}",
+            "key": _join(detail.key_columns) or "(none)",
+            "replicas": detail.replication_factor,
+            "rows": human_count(detail.rows),
+            "size": human_bytes(detail.size_bytes),
+            "schema id": detail.schemas[-1].schema_id,
+        }
+    )
+    print("\ncolumns")
+    print_table(
+        ["NAME", "TYPE", "NULL"],
+        [(f.name, format_type(f.type), f.nullable) for f in detail.schema],
+    )
+    if shown:
+        print("\nconfiguration")
+        print_table(
+            ["KEY", "VALUE", "SOURCE"], [(key, c.value, c.source) for key, c in shown.items()]
+        )
+    print("\npartitions")
+    _print_partitions(detail)
+
+
+def _print_partitions(detail: TopicDetail) -> None:
+    numbers = ["PARTITION", "START", "END", "FLUSHED", "ROWS", "SEGMENTS"]
+    print_table(
+        ["PARTITION", "LEADER", "EPOCH", "REPLICAS", "IN SYNC", *numbers[1:], "SIZE"],
+        [
+            (
+                p.partition,
+                p.leader,
+                p.leader_epoch,
+                _join(p.replicas),
+                _join(p.in_sync_replicas),
+                p.log_start_offset,
+                p.high_watermark,
+                p.flushed_offset,
+                p.high_watermark - p.log_start_offset,
+                p.segments,
+                human_bytes(p.size_bytes),
+            )
+            for p in detail.partitions
+        ],
+        right=[*numbers, "LEADER", "EPOCH", "SIZE"],
+    )
+
+
+@topic.command()
+@click.argument("name", shell_complete=complete_topics)
+@click.option("--partitions", "-p", type=click.IntRange(min=1), help="Raise the number to this.")
+@click.option(
+    "--schema", metavar="DDL", help="The new columns: the old ones and nullable ones at the end."
+)
+@click.option("--schema-file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@config_option
+@click.option("--delete-config", "-d", multiple=True, metavar="KEY", help="Go back to the default.")
+@bootstrap_option
+@format_option()
+@debug_option
+def alter(
+    name: str,
+    partitions: int | None,
+    schema: str | None,
+    schema_file: Path | None,
+    config: dict[str, str],
+    delete_config: tuple[str, ...],
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """Change a topic's configuration, partitions or columns; what is not given stays."""
+    columns = schema_from_options(schema, schema_file)
+    changes = _given(
+        partitions=partitions,
+        schema=columns,
+        config=config or None,
+        reset_config=delete_config or None,
+    )
+    if not changes:
+        raise click.UsageError("Nothing to change: see the options.")
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        client.alter_topic(name, **changes)
+    if output_format == "json":
+        print_json({"name": name, "altered": sorted(changes)})
+    else:
+        print(f"altered {name}: {', '.join(word.replace('_', ' ') for word in changes)}")
+
+
+@topic.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_topics)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--if-exists", is_flag=True, help="Succeed when there is no such topic.")
+@bootstrap_option
+@format_option()
+@debug_option
+def delete(
+    names: tuple[str, ...],
+    yes: bool,
+    if_exists: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """Delete topics and all their rows, for good."""
+    if not yes:
+        _confirm(f"Delete {', '.join(names)} with all rows?")
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        before = set(client.list_topics()) if if_exists else set(names)
+        for name in names:
+            client.delete_topic(name, if_exists=if_exists)
+    if output_format == "json":
+        print_json([{"name": name, "deleted": name in before} for name in names])
+        return
+    for name in names:
+        print(f"{'deleted' if name in before else 'no topic'} {name}")
+
+
+def _confirm(question: str) -> None:
+    """Ask on a terminal; a script must say --yes, it has nobody to answer."""
+    import sys
+
+    if not sys.stdin.isatty():
+        raise click.UsageError("Say --yes: there is no terminal to ask on.")
+    click.confirm(question, abort=True, err=True)
+
+
+@topic.command()
+@click.argument("name", shell_complete=complete_topics)
+@click.option(
+    "--before",
+    "before",
+    required=True,
+    metavar="latest|OFFSET|PARTITION=OFFSET,...",
+    help="Rows with smaller offsets go; `latest` empties the topic.",
+)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@bootstrap_option
+@format_option()
+@debug_option
+def trim(
+    name: str, before: str, yes: bool, bootstrap: str, timeout_s: float, output_format: str
+) -> None:
+    """Delete a topic's oldest rows, up to an offset."""
+    wanted = parse_before(before)
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        numbers = [p.partition for p in client.describe_topic(name).partitions]
+        per_partition: dict[int, int | Literal["latest"]] = (
+            dict(wanted) if isinstance(wanted, Mapping) else dict.fromkeys(numbers, wanted)
+        )
+        unknown = sorted(set(per_partition) - set(numbers))
+        if unknown:
+            raise CommandFailed(f"{name} has no partition {_join(unknown)}.")
+        if not yes:
+            _confirm(f"Delete rows of {name} before {before}?")
+        starts = client.delete_records(name, per_partition)
+    if output_format == "json":
+        print_json({"name": name, "log_start_offsets": {str(p): o for p, o in starts.items()}})
+        return
+    print_table(["PARTITION", "START"], sorted(starts.items()), right=["PARTITION", "START"])
+
+
+def parse_before(text: str) -> int | Literal["latest"] | dict[int, int | Literal["latest"]]:
+    """`latest`, an offset for all partitions, or `partition=offset` pairs.
+
+    Raises:
+        click.BadParameter: none of these.
+    """
+
+    def offset(word: str) -> int | Literal["latest"]:
+        if word == "latest":
+            return "latest"
+        if word.isascii() and word.isdigit():
+            return int(word)
+        raise click.BadParameter(f"{word!r} is neither `latest` nor an offset.")
+
+    if "=" not in text:
+        return offset(text.strip())
+    pairs: dict[int, int | Literal["latest"]] = {}
+    for word in text.split(","):
+        partition, _, value = word.partition("=")
+        if not (partition.strip().isascii() and partition.strip().isdigit()):
+            raise click.BadParameter(f"{word!r} is not PARTITION=OFFSET.")
+        pairs[int(partition)] = offset(value.strip())
+    return pairs
