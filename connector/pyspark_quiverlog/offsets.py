@@ -1,0 +1,157 @@
+"""The offset of a stream, as Spark keeps it in the checkpoint.
+
+Owns the JSON: canonical (equal offsets are equal texts: Spark compares texts, and a text that
+differs without cause makes it run empty batches for ever) and versioned. An offset is the next row
+to read, so a range is half-open.
+
+```
+{"v":1,"topics":{"flights":{"id":"<32 hex digits>","partitions":{"0":[23,4]}}}}
+```
+
+`[23,4]`: the next row is 23, and the row before it was written under leader epoch 4 (-1: not
+known). The topic id tells a topic from one that was created anew under its name; the epoch tells
+rows from others that took their offsets after a truncation.
+
+**The durable start.** Spark calls `initialOffset()` twice, and again at each restart until the
+first micro-batch is committed, and plans with the last answer; so an answer that moves ("latest")
+loses rows. The initial offset is therefore marked `"_start":true` and binds nobody: the first end
+offset carries the start it was computed from as `_first`, Spark writes it to its log before it
+runs the batch, and the plan takes the start from there (`effective_start`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from quiverlog.errors import InvalidArgument
+from quiverlog.types import NO_EPOCH
+
+__all__ = ["Position", "SourceOffset", "TopicPositions", "effective_start"]
+
+OFFSET_VERSION: Final = 1
+
+
+class Position(NamedTuple):
+    """Next row to read, and the leader epoch of the row before it (-1: not known)."""
+
+    offset: int
+    epoch: int = NO_EPOCH
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPositions:
+    """Positions in one topic. `topic_id` is 32 hex digits."""
+
+    topic_id: str
+    partitions: Mapping[int, Position]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOffset:
+    """A point in the stream: a position per partition.
+
+    `is_start`: came from `initialOffset()` and is not durable. `first`: the start of the very
+    first micro-batch, carried by that batch's end alone.
+    """
+
+    topics: Mapping[str, TopicPositions]
+    is_start: bool = False
+    first: Mapping[str, TopicPositions] | None = None
+
+    def position(self, topic: str, partition: int) -> Position | None:
+        """The position in a partition, None where the offset does not know it."""
+        positions = self.topics.get(topic)
+        return None if positions is None else positions.partitions.get(partition)
+
+    def to_json(self) -> dict[str, Any]:
+        """The canonical form: keys sorted (partitions by number), whole numbers and texts only."""
+        result: dict[str, Any] = {"v": OFFSET_VERSION, "topics": _topics_to_json(self.topics)}
+        if self.is_start:
+            result["_start"] = True
+        if self.first is not None:
+            result["_first"] = _topics_to_json(self.first)
+        return result
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SourceOffset:
+        """Read what `to_json` wrote, now or by an earlier release.
+
+        Raises:
+            InvalidArgument: the JSON is not an offset of this source, or a newer release wrote it.
+        """
+        version = data.get("v") if isinstance(data, Mapping) else None
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise InvalidArgument(f"the checkpoint holds no quiverlog offset: {_short(data)}")
+        if version > OFFSET_VERSION:
+            raise InvalidArgument(
+                f"the checkpoint's offsets have version {version}, this release reads up to "
+                f"{OFFSET_VERSION}: upgrade quiverlog on the driver."
+            )
+        try:
+            return cls(
+                topics=_topics_from_json(data["topics"]),
+                is_start=data.get("_start") is True,
+                first=_topics_from_json(data["_first"]) if "_first" in data else None,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidArgument(
+                f"the checkpoint's offset is damaged ({error!r}): {_short(data)}"
+            ) from error
+
+    def without_first(self) -> SourceOffset:
+        """The same point, once the start is in Spark's log."""
+        return self if self.first is None else replace(self, first=None)
+
+
+def effective_start(start: SourceOffset, end: SourceOffset) -> SourceOffset:
+    """Where the batch that ends at `end` really starts.
+
+    Only the first batch differs: its `start` is whatever `initialOffset()` said last, so the start
+    that is durable inside `end` counts instead.
+    """
+    if start.is_start and end.first is not None:
+        return SourceOffset(topics=end.first)
+    return start
+
+
+def _topics_to_json(topics: Mapping[str, TopicPositions]) -> dict[str, Any]:
+    return {
+        name: {
+            "id": topics[name].topic_id,
+            "partitions": {
+                str(partition): list(position)
+                for partition, position in sorted(topics[name].partitions.items())
+            },
+        }
+        for name in sorted(topics)
+    }
+
+
+def _topics_from_json(data: Mapping[str, Any]) -> dict[str, TopicPositions]:
+    return {
+        name: TopicPositions(
+            topic_id=_topic_id(topic["id"]),
+            partitions={int(p): _position(pair) for p, pair in topic["partitions"].items()},
+        )
+        for name, topic in data.items()
+    }
+
+
+def _topic_id(text: str) -> str:
+    if len(bytes.fromhex(text)) != 16:
+        raise ValueError(f"topic id {text!r}")
+    return text
+
+
+def _position(pair: list[int]) -> Position:
+    offset, epoch = pair
+    if type(offset) is not int or type(epoch) is not int or offset < 0 or epoch < NO_EPOCH:
+        raise ValueError(f"position {pair!r}")
+    return Position(offset, epoch)
+
+
+def _short(data: object) -> str:
+    text = repr(data)
+    return text if len(text) <= 200 else text[:200] + "..."

@@ -1,0 +1,172 @@
+"""Values of options: text in, value out.
+
+One parser per type. A parser raises ValueError with what it expected; `options` adds the option's
+name. Pure; knows no option by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+EARLIEST = -2
+LATEST = -1
+
+Positions = dict[str, dict[int, int]]
+"""Topic -> partition -> offset, or a timestamp in milliseconds."""
+
+
+def parse_text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("a text that is not empty")
+    return value.strip()
+
+
+def parse_names(value: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in value.split(","))
+    if not all(names):
+        raise ValueError("names separated by commas")
+    if len(set(names)) != len(names):
+        raise ValueError("each name once")
+    return names
+
+
+def parse_addresses(value: str) -> tuple[str, ...]:
+    addresses = parse_names(value)
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"host:port, separated by commas ({address!r} is not host:port)")
+    return addresses
+
+
+def parse_pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"a regular expression ({error})") from error
+    return value
+
+
+def parse_boolean(value: str) -> bool:
+    text = value.strip().lower()
+    if text not in ("true", "false"):
+        raise ValueError("true or false")
+    return text == "true"
+
+
+def parse_count(value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", value.strip()) or int(value) == 0:
+        raise ValueError("a whole number, at least 1")
+    return int(value)
+
+
+def parse_count_or_zero(value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", value.strip()):
+        raise ValueError("a whole number, at least 0")
+    return int(value)
+
+
+_SIZE_UNITS = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+
+
+def parse_bytes(value: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,15})\s*([bkmgt]?)(?:i?b)?", value.strip().lower())
+    if match is None or int(match[1]) == 0:
+        raise ValueError("a number of bytes, such as 67108864 or 64m")
+    return int(match[1]) * _SIZE_UNITS[match[2]]
+
+
+_TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(value: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(ms|s|m|min|h|d)", value.strip().lower())
+    if match is None:
+        raise ValueError("a time with its unit, such as 500ms, 30s or 15m")
+    return float(match[1]) * _TIME_UNITS[match[2]]
+
+
+def parse_timestamp_ms(value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,15}", value.strip()):
+        raise ValueError("milliseconds since 1970-01-01 UTC")
+    return int(value)
+
+
+def parse_choice(*choices: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        text = value.strip().lower()
+        if text not in choices:
+            raise ValueError(" or ".join(choices))
+        return text
+
+    return parse
+
+
+def _json_object(value: str, example: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"JSON such as {example} ({error})") from error
+    if not isinstance(parsed, dict) or not parsed:
+        raise ValueError(f"JSON such as {example}")
+    return parsed
+
+
+def _partition_number(key: object, example: str) -> int:
+    if isinstance(key, bool) or not re.fullmatch(r"[0-9]{1,9}", str(key)):
+        raise ValueError(f"partition numbers as in {example} ({key!r} is none)")
+    return int(str(key))
+
+
+def _by_partition(value: str, example: str, least: int) -> Positions:
+    result: Positions = {}
+    for topic, partitions in _json_object(value, example).items():
+        if not isinstance(partitions, dict):
+            raise ValueError(f"JSON such as {example}")
+        result[topic] = {}
+        for key, number in partitions.items():
+            if isinstance(number, bool) or not isinstance(number, int) or number < least:
+                raise ValueError(f"JSON such as {example} ({number!r} of {topic}-{key} is no good)")
+            result[topic][_partition_number(key, example)] = number
+    return result
+
+
+_OFFSETS_EXAMPLE = '{"flights":{"0":23,"1":-1}}'
+
+
+def parse_starting_offsets(value: str) -> str | Positions:
+    text = value.strip()
+    if text.lower() in ("earliest", "latest"):
+        return text.lower()
+    if not text.startswith("{"):
+        raise ValueError(f"earliest, latest or JSON such as {_OFFSETS_EXAMPLE}")
+    return _by_partition(text, _OFFSETS_EXAMPLE, EARLIEST)
+
+
+def parse_ending_offsets(value: str) -> str | Positions:
+    text = value.strip()
+    if text.lower() == "latest":
+        return "latest"
+    if not text.startswith("{"):
+        raise ValueError(f"latest or JSON such as {_OFFSETS_EXAMPLE}")
+    return _by_partition(text, _OFFSETS_EXAMPLE, LATEST)
+
+
+def parse_timestamps(value: str) -> Positions:
+    return _by_partition(value, '{"flights":{"0":1767225600000}}', 0)
+
+
+def parse_assignment(value: str) -> dict[str, tuple[int, ...]]:
+    example = '{"flights":[0,1]}'
+    result = {}
+    for topic, partitions in _json_object(value, example).items():
+        if not isinstance(partitions, list) or not partitions:
+            raise ValueError(f"JSON such as {example}")
+        numbers = [_partition_number(p, example) for p in partitions]
+        if len(set(numbers)) != len(numbers):
+            raise ValueError(f"JSON such as {example}, each partition once")
+        result[topic] = tuple(sorted(numbers))
+    return result

@@ -1,0 +1,230 @@
+"""Which rows go into a micro-batch, and how they are split into Spark tasks.
+
+Pure functions over numbers: no clock, no broker, no Spark. Invariants, each held by a property in
+tests/model/test_planning.py:
+
+- what is admitted is a prefix of what waits, in each partition, and never above a bound;
+- a partition with rows waiting is not starved;
+- a split neither loses, repeats nor reorders a row, and no task holds an empty range.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+__all__ = [
+    "Backlog",
+    "Range",
+    "admit_bytes",
+    "admit_rows",
+    "enough_rows",
+    "share_bytes",
+    "split_ranges",
+]
+
+Key = tuple[str, int]
+"""Topic and partition."""
+
+
+class Backlog(NamedTuple):
+    """Rows that wait in one partition: [start, end)."""
+
+    key: Key
+    start: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """How many there are; a log that went backwards has none."""
+        return max(0, self.end - self.start)
+
+
+class Range(NamedTuple):
+    """Rows [start, end) of one partition, as an executor reads them.
+
+    `epoch` is the leader epoch of the row before `start` (-1: not known).
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+    epoch: int
+
+    @property
+    def rows(self) -> int:
+        """Offsets in the range; rows at most (control batches take offsets too)."""
+        return self.end - self.start
+
+
+def enough_rows(rows: int, rows_min: int | None, waited: float, delay_max: float) -> bool:
+    """Whether a micro-batch may run: `rows_min` are there, or some are and time is up."""
+    if rows_min is None or rows >= rows_min:
+        return True
+    return rows > 0 and waited >= delay_max
+
+
+def admit_rows(backlogs: Sequence[Backlog], rows_max: int | None) -> dict[Key, int]:
+    """The end offset per partition, so that at most `rows_max` rows are taken in all.
+
+    Each partition gets a share in proportion to what waits there, so that all of them reach their
+    ends together (event times stay close and watermarks do not run ahead). None gets nothing while
+    there are as many rows as partitions; with fewer, turns are taken (`_rotation`).
+    """
+    if rows_max is None or sum(b.rows for b in backlogs) <= rows_max:
+        return {b.key: max(b.start, b.end) for b in backlogs}
+    shares = _shares([b.rows for b in backlogs], rows_max, _rotation(backlogs))
+    return {b.key: b.start + share for b, share in zip(backlogs, shares, strict=True)}
+
+
+def share_bytes(
+    backlogs: Sequence[Backlog], byte_counts: Mapping[Key, int], bytes_max: int
+) -> dict[Key, int]:
+    """How many of `bytes_max` each partition may take, in proportion to the bytes that wait there.
+
+    Only partitions that may take something are in the result.
+    """
+    sizes = [byte_counts[b.key] if b.rows else 0 for b in backlogs]
+    if sum(sizes) <= bytes_max:
+        return {b.key: size for b, size in zip(backlogs, sizes, strict=True) if size}
+    shares = _shares(sizes, bytes_max, _rotation(backlogs))
+    return {b.key: share for b, share in zip(backlogs, shares, strict=True) if share}
+
+
+def admit_bytes(
+    backlogs: Sequence[Backlog], reached: Mapping[Key, tuple[int, int]], bytes_max: int
+) -> dict[Key, int]:
+    """The end offset per partition, so that at most `bytes_max` are taken, or one partition's part.
+
+    `reached`: partition -> (end offset on a batch boundary, stored bytes up to there), which is at
+    least one whole batch and may thus lie above the partition's share.
+    """
+    ends = {b.key: b.start for b in backlogs}
+    waiting = [b for b in backlogs if b.rows and b.key in reached]
+    turn = _rotation(waiting)
+    taken = 0
+    for backlog in waiting[turn:] + waiting[:turn]:
+        end, size = reached[backlog.key]
+        if taken and taken + size > bytes_max:
+            continue
+        ends[backlog.key] = min(end, backlog.end)
+        taken += size
+    return ends
+
+
+def _rotation(backlogs: Sequence[Backlog]) -> int:
+    """Who is first in line. Moves on by itself as offsets advance, so no state is needed.
+
+    Scrambled (Knuth's multiplier), so that no step width keeps missing the same partition.
+    """
+    mixed = (sum(b.start for b in backlogs) * 2_654_435_761) & 0xFFFF_FFFF
+    return (mixed * len(backlogs)) >> 32
+
+
+def _shares(amounts: Sequence[int], total: int, turn: int) -> list[int]:
+    """Split `total` over `amounts` in proportion; exact, and at least 1 to each where it lasts.
+
+    The remainder goes one by one to those with the largest fractions, ties by turn.
+    """
+    available = sum(amounts)
+    assert 0 < total < available
+    count = len(amounts)
+    line = [i for i in [*range(turn, count), *range(turn)] if amounts[i]]
+    shares = [amount * total // available for amount in amounts]
+    rest = total - sum(shares)
+    hungry = [i for i in line if shares[i] == 0][:rest]
+    for i in hungry:
+        shares[i] = 1
+    rest -= len(hungry)
+    fractions = sorted(line, key=lambda i: -(amounts[i] * total % available))
+    served = set(hungry)
+    for i in [i for i in fractions if i not in served and shares[i] < amounts[i]][:rest]:
+        shares[i] += 1
+    return _feed_hungry(shares, line)
+
+
+def _feed_hungry(shares: list[int], line: list[int]) -> list[int]:
+    """Whoever still has nothing takes one from the richest, while somebody has more than one."""
+    hungry = [i for i in line if shares[i] == 0]
+    rich = [(-shares[i], i) for i in line if shares[i] > 1]
+    heapq.heapify(rich)
+    for i in hungry:
+        if not rich:
+            break
+        minus, donor = heapq.heappop(rich)
+        shares[donor] -= 1
+        shares[i] = 1
+        if minus + 1 < -1:
+            heapq.heappush(rich, (minus + 1, donor))
+    return shares
+
+
+def split_ranges(
+    ranges: Sequence[Range],
+    *,
+    tasks_min: int | None = None,
+    rows_max: int | None = None,
+    rows_min: int = 0,
+) -> list[list[Range]]:
+    """Turn ranges into Spark tasks: each inner list is read by one task, in order.
+
+    Without bounds, one task per range that is not empty. `rows_max`: no task reads more rows.
+    `tasks_min`: large ranges are split, in proportion, until there are about so many tasks.
+    `rows_min`: smaller ranges share a task, but not so that fewer than `tasks_min` are left.
+    """
+    todo = [r for r in ranges if r.rows > 0]
+    if not todo:
+        return []
+    pieces = todo
+    if rows_max is not None:
+        pieces = [p for r in pieces for p in _cut(r, -(-r.rows // rows_max))]
+    if tasks_min is not None and len(pieces) < tasks_min:
+        pieces = _cut_to_count(pieces, tasks_min)
+    limit = rows_min if rows_max is None else min(rows_min, rows_max)
+    return _merge_small(pieces, limit, tasks_min or 1)
+
+
+def _cut(whole: Range, parts: int) -> list[Range]:
+    """Near-equal consecutive pieces; never an empty one."""
+    parts = max(1, min(parts, whole.rows))
+    edges = [whole.start + whole.rows * i // parts for i in range(parts + 1)]
+    # Only the first piece follows on the row whose epoch is known.
+    return [
+        whole._replace(start=a, end=b, epoch=whole.epoch if i == 0 else -1)
+        for i, (a, b) in enumerate(itertools.pairwise(edges))
+    ]
+
+
+def _cut_to_count(pieces: Sequence[Range], count: int) -> list[Range]:
+    """Cut the pieces so that about `count` come out, always dividing whatever is largest."""
+    parts = [1] * len(pieces)
+    queue = [(-piece.rows, i) for i, piece in enumerate(pieces)]
+    heapq.heapify(queue)
+    for _ in range(count - len(pieces)):
+        minus, i = queue[0]
+        if minus > -2:
+            break
+        parts[i] += 1
+        heapq.heapreplace(queue, (-pieces[i].rows // parts[i], i))
+    return [p for piece, n in zip(pieces, parts, strict=True) for p in _cut(piece, n)]
+
+
+def _merge_small(pieces: Sequence[Range], limit: int, tasks_min: int) -> list[list[Range]]:
+    """Gather neighbouring small pieces into tasks of at most `limit` rows."""
+    tasks: list[list[Range]] = []
+    spare = len(pieces) - tasks_min
+    open_rows = 0
+    for piece in pieces:
+        fits = bool(tasks) and open_rows and open_rows + piece.rows <= limit
+        if fits and spare > 0:
+            tasks[-1].append(piece)
+            open_rows += piece.rows
+            spare -= 1
+        else:
+            tasks.append([piece])
+            open_rows = piece.rows if piece.rows < limit else 0
+    return tasks

@@ -1,0 +1,172 @@
+"""Every option is parsed and refused up front, by name, with what to use instead."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pyspark_quiverlog.options import (
+    OPTIONS,
+    REFUSED,
+    ReadOptions,
+    Use,
+    WriteOptions,
+    markdown_table,
+    parse_read_options,
+    parse_write_options,
+)
+from quiverlog.errors import InvalidOption
+
+BASE = {"bootstrap.servers": "127.0.0.1:9292", "subscribe": "flights"}
+
+
+def read(use: Use = Use.STREAM_READ, **options: str) -> ReadOptions:
+    return parse_read_options(BASE | options, use)
+
+
+def write(**options: str) -> WriteOptions:
+    return parse_write_options({"bootstrap.servers": "a:1"} | options, Use.STREAM_WRITE)
+
+
+def test_the_smallest_read_takes_the_documented_defaults() -> None:
+    options = read()
+    assert options.subscribe == ("flights",)
+    assert options.starting_offsets is None  # latest for streams, earliest for batches
+    assert options.fail_on_data_loss is True
+    assert options.max_trigger_delay == 900
+    assert options.min_rows_per_task == 1000
+    assert options.isolation_level == "read_committed"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("maxOffsetsPerTrigger", "1000", "max_rows_per_trigger", 1000),
+        ("MAXROWSPERTRIGGER", "7", "max_rows_per_trigger", 7),
+        ("maxBytesPerTrigger", "64m", "max_bytes_per_trigger", 64 * 1024**2),
+        ("maxBytesPerTrigger", "2 GiB", "max_bytes_per_trigger", 2 * 1024**3),
+        ("maxBytesPerTrigger", "1234", "max_bytes_per_trigger", 1234),
+        ("maxTriggerDelay", "500ms", "max_trigger_delay", 0.5),
+        ("maxTriggerDelay", "2h", "max_trigger_delay", 7200),
+        ("failOnDataLoss", "FALSE", "fail_on_data_loss", False),
+        ("columns", "a, b", "columns", ("a", "b")),
+        ("startingOffsets", "Earliest", "starting_offsets", "earliest"),
+        (
+            "startingOffsets",
+            '{"flights":{"0":23,"1":-2}}',
+            "starting_offsets",
+            {"flights": {0: 23, 1: -2}},
+        ),
+        ("startingTimestamp", "1767225600000", "starting_timestamp", 1767225600000),
+        ("minRecordsPerPartition", "0", "min_rows_per_task", 0),
+        ("bootstrap.servers", "a:1, [::1]:2", "bootstrap_servers", ("a:1", "[::1]:2")),
+    ],
+)
+def test_values(name: str, text: str, field: str, value: object) -> None:
+    assert getattr(read(**{name: text}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bootstrap.servers": "nowhere"}, r"`bootstrap\.servers`: expected host:port"),
+        ({"bootstrap.servers": "a:0"}, r"`bootstrap\.servers`"),
+        ({"maxOffsetsPerTrigger": "0"}, "`maxOffsetsPerTrigger`: expected a whole number"),
+        ({"maxOffsetsPerTrigger": "ten"}, "`maxOffsetsPerTrigger`"),
+        ({"maxBytesPerTrigger": "64 parsecs"}, "`maxBytesPerTrigger`: expected a number of bytes"),
+        ({"maxTriggerDelay": "15"}, "`maxTriggerDelay`: expected a time with its unit"),
+        ({"failOnDataLoss": "perhaps"}, "`failOnDataLoss`: expected true or false"),
+        ({"startingOffsets": "newest"}, "`startingOffsets`: expected earliest, latest or JSON"),
+        ({"startingOffsets": '{"flights":{"0":-3}}'}, "`startingOffsets`"),
+        ({"startingOffsets": '{"flights":{"0":1.5}}'}, "`startingOffsets`"),
+        ({"startingOffsets": '{"flights":{"x":1}}'}, "`startingOffsets`"),
+        ({"startingOffsets": '{"other":{"0":1}}'}, "names 'other', which is not subscribed"),
+        ({"startingOffsets": "{"}, "`startingOffsets`: expected JSON"),
+        ({"subscribe": "a,a"}, "`subscribe`: expected each name once"),
+        ({"subscribe": "a,,b"}, "`subscribe`: expected names"),
+        ({"subscribePattern": "x.*"}, "exactly one of"),
+        ({"maxRowsPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "mean the same"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
+        ({"columns": "a,_offset"}, "come with `includeMetadata`"),
+        ({"isolation.level": "serializable"}, r"`isolation\.level`: expected read_committed or"),
+        ({"fetchFrom": "nearest"}, "`fetchFrom`: expected leader"),
+        ({"endingOffsets": "latest"}, "streaming query has no end"),
+        ({"topic": "x"}, "Use `subscribe`"),
+        ({"maxOffsetPerTrigger": "8"}, "did you mean `maxOffsetsPerTrigger`"),
+        ({"colour": "blue"}, "`colour` is unknown"),
+        ({"path": "other"}, "given twice"),
+        ({"kafka.ssl.protocol": "x"}, "`kafka.ssl.protocol` does not apply"),
+        ({"kafka.fetch.max.bytes": "1"}, "use `fetch.max.bytes`"),
+        ({"filter": "a > 1"}, r"`filter` does not apply: .*\.where"),
+    ],
+)
+def test_refusals_of_a_streaming_read(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        read(**options)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_kafka_names_that_do_not_apply_say_what_to_use(name: str) -> None:
+    for parse in (lambda: read(**{name: "1"}), lambda: write(topic="t", **{name: "1"})):
+        with pytest.raises(InvalidOption, match=f"`{name}` does not apply: .{{8,}}"):
+            parse()
+
+
+def test_what_is_required_is_asked_for() -> None:
+    with pytest.raises(InvalidOption, match=r"`bootstrap\.servers` is required"):
+        parse_read_options({"subscribe": "a"}, Use.READ)
+    with pytest.raises(InvalidOption, match="got none"):
+        parse_read_options({"bootstrap.servers": "a:1"}, Use.READ)
+
+
+def test_a_batch_does_not_start_at_latest_nor_take_triggers_limits() -> None:
+    with pytest.raises(InvalidOption, match=r"`startingOffsets`.*no rows"):
+        read(Use.BATCH_READ, startingOffsets="latest")
+    with pytest.raises(InvalidOption, match="applies to streaming read, not to batch read"):
+        read(Use.BATCH_READ, maxOffsetsPerTrigger="1")
+
+
+def test_a_write_refuses_what_reads_take() -> None:
+    with pytest.raises(InvalidOption, match="Use `topic`"):
+        write(subscribe="a")
+    with pytest.raises(InvalidOption, match="applies to read"):
+        write(failOnDataLoss="true")
+    with pytest.raises(InvalidOption, match="`deliveryMode`: expected at_least_once"):
+        write(topic="t", deliveryMode="exactly_once")
+
+
+def test_spark_own_additions_are_let_pass_at_a_sink() -> None:
+    assert write(topic="t", checkpointLocation="/x", queryName="q").topic == "t"
+
+
+def test_load_and_save_name_the_topic() -> None:
+    options = parse_read_options({"bootstrap.servers": "a:1", "path": "flights"}, Use.READ)
+    assert options.subscribe == ("flights",)
+    assert write(path="delays").topic == "delays"
+
+
+def test_the_warehouse_path_of_a_catalogue_table_is_no_topic() -> None:
+    assert read(path="file:/tmp/warehouse/t").subscribe == ("flights",)
+    with pytest.raises(InvalidOption, match=r"`path`.*use `subscribe`"):
+        parse_read_options({"bootstrap.servers": "a:1", "path": "file:/tmp/t"}, Use.READ)
+
+
+def test_the_table_covers_the_option_classes_exactly() -> None:
+    for use, cls in ((Use.READ, ReadOptions), (Use.WRITE, WriteOptions)):
+        assert {s.field for s in OPTIONS if s.use & use} == {
+            f.name for f in dataclasses.fields(cls)
+        }
+
+
+def test_every_default_in_the_table_parses() -> None:
+    for spec in OPTIONS:
+        assert spec.default is None or spec.parse(spec.default) is not None
+        assert spec.doc.endswith((".", "`")), spec.name
+
+
+@pytest.mark.parametrize("use", [Use.READ, Use.WRITE])
+def test_the_markdown_table_has_a_row_per_option(use: Use) -> None:
+    lines = markdown_table(use).splitlines()
+    assert len(lines) == 2 + sum(1 for s in OPTIONS if s.use & use)
+    assert all(line.replace("\\|", "").count("|") == 6 for line in lines)
