@@ -1,0 +1,157 @@
+"""Bare servers: what any server on this loop must do, and nothing else.
+
+Run as a process of its own, as the broker is: `python -m benchmarks.baselines.servers MODE ...`.
+It knows the framing alone (`u32 size | u32 header_size | header | body`), prints its port when
+ready and ends with its standard input. All on uvloop with a BufferedProtocol. Modes:
+
+  receive DIRECTORY REPLY     appends each frame's body to a file with one os.write; answers
+                              REPLY bytes
+  send FILE SLICE REPLY       answers each frame with REPLY bytes and the next SLICE bytes of FILE,
+                              a view of its mmap
+  echo REPLY                  answers each frame with its own first REPLY bytes
+  flush DIRECTORY REPLY       writes each frame to a file and answers when fdatasync is through,
+                              which runs in a thread, never on the loop
+
+REPLY is the size of the broker's own answer to the same request, so that both sides move the same
+bytes in both directions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import cast
+
+import uvloop
+
+_SIZE = struct.Struct("<I")
+BUFFER_BYTES = 8 * 1024 * 1024
+
+
+class Answerer:
+    """One connection's work. `reply` is a frame of zeros, as long as the broker's answer."""
+
+    def __init__(self, reply_bytes: int) -> None:
+        self.reply = _SIZE.pack(reply_bytes - 4) + bytes(reply_bytes - 4)
+
+    def answer(self, transport: asyncio.Transport, frame: memoryview) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The connection is gone."""
+
+
+class Echo(Answerer):
+    def answer(self, transport: asyncio.Transport, frame: memoryview) -> None:
+        transport.write(self.reply[:4] + bytes(frame[4 : len(self.reply)]))
+
+
+class Receive(Answerer):
+    """Writes into a nameless file of its own, which is gone when the connection is."""
+
+    def __init__(self, directory: str, reply_bytes: int) -> None:
+        super().__init__(reply_bytes)
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)
+        self._fd = self._file.fileno()
+
+    def answer(self, transport: asyncio.Transport, frame: memoryview) -> None:
+        os.write(self._fd, frame[8 + _SIZE.unpack_from(frame, 4)[0] :])
+        transport.write(self.reply)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Flush(Receive):
+    def __init__(self, directory: str, reply_bytes: int) -> None:
+        super().__init__(directory, reply_bytes)
+        self._pool = ThreadPoolExecutor(1)
+
+    def answer(self, transport: asyncio.Transport, frame: memoryview) -> None:
+        os.write(self._fd, frame)
+        synced = asyncio.get_running_loop().run_in_executor(self._pool, os.fdatasync, self._fd)
+        synced.add_done_callback(lambda _: transport.write(self.reply))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+        super().close()
+
+
+class Send(Answerer):
+    def __init__(self, path: str, slice_bytes: int, reply_bytes: int) -> None:
+        super().__init__(reply_bytes)
+        with Path(path).open("rb") as file:
+            self._view = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        self._size = slice_bytes
+        self._position = 0
+        self.reply = _SIZE.pack(reply_bytes - 4 + slice_bytes) + self.reply[4:]
+
+    def answer(self, transport: asyncio.Transport, frame: memoryview) -> None:
+        end = self._position + self._size
+        transport.writelines([self.reply, self._view[self._position : end]])
+        self._position = end if end + self._size <= len(self._view) else 0
+
+
+class Framed(asyncio.BufferedProtocol):
+    """Receives into one buffer and hands every whole frame, prefix included, to the answerer."""
+
+    def __init__(self, make_answerer: Callable[[], Answerer]) -> None:
+        self._answerer = make_answerer()
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._filled = 0
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class, not a child
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._answerer.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        filled = self._filled + nbytes
+        buffer, answer, transport = self._buffer, self._answerer.answer, self._transport
+        at = 0
+        while filled - at >= 4:
+            end = at + 4 + _SIZE.unpack_from(buffer, at)[0]
+            if end > filled:
+                break
+            answer(transport, buffer[at:end])
+            at = end
+        if at:
+            buffer[: filled - at] = buffer[at:filled]
+        self._filled = filled - at
+
+
+def answerer(mode: str, *options: str) -> Callable[[], Answerer]:
+    """What makes the answerer of a new connection."""
+    if mode == "echo":
+        return lambda: Echo(int(options[0]))
+    if mode == "send":
+        return lambda: Send(options[0], int(options[1]), int(options[2]))
+    kind = {"receive": Receive, "flush": Flush}[mode]
+    return lambda: kind(options[0], int(options[1]))
+
+
+async def serve(mode: str, *options: str) -> None:
+    loop = asyncio.get_running_loop()
+    make_answerer = answerer(mode, *options)
+    server = await loop.create_server(lambda: Framed(make_answerer), "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    stopped = asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), stopped.set)
+    await stopped.wait()
+    server.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(*sys.argv[1:]))
