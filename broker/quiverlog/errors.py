@@ -177,7 +177,7 @@ class InvalidSchema(QuiverlogError):
 
 class IncompatibleSchema(QuiverlogError):
     code = 29
-    hint = "A schema may gain nullable columns at its end and widen types; anything else needs a new topic."
+    hint = "A schema may gain nullable columns at its end and widen types; no more."
 
 
 class UnknownSchema(QuiverlogError):
@@ -221,7 +221,7 @@ class OffsetNotAvailable(QuiverlogError):
 
 class LogTruncated(QuiverlogError):
     code = 36
-    hint = "Rows after the diverging offset were lost with an earlier leader and others took their offsets."
+    hint = "Rows after the diverging offset were lost; others have taken their offsets."
 
 
 class PolicyViolation(QuiverlogError):
@@ -263,7 +263,7 @@ class InvalidTimestamp(QuiverlogError):
 class DiskFull(QuiverlogError):
     code = 56
     retriable = True
-    hint = "The broker's disk is full: free room, lower retention or trim topics; writes resume by themselves."
+    hint = "Free room, lower retention or trim topics: writes resume by themselves."
 
 
 class StorageFault(QuiverlogError):

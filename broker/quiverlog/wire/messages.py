@@ -20,7 +20,7 @@ from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, NO_PRODUCER_ID, Durabili
 
 
 class Api(enum.IntEnum):
-    """Numbers of the requests. 20-39 are kept for transactions and groups, 40-59 for the cluster."""
+    """Numbers of the requests. 20-39 are for transactions and groups, 40-59 for the cluster."""
 
     HELLO = 0
     METADATA = 1

@@ -1,0 +1,78 @@
+"""Memory for large frames, used again as soon as nobody looks at it any more.
+
+A fresh buffer of a mebibyte costs as much in page faults as receiving into it. The pool hands a
+buffer out again once every view of it is gone (decoded Arrow arrays keep views), so a reader that
+drops its batches runs in memory that is already warm, and one that keeps them is never disturbed.
+
+Anonymous mappings, because their pages become real only when bytes arrive: a peer that announces
+64 MiB and sends nothing costs next to nothing. They are page-aligned besides.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from typing import Final
+
+from quiverlog.limits import KIB, MIB
+
+__all__ = ["BufferPool"]
+
+BUFFER_BYTES_MIN: Final = 64 * KIB
+BUFFERS_MAX: Final = 16
+
+
+class BufferPool:
+    """A few buffers of one thread.
+
+    Args:
+        bytes_max: how much it keeps for later use, in bytes; what is handed out is not bounded.
+    """
+
+    __slots__ = ("_buffers", "_bytes", "_bytes_max")
+
+    def __init__(self, *, bytes_max: int = 64 * MIB) -> None:
+        self._buffers: list[mmap.mmap] = []
+        self._bytes = 0
+        self._bytes_max = bytes_max
+
+    def take(self, size: int) -> memoryview:
+        """A writable, page-aligned view of at least `size` bytes with arbitrary content.
+
+        It belongs to the caller as long as any view of it lives.
+        """
+        buffers = self._buffers
+        for index in range(len(buffers)):
+            capacity = len(buffers[index])
+            if size <= capacity <= 8 * max(size, BUFFER_BYTES_MIN) and _is_free(buffers, index):
+                return memoryview(buffers[index])
+        capacity = max(BUFFER_BYTES_MIN, 1 << (size - 1).bit_length())
+        buffer = mmap.mmap(-1, capacity)
+        self._keep(buffer)
+        return memoryview(buffer)
+
+    def _keep(self, buffer: mmap.mmap) -> None:
+        """Remember a new buffer if there is room, at the cost of older ones that lie idle."""
+        buffers = self._buffers
+        room = self._bytes_max - len(buffer)
+        index = len(buffers) - 1
+        while index >= 0 and (self._bytes > room or len(buffers) >= BUFFERS_MAX):
+            if _is_free(buffers, index):
+                self._bytes -= len(buffers[index])
+                del buffers[index]
+            index -= 1
+        if self._bytes <= room and len(buffers) < BUFFERS_MAX:
+            buffers.append(buffer)
+            self._bytes += len(buffer)
+
+
+def _references(buffers: list[mmap.mmap], index: int) -> int:
+    # A view holds a reference to the object that it views; so do the arrays made of a view.
+    return sys.getrefcount(buffers[index])
+
+
+_REFERENCES_WHEN_FREE: Final = _references([mmap.mmap(-1, 1)], 0)
+
+
+def _is_free(buffers: list[mmap.mmap], index: int) -> bool:
+    return _references(buffers, index) == _REFERENCES_WHEN_FREE

@@ -1,0 +1,343 @@
+"""Frames: bytes in, complete frames out; messages in, bytes out. Does no I/O.
+
+```
+u32 size | u32 header_size | header: one msgpack array | body: batches, outside msgpack
+```
+
+Little-endian. `size` counts the bytes after itself: 4 + header_size + the body. Whatever comes
+from a peer is checked here before anything of its size is allocated.
+
+Receiving copies as little as possible. Small frames land together in one scratch buffer, which
+all connections of an event loop may share, and are handed out as views. A frame that is large
+and not yet complete gets a buffer of its own (`buffers.BufferPool`) into which its rest is
+received directly.
+
+Must not know: sockets, event loops, what a message means, Arrow.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import msgspec
+
+from quiverlog.errors import (
+    CorruptFrame,
+    FrameTooLarge,
+    QuiverlogError,
+    UnknownApi,
+    UnsupportedVersion,
+)
+from quiverlog.limits import (
+    FRAME_BYTES_MAX,
+    FRAME_PREFIX_BYTES,
+    HEADER_BYTES_MAX,
+    KIB,
+)
+
+from .buffers import BufferPool
+from .messages import Message, Request, Response
+from .registry import APIS
+
+__all__ = [
+    "SCRATCH_BYTES",
+    "Frame",
+    "FrameReceiver",
+    "decode_error",
+    "decode_request",
+    "decode_response",
+    "encode",
+    "encode_error",
+    "peek_preamble",
+]
+
+SCRATCH_BYTES: Final = 256 * KIB
+"""Scratch buffer of an event loop: holds many small frames of one receive."""
+OWN_SCRATCH_BYTES: Final = 64 * KIB
+"""Scratch buffer of a client's connection, where only small frames pass through it."""
+DEDICATED_BYTES_MIN: Final = 32 * KIB
+"""An incomplete frame from this size on is received into a buffer of its own."""
+PROBE_BYTES: Final = 4 * KIB
+"""After a large frame, look at so much first: another large frame would only be copied out."""
+BODY_ALIGNMENT_BYTES: Final = 64
+
+_PREFIX: Final = struct.Struct("<II")
+_SIZE_FIELD_BYTES: Final = 4
+_DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
+
+_encode_header: Final = msgspec.msgpack.Encoder().encode
+_decode_preamble: Final = msgspec.msgpack.Decoder(Message).decode
+_decode_error: Final = msgspec.msgpack.Decoder(Response).decode
+
+assert SCRATCH_BYTES > DEDICATED_BYTES_MIN
+assert OWN_SCRATCH_BYTES > DEDICATED_BYTES_MIN > PROBE_BYTES
+assert _PREFIX.size == FRAME_PREFIX_BYTES
+
+
+class Frame(NamedTuple):
+    """One received frame, not yet decoded."""
+
+    header: memoryview
+    body: memoryview
+
+
+# --- out ------------------------------------------------------------------------------------------
+def encode(message: Request | Response, correlation_id: int, body_bytes: int = 0) -> bytes:
+    """Prefix and header of a frame; the caller sends the body's `body_bytes` bytes after them.
+
+    Fills in the message's `api`, `version` and `correlation_id`.
+
+    Raises:
+        FrameTooLarge: header or frame would be refused by the peer.
+    """
+    message.api = int(message.API)
+    message.version = message.VERSION
+    message.correlation_id = correlation_id
+    return _frame_head(_encode_header(message), body_bytes)
+
+
+def encode_error(error: QuiverlogError, *, api: int = 0, correlation_id: int = 0) -> bytes:
+    """A whole frame that answers with an error alone, decodable as the response of any API.
+
+    `api` and `correlation_id` stay 0 when the request could not be read that far.
+    """
+    response = Response(
+        api=api,
+        version=1,
+        correlation_id=correlation_id,
+        error_code=error.code,
+        error_message=error.message,
+    )
+    return _frame_head(_encode_header(response), 0)
+
+
+def _frame_head(header: bytes, body_bytes: int) -> bytes:
+    header_bytes = len(header)
+    size = _SIZE_FIELD_BYTES + header_bytes + body_bytes
+    if header_bytes > HEADER_BYTES_MAX:
+        raise FrameTooLarge(f"a header of {header_bytes} bytes is above {HEADER_BYTES_MAX}.")
+    if _SIZE_FIELD_BYTES + size > FRAME_BYTES_MAX:
+        raise FrameTooLarge(
+            f"a frame of {_SIZE_FIELD_BYTES + size} bytes is above {FRAME_BYTES_MAX}."
+        )
+    return _PREFIX.pack(size, header_bytes) + header
+
+
+# --- in: headers ----------------------------------------------------------------------------------
+def peek_preamble(header: memoryview | bytes) -> tuple[int, int, int]:
+    """(api, version, correlation_id) of a request or response, whatever its API and version.
+
+    Raises:
+        CorruptFrame: not a msgpack array that begins with three integers.
+    """
+    try:
+        message = _decode_preamble(header)
+    except _DECODE_ERRORS as error:
+        raise CorruptFrame(f"cannot read a header: {error}.") from None
+    return message.api, message.version, message.correlation_id
+
+
+def decode_request(header: memoryview | bytes) -> Request:
+    """Decode a request.
+
+    Raises:
+        CorruptFrame: not a message, or fields of the wrong type.
+        UnknownApi: no such API here.
+        UnsupportedVersion: a version that this code does not speak.
+    """
+    api, version = _peek_api(header)
+    spec = APIS.get(api)
+    if spec is None:
+        raise UnknownApi(f"no API has the number {api}.")
+    if not spec.version_min <= version <= spec.version_max:
+        raise UnsupportedVersion(
+            f"{spec.api.name} version {version} is not spoken here, only "
+            f"{spec.version_min} to {spec.version_max}."
+        )
+    try:
+        return spec.request_decoder.decode(header)
+    except _DECODE_ERRORS as error:
+        raise CorruptFrame(f"cannot read a {spec.api.name} request: {error}.") from None
+
+
+def decode_response(header: memoryview | bytes, api: int) -> Response:
+    """Decode the response to a request of `api`.
+
+    Raises:
+        CorruptFrame: not a message, fields of the wrong type, or another API's response.
+    """
+    spec = APIS[api]
+    try:
+        response = spec.response_decoder.decode(header)
+    except _DECODE_ERRORS as error:
+        raise CorruptFrame(f"cannot read a {spec.api.name} response: {error}.") from None
+    if response.api != api:
+        raise CorruptFrame(f"API {response.api} answered a {spec.api.name} request.")
+    return response
+
+
+def decode_error(header: memoryview | bytes) -> Response:
+    """The fields that all responses share (an answer to a request that could not be read).
+
+    Raises:
+        CorruptFrame
+    """
+    try:
+        return _decode_error(header)
+    except _DECODE_ERRORS as error:
+        raise CorruptFrame(f"cannot read a response: {error}.") from None
+
+
+def _peek_api(header: memoryview | bytes) -> tuple[int, int]:
+    """(api, version). Nearly always single bytes right after the array's own mark."""
+    if len(header) > 4:
+        mark = header[0]
+        at = 1 if mark & 0xF0 == 0x90 else 3 if mark == 0xDC else 0
+        if at and header[at] < 0x80 and header[at + 1] < 0x80:
+            return header[at], header[at + 1]
+    api, version, _ = peek_preamble(header)
+    return api, version
+
+
+# --- in: frames -----------------------------------------------------------------------------------
+class FrameReceiver:
+    """Cuts received bytes into frames; shaped like `asyncio.BufferedProtocol`.
+
+    Args:
+        frame_bytes_max: largest frame taken, prefix included, in bytes.
+        header_bytes_max: largest header taken, in bytes.
+        scratch: buffer that many receivers of one thread share; their bytes are consumed or
+            copied before `buffer_updated` returns. None: a buffer of its own.
+        own_bodies: every body gets memory of its own and stays valid as long as a view of it
+            lives (clients: decoded Arrow arrays point into it). Otherwise the views of a small
+            frame are valid until the next `get_buffer()` of any receiver that shares the scratch.
+        pool: where the buffers of large frames come from; None: a pool of its own.
+
+    After an exception the connection is dead: close it.
+    """
+
+    __slots__ = (
+        "_dedicated",
+        "_filled",
+        "_frame_bytes_max",
+        "_header_bytes",
+        "_header_bytes_max",
+        "_own_bodies",
+        "_pending",
+        "_pool",
+        "_probe",
+        "_scratch",
+    )
+
+    def __init__(
+        self,
+        *,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        header_bytes_max: int = HEADER_BYTES_MAX,
+        scratch: bytearray | None = None,
+        own_bodies: bool = False,
+        pool: BufferPool | None = None,
+    ) -> None:
+        if scratch is None:
+            scratch = bytearray(OWN_SCRATCH_BYTES if own_bodies else SCRATCH_BYTES)
+        assert len(scratch) > DEDICATED_BYTES_MIN
+        self._scratch = memoryview(scratch)
+        self._own_bodies = own_bodies
+        self._frame_bytes_max = frame_bytes_max
+        self._header_bytes_max = header_bytes_max
+        self._pool = pool
+        self._pending = b""
+        self._dedicated: memoryview | None = None
+        """Room for exactly one large frame's header and body; `_filled` bytes of it are there."""
+        self._filled = 0
+        self._header_bytes = 0
+        self._probe = False
+
+    @property
+    def partial(self) -> bool:
+        """True while a frame has begun and is not complete."""
+        return self._dedicated is not None or bool(self._pending)
+
+    def get_buffer(self, size_hint: int = -1) -> memoryview:
+        """Where to receive the next bytes; never empty. May be called again without an update."""
+        if self._dedicated is not None:
+            return self._dedicated[self._filled :]
+        scratch = self._scratch
+        at = len(self._pending)
+        if at:
+            scratch[:at] = self._pending
+        if self._probe:
+            return scratch[at : at + PROBE_BYTES]
+        return scratch[at:] if at else scratch
+
+    def buffer_updated(self, n: int) -> list[Frame]:
+        """Tell that `n` bytes were received into `get_buffer()`; gives the frames now complete.
+
+        Raises:
+            CorruptFrame: the bytes are not frames.
+            FrameTooLarge: a frame is above `frame_bytes_max`.
+        """
+        if self._dedicated is not None:
+            return self._continue_dedicated(self._dedicated, n)
+        return self._cut(len(self._pending) + n)
+
+    def _cut(self, end: int) -> list[Frame]:
+        """Take all frames from the first `end` bytes of the scratch; keep what is left over."""
+        frames: list[Frame] = []
+        scratch = self._scratch
+        at = 0
+        while end - at >= FRAME_PREFIX_BYTES:
+            size, header_bytes = _PREFIX.unpack_from(scratch, at)
+            self._check(size, header_bytes)
+            next_at = at + _SIZE_FIELD_BYTES + size
+            if next_at > end:
+                if next_at - at >= DEDICATED_BYTES_MIN:
+                    self._begin_dedicated(at, end, size, header_bytes)
+                    return frames
+                break
+            body_at = at + FRAME_PREFIX_BYTES + header_bytes
+            body = scratch[body_at:next_at]
+            if self._own_bodies:
+                body = memoryview(bytes(body))
+            frames.append(Frame(scratch[at + FRAME_PREFIX_BYTES : body_at], body))
+            at = next_at
+        self._pending = bytes(scratch[at:end]) if at < end else b""
+        self._probe = False
+        return frames
+
+    def _check(self, size: int, header_bytes: int) -> None:
+        if header_bytes == 0 or header_bytes > size - _SIZE_FIELD_BYTES:
+            raise CorruptFrame(
+                f"a frame of {size} bytes cannot hold a header of {header_bytes} bytes."
+            )
+        if header_bytes > self._header_bytes_max:
+            raise CorruptFrame(
+                f"a header of {header_bytes} bytes is above {self._header_bytes_max}."
+            )
+        if size + _SIZE_FIELD_BYTES > self._frame_bytes_max:
+            raise FrameTooLarge(
+                f"a frame of {size + _SIZE_FIELD_BYTES} bytes is above {self._frame_bytes_max}."
+            )
+
+    def _begin_dedicated(self, at: int, end: int, size: int, header_bytes: int) -> None:
+        """Move a large frame's first bytes to a buffer where its body will lie aligned."""
+        if self._pool is None:
+            self._pool = BufferPool()
+        length = size - _SIZE_FIELD_BYTES
+        header_at = -header_bytes % BODY_ALIGNMENT_BYTES
+        buffer = self._pool.take(header_at + length)[header_at : header_at + length]
+        filled = end - at - FRAME_PREFIX_BYTES
+        buffer[:filled] = self._scratch[at + FRAME_PREFIX_BYTES : end]
+        self._dedicated = buffer
+        self._filled = filled
+        self._header_bytes = header_bytes
+        self._pending = b""
+
+    def _continue_dedicated(self, buffer: memoryview, n: int) -> list[Frame]:
+        self._filled += n
+        if self._filled < len(buffer):
+            return []
+        self._dedicated = None
+        self._probe = True
+        return [Frame(buffer[: self._header_bytes], buffer[self._header_bytes :])]
