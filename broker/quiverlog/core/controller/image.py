@@ -1,0 +1,206 @@
+"""The metadata image: what the records so far add up to.
+
+Owns the state of the controller; `replay` is the one way to change it, live and on recovery alike.
+
+Invariants: `topics` and `topics_by_id` hold the same topics; a topic's partitions are numbered
+0..n-1 without gaps and its schema ids 1..m; `version` grows with every entry replayed.
+
+Must not know: files, requests, who may do what (that is decided in `topics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from quiverlog.batch.schema import deserialize_schema
+from quiverlog.core.controller.configs import TopicConfig, topic_config
+from quiverlog.core.controller.records import (
+    BrokerRecord,
+    ConfigRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdBlockRecord,
+    Record,
+    RemoveTopicRecord,
+    SchemaRecord,
+    SnapshotRecord,
+    TopicRecord,
+)
+from quiverlog.types import NO_EPOCH
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Image", "PartitionImage", "TopicImage"]
+
+
+class PartitionImage:
+    """Who holds a partition, and who leads it."""
+
+    __slots__ = ("in_sync_replicas", "leader_epoch", "leader_id", "partition", "replicas")
+
+    def __init__(self, record: PartitionRecord) -> None:
+        self.partition = record.partition
+        self.replicas = record.replicas
+        self.in_sync_replicas = record.in_sync_replicas
+        self.leader_id = record.leader_id
+        self.leader_epoch = record.leader_epoch
+
+
+class TopicImage:
+    """One topic. `config` follows from `configs` and the broker's defaults."""
+
+    __slots__ = (
+        "config",
+        "configs",
+        "created_us",
+        "key_columns",
+        "name",
+        "partitions",
+        "replication_factor",
+        "schema_records",
+        "schemas",
+        "topic_id",
+    )
+
+    def __init__(self, record: TopicRecord, config: TopicConfig) -> None:
+        self.topic_id = record.topic_id
+        self.name = record.name
+        self.created_us = record.created_us
+        self.replication_factor = record.replication_factor
+        self.key_columns = record.key_columns
+        self.configs: dict[str, str] = {}
+        self.config = config
+        self.partitions: list[PartitionImage] = []
+        self.schema_records: list[SchemaRecord] = []
+        self.schemas: dict[int, pa.Schema] = {}
+
+    @property
+    def schema_id(self) -> int:
+        """The id of the current schema."""
+        return self.schema_records[-1].schema_id
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The current schema: what the next batches should carry."""
+        return self.schemas[self.schema_id]
+
+
+class Image:
+    """See the module docstring.
+
+    Args:
+        defaults: the broker's default topic configuration (checked), used where a topic has none.
+    """
+
+    __slots__ = (
+        "brokers",
+        "defaults",
+        "next_producer_id",
+        "partition_count",
+        "topics",
+        "topics_by_id",
+        "version",
+    )
+
+    def __init__(self, defaults: Mapping[str, str]) -> None:
+        self.defaults = dict(defaults)
+        self.version = 0
+        self.topics: dict[str, TopicImage] = {}
+        self.topics_by_id: dict[bytes, TopicImage] = {}
+        self.brokers: dict[int, BrokerRecord] = {}
+        self.next_producer_id = 0
+        self.partition_count = 0
+
+    def replay_entry(self, records: list[Record]) -> None:
+        """Take in one entry of the metadata log."""
+        self.version += 1
+        for record in records:
+            self.replay(record)
+
+    def replay(self, record: Record) -> None:
+        """Take in one record. Records that were logged are facts: nothing is checked or refused."""
+        match record:
+            case PartitionRecord():
+                topic = self.topics_by_id[record.topic_id]
+                assert record.partition == len(topic.partitions)
+                topic.partitions.append(PartitionImage(record))
+                self.partition_count += 1
+            case PartitionChangeRecord():
+                self._replay_partition_change(record)
+            case TopicRecord():
+                assert record.name not in self.topics
+                config = topic_config({}, {}, record.replication_factor)
+                topic = TopicImage(record, config)
+                self.topics[record.name] = self.topics_by_id[record.topic_id] = topic
+                self._configure(topic)
+            case ConfigRecord():
+                self._replay_config(record)
+            case SchemaRecord():
+                topic = self.topics_by_id[record.topic_id]
+                assert record.schema_id == len(topic.schema_records) + 1
+                topic.schema_records.append(record)
+                topic.schemas[record.schema_id] = deserialize_schema(record.schema)
+            case RemoveTopicRecord():
+                topic = self.topics_by_id.pop(record.topic_id)
+                del self.topics[topic.name]
+                self.partition_count -= len(topic.partitions)
+            case ProducerIdBlockRecord():
+                assert record.next_producer_id >= self.next_producer_id
+                self.next_producer_id = record.next_producer_id
+            case BrokerRecord():
+                self.brokers[record.node_id] = record
+            case SnapshotRecord():
+                self.version = record.version
+
+    def _replay_partition_change(self, record: PartitionChangeRecord) -> None:
+        partition = self.topics_by_id[record.topic_id].partitions[record.partition]
+        if record.leader_epoch != NO_EPOCH:
+            assert record.leader_epoch > partition.leader_epoch
+            partition.leader_epoch = record.leader_epoch
+        if record.leader_id != -1:
+            partition.leader_id = record.leader_id
+        if record.in_sync_replicas is not None:
+            partition.in_sync_replicas = record.in_sync_replicas
+
+    def _replay_config(self, record: ConfigRecord) -> None:
+        topic = self.topics_by_id[record.topic_id]
+        if record.value is None:
+            topic.configs.pop(record.key, None)
+        else:
+            topic.configs[record.key] = record.value
+        self._configure(topic)
+
+    def _configure(self, topic: TopicImage) -> None:
+        topic.config = topic_config(topic.configs, self.defaults, topic.replication_factor)
+
+    def snapshot_records(self) -> list[Record]:
+        """Records that add up to this image, for a compacted metadata log."""
+        records: list[Record] = [SnapshotRecord(self.version)]
+        records.extend(self.brokers.values())
+        records.append(ProducerIdBlockRecord(self.next_producer_id))
+        for topic in self.topics.values():
+            records.append(
+                TopicRecord(
+                    topic.topic_id,
+                    topic.name,
+                    topic.created_us,
+                    topic.replication_factor,
+                    topic.key_columns,
+                )
+            )
+            records.extend(ConfigRecord(topic.topic_id, k, v) for k, v in topic.configs.items())
+            records.extend(topic.schema_records)
+            records.extend(
+                PartitionRecord(
+                    topic.topic_id,
+                    partition.partition,
+                    partition.replicas,
+                    partition.in_sync_replicas,
+                    partition.leader_id,
+                    partition.leader_epoch,
+                )
+                for partition in topic.partitions
+            )
+        return records

@@ -1,0 +1,286 @@
+"""Deciding about topics: create, alter, delete, new producer ids, new leader epochs.
+
+Every function reads the image and returns the records that make the change, or raises; none
+changes anything. The caller logs the records durably and then replays them.
+
+Must not know: files, connections, the wire's responses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from quiverlog.batch.schema import check_schema, deserialize_schema, evolve, normalize_schema
+from quiverlog.batch.schema import serialize_schema as serialize
+from quiverlog.core.controller.configs import CONFIG_DEFS, check_configs, topic_config
+from quiverlog.core.controller.image import Image, TopicImage
+from quiverlog.core.controller.records import (
+    ConfigRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdBlockRecord,
+    Record,
+    RemoveTopicRecord,
+    SchemaRecord,
+    TopicRecord,
+)
+from quiverlog.errors import (
+    IncompatibleSchema,
+    InvalidConfig,
+    InvalidPartitions,
+    InvalidReplicationFactor,
+    InvalidSchema,
+    InvalidTopicName,
+    PolicyViolation,
+    TopicExists,
+    UnknownTopic,
+)
+from quiverlog.limits import (
+    KEY_COLUMNS_MAX,
+    PARTITIONS_PER_BROKER_MAX,
+    PARTITIONS_PER_TOPIC_MAX,
+    REPLICATION_FACTOR_MAX,
+    SCHEMA_BYTES_MAX,
+    SCHEMAS_PER_TOPIC_MAX,
+    TOPIC_NAME_CHARS_MAX,
+    TOPICS_MAX,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "PRODUCER_ID_BLOCK",
+    "TOPIC_ID_BYTES",
+    "alter_topic",
+    "bump_leader_epochs",
+    "check_topic_name",
+    "create_topic",
+    "delete_topic",
+    "find_topic",
+    "next_producer_id_block",
+]
+
+TOPIC_ID_BYTES: Final = 16
+PRODUCER_ID_BLOCK: Final = 1_000
+"""Producer ids are taken from the log in blocks: one fsync for so many. A restart skips the rest
+of a block, so that no id is ever given out twice."""
+
+_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
+
+
+def check_topic_name(name: str) -> None:
+    """A name must be usable as part of a directory's name, unchanged.
+
+    Raises:
+        InvalidTopicName
+    """
+    if not _NAME.fullmatch(name) or name in (".", "..") or name.startswith("__"):
+        raise InvalidTopicName(f"{name[:TOPIC_NAME_CHARS_MAX]!r} cannot name a topic.")
+
+
+def find_topic(image: Image, name: str) -> TopicImage:
+    """Raises UnknownTopic."""
+    topic = image.topics.get(name)
+    if topic is None:
+        raise UnknownTopic(f"there is no topic {name[:TOPIC_NAME_CHARS_MAX]!r}.")
+    return topic
+
+
+def create_topic(
+    image: Image,
+    *,
+    name: str,
+    schema: bytes,
+    partitions: int,
+    replication_factor: int,
+    key_columns: Sequence[str],
+    configs: Mapping[str, str],
+    brokers: Sequence[int],
+    now_us: int,
+    entropy: Callable[[int], bytes],
+) -> list[Record]:
+    """Records of a new topic.
+
+    Args:
+        schema: an Arrow IPC schema message.
+        partitions, replication_factor: resolved, no -1.
+        brokers: ids of the brokers that can take partitions.
+        now_us: wall clock.
+        entropy: source of the topic id's random bytes.
+
+    Raises:
+        InvalidTopicName, TopicExists, InvalidPartitions, InvalidReplicationFactor, InvalidConfig,
+        InvalidSchema, PolicyViolation (the broker is full)
+    """
+    check_topic_name(name)
+    if name in image.topics:
+        raise TopicExists(f"topic {name!r} exists.")
+    if len(image.topics) >= TOPICS_MAX:
+        raise PolicyViolation(f"there are {len(image.topics)} topics, which is the most allowed.")
+    _check_partitions(image, partitions, new=partitions)
+    if not 1 <= replication_factor <= min(len(brokers), REPLICATION_FACTOR_MAX):
+        raise InvalidReplicationFactor(
+            f"a replication factor of {replication_factor} was asked for; there is/are"
+            f" {len(brokers)} broker(s)."
+        )
+    topic_config(configs, image.defaults, replication_factor)
+    arrow_schema, schema_bytes = _checked_schema(schema)
+    _check_key_columns(arrow_schema, key_columns)
+    topic_id = entropy(TOPIC_ID_BYTES)
+    assert len(topic_id) == TOPIC_ID_BYTES
+    assert topic_id not in image.topics_by_id
+    records: list[Record] = [
+        TopicRecord(topic_id, name, now_us, replication_factor, tuple(key_columns))
+    ]
+    records.extend(ConfigRecord(topic_id, key, value) for key, value in configs.items())
+    records.append(SchemaRecord(topic_id, 1, now_us, schema_bytes))
+    records.extend(_partition_records(topic_id, range(partitions), replication_factor, brokers))
+    return records
+
+
+def alter_topic(
+    image: Image,
+    topic: TopicImage,
+    *,
+    set_configs: Mapping[str, str],
+    delete_configs: Sequence[str],
+    partitions: int,
+    schema: bytes,
+    brokers: Sequence[int],
+    now_us: int,
+) -> list[Record]:
+    """Records that change a topic; empty when it already is as asked (a repeated request).
+
+    Raises:
+        InvalidConfig, InvalidPartitions, InvalidSchema, IncompatibleSchema, PolicyViolation
+    """
+    records = _alter_configs(image, topic, set_configs, delete_configs)
+    if partitions != -1:
+        have = len(topic.partitions)
+        if partitions < have:
+            raise InvalidPartitions(f"topic {topic.name!r} has {have}; {partitions} is fewer.")
+        _check_partitions(image, partitions, new=partitions - have)
+        records.extend(
+            _partition_records(
+                topic.topic_id, range(have, partitions), topic.replication_factor, brokers
+            )
+        )
+    if schema:
+        records.extend(_alter_schema(topic, schema, now_us))
+    return records
+
+
+def delete_topic(topic: TopicImage) -> list[Record]:
+    """Records that remove a topic."""
+    return [RemoveTopicRecord(topic.topic_id)]
+
+
+def next_producer_id_block(image: Image) -> ProducerIdBlockRecord:
+    """The record that sets the next block of producer ids aside."""
+    return ProducerIdBlockRecord(image.next_producer_id + PRODUCER_ID_BLOCK)
+
+
+def bump_leader_epochs(image: Image, node_id: int) -> list[Record]:
+    """A new leader epoch for all that `node_id` leads.
+
+    After an unclean stop the log may have lost rows that were not flushed, and their offsets will
+    be taken by others: only the epoch lets a reader notice (KIP-320).
+    """
+    return [
+        PartitionChangeRecord(
+            topic.topic_id,
+            partition.partition,
+            leader_id=node_id,
+            leader_epoch=partition.leader_epoch + 1,
+        )
+        for topic in image.topics.values()
+        for partition in topic.partitions
+        if partition.leader_id == node_id
+    ]
+
+
+# --- parts ---------------------------------------------------------------------------------------
+def _check_partitions(image: Image, partitions: int, *, new: int) -> None:
+    if not 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX:
+        raise InvalidPartitions(f"{partitions} partitions were asked for.")
+    if image.partition_count + new > PARTITIONS_PER_BROKER_MAX:
+        raise PolicyViolation(
+            f"{image.partition_count} partitions exist, {new} more would exceed the"
+            f" {PARTITIONS_PER_BROKER_MAX} that a broker may hold."
+        )
+
+
+def _partition_records(
+    topic_id: bytes, numbers: range, replication_factor: int, brokers: Sequence[int]
+) -> list[Record]:
+    """Replicas go round the brokers, so that leaders and followers spread evenly."""
+    records: list[Record] = []
+    for partition in numbers:
+        replicas = tuple(
+            brokers[(partition + replica) % len(brokers)] for replica in range(replication_factor)
+        )
+        records.append(PartitionRecord(topic_id, partition, replicas, replicas, replicas[0]))
+    return records
+
+
+def _checked_schema(schema: bytes) -> tuple[pa.Schema, bytes]:
+    if not schema:
+        raise InvalidSchema("a topic needs a schema (`raw` is prepared for opaque payloads).")
+    arrow_schema = normalize_schema(deserialize_schema(schema))
+    check_schema(arrow_schema)
+    serialized = serialize(arrow_schema)
+    if len(serialized) > SCHEMA_BYTES_MAX:
+        raise InvalidSchema(
+            f"the schema takes {len(serialized)} bytes, allowed are {SCHEMA_BYTES_MAX}."
+        )
+    return arrow_schema, serialized
+
+
+def _check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
+    if len(key_columns) > KEY_COLUMNS_MAX:
+        raise InvalidSchema(f"{len(key_columns)} key columns, allowed are {KEY_COLUMNS_MAX}.")
+    if len(set(key_columns)) != len(key_columns):
+        raise InvalidSchema(f"a key column is named twice in {list(key_columns)}.")
+    for column in key_columns:
+        if schema.get_field_index(column) < 0:
+            raise InvalidSchema(f"key column {column!r} is not in the schema: {schema.names}.")
+
+
+def _alter_configs(
+    image: Image, topic: TopicImage, set_configs: Mapping[str, str], delete_configs: Sequence[str]
+) -> list[Record]:
+    check_configs(set_configs)
+    for key in delete_configs:
+        if key in set_configs:
+            raise InvalidConfig(f"{key!r} is to be both set and deleted.")
+        if key not in CONFIG_DEFS:
+            raise InvalidConfig(f"{key!r} is not a topic configuration key.")
+    after = {k: v for k, v in topic.configs.items() if k not in delete_configs}
+    after.update(set_configs)
+    topic_config(after, image.defaults, topic.replication_factor)
+    records: list[Record] = [
+        ConfigRecord(topic.topic_id, key, value)
+        for key, value in set_configs.items()
+        if topic.configs.get(key) != value
+    ]
+    records.extend(
+        ConfigRecord(topic.topic_id, key, None) for key in delete_configs if key in topic.configs
+    )
+    return records
+
+
+def _alter_schema(topic: TopicImage, schema: bytes, now_us: int) -> list[Record]:
+    arrow_schema, serialized = _checked_schema(schema)
+    if arrow_schema.equals(topic.schema, check_metadata=False):
+        return []
+    evolve(topic.schema, arrow_schema)
+    for column in topic.key_columns:
+        # A widened key hashes differently: equal keys would part.
+        if arrow_schema.field(column).type != topic.schema.field(column).type:
+            raise IncompatibleSchema(f"key column {column!r} cannot change its type.")
+    if len(topic.schema_records) >= SCHEMAS_PER_TOPIC_MAX:
+        raise InvalidSchema(f"topic {topic.name!r} has had {SCHEMAS_PER_TOPIC_MAX} schemas.")
+    return [SchemaRecord(topic.topic_id, topic.schema_id + 1, now_us, serialized)]

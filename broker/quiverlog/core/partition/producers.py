@@ -1,0 +1,242 @@
+"""What a partition remembers of its idempotent producers.
+
+Owns the rule that decides whether a batch is new, a repetition, or out of order (KIP-98). A batch
+carries (producer id, producer epoch, base sequence); sequences count ROWS, as offsets do, so the
+next batch must carry `base_sequence + row_count`, modulo 2**31. The last five batches of every
+producer are remembered: a match is a repetition and is answered with its first offset.
+
+Invariants:
+- `next_sequence` of an entry follows its newest remembered batch; the batches lie in log order.
+- The state is a function of the log: replaying the headers of all batches gives the same answers.
+  That is why it survives a restart without a file of its own (a snapshot only shortens the replay).
+- At most `producers_max` are kept. The one that was silent longest makes room: its next batch is
+  refused (UnknownProducerId), never taken for new.
+
+Must not know: files, clocks (moments come in), who asks.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from quiverlog.batch.header import BatchHeader
+from quiverlog.errors import (
+    CorruptLog,
+    InvalidProducerEpoch,
+    InvalidRequest,
+    OutOfOrderSequence,
+    UnknownProducerId,
+)
+from quiverlog.limits import (
+    PRODUCER_BATCHES_REMEMBERED,
+    PRODUCER_EXPIRY_MS,
+    PRODUCERS_PER_PARTITION_MAX,
+)
+
+__all__ = ["SEQUENCE_MODULUS", "ProducerStates"]
+
+SEQUENCE_MODULUS: Final = 2**31
+"""Sequences wrap here: `base_sequence` is a signed 32-bit field that is never negative."""
+
+_SNAPSHOT_VERSION: Final = 1
+
+
+class _Producer:
+    """One producer. `batches`: (base_sequence, row_count, base_offset), oldest first."""
+
+    __slots__ = ("batches", "epoch", "next_sequence", "seen_us")
+
+    def __init__(self, epoch: int, seen_us: int) -> None:
+        self.epoch = epoch
+        self.next_sequence = 0
+        self.batches: list[tuple[int, int, int]] = []
+        self.seen_us = seen_us
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    """`producers`: (producer id, epoch, next sequence, batches), longest silent first."""
+
+    version: int
+    producers: list[tuple[int, int, int, list[tuple[int, int, int]]]]
+
+
+_DECODER: Final = msgspec.msgpack.Decoder(_Snapshot)
+
+
+class ProducerStates:
+    """All producers of one partition.
+
+    Args:
+        now_us: wall clock at opening. Producers found by `restore` and `replay` count as seen now,
+            so that a producer whose rows carry old times is not forgotten by a restart.
+        producers_max: bound on producers remembered.
+        expiry_us: a producer silent for longer is forgotten by `expire`.
+    """
+
+    __slots__ = ("_expiry_us", "_opened_us", "_producers", "_producers_max")
+
+    def __init__(
+        self,
+        now_us: int,
+        *,
+        producers_max: int = PRODUCERS_PER_PARTITION_MAX,
+        expiry_us: int = PRODUCER_EXPIRY_MS * 1000,
+    ) -> None:
+        assert producers_max > 0
+        self._opened_us = now_us
+        self._producers_max = producers_max
+        self._expiry_us = expiry_us
+        # Insertion order is order of last use: the first key is the one to forget.
+        self._producers: dict[int, _Producer] = {}
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    # --- deciding ------------------------------------------------------------------------------
+    def check(self, header: BatchHeader) -> int | None:
+        """Is this batch new? None: append it. A number: stored before, and this is its offset.
+
+        Raises:
+            InvalidProducerEpoch: a newer epoch of this producer has written here.
+            UnknownProducerId: not remembered, and the batch is not its first.
+            OutOfOrderSequence: rows before this batch are missing, or it is an old repetition.
+            InvalidRequest: a producer id without epoch or sequence.
+        """
+        if header.producer_id < 0:
+            return None
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
+            return self._check_first(header, known=False)
+        if header.producer_epoch == producer.epoch:
+            if header.base_sequence == producer.next_sequence:
+                return None
+            for base_sequence, row_count, base_offset in producer.batches:
+                if base_sequence == header.base_sequence and row_count == header.row_count:
+                    return base_offset
+            raise OutOfOrderSequence(_out_of_order(header, producer.next_sequence))
+        if header.producer_epoch < producer.epoch:
+            raise InvalidProducerEpoch(
+                f"producer {header.producer_id} wrote with epoch {header.producer_epoch},"
+                f" the newest is {producer.epoch}."
+            )
+        return self._check_first(header, known=True)
+
+    @staticmethod
+    def _check_first(header: BatchHeader, *, known: bool) -> None:
+        """A producer's (or an epoch's) first batch must carry sequence 0."""
+        if header.base_sequence == 0 and header.producer_epoch >= 0:
+            return
+        if header.base_sequence < 0 or header.producer_epoch < 0:
+            raise InvalidRequest(
+                f"producer {header.producer_id}: a producer id needs an epoch and a base sequence,"
+                f" both at least 0 (got {header.producer_epoch} and {header.base_sequence})."
+            )
+        if known:
+            raise OutOfOrderSequence(_out_of_order(header, 0))
+        raise UnknownProducerId(
+            f"producer {header.producer_id} starts with sequence {header.base_sequence}, not 0."
+        )
+
+    def check_all(self, headers: list[BatchHeader]) -> list[int | None]:
+        """`check` for batches that are to be appended together, each seen as after the ones before.
+
+        Raises: as `check`; nothing is remembered in either case.
+        """
+        if len(headers) == 1:
+            return [self.check(headers[0])]
+        trial = ProducerStates(0, producers_max=self._producers_max)
+        answers: list[int | None] = []
+        for header in headers:
+            pid = header.producer_id
+            if pid >= 0 and pid not in trial._producers and pid in self._producers:
+                trial._producers[pid] = _copy(self._producers[pid])
+            answer = trial.check(header)
+            if answer is None:
+                trial.record(header, 0, 0)
+            answers.append(answer)
+        return answers
+
+    # --- recording -----------------------------------------------------------------------------
+    def record(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
+        """The batch was appended at `base_offset`. Asks nothing: `check` was asked before."""
+        pid = header.producer_id
+        if pid < 0:
+            return
+        producer = self._producers.pop(pid, None)
+        if producer is None or producer.epoch != header.producer_epoch:
+            producer = _Producer(header.producer_epoch, now_us)
+            if len(self._producers) >= self._producers_max:
+                del self._producers[next(iter(self._producers))]
+        self._producers[pid] = producer
+        producer.seen_us = now_us
+        producer.next_sequence = (header.base_sequence + header.row_count) % SEQUENCE_MODULUS
+        batches = producer.batches
+        batches.append((header.base_sequence, header.row_count, base_offset))
+        if len(batches) > PRODUCER_BATCHES_REMEMBERED:
+            del batches[0]
+
+    def replay(self, header: BatchHeader) -> None:
+        """A batch was found in the log: take it in. The log is right by definition."""
+        self.record(header, header.base_offset, self._opened_us)
+
+    def expire(self, now_us: int) -> int:
+        """Forget the producers that have been silent for too long; returns how many."""
+        limit = now_us - self._expiry_us
+        count = 0
+        while self._producers:
+            pid = next(iter(self._producers))
+            if self._producers[pid].seen_us >= limit:
+                break
+            del self._producers[pid]
+            count += 1
+        return count
+
+    # --- snapshots -----------------------------------------------------------------------------
+    def snapshot(self) -> bytes:
+        """Everything that `restore` needs; the storage adds magic, checksum and offset."""
+        return msgspec.msgpack.encode(
+            _Snapshot(
+                _SNAPSHOT_VERSION,
+                [
+                    (pid, producer.epoch, producer.next_sequence, producer.batches)
+                    for pid, producer in self._producers.items()
+                ],
+            )
+        )
+
+    def restore(self, blob: bytes) -> None:
+        """Replace the state by a snapshot's; empty bytes stand for no producers.
+
+        Raises:
+            CorruptLog: the blob is none of ours (the state is left empty; replay the log instead).
+        """
+        self._producers.clear()
+        if not blob:
+            return
+        try:
+            snapshot = _DECODER.decode(blob)
+        except msgspec.MsgspecError as error:
+            raise CorruptLog(f"producers.snapshot cannot be read: {error}.") from error
+        if snapshot.version != _SNAPSHOT_VERSION:
+            raise CorruptLog(f"producers.snapshot has version {snapshot.version}.")
+        for pid, epoch, next_sequence, batches in snapshot.producers:
+            producer = _Producer(epoch, self._opened_us)
+            producer.next_sequence = next_sequence
+            producer.batches = batches[-PRODUCER_BATCHES_REMEMBERED:]
+            self._producers[pid] = producer
+
+
+def _copy(producer: _Producer) -> _Producer:
+    copy = _Producer(producer.epoch, producer.seen_us)
+    copy.next_sequence = producer.next_sequence
+    copy.batches = list(producer.batches)
+    return copy
+
+
+def _out_of_order(header: BatchHeader, expected: int) -> str:
+    return (
+        f"producer {header.producer_id} (epoch {header.producer_epoch}) sent sequence"
+        f" {header.base_sequence}, expected {expected}."
+    )

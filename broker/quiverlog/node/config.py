@@ -1,0 +1,52 @@
+"""What a node is told once, at its making. The server's configuration table fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quiverlog.limits import (
+    DISK_RESERVE_BYTES_DEFAULT,
+    FETCH_BYTES_DEFAULT,
+    PRODUCER_EXPIRY_MS,
+    PRODUCERS_PER_PARTITION_MAX,
+    RETENTION_CHECK_MS,
+)
+
+__all__ = ["NodeConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """See the fields.
+
+    `cluster_id` empty: take the data directory's, or make one up in a new directory.
+    """
+
+    data_dir: str
+    node_id: int = 0
+    cluster_id: str = ""
+    advertised_host: str = "127.0.0.1"
+    advertised_port: int = 9292
+    rack: str = ""
+    roles: tuple[str, ...] = ("broker", "controller")
+    software_version: str = ""
+    topic_defaults: Mapping[str, str] = field(default_factory=dict)
+    """Defaults of topic configuration that differ from the table's (`core.controller.configs`)."""
+    partitions_default: int = 1
+    replication_factor_default: int = 1
+    disk_reserve_bytes: int = DISK_RESERVE_BYTES_DEFAULT
+    syncs_in_flight_max: int = 4
+    """Logs that are flushed at the same time: more only queue up in the disk."""
+    fetch_bytes_default: int = FETCH_BYTES_DEFAULT
+    retention_check_ms: int = RETENTION_CHECK_MS
+    producers_per_partition_max: int = PRODUCERS_PER_PARTITION_MAX
+    producer_expiry_ms: int = PRODUCER_EXPIRY_MS
+    parked_requests_max: int = 100_000
+    """Long polls that wait at once; beyond, they are answered with what there is."""
+
+    def __post_init__(self) -> None:
+        assert self.node_id >= 0
+        assert self.partitions_default >= 1
+        assert self.syncs_in_flight_max >= 1
+        assert self.retention_check_ms >= 1

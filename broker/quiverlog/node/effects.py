@@ -1,0 +1,52 @@
+"""What a node may ask its shell to do: the closed list. Effects are performed in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from quiverlog.storage.log import SyncTicket
+from quiverlog.wire.messages import Response
+
+__all__ = ["CloseConnection", "Effect", "LogLine", "Respond", "ShutdownComplete", "StartSync"]
+
+
+class Respond(msgspec.Struct, gc=False):
+    """Send a response; `body` follows its header as it is. A connection that is gone is no error.
+
+    The views stay valid for as long as they are held, whatever the node does meanwhile.
+    """
+
+    connection_id: int
+    response: Response
+    correlation_id: int
+    body: Sequence[memoryview] = ()
+
+
+class StartSync(msgspec.Struct, frozen=True):
+    """Run `ticket.run()` off the loop, then send `Synced`."""
+
+    ticket: SyncTicket
+
+
+class CloseConnection(msgspec.Struct, frozen=True):
+    """Close after what was said before is sent. `why` is for the log."""
+
+    connection_id: int
+    why: str
+
+
+class ShutdownComplete(msgspec.Struct, frozen=True):
+    """All is on disk and marked clean; the node takes no more events."""
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    """A structured line for the broker's log. `level`: debug, info, warning or error."""
+
+    level: str
+    event: str
+    fields: Mapping[str, object]
+
+
+Effect = Respond | StartSync | CloseConnection | ShutdownComplete | LogLine

@@ -1,0 +1,243 @@
+"""FETCH: rows out.
+
+Owns what a fetch may see (never above the high watermark), how much of it travels, and the long
+poll. A fetch that finds too little is parked on its partitions; each move of a high watermark looks
+at that one partition again, and the whole is read when the sum is enough.
+
+Bodies are views of the log's files: nothing is copied or decoded here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from quiverlog.batch.header import BatchHeader
+from quiverlog.errors import (
+    CorruptLog,
+    InvalidRequest,
+    LogTruncated,
+    OffsetOutOfRange,
+    QuiverlogError,
+    StorageFault,
+)
+from quiverlog.limits import (
+    FETCH_MAX_WAIT_MS_MAX,
+    FETCH_PARTITION_BYTES_DEFAULT,
+    FRAME_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    PARTITIONS_PER_REQUEST_MAX,
+)
+from quiverlog.node.effects import Respond
+from quiverlog.node.events import RequestReceived
+from quiverlog.node.purgatory import Waiter
+from quiverlog.node.replica import Replica
+from quiverlog.types import NO_EPOCH, Now
+from quiverlog.wire import messages as m
+
+if TYPE_CHECKING:
+    from quiverlog.node.broker import Broker
+
+__all__ = ["FetchWaiter", "handle_fetch"]
+
+_BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
+
+
+class FetchWaiter(Waiter):
+    """A parked fetch. `sizes`: bytes that each entry could get when it was last looked at."""
+
+    __slots__ = ("request", "sizes")
+
+    def __init__(
+        self, connection_id: int, request: m.FetchRequest, sizes: list[int], deadline_us: int
+    ) -> None:
+        super().__init__(connection_id, request.correlation_id, deadline_us)
+        self.request = request
+        self.sizes = sizes
+
+    def wake(self, broker: Broker, index: int, now: Now) -> None:
+        """One partition moved: look there, and answer when the sum is enough."""
+        entry = self.request.partitions[index]
+        result, _, _ = _read(broker, entry, _partition_limit(entry))
+        self.sizes[index] = result.batch_bytes
+        if (
+            result.error_code
+            or sum(self.sizes) >= self.request.min_bytes
+            or _exhausted(broker, self.request)
+        ):
+            self.expire(broker, now)
+
+    def expire(self, broker: Broker, now: Now) -> None:
+        self.release(broker)
+        broker.purgatory.finish(self)
+        _Answer(broker, self.request).send(self.connection_id)
+
+    def release(self, broker: Broker) -> None:
+        for entry in self.request.partitions:
+            replica = broker.replicas.get((entry.topic_id, entry.partition))
+            if replica is not None:
+                replica.waiters.pop(self, None)
+
+
+class _Answer:
+    """One evaluation of a fetch."""
+
+    __slots__ = ("body", "broker", "byte_count", "final", "request", "response", "rows")
+
+    def __init__(self, broker: Broker, request: m.FetchRequest) -> None:
+        self.broker = broker
+        self.request = request
+        self.response = m.FetchResponse()
+        self.response.partitions = results = []
+        self.body: list[memoryview] = []
+        self.byte_count = 0
+        self.final = False
+        self.rows: list[tuple[Replica, int, int]] = []
+        limit = request.bytes_max or broker.config.fetch_bytes_default
+        limit = min(limit, _BODY_BYTES_MAX)
+        for entry in request.partitions:
+            room = min(limit - self.byte_count, _partition_limit(entry))
+            result, views, replica = _read(broker, entry, room)
+            if views and self.byte_count and result.batch_bytes > limit - self.byte_count:
+                # Only the first batch of the first partition with rows may exceed the bound.
+                views, result.batch_bytes = [], 0
+            results.append(result)
+            if result.error_code:
+                self.final = True
+            if views:
+                assert replica is not None
+                self.body.extend(views)
+                self.byte_count += result.batch_bytes
+                self.rows.append((replica, result.batch_bytes, _rows_from(views, entry.offset)))
+
+    def send(self, connection_id: int) -> None:
+        for replica, byte_count, rows in self.rows:
+            replica.counters.bytes_out += byte_count
+            replica.counters.rows_out += rows
+        self.broker.effects.append(
+            Respond(connection_id, self.response, self.request.correlation_id, self.body)
+        )
+
+
+def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """See the module docstring."""
+    request = event.request
+    assert isinstance(request, m.FetchRequest)
+    if len(request.partitions) > PARTITIONS_PER_REQUEST_MAX:
+        raise InvalidRequest(
+            f"{len(request.partitions)} partitions in a request, allowed are"
+            f" {PARTITIONS_PER_REQUEST_MAX}."
+        )
+    answer = _Answer(broker, request)
+    if (
+        answer.final
+        or request.max_wait_ms <= 0
+        or answer.byte_count >= request.min_bytes
+        or broker.purgatory.live >= broker.config.parked_requests_max
+        or _exhausted(broker, request)
+    ):
+        answer.send(event.connection_id)
+        return
+    wait_ms = min(request.max_wait_ms, FETCH_MAX_WAIT_MS_MAX)
+    sizes = [result.batch_bytes for result in answer.response.partitions]
+    waiter = FetchWaiter(event.connection_id, request, sizes, now.mono_us + wait_ms * 1000)
+    for index, entry in enumerate(request.partitions):
+        broker.replicas[entry.topic_id, entry.partition].waiters[waiter] = index
+    broker.purgatory.add(waiter, by_connection=True)
+
+
+def _partition_limit(entry: m.FetchPartition) -> int:
+    return entry.bytes_max if entry.bytes_max > 0 else FETCH_PARTITION_BYTES_DEFAULT
+
+
+def _exhausted(broker: Broker, request: m.FetchRequest) -> bool:
+    """Can waiting bring anything? Not when every entry's bounded range is readable to its end."""
+    for entry in request.partitions:
+        if entry.end_offset < 0:
+            return False
+        replica = broker.replicas.get((entry.topic_id, entry.partition))
+        if replica is not None and replica.state.high_watermark < entry.end_offset:
+            return False
+    return True
+
+
+def _read(
+    broker: Broker, entry: m.FetchPartition, bytes_max: int
+) -> tuple[m.FetchPartitionResult, list[memoryview], Replica | None]:
+    """What one entry gets. Errors are part of the result; `bytes_max` <= 0 reads nothing."""
+    result = m.FetchPartitionResult(entry.topic_id, entry.partition)
+    replica: Replica | None = None
+    views: list[memoryview] = []
+    try:
+        replica = broker.replica(entry.topic_id, entry.partition)
+        views = _read_replica(replica, entry, bytes_max, result)
+    except QuiverlogError as error:
+        if isinstance(error, CorruptLog):
+            broker.corrupt_read(replica, error)
+        result.error_code = error.code
+        result.error_message = error.message
+    except OSError as error:
+        result.error_code = StorageFault.code
+        result.error_message = f"reading failed: {error}."
+    result.batch_bytes = sum(map(len, views))
+    return result, views, replica
+
+
+def _read_replica(
+    replica: Replica, entry: m.FetchPartition, bytes_max: int, result: m.FetchPartitionResult
+) -> list[memoryview]:
+    state = replica.state
+    log = replica.log
+    high_watermark = state.high_watermark
+    result.leader_epoch = state.leader_epoch
+    result.log_start_offset = log.log_start_offset
+    result.high_watermark = high_watermark
+    result.last_stable_offset = high_watermark
+    if entry.leader_epoch != state.leader_epoch:
+        state.check_leader_epoch(entry.leader_epoch)
+    if entry.last_epoch not in (NO_EPOCH, state.leader_epoch) or entry.offset > high_watermark:
+        _check_divergence(replica, entry, result)
+    if not log.log_start_offset <= entry.offset <= log.log_end_offset:
+        raise out_of_range(replica, entry.offset)
+    end = high_watermark
+    if 0 <= entry.end_offset < end:
+        end = entry.end_offset
+    if entry.offset >= end or bytes_max <= 0:
+        return []
+    return log.read(entry.offset, bytes_max=bytes_max, end_offset=end)
+
+
+def _check_divergence(
+    replica: Replica, entry: m.FetchPartition, result: m.FetchPartitionResult
+) -> None:
+    """Is the row before `offset` still the one that the reader has seen? (KIP-320)"""
+    if entry.last_epoch == NO_EPOCH:
+        return
+    epoch, end_offset = replica.log.epochs.end_offset_for(entry.last_epoch)
+    if end_offset < 0:
+        # The reader has seen an epoch that this log never had: everything after its end is lost.
+        epoch, end_offset = replica.state.leader_epoch, replica.log.log_end_offset
+    elif epoch == entry.last_epoch and end_offset >= entry.offset:
+        return
+    result.diverging_epoch = epoch
+    result.diverging_end_offset = min(end_offset, entry.offset)
+    raise LogTruncated(
+        f"{replica.name}: the row before offset {entry.offset} was read under leader epoch"
+        f" {entry.last_epoch}, which ended at {result.diverging_end_offset}."
+    )
+
+
+def out_of_range(replica: Replica, offset: int) -> OffsetOutOfRange:
+    """The error that names the range one may read."""
+    start, end = replica.log.log_start_offset, replica.state.high_watermark
+    return OffsetOutOfRange(
+        f"{replica.name}: offset {offset} is not in the valid range {start} to {end}.",
+        log_start_offset=start,
+        high_watermark=end,
+    )
+
+
+def _rows_from(views: list[memoryview], offset: int) -> int:
+    """Rows at or after `offset` in whole batches (for the counters)."""
+    first = BatchHeader.unpack(views[0])
+    last = BatchHeader.unpack(views[-1])
+    return last.next_offset - max(offset, first.base_offset)

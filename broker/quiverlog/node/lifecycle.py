@@ -1,0 +1,138 @@
+"""Starting, finished flushes, and stopping.
+
+Start: take the data directory, replay the metadata log, remove what no topic owns, recover every
+partition's log, then (after an unclean stop) begin a new leader epoch everywhere.
+
+Stop: CLOSING refuses new requests, answers the long polls with what there is and flushes every
+log that has unflushed rows; when the last flush is back, logs are closed and the clean mark is
+written: the next start trusts the files without a scan.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quiverlog.core.controller import topics as decide
+from quiverlog.core.controller.records import BrokerRecord, Record, decode_entry, encode_entry
+from quiverlog.errors import QuiverlogError
+from quiverlog.node import logs
+from quiverlog.node.broker import Phase
+from quiverlog.node.effects import ShutdownComplete
+from quiverlog.node.events import Synced
+from quiverlog.node.produce import ProduceWaiter
+from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.types import Now
+
+if TYPE_CHECKING:
+    from quiverlog.node.broker import Broker
+
+__all__ = ["finish_if_drained", "shut_down", "start", "synced"]
+
+
+def start(broker: Broker, now: Now) -> None:
+    """See the module docstring. Raises what `Node.start` says."""
+    config = broker.config
+    directory = broker.directory = DataDirectory.open(
+        broker.disk,
+        config.data_dir,
+        node_id=config.node_id,
+        cluster_id=config.cluster_id,
+        entropy=broker.entropy,
+    )
+    broker.cluster_id = directory.cluster_id
+    broker.metadata_log = MetadataLog.open(broker.disk, directory.metadata_path)
+    for entry in broker.metadata_log.records():
+        broker.image.replay_entry(decode_entry(entry))
+    _compact_metadata(broker)
+    broker.producer_id_next = broker.producer_id_end = broker.image.next_producer_id
+    records: list[Record] = [
+        BrokerRecord(
+            config.node_id,
+            directory.incarnation,
+            config.advertised_host,
+            config.advertised_port,
+            config.rack,
+        )
+    ]
+    if not directory.clean:
+        broker.metrics.unclean_starts += 1
+        records.extend(decide.bump_leader_epochs(broker.image, config.node_id))
+    # Logged before any log is opened: an epoch that was begun must never be begun again.
+    broker.commit(records)
+    logs.remove_leftovers(broker)
+    for topic in broker.image.topics.values():
+        for partition in topic.partitions:
+            logs.open_replica(broker, topic, partition.partition, now, clean=directory.clean)
+    broker.disk_space(broker.disk.free_bytes(config.data_dir))
+    broker.phase = Phase.RUNNING
+    broker.log(
+        "info",
+        "started",
+        cluster_id=broker.cluster_id,
+        clean=directory.clean,
+        topics=len(broker.image.topics),
+        partitions=len(broker.replicas),
+    )
+
+
+def _compact_metadata(broker: Broker) -> None:
+    if broker.metadata_log.wants_compaction:
+        broker.metadata_log.compact([encode_entry(broker.image.snapshot_records())])
+
+
+def synced(broker: Broker, event: Synced, now: Now) -> None:
+    """A flush is back: acknowledge what it covers, and begin the next one if rows came meanwhile."""
+    ticket, replica = broker.syncs.pop(id(event.ticket))
+    replica.sync_in_flight = False
+    if replica.deleted:
+        logs.finish_drop(broker, replica)
+        return
+    if event.error is None:
+        try:
+            flushed_offset = replica.log.complete_sync(ticket)
+        except (OSError, QuiverlogError) as error:
+            broker.declare_fault(replica, f"flush failed: {error}")
+            return
+        broker.metrics.syncs_completed += 1
+        if replica.state.flushed(flushed_offset):
+            broker.moved[replica] = None
+        acks = replica.acks
+        while acks and acks[0][0] <= flushed_offset:
+            acks.popleft()[1].flushed(broker)
+        if replica.sync_queued:
+            broker.sync_queue.append(replica)
+        return
+    # The kernel may have thrown away the pages that it could not write: a second fsync that
+    # succeeds would prove nothing. Only recovery from the disk tells what is there.
+    broker.metrics.sync_failures += 1
+    broker.declare_fault(replica, f"flush failed: {event.error}")
+
+
+def shut_down(broker: Broker, now: Now) -> None:
+    """Begin to stop; a second call changes nothing."""
+    if broker.phase is not Phase.RUNNING:
+        return
+    broker.phase = Phase.CLOSING
+    broker.log("info", "stopping", partitions=len(broker.replicas))
+    for waiter in broker.purgatory.all_live():
+        if not isinstance(waiter, ProduceWaiter):
+            waiter.expire(broker, now)
+    for replica in broker.replicas.values():
+        if replica.dirty:
+            broker.want_sync(replica)
+
+
+def finish_if_drained(broker: Broker, now: Now) -> None:
+    """Close all when the last flush is back."""
+    if broker.syncs or broker.sync_queue:
+        return
+    assert not broker.purgatory.live, "every produce has heard of its flush"
+    clean = True
+    for replica in broker.replicas.values():
+        clean = logs.close(broker, replica) and clean
+    broker.metadata_log.close()
+    broker.directory.close(clean=clean)
+    broker.phase = Phase.CLOSED
+    broker.log("info", "stopped", clean=clean)
+    broker.effects.append(ShutdownComplete())

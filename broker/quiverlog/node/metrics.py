@@ -1,0 +1,74 @@
+"""Counters that the node moves and the server exports.
+
+Plain slotted numbers: adding to one costs tens of nanoseconds, exporting is the server's work.
+Counters only grow; gauges are set; what can be asked of the node (log sizes, offsets) is not here.
+"""
+
+from __future__ import annotations
+
+__all__ = ["NodeMetrics", "TopicCounters"]
+
+
+class TopicCounters:
+    """Traffic of one topic since the broker started."""
+
+    __slots__ = ("batches_in", "bytes_in", "bytes_out", "rows_in", "rows_out")
+
+    def __init__(self) -> None:
+        self.batches_in = 0
+        self.bytes_in = 0
+        self.rows_in = 0
+        self.bytes_out = 0
+        self.rows_out = 0
+
+
+class NodeMetrics:
+    """One node's counters. `topics` is by topic name; a deleted topic's entry goes with it."""
+
+    __slots__ = (
+        "batches_deduplicated",
+        "batches_refused",
+        "corrupt_reads",
+        "disk_full",
+        "internal_errors",
+        "parked_requests",
+        "partitions_led",
+        "partitions_with_faults",
+        "produces_timed_out",
+        "recovery_bytes_truncated",
+        "recovery_partitions_scanned",
+        "retention_bytes_deleted",
+        "retention_segments_deleted",
+        "sync_failures",
+        "syncs_completed",
+        "topics",
+        "unclean_starts",
+    )
+
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicCounters] = {}
+        # Gauges.
+        self.parked_requests = 0
+        self.partitions_led = 0
+        self.partitions_with_faults = 0
+        self.disk_full = 0
+        # Counters.
+        self.batches_deduplicated = 0
+        self.batches_refused = 0
+        self.corrupt_reads = 0
+        self.internal_errors = 0
+        self.produces_timed_out = 0
+        self.recovery_bytes_truncated = 0
+        self.recovery_partitions_scanned = 0
+        self.retention_bytes_deleted = 0
+        self.retention_segments_deleted = 0
+        self.sync_failures = 0
+        self.syncs_completed = 0
+        self.unclean_starts = 0
+
+    def topic(self, name: str) -> TopicCounters:
+        """The topic's counters, made at first use."""
+        counters = self.topics.get(name)
+        if counters is None:
+            counters = self.topics[name] = TopicCounters()
+        return counters

@@ -1,0 +1,163 @@
+"""The rules of idempotent producers, one by one (KIP-98; rule 21 of the replication rules)."""
+
+from __future__ import annotations
+
+import pytest
+
+from quiverlog.batch.header import MAGIC, BatchHeader
+from quiverlog.core.partition.producers import SEQUENCE_MODULUS, ProducerStates
+from quiverlog.errors import (
+    CorruptLog,
+    InvalidProducerEpoch,
+    InvalidRequest,
+    OutOfOrderSequence,
+    UnknownProducerId,
+)
+
+
+def batch(
+    sequence: int, rows: int = 10, *, pid: int = 7, epoch: int = 0, offset: int = 0
+) -> BatchHeader:
+    return BatchHeader(offset, 0, 0, 0, MAGIC, 0, epoch, pid, sequence, rows, 1, 0, 0, 0)
+
+
+def states_with(*batches: BatchHeader, **options: int) -> ProducerStates:
+    states = ProducerStates(0, **options)
+    for header in batches:
+        states.replay(header)
+    return states
+
+
+def test_sequences_count_rows() -> None:
+    states = states_with(batch(0, rows=10))
+    assert states.check(batch(10, rows=3)) is None
+    with pytest.raises(OutOfOrderSequence, match="sent sequence 1, expected 10"):
+        states.check(batch(1, rows=3))
+
+
+def test_a_repetition_gets_the_first_offset() -> None:
+    states = states_with(batch(0, offset=100), batch(10, offset=130))
+    assert states.check(batch(0)) == 100
+    assert states.check(batch(10)) == 130
+
+
+def test_same_sequence_with_other_rows_is_no_repetition() -> None:
+    states = states_with(batch(0, rows=10))
+    with pytest.raises(OutOfOrderSequence):
+        states.check(batch(0, rows=9))
+
+
+def test_five_batches_are_remembered_and_the_sixth_is_not() -> None:
+    states = states_with(*(batch(i * 10, offset=i * 10) for i in range(6)))
+    assert states.check(batch(10)) == 10
+    with pytest.raises(OutOfOrderSequence):
+        states.check(batch(0))
+
+
+def test_sequence_wraps_at_two_to_the_31() -> None:
+    states = states_with(batch(SEQUENCE_MODULUS - 4, rows=10))
+    assert states.check(batch(6)) is None
+    states = states_with(batch(SEQUENCE_MODULUS - 10, rows=10))
+    assert states.check(batch(0)) is None
+
+
+def test_unknown_producer_must_start_at_zero() -> None:
+    states = ProducerStates(0)
+    assert states.check(batch(0)) is None
+    with pytest.raises(UnknownProducerId):
+        states.check(batch(10))
+
+
+def test_new_epoch_must_start_at_zero_and_fences_the_old() -> None:
+    states = states_with(batch(0))
+    with pytest.raises(OutOfOrderSequence):
+        states.check(batch(10, epoch=1))
+    assert states.check(batch(0, epoch=1)) is None
+    states.record(batch(0, epoch=1), 10, 0)
+    with pytest.raises(InvalidProducerEpoch):
+        states.check(batch(10, epoch=0))
+    assert states.check(batch(0, epoch=1)) == 10, "the old epoch's batch 0 is forgotten"
+
+
+def test_producers_do_not_see_each_other() -> None:
+    states = states_with(batch(0, pid=1), batch(0, pid=2))
+    assert states.check(batch(10, pid=1)) is None
+    assert states.check(batch(10, pid=2)) is None
+
+
+def test_batches_without_producer_are_never_repetitions() -> None:
+    states = ProducerStates(0)
+    for _ in range(2):
+        assert states.check(batch(-1, pid=-1, epoch=-1)) is None
+        states.record(batch(-1, pid=-1, epoch=-1), 0, 0)
+    assert len(states) == 0
+
+
+@pytest.mark.parametrize(("sequence", "epoch"), [(-1, 0), (0, -1)])
+def test_producer_id_needs_epoch_and_sequence(sequence: int, epoch: int) -> None:
+    with pytest.raises(InvalidRequest):
+        ProducerStates(0).check(batch(sequence, epoch=epoch))
+
+
+def test_check_all_sees_each_batch_after_the_ones_before_and_remembers_nothing() -> None:
+    states = states_with(batch(0))
+    assert states.check_all([batch(10), batch(20), batch(0, pid=8)]) == [None, None, None]
+    assert states.check_all([batch(10)]) == [None]
+    with pytest.raises(OutOfOrderSequence):
+        states.check_all([batch(10), batch(30)])
+    assert states.check_all([batch(0), batch(10)]) == [0, None]
+
+
+def test_the_longest_silent_makes_room() -> None:
+    states = states_with(batch(0, pid=1), batch(0, pid=2), producers_max=2)
+    states.record(batch(10, pid=1), 20, 0)
+    states.record(batch(0, pid=3), 30, 0)
+    assert len(states) == 2
+    assert states.check(batch(20, pid=1)) is None
+    with pytest.raises(UnknownProducerId):
+        states.check(batch(10, pid=2))
+
+
+def test_expiry_forgets_the_silent_only() -> None:
+    states = ProducerStates(0, expiry_us=100)
+    states.record(batch(0, pid=1), 0, 0)
+    states.record(batch(0, pid=2), 0, 50)
+    assert states.expire(100) == 0
+    assert states.expire(101) == 1
+    with pytest.raises(UnknownProducerId):
+        states.check(batch(10, pid=1))
+    assert states.check(batch(10, pid=2)) is None
+
+
+def test_replayed_producers_count_as_seen_at_opening() -> None:
+    states = ProducerStates(1_000_000, expiry_us=100)
+    states.replay(batch(0))
+    assert states.expire(1_000_050) == 0
+    assert states.expire(1_000_101) == 1
+
+
+def test_snapshot_brings_everything_back() -> None:
+    states = states_with(
+        *(batch(i * 10, offset=i * 10) for i in range(7)), batch(0, pid=9, epoch=3)
+    )
+    restored = ProducerStates(0)
+    restored.restore(states.snapshot())
+    assert restored.snapshot() == states.snapshot()
+    assert restored.check(batch(60)) == 60
+    assert restored.check(batch(70)) is None
+    with pytest.raises(InvalidProducerEpoch):
+        restored.check(batch(10, pid=9, epoch=2))
+
+
+@pytest.mark.parametrize("blob", [b"\xff", b"\x93", b"\x92\x02\x90"])
+def test_a_bad_snapshot_is_said_to_be_bad(blob: bytes) -> None:
+    states = states_with(batch(0))
+    with pytest.raises(CorruptLog):
+        states.restore(blob)
+    assert len(states) == 0
+
+
+def test_an_empty_snapshot_is_no_producers() -> None:
+    states = states_with(batch(0))
+    states.restore(b"")
+    assert len(states) == 0
