@@ -1,0 +1,235 @@
+"""From whatever a program holds to record batches of the topic's schema.
+
+Owns what `Producer.send` accepts and the wording of `SchemaMismatch`. Nothing is dropped and
+nothing is bent silently: an unknown column, a value that does not fit, a null where none may be
+or a change of meaning (text to number, local time to UTC) is refused with the column's name.
+
+Columns are matched by name. A nullable column may be left out and is filled with nulls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as t
+
+from quiverlog.errors import SchemaMismatch
+
+__all__ = ["Converter"]
+
+_SHOWN = 5
+
+
+class Converter:
+    """Converts to one schema. Makes no copies where the data already has it."""
+
+    def __init__(self, schema: pa.Schema, topic: str) -> None:
+        self.schema = schema
+        self.topic = topic
+        self._names = frozenset(schema.names)
+        self._not_null = [i for i, f in enumerate(schema) if not f.nullable]
+
+    def batches(self, data: Any) -> list[pa.RecordBatch]:
+        """Record batches of the schema, without empty ones.
+
+        Args:
+            data: pa.RecordBatch, pa.Table, a dict (one row), a list of dicts, or an object with
+                `__arrow_c_stream__` or `__arrow_c_array__` (pandas, polars, duckdb, ...).
+
+        Raises:
+            SchemaMismatch: it is none of these, or does not fit; names the column.
+        """
+        if isinstance(data, Mapping):
+            data = [data]
+        if isinstance(data, pa.RecordBatch):
+            found = [self._from_batch(data)]
+        elif isinstance(data, list):
+            found = [self.from_rows(data)] if data else []
+        else:
+            found = [self._from_batch(batch) for batch in self._arrow_batches(data)]
+        return [batch for batch in found if batch.num_rows]
+
+    def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+        """Rows given as dicts; one pass in C, the slow search for the culprit only on failure."""
+        try:
+            # One union in C is exact and far cheaper than a look at each row in Python.
+            unknown = set().union(*rows) - self._names
+            batch = None if unknown else pa.RecordBatch.from_pylist(rows, schema=self.schema)
+        except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise self._blame_row(rows, error) from error
+        if batch is None:
+            raise self._unknown_columns(unknown)
+        self._check_nulls(batch)
+        return batch
+
+    # --- from Arrow -----------------------------------------------------------------------------
+    def _arrow_batches(self, data: Any) -> list[pa.RecordBatch]:
+        if isinstance(data, pa.Table):
+            table = data
+        elif hasattr(data, "__arrow_c_stream__"):
+            table = pa.RecordBatchReader.from_stream(data).read_all()
+        elif hasattr(data, "__arrow_c_array__"):
+            return [pa.record_batch(data)]
+        else:
+            raise SchemaMismatch(
+                f"Cannot send a {type(data).__name__}: give a pyarrow RecordBatch or Table, a dict, "
+                "a list of dicts, or anything with __arrow_c_stream__.",
+                topic=self.topic,
+            )
+        return list(table.to_batches())
+
+    def _from_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.schema.equals(self.schema):
+            if self._not_null:
+                self._check_nulls(batch)
+            return batch
+        names = batch.schema.names
+        if unknown := set(names) - self._names:
+            raise self._unknown_columns(unknown)
+        if len(set(names)) != len(names):
+            twice = sorted({n for n in names if names.count(n) > 1})
+            raise SchemaMismatch(f"Column {twice[0]!r} is there twice.", topic=self.topic)
+        columns = [self._column(batch, field) for field in self.schema]
+        converted = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        self._check_nulls(converted)
+        return converted
+
+    def _column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+        if field.name not in batch.schema.names:
+            return pa.nulls(batch.num_rows, field.type)
+        column = batch.column(field.name)
+        if column.type == field.type:
+            return column
+        if not _keeps_meaning(column.type, field.type):
+            raise SchemaMismatch(
+                f"Column {field.name!r} of topic {self.topic!r} is {field.type}, the data has "
+                f"{column.type}: convert it first.",
+                topic=self.topic,
+                column=field.name,
+            )
+        try:
+            if t.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            return column.cast(field.type, safe=True)
+        except pa.ArrowException as error:
+            raise SchemaMismatch(
+                f"Column {field.name!r} of topic {self.topic!r} is {field.type}; a value of the "
+                f"data ({column.type}) does not fit: {_first_line(error)}.",
+                topic=self.topic,
+                column=field.name,
+            ) from error
+
+    # --- refusals -------------------------------------------------------------------------------
+    def _check_nulls(self, batch: pa.RecordBatch) -> None:
+        for i in self._not_null:
+            if batch.column(i).null_count:
+                name = self.schema.field(i).name
+                raise SchemaMismatch(
+                    f"Column {name!r} of topic {self.topic!r} must not be null, and "
+                    f"{batch.column(i).null_count} of {batch.num_rows} rows have no value for it.",
+                    topic=self.topic,
+                    column=name,
+                )
+
+    def _unknown_columns(self, unknown: set[Any]) -> SchemaMismatch:
+        shown = ", ".join(repr(n) for n in sorted(map(str, unknown))[:_SHOWN])
+        more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+        has = ", ".join(f"{f.name} {f.type}" for f in self.schema)
+        return SchemaMismatch(
+            f"Topic {self.topic!r} has no column {shown}{more}; it has: {has}.",
+            topic=self.topic,
+            columns=sorted(map(str, unknown)),
+        )
+
+    def _blame_row(self, rows: Sequence[Mapping[str, Any]], error: Exception) -> SchemaMismatch:
+        for index, row in enumerate(rows):
+            if not isinstance(row, Mapping):
+                return SchemaMismatch(
+                    f"Item {index} of the list is a {type(row).__name__}, not a dict.",
+                    topic=self.topic,
+                    row=index,
+                )
+        for field in self.schema:
+            for index, row in enumerate(rows):
+                value = row.get(field.name)
+                try:
+                    pa.array([value], field.type)
+                except (pa.ArrowException, TypeError, ValueError, OverflowError) as cause:
+                    return SchemaMismatch(
+                        f"Column {field.name!r} of topic {self.topic!r} is {field.type}; row "
+                        f"{index} holds {_shown(value)} ({type(value).__name__}): "
+                        f"{_first_line(cause)}.",
+                        topic=self.topic,
+                        column=field.name,
+                        row=index,
+                    )
+        return SchemaMismatch(f"The rows do not fit: {_first_line(error)}.", topic=self.topic)
+
+
+def _keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
+    """May values of `source` be taken as `target`, if each of them fits?"""
+    if t.is_dictionary(source):
+        source = source.value_type
+    if source == target or t.is_null(source):
+        return True
+    if t.is_integer(source):
+        return t.is_integer(target) or t.is_floating(target) or t.is_decimal(target)
+    if t.is_floating(source):  # narrowing a float loses digits without a word
+        return t.is_floating(target) and target.bit_width >= source.bit_width
+    if _is_text(source):
+        return _is_text(target) or _is_bytes(target)
+    if _is_bytes(source):
+        return _is_bytes(target)
+    if t.is_timestamp(source):  # zoned or not is a difference in meaning, the zone's name is none
+        return t.is_timestamp(target) and (source.tz is None) == (target.tz is None)
+    same_family = (t.is_decimal, t.is_date, t.is_time, t.is_duration)
+    if any(family(source) for family in same_family):
+        return any(family(source) and family(target) for family in same_family)
+    return _nested_keeps_meaning(source, target)
+
+
+def _nested_keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
+    if t.is_map(source) or t.is_map(target):
+        return (
+            t.is_map(source)
+            and t.is_map(target)
+            and _keeps_meaning(source.key_type, target.key_type)
+            and _keeps_meaning(source.item_type, target.item_type)
+        )
+    if _is_list(source):
+        return _is_list(target) and _keeps_meaning(source.value_type, target.value_type)
+    if t.is_struct(source) and t.is_struct(target):
+        wanted = {f.name: f.type for f in target}
+        given = {f.name: f.type for f in source}
+        return given.keys() <= wanted.keys() and all(
+            _keeps_meaning(type_, wanted[name]) for name, type_ in given.items()
+        )
+    return False
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(t.is_string(type_) or t.is_large_string(type_) or t.is_string_view(type_))
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return bool(
+        t.is_binary(type_)
+        or t.is_large_binary(type_)
+        or t.is_binary_view(type_)
+        or t.is_fixed_size_binary(type_)
+    )
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(t.is_list(type_) or t.is_large_list(type_) or t.is_fixed_size_list(type_))
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,118 @@
+"""What becomes of one `send`: the part of a future that needs no thread and no loop.
+
+A send may be cut into pieces that travel in several batches to several partitions. It is done when
+each piece is acknowledged, or when the first of them has failed for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quiverlog.errors import QuiverlogError
+
+from .results import Produced
+
+__all__ = ["Delivery", "RowsDelivery"]
+
+
+class Delivery:
+    """Collects the acknowledgements of one send."""
+
+    __slots__ = ("_open_pieces", "_produced", "error", "reported", "sealed")
+
+    def __init__(self) -> None:
+        self._open_pieces = 0
+        self._produced: list[Produced] = []
+        self.sealed = False
+        """No further piece will be added."""
+        self.error: QuiverlogError | None = None
+        self.reported = False
+        """Somebody has seen the error; flush need not raise it again."""
+
+    @property
+    def is_done(self) -> bool:
+        """Everything is acknowledged, or something failed."""
+        return self.error is not None or (self.sealed and not self._open_pieces)
+
+    @property
+    def produced(self) -> list[Produced]:
+        """What is acknowledged: by partition and offset, neighbours joined."""
+        joined: list[Produced] = []
+        for piece in sorted(self._produced):
+            last = joined[-1] if joined else None
+            if (
+                last is not None
+                and last.partition == piece.partition
+                and last.next_offset == piece.base_offset
+                and last.durability == piece.durability
+            ):
+                joined[-1] = last._replace(
+                    rows=last.rows + piece.rows, duplicate=last.duplicate or piece.duplicate
+                )
+            else:
+                joined.append(piece)
+        return joined
+
+    # --- for the producer's core ----------------------------------------------------------------
+    def add_piece(self) -> None:
+        """One more piece is on its way."""
+        self._open_pieces += 1
+
+    def seal(self) -> bool:
+        """All pieces have been added; returns True if that makes it done."""
+        self.sealed = True
+        return self.is_done
+
+    def acknowledge(self, produced: Produced) -> None:
+        """A piece is stored."""
+        assert self._open_pieces > 0
+        self._open_pieces -= 1
+        self._produced.append(produced)
+
+    def fail(self, error: QuiverlogError) -> None:
+        """A piece failed for good; the first error stays."""
+        self._open_pieces = max(0, self._open_pieces - 1)
+        if self.error is None:
+            self.error = error
+
+    def halves(self, row_count: int) -> tuple[Delivery, Delivery]:
+        """Receivers for the two halves of a piece that turned out to be too large."""
+        self.add_piece()
+        return self, self
+
+    def failed(self) -> Sequence[Delivery]:
+        """The sends that an error of this piece concerns."""
+        return (self,)
+
+
+class RowsDelivery:
+    """Stands for a run of rows that were sent one by one: each has a delivery of its own."""
+
+    __slots__ = ("_deliveries",)
+
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        self._deliveries = deliveries
+
+    def add_piece(self) -> None:
+        """Each row was counted when it was sent."""
+
+    def acknowledge(self, produced: Produced) -> None:
+        """All rows are stored, one after the other."""
+        assert produced.rows == len(self._deliveries)
+        for i, delivery in enumerate(self._deliveries):
+            delivery.acknowledge(produced._replace(base_offset=produced.base_offset + i, rows=1))
+
+    def fail(self, error: QuiverlogError) -> None:
+        """None of the rows will be stored under this error."""
+        for delivery in self._deliveries:
+            delivery.fail(error)
+
+    def halves(self, row_count: int) -> tuple[RowsDelivery, RowsDelivery]:
+        """Receivers for the first `row_count` rows and for the rest."""
+        return RowsDelivery(self._deliveries[:row_count]), RowsDelivery(
+            self._deliveries[row_count:]
+        )
+
+    def failed(self) -> Sequence[Delivery]:
+        """The sends that an error of these rows concerns."""
+        return self._deliveries

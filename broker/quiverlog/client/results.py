@@ -1,0 +1,282 @@
+"""What the client hands back: frozen values with names that people can read.
+
+Owns their shape and their making from wire messages; knows nothing of connections or of waiting.
+Arrow is touched lazily, so that the admin calls of the command line never load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quiverlog.types import NO_EPOCH, Compression, Durability
+from quiverlog.wire import messages as m
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "Address",
+    "ClusterMetadata",
+    "ConfigValue",
+    "ConsumerBatch",
+    "FetchedPartition",
+    "OffsetAndEpoch",
+    "PartitionDetail",
+    "PartitionInfo",
+    "Produced",
+    "RangeSize",
+    "SchemaInfo",
+    "TopicDetail",
+    "TopicInfo",
+]
+
+
+class Address(NamedTuple):
+    """Where a broker listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """One partition as the metadata shows it. `leader` is a node id, -1 when there is none."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...] = ()
+    in_sync_replicas: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """One topic as the metadata shows it: enough to write to it and to read from it."""
+
+    name: str
+    topic_id: bytes
+    schema_id: int
+    key_columns: tuple[str, ...]
+    durability: Durability
+    batch_bytes_max: int
+    compression: Compression
+    partitions: tuple[PartitionInfo, ...]
+    is_internal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMetadata:
+    """One picture of the cluster. `metadata_version` grows with every change of any topic."""
+
+    cluster_id: str
+    controller_id: int
+    metadata_version: int
+    brokers: Mapping[int, Address]
+    racks: Mapping[int, str]
+    topics: Mapping[str, TopicInfo]
+
+
+class ConfigValue(NamedTuple):
+    """A topic's setting. `source` is `topic` when it was set there, `default` otherwise."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaInfo:
+    """One entry of a topic's schema history."""
+
+    schema_id: int
+    created: datetime
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDetail:
+    """One partition as its leader sees it. Offsets are those of the next row."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    in_sync_replicas: tuple[int, ...]
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    flushed_offset: int
+    size_bytes: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDetail:
+    """Everything that `describe_topic` knows. `schema` is the current one."""
+
+    name: str
+    topic_id: bytes
+    created: datetime
+    key_columns: tuple[str, ...]
+    replication_factor: int
+    configs: Mapping[str, ConfigValue]
+    schemas: tuple[SchemaInfo, ...]
+    partitions: tuple[PartitionDetail, ...]
+    is_internal: bool = False
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema that rows written now must have."""
+        return self.schemas[-1].schema
+
+    @property
+    def rows(self) -> int:
+        """Rows that can be read now, over all partitions."""
+        return sum(p.high_watermark - p.log_start_offset for p in self.partitions)
+
+    @property
+    def size_bytes(self) -> int:
+        """Stored bytes, over all partitions."""
+        return sum(p.size_bytes for p in self.partitions)
+
+
+class Produced(NamedTuple):
+    """Rows of one partition that are acknowledged.
+
+    `durability` is what the acknowledgement rests on. `base_offset` is the offset of the first of
+    these rows; the others follow it without a gap.
+    """
+
+    partition: int
+    base_offset: int
+    rows: int
+    durability: Durability
+    duplicate: bool = False
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last of these rows."""
+        return self.base_offset + self.rows
+
+
+class OffsetAndEpoch(NamedTuple):
+    """An answer of the low-level offset query; `error_code` 0 means that `offset` is good.
+
+    `offset` is -1 where no row is that young; `leader_epoch` is that of the row before `offset`.
+    """
+
+    offset: int
+    leader_epoch: int = NO_EPOCH
+    timestamp_us: int = -1
+    error_code: int = 0
+    error_message: str = ""
+
+
+class RangeSize(NamedTuple):
+    """How far a bound of bytes reaches, and how many stored bytes lie in the range."""
+
+    end_offset: int
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerBatch:
+    """Rows of one partition that were stored together, or a slice of them.
+
+    The row `data[i]` has the offset `base_offset + i`.
+    """
+
+    data: pa.RecordBatch
+    topic: str
+    partition: int
+    base_offset: int
+    leader_epoch: int
+    timestamp_us: int
+    """Microseconds since 1970, UTC: when the producer sealed the batch."""
+
+    @property
+    def next_offset(self) -> int:
+        """Where to go on reading after this batch."""
+        return self.base_offset + int(self.data.num_rows)
+
+    @property
+    def timestamps(self) -> pa.Array:
+        """The rows' timestamps, `timestamp[us, UTC]`; equal within a batch."""
+        import pyarrow as pa
+
+        moment = pa.scalar(self.timestamp_us, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        return pa.repeat(moment, self.data.num_rows)
+
+    @property
+    def offsets(self) -> pa.Array:
+        """The rows' offsets, int64."""
+        import pyarrow as pa
+
+        return pa.array(range(self.base_offset, self.next_offset), pa.int64())
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """The rows as dictionaries."""
+        rows: list[dict[str, Any]] = self.data.to_pylist()
+        return rows
+
+    def __len__(self) -> int:
+        return int(self.data.num_rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"ConsumerBatch({self.topic}-{self.partition}, offsets "
+            f"[{self.base_offset}, {self.next_offset}), {self.data.num_columns} columns)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPartition:
+    """What a low-level fetch brought for one partition; `body` holds whole stored batches."""
+
+    topic_id: bytes
+    partition: int
+    body: memoryview
+    leader_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    error_code: int = 0
+    error_message: str = ""
+    diverging_epoch: int = NO_EPOCH
+    diverging_end_offset: int = -1
+
+
+def moment(us: int) -> datetime:
+    """Microseconds since 1970 as an aware datetime."""
+    return datetime.fromtimestamp(us / 1_000_000, UTC)
+
+
+def topic_info(topic: m.TopicMetadata) -> TopicInfo:
+    """From the wire's shape; the topic must be free of error."""
+    assert topic.error_code == 0
+    partitions = sorted(topic.partitions, key=lambda p: p.partition)
+    return TopicInfo(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        schema_id=topic.schema_id,
+        key_columns=tuple(topic.key_columns),
+        durability=Durability(topic.durability),
+        batch_bytes_max=topic.batch_bytes_max,
+        compression=Compression(topic.compression),
+        partitions=tuple(
+            PartitionInfo(
+                p.partition,
+                p.leader_id,
+                p.leader_epoch,
+                tuple(p.replicas),
+                tuple(p.in_sync_replicas),
+            )
+            for p in partitions
+        ),
+        is_internal=topic.is_internal,
+    )

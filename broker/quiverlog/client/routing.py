@@ -1,0 +1,286 @@
+"""Where a request must go, and when it may be tried again.
+
+Owns the cluster's picture (brokers, topics, leaders, schema histories), the order in which
+addresses are tried and the retry rule. Holds no connection and does no I/O; clock and chance are
+handed in. One instance serves all threads of a client: what it caches are whole frozen values that
+are replaced, never changed in place.
+
+The retry rule: an error whose class says `retriable` is tried again until the operation's deadline,
+after a pause drawn evenly from [0, min(max, min * 2^attempt)] ("full jitter": clients that failed
+together must not come back together). `refresh_metadata` errors drop the cached topics first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from quiverlog.errors import (
+    ConnectionFailed,
+    InvalidArgument,
+    QuiverlogError,
+    UnknownPartition,
+    UnknownTopic,
+    error_from_code,
+)
+from quiverlog.limits import (
+    CLIENT_ID_CHARS_MAX,
+    CONNECT_TIMEOUT_MS_DEFAULT,
+    REQUEST_TIMEOUT_MS_DEFAULT,
+    RETRY_BACKOFF_MS_MAX,
+    RETRY_BACKOFF_MS_MIN,
+)
+from quiverlog.wire import messages as m
+
+from .commands import Call, Operation, Reply, Sleep
+from .results import Address, ClusterMetadata, PartitionInfo, TopicInfo, topic_info
+
+if TYPE_CHECKING:
+    from quiverlog.batch.schema import SchemaHistory
+
+__all__ = ["Cluster", "Settings", "backoff_s", "check", "parse_addresses"]
+
+T = TypeVar("T")
+
+PORT_DEFAULT = 9292
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `connect` was given. Times in seconds."""
+
+    client_id: str = "quiverlog-python"
+    connect_timeout_s: float = CONNECT_TIMEOUT_MS_DEFAULT / 1000
+    request_timeout_s: float = REQUEST_TIMEOUT_MS_DEFAULT / 1000
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.client_id) <= CLIENT_ID_CHARS_MAX:
+            raise InvalidArgument(f"client_id must have 1 to {CLIENT_ID_CHARS_MAX} characters.")
+        for name in ("connect_timeout_s", "request_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidArgument(f"{name.removesuffix('_s')} must be above 0 seconds.")
+
+
+def parse_addresses(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
+    """`"host:port"`, `"a:1,b:2"` or a list of them; a missing port means 9292.
+
+    Raises:
+        InvalidArgument: nothing given, or something that is not host:port.
+    """
+    parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    addresses = tuple(dict.fromkeys(_parse_address(p.strip()) for p in parts if p.strip()))
+    if not addresses:
+        raise InvalidArgument("Give at least one bootstrap address, as host:port.")
+    return addresses
+
+
+def _parse_address(text: str) -> Address:
+    bracketed = text.startswith("[")
+    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+    if not bracketed and host.count(":"):  # a bare IPv6 address cannot carry a port
+        host, colon, port = text, "", ""
+    if not colon:
+        host = text
+    if bracketed:
+        host = host.strip("[]")
+    number = int(port) if port.isascii() and port.isdigit() else (-1 if colon else PORT_DEFAULT)
+    if not host or "/" in host or not 0 < number < 65_536:
+        raise InvalidArgument(
+            f"{text!r} is not a broker's address: write host:port, for example 127.0.0.1:9292."
+        )
+    return Address(host, number)
+
+
+def backoff_s(attempt: int, chance: float) -> float:
+    """The pause before try number `attempt + 1`; `chance` lies in [0, 1)."""
+    assert attempt >= 0
+    ceiling_ms = min(RETRY_BACKOFF_MS_MAX, RETRY_BACKOFF_MS_MIN * 2 ** min(attempt, 16))
+    return chance * ceiling_ms / 1000
+
+
+def check(response: m.Response) -> None:
+    """Raise the error that a response carries as a whole, if it does."""
+    if response.error_code:
+        raise error_from_code(response.error_code, response.error_message)
+
+
+class Cluster:
+    """The client's picture of the cluster, and the rules of routing and retrying.
+
+    Args:
+        bootstrap: addresses to ask first; any of them may be down.
+        settings: client id and timeouts.
+        clock: monotonic seconds.
+        chance: an even draw from [0, 1).
+    """
+
+    def __init__(
+        self,
+        bootstrap: Sequence[Address],
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+    ) -> None:
+        assert bootstrap
+        self.bootstrap = tuple(bootstrap)
+        self.settings = settings
+        self.clock = clock
+        self.chance = chance
+        self.metadata = ClusterMetadata("", -1, -1, {}, {}, {})
+        self._histories: dict[bytes, SchemaHistory] = {}
+        self._good_address: Address | None = None
+
+    # --- addresses ------------------------------------------------------------------------------
+    def addresses(self) -> list[Address]:
+        """All brokers that may answer, the one that answered last first."""
+        order = [*self.metadata.brokers.values(), *self.bootstrap]
+        if self._good_address is not None:
+            order.insert(0, self._good_address)
+        return list(dict.fromkeys(order))
+
+    def address_of(self, node_id: int) -> Address:
+        """The address of a node.
+
+        Raises:
+            ConnectionFailed: no broker with this id is known (retriable, with fresh metadata).
+        """
+        address = self.metadata.brokers.get(node_id)
+        if address is None:
+            raise ConnectionFailed(f"No address is known for broker {node_id}.")
+        return address
+
+    def leader_address(self, topic: TopicInfo, partition: int) -> Address:
+        """The address of a partition's leader; raises retriable errors when there is none."""
+        info = partition_info(topic, partition)
+        if info.leader < 0:
+            raise UnknownPartition(f"Partition {topic.name}-{partition} has no leader just now.")
+        return self.address_of(info.leader)
+
+    # --- calls ----------------------------------------------------------------------------------
+    def call(self, address: Address, request: m.Request, *, timeout_s: float | None = None) -> Call:
+        """A call with the client's request timeout."""
+        return Call(address, request, timeout_s or self.settings.request_timeout_s)
+
+    def call_any(self, request: m.Request) -> Operation[Reply]:
+        """Ask the first broker that can be reached.
+
+        Raises:
+            ConnectionFailed: none could be; the message names every address and its failure.
+        """
+        failures: list[str] = []
+        for address in self.addresses():
+            try:
+                reply: Reply = yield self.call(address, request)
+            except ConnectionFailed as error:
+                failures.append(error.message)
+                continue
+            self._good_address = address
+            check(reply.response)
+            return reply
+        raise ConnectionFailed(" ".join(failures))
+
+    def retrying(
+        self, attempt: Callable[[], Operation[T]], *, timeout_s: float | None = None
+    ) -> Operation[T]:
+        """Run `attempt` until it succeeds, fails for good, or the time is up."""
+        deadline = self.clock() + (timeout_s or self.settings.request_timeout_s)
+        tries = 0
+        refreshed = False
+        while True:
+            try:
+                return (yield from attempt())
+            except QuiverlogError as error:
+                pause_s = backoff_s(tries, self.chance())
+                # A stale picture may be the only fault: forget it and look once more.
+                stale = error.refresh_metadata and not error.retriable and not refreshed
+                if not (error.retriable or stale) or self.clock() + pause_s >= deadline:
+                    raise
+                refreshed = refreshed or stale
+                if error.refresh_metadata:
+                    self.forget_topics()
+            tries += 1
+            yield Sleep(pause_s)
+
+    # --- metadata -------------------------------------------------------------------------------
+    def refresh(self, names: Sequence[str] | None = None) -> Operation[ClusterMetadata]:
+        """Ask for all topics (None) or for some, and renew the picture. No retry."""
+        wanted = None if names is None else list(names)
+        reply = yield from self.call_any(m.MetadataRequest(topics=wanted))
+        response = reply.response
+        assert isinstance(response, m.MetadataResponse)
+        found = {t.name: topic_info(t) for t in response.topics if not t.error_code}
+        kept = {} if names is None else dict(self.metadata.topics)
+        for name in names or ():
+            kept.pop(name, None)
+        self.metadata = ClusterMetadata(
+            cluster_id=response.cluster_id,
+            controller_id=response.controller_id,
+            metadata_version=response.metadata_version,
+            brokers={b.node_id: Address(b.host, b.port) for b in response.brokers},
+            racks={b.node_id: b.rack for b in response.brokers},
+            topics={**kept, **found},
+        )
+        return replace(self.metadata, topics=found)
+
+    def topic(self, name: str, *, fresh: bool = False) -> Operation[TopicInfo]:
+        """A topic, from the cache or asked for. No retry.
+
+        Raises:
+            UnknownTopic: there is none of this name.
+        """
+        known = None if fresh else self.metadata.topics.get(name)
+        if known is None:
+            metadata = yield from self.refresh([name])
+            known = metadata.topics.get(name)
+        if known is None:
+            raise UnknownTopic(f"There is no topic {name!r}.", topic=name)
+        return known
+
+    def forget_topics(self) -> None:
+        """Drop the cached topics: the next operation asks for those that it needs."""
+        self.metadata = replace(self.metadata, topics={})
+
+    # --- schemas --------------------------------------------------------------------------------
+    def cached_history(self, topic_id: bytes) -> SchemaHistory | None:
+        """A topic's schema history if it was asked for before."""
+        return self._histories.get(topic_id)
+
+    def history(self, topic_id: bytes, *, needed_id: int = -1) -> Operation[SchemaHistory]:
+        """A topic's schema history that holds `needed_id`. No retry."""
+        known = self._histories.get(topic_id)
+        if known is not None and (needed_id < 0 or needed_id in known):
+            return known
+        reply = yield from self.call_any(m.TopicSchemasRequest(topic_id=topic_id))
+        response = reply.response
+        assert isinstance(response, m.TopicSchemasResponse)
+        history = history_from_wire(response.schemas)
+        self._histories[topic_id] = history
+        return history
+
+
+def history_from_wire(versions: Iterable[m.SchemaVersion]) -> SchemaHistory:
+    """Decode a schema history."""
+    from quiverlog.batch.schema import SchemaHistory, deserialize_schema
+
+    return SchemaHistory({v.schema_id: deserialize_schema(v.schema) for v in versions})
+
+
+def partition_info(topic: TopicInfo, partition: int) -> PartitionInfo:
+    """A topic's partition by its number.
+
+    Raises:
+        UnknownPartition: the topic has no such partition.
+    """
+    partitions = topic.partitions
+    if 0 <= partition < len(partitions) and partitions[partition].partition == partition:
+        return partitions[partition]
+    for info in partitions:
+        if info.partition == partition:
+            return info
+    raise UnknownPartition(
+        f"Topic {topic.name!r} has {len(partitions)} partitions; {partition} is not one of them.",
+        topic=topic.name,
+        partition=partition,
+    )
