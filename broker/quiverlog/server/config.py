@@ -41,7 +41,7 @@ OFF: Final = "off"
 _ENV_OF_OTHERS: Final = re.compile(
     # Clients and tools have variables of their own, and Kubernetes sets the last two kinds in
     # every container of a namespace that has a service called `quiverlog`.
-    r"QUIVERLOG_(CONFIG|BOOTSTRAP_SERVER|(CLIENT|TEST|DEMO|BENCH)_\w+|PORT|PORT_\d\w+|SERVICE_\w+)"
+    r"QUIVERLOG_(CONFIG|DEBUG|BOOTSTRAP_SERVER|(CLIENT|TEST|DEMO|BENCH)_\w+|PORT|PORT_\d\w+|SERVICE_\w+)"
 )
 
 

@@ -1,0 +1,147 @@
+"""Feeds events to the node and performs what it answers.
+
+Owns the one place where the node meets the clock, the threads and the timer. Handlers run to
+their end on the loop; `handle_many` gathers effects, `flush` sends all that gathered for a
+connection in one write. The timer follows `next_deadline_us`: it may fire early (the node then
+does nothing), never late.
+
+Must not know: frames, sockets, what a request means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from quiverlog.node.effects import (
+    CloseConnection,
+    Effect,
+    LogLine,
+    Respond,
+    ShutdownComplete,
+    StartSync,
+)
+from quiverlog.node.events import Event, Synced, Tick
+from quiverlog.server.connections import ConnectionTable
+from quiverlog.server.logs import Logger
+from quiverlog.server.metrics import ServerMetrics
+from quiverlog.server.syncs import SyncPool
+from quiverlog.types import Now
+
+if TYPE_CHECKING:
+    from quiverlog.node.node import Node
+    from quiverlog.server.protocol import ClientProtocol
+
+__all__ = ["Performer", "read_clocks"]
+
+
+def read_clocks() -> Now:
+    """This moment, on both clocks."""
+    return Now(time.monotonic_ns() // 1000, time.time_ns() // 1000)
+
+
+class Performer:
+    """See the module docstring. `shutdown_complete` is set when the node has said so."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        node: Node,
+        connections: ConnectionTable,
+        *,
+        metrics: ServerMetrics,
+        log: Logger,
+        sync_threads: int,
+        clocks: Callable[[], Now] = read_clocks,
+    ) -> None:
+        self._loop = loop
+        self.node = node
+        self._connections = connections.by_id
+        self._metrics = metrics
+        self._log = log
+        self._clocks = clocks
+        self._syncs = SyncPool(
+            threads=sync_threads, wake=lambda: loop.call_soon_threadsafe(self._synced)
+        )
+        self._dirty: list[ClientProtocol] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_us = 0
+        self.shutdown_complete = asyncio.Event()
+
+    def handle_many(self, events: Iterable[Event], now: Now) -> None:
+        """Events that came together. What they answer waits for `flush`."""
+        effects = self.node.handle_many(events, now)
+        if effects:
+            self.perform(effects)
+
+    def tell(self, event: Event) -> None:
+        """One event from outside a connection: handle it now and send what it answers."""
+        self.handle_many((event,), self._clocks())
+        self.flush()
+
+    def perform(self, effects: list[Effect]) -> None:
+        """Do what the node asks, in its order; replies wait for `flush`."""
+        for effect in effects:
+            if type(effect) is Respond:
+                connection = self._connections.get(effect.connection_id)
+                if connection is not None:
+                    if not connection.out:
+                        self._dirty.append(connection)
+                    connection.queue(effect.response, effect.correlation_id, effect.body)
+            elif type(effect) is StartSync:
+                self._syncs.submit(effect.ticket)
+            elif type(effect) is LogLine:
+                getattr(self._log, effect.level)(effect.event, **effect.fields)
+            elif type(effect) is CloseConnection:
+                connection = self._connections.get(effect.connection_id)
+                if connection is not None:
+                    connection.close_soon(effect.why)
+            elif type(effect) is ShutdownComplete:
+                self.shutdown_complete.set()
+
+    def flush(self) -> None:
+        """Send what has gathered, one write per connection; then set the timer."""
+        if self._dirty:
+            dirty, self._dirty = self._dirty, []
+            for connection in dirty:
+                connection.flush()
+        deadline_us = self.node.next_deadline_us()
+        if deadline_us is not None and (self._timer is None or deadline_us < self._timer_us):
+            self._set_timer(deadline_us)
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop the threads and the timer. True when the threads ended in time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return self._syncs.close(timeout_s)
+
+    @property
+    def syncs_running(self) -> int:
+        """Flushes that have not come back."""
+        return self._syncs.running
+
+    def _set_timer(self, deadline_us: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_us = deadline_us
+        # The loop's clock has milliseconds; a tick that comes too early would come again at once.
+        delay_s = max(0.0, (deadline_us - time.monotonic_ns() // 1000) / 1e6)
+        self._timer = self._loop.call_later(delay_s + 0.000_5, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.tell(Tick())
+
+    def _synced(self) -> None:
+        metrics = self._metrics
+        events = []
+        for ticket, error, elapsed_us in self._syncs.collect():
+            metrics.sync.observe(elapsed_us)
+            if error is not None:
+                self._log.error("fsync failed", error=repr(error))
+            events.append(Synced(ticket, error))
+        self.handle_many(events, self._clocks())
+        self.flush()

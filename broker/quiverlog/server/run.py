@@ -1,0 +1,151 @@
+"""A broker as a process: start, ready line, work, drain, exit code.
+
+Owns the order of things. Start: bind both addresses (a port in use is found out before the data
+directory is touched), recover in a thread while `/healthz` already answers, then accept. Stop
+(SIGTERM, SIGINT): accept no more, let the node answer and flush what is in flight, within
+`shutdown.timeout.ms`, then leave; a second signal leaves at once, as a crash would.
+
+Exit codes: 0 stopped cleanly; 1 failed, or not stopped cleanly; 2 refused to start (address or data
+directory in use, foreign or newer data).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+import uvloop
+
+from quiverlog.errors import (
+    AddressInUse,
+    DataDirectoryInUse,
+    ForeignDataDirectory,
+    InvalidConfig,
+    QuiverlogError,
+    UnsupportedFormat,
+)
+from quiverlog.server.config import Address, BrokerConfig
+from quiverlog.server.logs import Logger, bridge_logging, make_logger
+from quiverlog.server.shell import BrokerShell
+
+__all__ = ["bind", "run_broker"]
+
+EXIT_OK, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
+
+_REFUSALS = (
+    AddressInUse,
+    DataDirectoryInUse,
+    ForeignDataDirectory,
+    InvalidConfig,
+    UnsupportedFormat,
+)
+_SWITCH_INTERVAL_S = 0.001
+"""A thread that renders metrics gives the interpreter back to the loop after so long."""
+
+
+def run_broker(config: BrokerConfig) -> int:
+    """Run a broker in this process until it is told to stop. Returns the exit code."""
+    log = make_logger(level=config.log_level, format=config.log_format)
+    bridge_logging(log)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        return uvloop.run(_run(config, log))
+    except QuiverlogError as error:
+        _say(f"quiverlog broker: {' '.join(str(error).split())}", sys.stderr)
+        return EXIT_REFUSED if isinstance(error, _REFUSALS) else EXIT_FAILED
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        _say(f"quiverlog broker: {name}{error.strerror or error}", sys.stderr)
+        return EXIT_FAILED
+
+
+async def _run(config: BrokerConfig, log: Logger) -> int:
+    stop = asyncio.Event()
+    _on_signals(stop, log)
+    with contextlib.ExitStack() as sockets:
+        listen = sockets.enter_context(bind(config.listen, "listen"))
+        http = None
+        if config.http_listen is not None:
+            http = sockets.enter_context(bind(config.http_listen, "http.listen"))
+        shell = BrokerShell(config, log, advertised=advertised_address(config, listen, log))
+        try:
+            await shell.start(listen, http, entropy=secrets.token_bytes)
+            gc.freeze()  # what the start made lives for ever: keep it out of collections
+            _say(shell.ready_line(), sys.stdout)
+            await stop.wait()
+        except BaseException:
+            await shell.abandon()
+            raise
+        clean = await shell.stop(config.shutdown_timeout_ms / 1000)
+    return EXIT_OK if clean else EXIT_FAILED
+
+
+def _on_signals(stop: asyncio.Event, log: Logger) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop_or_leave(number: int) -> None:
+        if stop.is_set():
+            log.error("second signal: leaving without a clean stop", signal=number)
+            sys.stderr.flush()
+            os._exit(EXIT_FAILED)
+        log.info("stopping", signal=signal.Signals(number).name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_or_leave, number)
+
+
+def bind(address: Address, key: str) -> socket.socket:
+    """A socket bound to `address`, not listening yet.
+
+    Raises:
+        AddressInUse: another program listens there.
+        InvalidConfig: this machine has no such address, or may not use the port.
+    """
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            *address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InvalidConfig(f"`{key}` {address}: {error.strerror}.") from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"`{key}` {address}: another program listens there.") from error
+        raise InvalidConfig(f"`{key}` {address}: {error.strerror}.") from error
+    return sock
+
+
+def advertised_address(config: BrokerConfig, listen: socket.socket, log: Logger) -> Address:
+    """What clients are told to connect to."""
+    bound = Address(*listen.getsockname()[:2])
+    if config.advertise is not None:
+        return Address(config.advertise.host, config.advertise.port or bound.port)
+    if bound.host not in ("0.0.0.0", "::"):
+        return Address(config.listen.host, bound.port)
+    host = socket.gethostname()
+    log.warning(
+        "listening on every address: clients are told this host's name; set `advertise` if they"
+        " cannot resolve it",
+        advertised=f"{host}:{bound.port}",
+    )
+    return Address(host, bound.port)
+
+
+def _say(line: str, stream: object) -> None:
+    print_to: Callable[..., None] = print
+    with contextlib.suppress(BrokenPipeError):
+        print_to(line, file=stream, flush=True)
