@@ -28,6 +28,7 @@ from quiverlog.errors import (
 )
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import Effect, LogLine, Respond, StartSync
+from quiverlog.node.events import RequestReceived
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.purgatory import Purgatory, Waiter
 from quiverlog.node.replica import Replica
@@ -38,7 +39,12 @@ from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
-__all__ = ["Broker", "Phase"]
+__all__ = ["AdmittedProduce", "Broker", "Phase"]
+
+AdmittedProduce = tuple[
+    RequestReceived, m.ProduceResponse, list[tuple[Replica, int, m.ProducePartitionResult]]
+]
+"""A produce between its two steps: per stored entry the replica, the offset after it, the result."""
 
 
 class Phase(enum.Enum):
@@ -54,6 +60,8 @@ class Broker:
     """See the module docstring."""
 
     __slots__ = (
+        "admitted_bytes",
+        "appending",
         "cluster_id",
         "config",
         "connections",
@@ -69,6 +77,7 @@ class Broker:
         "metrics",
         "moved",
         "phase",
+        "produces",
         "producer_id_end",
         "producer_id_next",
         "purgatory",
@@ -101,6 +110,10 @@ class Broker:
         self.connections: dict[int, str] = {}
         # Replicas whose readers may see something new since the last `settle`.
         self.moved: dict[Replica, None] = {}
+        # Produces that were admitted and not appended, and the replicas that have admitted them.
+        self.produces: list[AdmittedProduce] = []
+        self.admitted_bytes = 0
+        self.appending: list[Replica] = []
         self.metadata_waiters: dict[Waiter, None] = {}
         self.metadata_cache: dict[str, m.TopicMetadata] = {}
         self.sync_queue: deque[Replica] = deque()
@@ -201,8 +214,8 @@ class Broker:
     def fail_acks(self, replica: Replica, error: QuiverlogError) -> None:
         """All acknowledgements that wait for the replica's disk become errors."""
         acks, replica.acks = replica.acks, type(replica.acks)()
-        for _, waiter, index in acks:
-            waiter.failed(self, index, error)
+        for _, waiter, result in acks:
+            waiter.failed(self, result, error)
 
     def want_sync(self, replica: Replica) -> None:
         """Flush soon. Costs nothing when a flush is on its way to being asked for."""
@@ -224,7 +237,7 @@ class Broker:
             self.effects.append(StartSync(ticket))
 
     def settle(self, now: Now) -> None:
-        """After the events of one call: wake readers, start flushes."""
+        """After the events of one call, with no produce pending: wake readers, start flushes."""
         if self.moved:
             moved, self.moved = self.moved, {}
             for replica in moved:

@@ -82,7 +82,7 @@ def _compact_metadata(broker: Broker) -> None:
 
 
 def synced(broker: Broker, event: Synced, now: Now) -> None:
-    """A flush is back: acknowledge what it covers, and begin the next one if rows came meanwhile."""
+    """A flush is back: acknowledge what it covers; begin the next if rows came meanwhile."""
     ticket, replica = broker.syncs.pop(id(event.ticket))
     replica.sync_in_flight = False
     if replica.deleted:

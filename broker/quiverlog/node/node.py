@@ -42,7 +42,7 @@ from quiverlog.node.events import (
 )
 from quiverlog.node.fetch import handle_fetch
 from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.produce import handle_init_producer_id, handle_produce
+from quiverlog.node.produce import finish_produces, handle_init_producer_id, handle_produce
 from quiverlog.node.retention import Retention
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now
@@ -121,7 +121,8 @@ class Node:
     def handle_many(self, events: Iterable[Event], now: Now) -> list[Effect]:
         """Events that came together (say, the requests of one read from a socket), in order.
 
-        Better than one `handle` each: flushes begin after the last, so all share the first one.
+        Better than one `handle` each: produces to one log share a write, and all share a flush.
+        Every body must stay valid until this returns.
         """
         for event in events:
             self._take(event, now)
@@ -138,6 +139,8 @@ class Node:
     # --- parts ---------------------------------------------------------------------------------
     def _effects(self, now: Now) -> list[Effect]:
         broker = self.broker
+        if broker.produces:
+            finish_produces(broker, now)
         broker.settle(now)
         if broker.phase is Phase.CLOSING:
             lifecycle.finish_if_drained(broker, now)
@@ -150,6 +153,8 @@ class Node:
             self._request(event, now)
             return
         broker = self.broker
+        if broker.produces:
+            finish_produces(broker, now)
         match event:
             case Synced():
                 lifecycle.synced(broker, event, now)
@@ -175,6 +180,8 @@ class Node:
                     raise NotNegotiated
             elif broker.phase is not Phase.RUNNING:
                 raise BrokerShuttingDown
+            if broker.produces and type(request) is not m.ProduceRequest:
+                finish_produces(broker, now)
             self._handlers[type(request)](broker, event, now)
         except QuiverlogError as error:
             self._fail(event, error)

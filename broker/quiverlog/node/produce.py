@@ -7,6 +7,10 @@ or not at all; entries are independent of each other.
 An acknowledgement that says `flushed` is sent after the fsync that covers its rows has returned:
 a crash before that may lose the rows, and the producer, having heard nothing, sends them again.
 A repetition waits for the same fsync: its rows are stored, but perhaps not on the disk yet.
+
+Two steps: `handle_produce` admits the batches of one request to their logs; `finish_produces`
+writes, in one go per log, what all requests of one socket read have brought, and answers them.
+Nothing that is not a produce is handled between the two.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from quiverlog.errors import (
     RequestTimedOut,
     StorageFault,
 )
-from quiverlog.limits import BATCH_HEADER_BYTES, PARTITIONS_PER_REQUEST_MAX
+from quiverlog.limits import BATCH_HEADER_BYTES, MIB, PARTITIONS_PER_REQUEST_MAX
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.replica import Replica
@@ -36,9 +40,11 @@ from quiverlog.wire import messages as m
 if TYPE_CHECKING:
     from quiverlog.node.broker import Broker
 
-__all__ = ["ProduceWaiter", "handle_init_producer_id", "handle_produce"]
+__all__ = ["ProduceWaiter", "finish_produces", "handle_init_producer_id", "handle_produce"]
 
 _TIMEOUT_MS_MAX: Final = 24 * 3_600_000
+_ADMITTED_BYTES_MAX: Final = 1 * MIB
+"""Small batches that arrive together are written together, up to this size."""
 _PRODUCER_EPOCH_MAX: Final = 2**15 - 1
 
 
@@ -60,10 +66,12 @@ class ProduceWaiter(Waiter):
         if self.remaining == 0 and not self.done:
             self._answer(broker)
 
-    def failed(self, broker: Broker, index: int, error: QuiverlogError) -> None:
+    def failed(
+        self, broker: Broker, result: m.ProducePartitionResult, error: QuiverlogError
+    ) -> None:
         """One entry will never be known to be on the disk."""
         if not self.done:
-            _fail(self.response.partitions[index], error)
+            _fail(result, error)
             self.flushed(broker)
 
     def expire(self, broker: Broker, now: Now) -> None:
@@ -88,16 +96,20 @@ def _fail(result: m.ProducePartitionResult, error: QuiverlogError) -> None:
 
 
 def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """See the module docstring."""
+    """Admit the batches; `finish_produces` appends them, with all that were admitted meanwhile."""
     request = event.request
     assert isinstance(request, m.ProduceRequest)
     entries = request.partitions
     body = event.body
     _check_sizes(entries, len(body))
+    # Only here, between requests: entries of one request must not be parted by a failed append.
+    if broker.produces and broker.admitted_bytes + len(body) > _ADMITTED_BYTES_MAX:
+        finish_produces(broker, now)
     broker.check_writable()
+    broker.admitted_bytes += len(body)
     response = m.ProduceResponse()
     results = response.partitions = []
-    waiter: ProduceWaiter | None = None
+    stored: list[tuple[Replica, int, m.ProducePartitionResult]] = []
     at = 0
     for entry in entries:
         result = m.ProducePartitionResult(entry.topic_id, entry.partition)
@@ -105,27 +117,64 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
         end = at + entry.batch_bytes
         try:
             replica = broker.replica(entry.topic_id, entry.partition)
-            wait_until = _store(broker, replica, entry, request, body[at:end], result, now)
+            end_offset = _admit(broker, replica, entry, request, body[at:end], result, now)
         except QuiverlogError as error:
             _fail(result, error)
             broker.metrics.batches_refused += 1
         else:
-            if wait_until > replica.state.flushed_offset:
-                if waiter is None:
-                    waiter = _waiter(event, request, response, now)
-                waiter.remaining += 1
-                replica.acks.append((wait_until, waiter, len(results) - 1))
-                broker.want_sync(replica)
+            stored.append((replica, end_offset, result))
         at = end
-    if waiter is None:
-        broker.respond(event.connection_id, request.correlation_id, response)
-    else:
-        broker.purgatory.add(waiter, by_connection=False)
+    broker.produces.append((event, response, stored))
 
 
-def _waiter(
-    event: RequestReceived, request: m.ProduceRequest, response: m.ProduceResponse, now: Now
-) -> ProduceWaiter:
+def finish_produces(broker: Broker, now: Now) -> None:
+    """Append what was admitted, one write per log, then answer or wait for the disk."""
+    produces, broker.produces = broker.produces, []
+    broker.admitted_bytes = 0
+    errors = _append_admitted(broker, now)
+    for event, response, stored in produces:
+        waiter: ProduceWaiter | None = None
+        for replica, end_offset, result in stored:
+            state = replica.state
+            if end_offset > state.log_end_offset:
+                _fail(result, errors.get(replica) or StorageFault(f"{replica.name}: not stored."))
+            elif end_offset > state.flushed_offset and result.durability >= Durability.FLUSHED:
+                if replica.fault:
+                    _fail(result, StorageFault(f"{replica.name}: {replica.fault}."))
+                    continue
+                if waiter is None:
+                    waiter = _waiter(event, response, now)
+                waiter.remaining += 1
+                replica.acks.append((end_offset, waiter, result))
+                broker.want_sync(replica)
+        if waiter is None:
+            broker.respond(event.connection_id, event.request.correlation_id, response)
+        else:
+            broker.purgatory.add(waiter, by_connection=False)
+
+
+def _append_admitted(broker: Broker, now: Now) -> dict[Replica, QuiverlogError]:
+    """Every log gets its batches in one write; those that fail come back with the reason."""
+    errors: dict[Replica, QuiverlogError] = {}
+    appending, broker.appending = broker.appending, []
+    for replica in appending:
+        if not replica.admitted:
+            continue
+        try:
+            if replica.append(now):
+                broker.moved[replica] = None
+        except DiskFull as error:
+            broker.disk_filled()
+            errors[replica] = error
+        except StorageFault as error:
+            broker.declare_fault(replica, error.message)
+            errors[replica] = error
+    return errors
+
+
+def _waiter(event: RequestReceived, response: m.ProduceResponse, now: Now) -> ProduceWaiter:
+    request = event.request
+    assert isinstance(request, m.ProduceRequest)
     timeout_ms = min(max(request.timeout_ms, 1), _TIMEOUT_MS_MAX)
     deadline_us = now.mono_us + timeout_ms * 1000
     return ProduceWaiter(event.connection_id, request.correlation_id, deadline_us, response)
@@ -149,7 +198,7 @@ def _check_sizes(entries: list[m.ProducePartition], body_bytes: int) -> None:
         )
 
 
-def _store(
+def _admit(
     broker: Broker,
     replica: Replica,
     entry: m.ProducePartition,
@@ -158,10 +207,7 @@ def _store(
     result: m.ProducePartitionResult,
     now: Now,
 ) -> int:
-    """Validate and append one entry; fill in `result`.
-
-    Returns the offset that the disk must have reached before the answer may go (0: none).
-    """
+    """Validate one entry, admit it and fill in `result`. Returns the offset after its last row."""
     state = replica.state
     if entry.leader_epoch != state.leader_epoch:
         state.check_leader_epoch(entry.leader_epoch)
@@ -169,17 +215,11 @@ def _store(
     if replica.fault:
         replica.check_fault()
     batches = _validate(replica, body, now)
-    if len(batches) == 1:
-        header = batches[0][0]
-        row_count = header.row_count
-        known = replica.producers.check(header)
-        end = 0 if known is None else known + row_count
-    else:
-        known, end = _check_all(replica, [header for header, _ in batches])
-        row_count = sum(header.row_count for header, _ in batches)
+    known, row_count = _check_producers(replica, batches)
     if known is None:
-        known = _append(broker, replica, batches, now)
-        end = state.log_end_offset
+        if not replica.admitted:
+            broker.appending.append(replica)
+        known = replica.admit(batches, now)
     else:
         result.duplicate = True
         broker.metrics.batches_deduplicated += len(batches)
@@ -188,7 +228,7 @@ def _store(
     result.durability = level
     result.leader_epoch = state.leader_epoch
     result.log_start_offset = replica.log.log_start_offset
-    return end if level >= Durability.FLUSHED else 0
+    return known + row_count
 
 
 def _validate(replica: Replica, body: memoryview, now: Now) -> list[tuple[BatchHeader, memoryview]]:
@@ -213,39 +253,31 @@ def _validate(replica: Replica, body: memoryview, now: Now) -> list[tuple[BatchH
     return batches
 
 
-def _check_all(replica: Replica, headers: list[BatchHeader]) -> tuple[int | None, int]:
-    """(offset of the first, end of the last) when all are repetitions, (None, 0) when all are new.
+def _check_producers(
+    replica: Replica, batches: list[tuple[BatchHeader, memoryview]]
+) -> tuple[int | None, int]:
+    """(offset of the entry if it is a repetition, its rows).
 
     Raises:
-        OutOfOrderSequence: some are repetitions and some are not. A retry must carry the same
-            batches: one answer could not say where the rows of both kinds lie.
+        OutOfOrderSequence: some batches are repetitions and some are not, or the repeated ones do
+            not lie together. A retry must carry the batches of the first try: one answer could
+            not say where the rows of both kinds lie.
     """
+    if len(batches) == 1:
+        header = batches[0][0]
+        return replica.producers.check(header), header.row_count
+    headers = [header for header, _ in batches]
+    row_count = sum(header.row_count for header in headers)
     answers = replica.producers.check_all(headers)
     known = [answer for answer in answers if answer is not None]
     if not known:
-        return None, 0
-    if len(known) < len(answers):
+        return None, row_count
+    if len(known) < len(answers) or known[-1] + headers[-1].row_count != known[0] + row_count:
         raise OutOfOrderSequence(
             f"{replica.name}: {len(known)} of {len(answers)} batches of this entry are stored"
             " already; a retry must carry the batches of the first try."
         )
-    return known[0], known[-1] + headers[-1].row_count
-
-
-def _append(
-    broker: Broker, replica: Replica, batches: list[tuple[BatchHeader, memoryview]], now: Now
-) -> int:
-    try:
-        base_offset, moved = replica.append(batches, now)
-    except DiskFull:
-        broker.disk_filled()
-        raise
-    except StorageFault as error:
-        broker.declare_fault(replica, error.message)
-        raise
-    if moved:
-        broker.moved[replica] = None
-    return base_offset
+    return known[0], row_count
 
 
 # --- INIT_PRODUCER_ID -----------------------------------------------------------------------------

@@ -19,11 +19,12 @@ from quiverlog.core.controller.configs import TopicConfig
 from quiverlog.core.controller.image import TopicImage
 from quiverlog.core.partition.partition import PartitionState
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.errors import StorageFault
+from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.node.metrics import TopicCounters
 from quiverlog.node.purgatory import Waiter
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now, TopicPartition
+from quiverlog.wire import messages as m
 
 if TYPE_CHECKING:
     from quiverlog.node.produce import ProduceWaiter
@@ -47,6 +48,9 @@ class Replica:
 
     __slots__ = (
         "acks",
+        "admitted",
+        "admitted_bytes",
+        "admitted_rows",
         "counters",
         "deleted",
         "fault",
@@ -82,7 +86,10 @@ class Replica:
             flushed_offset=log.flushed_offset,
         )
         self.waiters: dict[Waiter, int] = {}
-        self.acks: deque[tuple[int, ProduceWaiter, int]] = deque()
+        self.acks: deque[tuple[int, ProduceWaiter, m.ProducePartitionResult]] = deque()
+        self.admitted: list[tuple[BatchHeader, memoryview]] = []
+        self.admitted_rows = 0
+        self.admitted_bytes = 0
         self.sync_in_flight = False
         self.sync_queued = False
         self.deleted = False
@@ -93,28 +100,44 @@ class Replica:
         """Are there rows that the disk may not have?"""
         return self.state.flushed_offset < self.state.log_end_offset
 
-    def append(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> tuple[int, bool]:
-        """Append validated, checked batches together. Returns (base offset, may readers see more).
+    def admit(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> int:
+        """Take validated, checked batches into the next `append`. Returns their base offset to be.
+
+        The views must stay valid until then.
+        """
+        base_offset = offset = self.state.log_end_offset + self.admitted_rows
+        for header, view in batches:
+            self.producers.record(header, offset, now.wall_us)
+            offset += header.row_count
+            self.admitted_bytes += len(view)
+        self.admitted_rows = offset - self.state.log_end_offset
+        self.admitted.extend(batches)
+        return base_offset
+
+    def append(self, now: Now) -> bool:
+        """Append what was admitted, together. True when readers may see more.
 
         Raises:
             DiskFull: nothing was stored.
             StorageFault: the disk failed; the caller must declare the fault.
         """
-        log = self.log
+        batches, self.admitted = self.admitted, []
+        rows, self.admitted_rows = self.admitted_rows, 0
+        byte_count, self.admitted_bytes = self.admitted_bytes, 0
+        state = self.state
         try:
-            base_offset = log.append(batches, self.state.leader_epoch, now)
-        except OSError as error:
+            base_offset = self.log.append(batches, state.leader_epoch, now)
+        except (OSError, QuiverlogError) as error:
+            self.producers.rewind(state.log_end_offset)
+            if isinstance(error, DiskFull):
+                raise
             raise StorageFault(f"{self.name}: append failed: {error}.") from error
-        offset = base_offset
+        assert base_offset == state.log_end_offset
         counters = self.counters
-        for header, view in batches:
-            self.producers.record(header, offset, now.wall_us)
-            offset += header.row_count
-            counters.bytes_in += len(view)
-        counters.rows_in += offset - base_offset
+        counters.bytes_in += byte_count
+        counters.rows_in += rows
         counters.batches_in += len(batches)
-        assert offset == log.log_end_offset
-        return base_offset, self.state.appended(offset)
+        return state.appended(base_offset + rows)
 
     def check_fault(self) -> None:
         """Raises StorageFault when an earlier write or fsync failed."""

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-# --- METADATA, TOPIC_SCHEMAS ------------------------------------------------------------------------
+# --- METADATA, TOPIC_SCHEMAS --------------------------------------------------------------------
 def handle_metadata(broker: Broker, event: RequestReceived, now: Now) -> None:
     """Brokers, topics, partitions, leaders. Unknown names are marked, not refused."""
     request = event.request
@@ -120,7 +120,7 @@ def _schema_versions(topic: TopicImage) -> list[m.SchemaVersion]:
     ]
 
 
-# --- CREATE_TOPICS ----------------------------------------------------------------------------------
+# --- CREATE_TOPICS ------------------------------------------------------------------------------
 def handle_create_topics(broker: Broker, event: RequestReceived, now: Now) -> None:
     """Each topic is created or refused on its own."""
     request = event.request
@@ -181,7 +181,7 @@ def _commit_with_partitions(broker: Broker, name: str, records: list[Record], no
         logs.open_replica(broker, topic, record.partition, now, clean=True)
 
 
-# --- DELETE_TOPICS ----------------------------------------------------------------------------------
+# --- DELETE_TOPICS ------------------------------------------------------------------------------
 def handle_delete_topics(broker: Broker, event: RequestReceived, now: Now) -> None:
     """Gone at once for everybody; the files follow."""
     request = event.request
@@ -205,7 +205,7 @@ def handle_delete_topics(broker: Broker, event: RequestReceived, now: Now) -> No
     broker.respond(event.connection_id, request.correlation_id, response)
 
 
-# --- ALTER_TOPIC ------------------------------------------------------------------------------------
+# --- ALTER_TOPIC --------------------------------------------------------------------------------
 def handle_alter_topic(broker: Broker, event: RequestReceived, now: Now) -> None:
     """Configuration, more partitions, a wider schema: all of it or nothing."""
     request = event.request
@@ -245,7 +245,7 @@ def _apply_config(broker: Broker, topic: TopicImage) -> None:
             broker.want_sync(replica)
 
 
-# --- DESCRIBE_TOPICS --------------------------------------------------------------------------------
+# --- DESCRIBE_TOPICS ----------------------------------------------------------------------------
 def handle_describe_topics(broker: Broker, event: RequestReceived, now: Now) -> None:
     """All that is known of topics: configuration, schemas, partitions with their sizes."""
     request = event.request

@@ -181,6 +181,21 @@ class ProducerStates:
         """A batch was found in the log: take it in. The log is right by definition."""
         self.record(header, header.base_offset, self._opened_us)
 
+    def rewind(self, offset: int) -> None:
+        """Batches at or after `offset` were recorded but are not in the log: they never were.
+
+        What they pushed out of memory stays forgotten: a very late repetition is then refused, as
+        if it were older than the batches remembered, and never stored twice.
+        """
+        for pid, producer in list(self._producers.items()):
+            gone = [batch for batch in producer.batches if batch[2] >= offset]
+            if not gone:
+                continue
+            del producer.batches[-len(gone) :]
+            producer.next_sequence = gone[0][0]
+            if not producer.batches and producer.next_sequence == 0:
+                del self._producers[pid]
+
     def expire(self, now_us: int) -> int:
         """Forget the producers that have been silent for too long; returns how many."""
         limit = now_us - self._expiry_us

@@ -1,0 +1,273 @@
+"""Drives a Node by hand: every event, every moment and every flush is the test's decision.
+
+Owns the clock, the counter that stands for randomness, and the flushes that the node has asked for
+(`syncs`), which happen when the test says `flush()`. Must not know what a test asserts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from quiverlog.batch.codec import encode_batch, split_batches
+from quiverlog.batch.header import BatchHeader
+from quiverlog.batch.schema import serialize_schema
+from quiverlog.node.config import NodeConfig
+from quiverlog.node.effects import (
+    CloseConnection,
+    Effect,
+    LogLine,
+    Respond,
+    ShutdownComplete,
+    StartSync,
+)
+from quiverlog.node.events import (
+    ConnectionClosed,
+    DiskSpace,
+    Event,
+    RequestReceived,
+    Shutdown,
+    Synced,
+    Tick,
+)
+from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.node import Node
+from quiverlog.storage.disk import Disk
+from quiverlog.types import Now
+from quiverlog.wire import messages as m
+
+__all__ = ["SCHEMA", "NodeDriver", "batch_of", "rows_of"]
+
+SCHEMA = pa.schema([("n", pa.int64())])
+START_WALL_US = 1_700_000_000_000_000
+GIB = 1024**3
+
+_R = TypeVar("_R", bound=m.Response)
+
+
+def batch_of(
+    values: Sequence[int],
+    *,
+    schema_id: int = 1,
+    at_us: int = START_WALL_US,
+    producer: tuple[int, int, int] | None = None,
+    schema: pa.Schema = SCHEMA,
+) -> bytearray:
+    """One encoded batch; `producer` is (id, epoch, base sequence)."""
+    columns = [pa.array(values, type=field.type) for field in schema]
+    pid, epoch, sequence = producer or (-1, -1, -1)
+    return encode_batch(
+        pa.record_batch(columns, schema=schema),
+        schema_id=schema_id,
+        timestamp_us=at_us,
+        producer_id=pid,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+    )
+
+
+def rows_of(body: bytes) -> list[tuple[int, int]]:
+    """(offset, row count) of every batch in a fetched body."""
+    return [(header.base_offset, header.row_count) for header, _ in split_batches(memoryview(body))]
+
+
+class NodeDriver:
+    """One node on one disk, with a clock of its own.
+
+    Args:
+        make_disk: called at every start; what it returns must see the same files.
+        config: fields of NodeConfig.
+    """
+
+    def __init__(self, make_disk: Callable[[], Disk], data_dir: str, **config: Any) -> None:
+        self._make_disk = make_disk
+        self._config = NodeConfig(data_dir=data_dir, **{"disk_reserve_bytes": 0, **config})
+        self._random = itertools.count(1)
+        self.mono_us = 1_000_000
+        self.wall_us = START_WALL_US
+        self.syncs: list[StartSync] = []
+        self.lines: list[LogLine] = []
+        self.responses: list[Respond] = []
+        self.closed: list[CloseConnection] = []
+        self.shut_down = False
+        self._correlation = itertools.count(1)
+        self.start()
+
+    # --- life ----------------------------------------------------------------------------------
+    def start(self) -> None:
+        self.metrics = NodeMetrics()
+        self.disk = self._make_disk()
+        self.node = Node(self._config, self.disk, entropy=self._entropy, metrics=self.metrics)
+        self.syncs.clear()
+        self.shut_down = False
+        self._perform(self.node.start(self.now))
+        for connection in (1, 2):
+            self.call(m.HelloRequest(client_id=f"test-{connection}"), connection=connection)
+
+    def stop(self) -> None:
+        self.send(Shutdown())
+        while self.syncs:
+            self.flush()
+        assert self.shut_down
+
+    def _entropy(self, count: int) -> bytes:
+        return next(self._random).to_bytes(count, "big")
+
+    # --- time ----------------------------------------------------------------------------------
+    @property
+    def now(self) -> Now:
+        return Now(self.mono_us, self.wall_us)
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, with every Tick at the moment that the node wants it."""
+        end = self.mono_us + ms * 1000
+        while True:
+            deadline = self.node.next_deadline_us()
+            if deadline is None or deadline > end:
+                break
+            self._set(max(deadline, self.mono_us))
+            self.send(Tick())
+        self._set(end)
+
+    def _set(self, mono_us: int) -> None:
+        self.wall_us += mono_us - self.mono_us
+        self.mono_us = mono_us
+
+    # --- events --------------------------------------------------------------------------------
+    def send(self, event: Event) -> list[Effect]:
+        return self._perform(self.node.handle(event, self.now))
+
+    def request(self, request: m.Request, body: bytes = b"", *, connection: int = 1) -> int:
+        """Send a request; returns its correlation id."""
+        correlation = self._number(request)
+        self.send(RequestReceived(connection, request, memoryview(bytearray(body))))
+        return correlation
+
+    def request_many(self, requests: Sequence[tuple[m.Request, bytes]]) -> list[Effect]:
+        """Requests that arrive in one read."""
+        events = []
+        for request, body in requests:
+            self._number(request)
+            events.append(RequestReceived(1, request, memoryview(bytearray(body))))
+        return self._perform(self.node.handle_many(events, self.now))
+
+    def _number(self, request: m.Request) -> int:
+        request.correlation_id = next(self._correlation)
+        return request.correlation_id
+
+    def call(
+        self, request: m.Request, body: bytes = b"", *, connection: int = 1
+    ) -> tuple[Any, bytes]:
+        """Send a request that is answered at once; returns response and body."""
+        correlation = self.request(request, body, connection=connection)
+        answer = self.answer(correlation)
+        assert answer is not None, f"{type(request).__name__} was not answered"
+        return answer
+
+    def answer(self, correlation: int) -> tuple[Any, bytes] | None:
+        """The answer to a request, if there is one yet. Two answers are a bug."""
+        found = [r for r in self.responses if r.correlation_id == correlation]
+        assert len(found) <= 1
+        if not found:
+            return None
+        return found[0].response, b"".join(found[0].body)
+
+    def close_connection(self, connection: int) -> None:
+        self.send(ConnectionClosed(connection))
+
+    def disk_space(self, free_bytes: int) -> None:
+        self.send(DiskSpace(free_bytes))
+
+    def flush(self, error: BaseException | None = None) -> None:
+        """Perform the flushes that were asked for so far (or let them fail)."""
+        syncs, self.syncs = self.syncs, []
+        for sync in syncs:
+            if error is None:
+                sync.ticket.run()
+            self.send(Synced(sync.ticket, error))
+
+    def _perform(self, effects: list[Effect]) -> list[Effect]:
+        for effect in effects:
+            if isinstance(effect, Respond):
+                self.responses.append(effect)
+            elif isinstance(effect, StartSync):
+                self.syncs.append(effect)
+            elif isinstance(effect, LogLine):
+                self.lines.append(effect)
+            elif isinstance(effect, CloseConnection):
+                self.closed.append(effect)
+            elif isinstance(effect, ShutdownComplete):
+                self.shut_down = True
+        return effects
+
+    # --- requests that many tests make ---------------------------------------------------------
+    def create(self, name: str = "t", partitions: int = 1, **configs: str) -> bytes:
+        """A topic of one int64 column; returns its id. `retention_ms` stands for retention.ms."""
+        new = m.NewTopic(
+            name,
+            serialize_schema(SCHEMA),
+            partitions,
+            1,
+            [],
+            {key.replace("_", "."): value for key, value in configs.items()},
+        )
+        response, _ = self.call(m.CreateTopicsRequest(topics=[new]))
+        result = response.topics[0]
+        assert result.error_code == 0, result.error_message
+        return bytes(result.topic_id)
+
+    def produce(
+        self,
+        topic_id: bytes,
+        *batches: bytes,
+        partition: int = 0,
+        durability: int = -1,
+        leader_epoch: int = -1,
+        timeout_ms: int = 30_000,
+        connection: int = 1,
+    ) -> int:
+        """One entry with these batches; returns the correlation id."""
+        body = b"".join(batches)
+        entry = m.ProducePartition(topic_id, partition, leader_epoch, len(body))
+        request = m.ProduceRequest(
+            durability=durability, timeout_ms=timeout_ms, partitions=[entry]
+        )
+        return self.request(request, body, connection=connection)
+
+    def produced(self, topic_id: bytes, *batches: bytes, **options: Any) -> Any:
+        """Produce, flush, and return the entry's result."""
+        correlation = self.produce(topic_id, *batches, **options)
+        while self.syncs and self.answer(correlation) is None:
+            self.flush()
+        answer = self.answer(correlation)
+        assert answer is not None
+        assert answer[0].error_code == 0, answer[0].error_message
+        return answer[0].partitions[0]
+
+    def fetch_request(self, topic_id: bytes, offset: int, **options: Any) -> m.FetchRequest:
+        """`options` of the entry and of the request, told apart by name."""
+        names = ("leader_epoch", "last_epoch", "end_offset", "partition", "entry_bytes_max")
+        entry = {k: options.pop(k) for k in names if k in options}
+        if "entry_bytes_max" in entry:
+            entry["bytes_max"] = entry.pop("entry_bytes_max")
+        part = m.FetchPartition(topic_id=topic_id, offset=offset, **{"partition": 0, **entry})
+        return m.FetchRequest(partitions=[part], **options)
+
+    def fetched(self, topic_id: bytes, offset: int = 0, **options: Any) -> tuple[Any, bytes]:
+        """A fetch that does not wait: (the entry's result, body)."""
+        response, body = self.call(self.fetch_request(topic_id, offset, **options))
+        return response.partitions[0], body
+
+    def offset_of(self, topic_id: bytes, at: int, partition: int = 0) -> Any:
+        """LIST_OFFSETS for one partition, without waiting."""
+        entry = m.ListOffsetsPartition(topic_id, partition, at=at)
+        response, _ = self.call(m.ListOffsetsRequest(partitions=[entry]))
+        return response.partitions[0]
+
+    def headers(self, topic_id: bytes, offset: int = 0) -> list[BatchHeader]:
+        """The headers of all readable batches from `offset`."""
+        _, body = self.fetched(topic_id, offset, entry_bytes_max=2**26, bytes_max=2**26)
+        return [header for header, _ in split_batches(memoryview(body))]
