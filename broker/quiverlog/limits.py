@@ -55,6 +55,8 @@ BATCH_ALIGNMENT_BYTES: Final = 64
 BATCH_BYTES_MAX: Final = 32 * MIB
 """Hard bound on a stored batch; `max.message.bytes` of a topic is at most this."""
 BATCH_ROWS_MAX: Final = 16 * 1024 * 1024
+BATCH_DECODED_BYTES_MAX: Final = 256 * MIB
+"""What a compressed batch may claim to hold: bounds what a reader allocates for it."""
 BATCH_BYTES_DEFAULT_MAX: Final = 8 * MIB
 """Default of `max.message.bytes`."""
 TIMESTAMP_AHEAD_MS_MAX: Final = 3_600_000
@@ -95,6 +97,7 @@ RETRY_BACKOFF_MS_MIN: Final = 20
 RETRY_BACKOFF_MS_MAX: Final = 1_000
 
 assert BATCH_BYTES_DEFAULT_MAX <= BATCH_BYTES_MAX
+assert BATCH_BYTES_MAX <= BATCH_DECODED_BYTES_MAX
 assert BATCH_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_BATCHES_REMEMBERED
 assert FETCH_BYTES_DEFAULT + HEADER_BYTES_MAX <= FRAME_BYTES_MAX

@@ -1,0 +1,243 @@
+"""Arrow rows to stored batches and back.
+
+A batch is encoded once, by its producer, and never again: brokers and readers pass the same bytes
+on. Decoding copies nothing that is not compressed: the arrays point into the batch's own bytes,
+which must therefore stay valid and unchanged as long as the arrays live.
+
+Must not know: offsets beyond those in the header, partitions, where bytes come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from quiverlog.errors import BatchTooLarge, CorruptBatch, InvalidArgument
+from quiverlog.limits import (
+    BATCH_ALIGNMENT_BYTES,
+    BATCH_BYTES_MAX,
+    BATCH_HEADER_BYTES,
+    BATCH_ROWS_MAX,
+)
+from quiverlog.types import (
+    NO_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    Compression,
+)
+
+from .checksum import crc32c
+from .evolution import SchemaHistory, project
+from .header import (
+    CRC_OFFSET,
+    CRC_START,
+    FLAG_CODEC_SHIFT,
+    FLAG_CONTROL,
+    MAGIC,
+    SIZE_END,
+    BatchHeader,
+    peek,
+)
+from .normalize import conform
+from .structure import check_structure, layout_of
+
+__all__ = ["decode_batch", "encode_batch", "split_batches"]
+
+_PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
+_OPTIONS: Final = {
+    Compression.LZ4: pa.ipc.IpcWriteOptions(compression="lz4"),
+    Compression.ZSTD: pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1)),
+}
+
+
+# --- encoding -------------------------------------------------------------------------------------
+def encode_batch(
+    data: pa.RecordBatch,
+    *,
+    schema_id: int,
+    timestamp_us: int | tuple[int, int],
+    compression: Compression = Compression.NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    flags: int = 0,
+) -> bytearray:
+    """Encode rows, which must already have the schema that `schema_id` stands for.
+
+    Args:
+        timestamp_us: when the batch was sealed, or the first and last moment of its rows.
+        flags: besides the codec's, which is added.
+
+    Raises:
+        InvalidArgument: no rows, or more than a batch may hold.
+        BatchTooLarge: above the hard bound on a batch.
+    """
+    rows = data.num_rows
+    if not 0 < rows <= BATCH_ROWS_MAX:
+        raise InvalidArgument(f"a batch holds 1 to {BATCH_ROWS_MAX} rows, not {rows}.")
+    message = _serialize(data, compression)
+    padding = -len(message) % BATCH_ALIGNMENT_BYTES
+    total = BATCH_HEADER_BYTES + len(message) + padding
+    if total > BATCH_BYTES_MAX:
+        raise BatchTooLarge(f"{rows} rows take {total} bytes, a batch at most {BATCH_BYTES_MAX}.")
+    low, high = (timestamp_us, timestamp_us) if isinstance(timestamp_us, int) else timestamp_us
+    header = BatchHeader(
+        base_offset=0,
+        leader_epoch=0,
+        size=total - SIZE_END,
+        crc32c=0,
+        magic=MAGIC,
+        flags=flags | compression << FLAG_CODEC_SHIFT,
+        producer_epoch=producer_epoch,
+        producer_id=producer_id,
+        base_sequence=base_sequence,
+        row_count=rows,
+        schema_id=schema_id,
+        reserved=0,
+        timestamp_min_us=low,
+        timestamp_max_us=high,
+    )
+    batch = bytearray().join((bytes(BATCH_HEADER_BYTES), message, _PADDING[:padding]))
+    header.pack_into(batch)
+    seal(batch)
+    return batch
+
+
+def seal(batch: bytearray | memoryview) -> None:
+    """Write the CRC of what is in the batch now."""
+    crc = crc32c(memoryview(batch)[CRC_START:])
+    batch[CRC_OFFSET:CRC_START] = crc.to_bytes(4, "little")
+
+
+def _serialize(data: pa.RecordBatch, compression: Compression) -> memoryview:
+    """The record-batch message alone; slices are trimmed to their own rows."""
+    if compression is Compression.NONE:
+        return memoryview(data.serialize())
+    # pyarrow compresses in its stream writer only: write a stream and take its second message.
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, data.schema, options=_OPTIONS[compression]) as writer:
+        writer.write_batch(data)
+        end = sink.tell()
+    start = data.schema.serialize().size
+    return memoryview(sink.getvalue())[start:end]
+
+
+# --- decoding -------------------------------------------------------------------------------------
+def split_batches(body: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Walk the whole batches that lie one after the other in `body`.
+
+    Raises:
+        CorruptBatch: a batch does not end inside `body`.
+    """
+    at, end = 0, len(body)
+    while at < end:
+        if end - at < BATCH_HEADER_BYTES:
+            raise CorruptBatch(f"{end - at} bytes are left, a batch has {BATCH_HEADER_BYTES}.")
+        _, _, total = peek(body, at)
+        if total < BATCH_HEADER_BYTES or total > end - at:
+            raise CorruptBatch(f"a batch claims {total} bytes where {end - at} are left.")
+        yield BatchHeader.unpack(body, at), body[at : at + total]
+        at += total
+
+
+def decode_batch(
+    batch: memoryview,
+    header: BatchHeader,
+    schemas: SchemaHistory,
+    columns: Sequence[str] | None = None,
+    *,
+    verify_crc: bool = True,
+    reader_schema: pa.Schema | None = None,
+) -> pa.RecordBatch:
+    """Decode one stored batch into the reader's schema.
+
+    Args:
+        columns: only these, in this order; None takes all.
+        reader_schema: what the rows shall look like; None takes the newest schema of the topic.
+
+    Raises:
+        CorruptBatch: the CRC does not match, or the bytes are not what the header says.
+        UnknownSchema: the batch's schema is not in `schemas`.
+        InvalidArgument: no such column.
+        IncompatibleSchema: the rows cannot be shown in `reader_schema`.
+    """
+    if verify_crc and crc32c(batch[CRC_START:]) != header.crc32c:
+        raise CorruptBatch(f"CRC mismatch in the batch at offset {header.base_offset}.")
+    if header.flags & FLAG_CONTROL:
+        raise CorruptBatch("a control batch holds no rows.")
+    stored = schemas.schema(header.schema_id)
+    if columns is None:
+        target = schemas.current if reader_schema is None else reader_schema
+    elif reader_schema is None:
+        target = schemas.projected(columns)
+    else:
+        target = project(reader_schema, columns)
+    return conform(read_rows(batch, header, stored, target), target)
+
+
+def read_rows(
+    batch: memoryview, header: BatchHeader, stored: pa.Schema, target: pa.Schema
+) -> pa.RecordBatch:
+    """The batch's rows in their stored schema; compressed columns only if `target` has them.
+
+    Raises:
+        CorruptBatch
+    """
+    message = batch[BATCH_HEADER_BYTES:]
+    metadata = check_structure(message, header, stored)
+    try:
+        if metadata.compression is Compression.NONE:
+            # Its layout was checked by the broker that took it in.
+            data = pa.ipc.read_record_batch(pa.py_buffer(message), stored)
+            data.validate()
+        else:
+            data = _decompress(message, stored, target)
+    except (pa.ArrowException, ValueError, OSError, MemoryError) as error:
+        raise CorruptBatch(f"Arrow cannot read the rows: {str(error)[:300]}.") from None
+    return data
+
+
+def _decompress(message: memoryview, stored: pa.Schema, target: pa.Schema) -> pa.RecordBatch:
+    """Decompress and check the layout, which no broker has seen."""
+    layout = layout_of(stored)
+    wanted = set(target.names)
+    fields = [index for index, name in enumerate(stored.names) if name in wanted]
+    if not fields or len(fields) == len(stored):
+        bare = pa.ipc.read_record_batch(pa.py_buffer(message), layout)
+        fields = list(range(len(stored)))
+    else:
+        # Only the stream reader leaves columns compressed that nobody asked for.
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
+        stream = _TwoPieces(memoryview(layout.serialize()), message)
+        with pa.PythonFile(stream, mode="r") as source:
+            bare = pa.ipc.open_stream(source, options=options).read_next_batch()
+    bare.validate(full=True)
+    shown = pa.schema([stored.field(index) for index in fields], metadata=stored.metadata)
+    columns = [
+        column if column.type is field.type else column.view(field.type)
+        for column, field in zip(bare.columns, shown, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=shown)
+
+
+class _TwoPieces:
+    """Two buffers, read as one file; each read lies within one of them and copies nothing."""
+
+    closed = False
+
+    def __init__(self, *pieces: memoryview) -> None:
+        self._pieces = list(pieces)
+
+    def read(self, size: int) -> memoryview:
+        while self._pieces and not self._pieces[0]:
+            del self._pieces[0]
+        if not self._pieces:
+            return memoryview(b"")
+        piece = self._pieces[0]
+        self._pieces[0] = piece[size:]
+        return piece[:size]
+
+    def close(self) -> None:
+        self.closed = True

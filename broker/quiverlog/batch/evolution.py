@@ -1,0 +1,139 @@
+"""How a topic's schema may change, and the numbered history of one topic.
+
+Every batch names the schema that it was written with; readers see one schema. A change is allowed
+when every old batch can be shown in the new schema without losing a value: new nullable columns at
+the end, wider types, non-null becoming nullable. The rules hold inside structs, lists and maps too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from quiverlog.errors import IncompatibleSchema, InvalidArgument, UnknownSchema
+
+__all__ = ["SchemaHistory", "evolve"]
+
+_WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
+    pa.int8(): (pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    pa.int16(): (pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    pa.int32(): (pa.int64(), pa.float64()),
+    pa.float32(): (pa.float64(),),
+}
+"""Widenings that keep every value exactly (an int64 does not fit a float64)."""
+
+
+def evolve(old: pa.Schema, new: pa.Schema) -> None:
+    """Check that a topic may go from schema `old` to schema `new` (both normalised).
+
+    Raises:
+        IncompatibleSchema: names the first column that may not change so.
+    """
+    _check_fields(list(old), list(new), "column")
+
+
+def _check_fields(old: list[pa.Field], new: list[pa.Field], what: str) -> None:
+    for index, before in enumerate(old):
+        if index >= len(new):
+            raise IncompatibleSchema(f"{what} {before.name!r} is missing.")
+        after = new[index]
+        if after.name != before.name:
+            raise IncompatibleSchema(
+                f"{what} {index + 1} is {before.name!r} and cannot become {after.name!r}."
+            )
+        _check_field(before, after, f"{what} {before.name!r}")
+    for added in new[len(old) :]:
+        if not added.nullable:
+            raise IncompatibleSchema(f"{what} {added.name!r} is new and must be nullable.")
+
+
+def _check_field(before: pa.Field, after: pa.Field, what: str) -> None:
+    if before.nullable and not after.nullable:
+        raise IncompatibleSchema(f"{what} holds nulls and must stay nullable.")
+    old, new = before.type, after.type
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        _check_fields(list(old), list(new), f"{what}, field")
+    elif pa.types.is_list(old) and pa.types.is_list(new):
+        _check_field(old.value_field, new.value_field, f"{what}, element")
+    elif pa.types.is_map(old) and pa.types.is_map(new):
+        _check_field(old.key_field, new.key_field, f"{what}, key")
+        _check_field(old.item_field, new.item_field, f"{what}, value")
+    elif old != new and not _is_wider(old, new):
+        raise IncompatibleSchema(f"{what} is {old} and cannot become {new}.")
+
+
+def _is_wider(old: pa.DataType, new: pa.DataType) -> bool:
+    if pa.types.is_null(old):
+        return True
+    if pa.types.is_decimal128(old) and pa.types.is_decimal128(new):
+        whole_digits_kept = new.precision - new.scale >= old.precision - old.scale
+        return bool(whole_digits_kept and new.scale >= old.scale)
+    return new in _WIDER.get(old, ())
+
+
+class SchemaHistory(Mapping[int, pa.Schema]):
+    """The schemas of one topic by id; the one with the largest id is the current one."""
+
+    __slots__ = ("_projections", "_schemas", "current", "current_id")
+
+    def __init__(self, schemas: Mapping[int, pa.Schema]) -> None:
+        assert schemas, "a topic has at least one schema"
+        self._schemas = dict(schemas)
+        self.current_id: int = max(schemas)
+        self.current: pa.Schema = self._schemas[self.current_id]
+        self._projections: dict[tuple[int, tuple[str, ...]], pa.Schema] = {}
+
+    def __getitem__(self, schema_id: int) -> pa.Schema:
+        return self._schemas[schema_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._schemas)
+
+    def __len__(self) -> int:
+        return len(self._schemas)
+
+    def __contains__(self, schema_id: object) -> bool:
+        return schema_id in self._schemas
+
+    def schema(self, schema_id: int) -> pa.Schema:
+        """The schema with this id.
+
+        Raises:
+            UnknownSchema: ask the broker for the topic's schemas again.
+        """
+        schema = self._schemas.get(schema_id)
+        if schema is None:
+            raise UnknownSchema(f"schema id {schema_id} is not among {sorted(self._schemas)}.")
+        return schema
+
+    def projected(self, columns: Sequence[str], schema_id: int | None = None) -> pa.Schema:
+        """The current schema (or that of `schema_id`) reduced to `columns`, in their order.
+
+        Raises:
+            InvalidArgument: there is no such column, or one is named twice.
+        """
+        key = (self.current_id if schema_id is None else schema_id, tuple(columns))
+        projection = self._projections.get(key)
+        if projection is None:
+            projection = project(self.schema(key[0]), columns)
+            self._projections[key] = projection
+        return projection
+
+
+def project(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    """`schema` reduced to `columns`, in their order.
+
+    Raises:
+        InvalidArgument: there is no such column, or one is named twice.
+    """
+    names = schema.names
+    unknown = [name for name in columns if name not in names]
+    if unknown:
+        raise InvalidArgument(
+            f"no column {', '.join(map(repr, unknown))}; there are {', '.join(names)}."
+        )
+    if len(set(columns)) != len(columns):
+        raise InvalidArgument(f"a column is named twice: {', '.join(columns)}.")
+    return pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)

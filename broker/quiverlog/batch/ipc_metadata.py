@@ -1,0 +1,124 @@
+"""Reads the metadata of an Arrow IPC record-batch message without decoding any of its rows.
+
+The metadata is a flatbuffer written by a stranger. What is read here decides how much memory the
+decoding may take, so it is read by our own few lines, which index nothing unchecked and can at
+worst raise; Arrow verifies the same bytes once more when it decodes them.
+
+```
+u32 0xFFFFFFFF | i32 metadata_bytes | flatbuffer Message, padded | body
+Message:     version, header type (3 = RecordBatch), header, body length
+RecordBatch: length, nodes [(length, null count)], buffers [(offset, length)], compression
+```
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from quiverlog.errors import CorruptBatch
+from quiverlog.types import Compression
+
+__all__ = ["IpcMetadata", "read_ipc_metadata"]
+
+_CONTINUATION: Final = 0xFFFFFFFF
+_PREFIX_BYTES: Final = 8
+_METADATA_V5: Final = 4
+_RECORD_BATCH: Final = 3
+_NODES_MAX: Final = 100_000
+
+_PREFIX: Final = struct.Struct("<II")
+_U32: Final = struct.Struct("<I")
+_I32: Final = struct.Struct("<i")
+_I64: Final = struct.Struct("<q")
+_I16: Final = struct.Struct("<h")
+_VTABLE: Final = {n: struct.Struct(f"<{n}H") for n in range(1, 12)}
+_CODECS: Final = {0: Compression.LZ4, 1: Compression.ZSTD}
+
+
+class IpcMetadata(NamedTuple):
+    """What the metadata claims. `nodes` and `buffers` are flat: pairs one after the other."""
+
+    body_at: int
+    """Where the body begins, in bytes from the message's first."""
+    body_bytes: int
+    row_count: int
+    nodes: tuple[int, ...]
+    """(length, null count) of every field, depth first."""
+    buffers: tuple[int, ...]
+    """(offset in the body, length) of every buffer."""
+    compression: Compression
+
+
+def read_ipc_metadata(message: memoryview) -> IpcMetadata:
+    """Read the metadata of the record-batch message at the start of `message`.
+
+    Raises:
+        CorruptBatch: not such a message, or it claims more bytes than are there.
+    """
+    try:
+        metadata = _read(message)
+    except (struct.error, IndexError, KeyError, ValueError) as error:
+        raise CorruptBatch(f"the Arrow message's metadata cannot be read: {error}.") from None
+    if metadata.body_bytes < 0 or metadata.body_at + metadata.body_bytes > len(message):
+        raise CorruptBatch(
+            f"the Arrow message claims a body of {metadata.body_bytes} bytes in a batch that has "
+            f"{len(message) - metadata.body_at} left."
+        )
+    return metadata
+
+
+def _read(message: memoryview) -> IpcMetadata:
+    continuation, metadata_bytes = _PREFIX.unpack_from(message)
+    body_at = _PREFIX_BYTES + metadata_bytes
+    if continuation != _CONTINUATION or metadata_bytes < 8 or body_at > len(message):
+        raise ValueError("no record-batch message here")
+    flat = message[_PREFIX_BYTES:body_at]
+    root, fields = _table(flat, _U32.unpack_from(flat)[0], 4)
+    version, header_type = _I16.unpack_from(flat, root + fields[0])[0], flat[root + fields[1]]
+    if version != _METADATA_V5 or header_type != _RECORD_BATCH or not (fields[0] and fields[1]):
+        raise ValueError(f"message type {header_type} of metadata version {version}")
+    body_bytes = _I64.unpack_from(flat, root + fields[3])[0] if fields[3] else 0
+    batch, fields = _table(flat, _follow(flat, root + fields[2]), 4)
+    return IpcMetadata(
+        body_at,
+        body_bytes,
+        _I64.unpack_from(flat, batch + fields[0])[0] if fields[0] else 0,
+        _pairs(flat, batch + fields[1]) if fields[1] else (),
+        _pairs(flat, batch + fields[2]) if fields[2] else (),
+        _compression(flat, batch + fields[3]) if fields[3] else Compression.NONE,
+    )
+
+
+def _table(flat: memoryview, at: int, wanted: int) -> tuple[int, tuple[int, ...]]:
+    """(position, offsets of the first `wanted` fields in it; 0 where a field is absent)."""
+    vtable = at - _I32.unpack_from(flat, at)[0]
+    if vtable < 0 or at < 0:
+        raise ValueError("an offset points outside")
+    vtable_bytes = flat[vtable] | flat[vtable + 1] << 8
+    present = min(max(vtable_bytes - 4, 0) // 2, wanted)
+    if present == 0:
+        return at, (0,) * wanted
+    offsets = _VTABLE[present].unpack_from(flat, vtable + 4)
+    return at, offsets if present == wanted else offsets + (0,) * (wanted - present)
+
+
+def _follow(flat: memoryview, at: int) -> int:
+    return at + int(_U32.unpack_from(flat, at)[0])
+
+
+def _pairs(flat: memoryview, at: int) -> tuple[int, ...]:
+    at = _follow(flat, at)
+    count = _U32.unpack_from(flat, at)[0]
+    if count > _NODES_MAX:
+        raise ValueError(f"{count} nodes or buffers")
+    return struct.unpack_from(f"<{2 * count}q", flat, at + 4)
+
+
+def _compression(flat: memoryview, at: int) -> Compression:
+    table, fields = _table(flat, _follow(flat, at), 2)
+    codec = flat[table + fields[0]] if fields[0] else 0
+    method = flat[table + fields[1]] if fields[1] else 0
+    if method != 0:
+        raise ValueError(f"compression method {method}")
+    return _CODECS[codec]

@@ -1,0 +1,165 @@
+"""Which partition a row with key columns belongs to: one vectorised hash, the same in every client.
+
+docs/protocol.md ("Key partitioning") defines it for other languages, with test vectors. In short:
+every key value becomes 64 bits, the key's values are mixed one after the other, and the upper half
+of the result is scaled to the number of partitions.
+
+Values that are equal hash equally whatever the width of their type, so that widening a key column
+moves no key: integers by value, floats as float64, decimals without trailing zeros.
+
+Changing anything here parts equal keys of running topics: the golden vectors must never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quiverlog.errors import InvalidSchema
+
+from .checksum import crc32c
+
+__all__ = ["check_key_columns", "hash_rows", "partition_rows"]
+
+NULL_BITS: Final = 0xA5A5_5A5A_C3C3_3C3C
+"""Stands for a null. Any constant does; this one is no likely value."""
+NAN_BITS: Final = 0x7FF8_0000_0000_0000
+_INCREMENT: Final = 0x9E37_79B9_7F4A_7C15
+_MULTIPLIER_1: Final = 0xBF58_476D_1CE4_E5B9
+_MULTIPLIER_2: Final = 0x94D0_49BB_1331_11EB
+
+
+def _u64(value: int) -> pa.Scalar:
+    return pa.scalar(value, pa.uint64())
+
+
+_INCREMENT_U64: Final = _u64(_INCREMENT)
+_MULTIPLIER_1_U64: Final = _u64(_MULTIPLIER_1)
+_MULTIPLIER_2_U64: Final = _u64(_MULTIPLIER_2)
+_NULL_U64: Final = _u64(NULL_BITS)
+_NAN_U64: Final = _u64(NAN_BITS)
+_30: Final = _u64(30)
+_27: Final = _u64(27)
+_31: Final = _u64(31)
+_32: Final = _u64(32)
+
+
+def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
+    """Check that a topic of (normalised) `schema` may have this key.
+
+    Raises:
+        InvalidSchema: a column does not exist, is named twice, or cannot be a key.
+    """
+    for index, name in enumerate(key_columns):
+        if name not in schema.names:
+            raise InvalidSchema(f"key column {name!r} is not in the schema.")
+        if name in key_columns[:index]:
+            raise InvalidSchema(f"key column {name!r} is named twice.")
+        data_type = schema.field(name).type
+        if pa.types.is_nested(data_type) or pa.types.is_null(data_type):
+            raise InvalidSchema(f"column {name!r} is {data_type} and cannot be part of a key.")
+
+
+def partition_rows(
+    data: pa.RecordBatch, key_columns: Sequence[str], partitions: int
+) -> list[tuple[int, pa.RecordBatch]]:
+    """Divide rows among `partitions`; rows of one partition keep their order.
+
+    Returns:
+        (partition, rows) of the partitions that get any, ascending.
+    """
+    assert key_columns, "rows without a key are spread by the producer"
+    if partitions == 1 or data.num_rows == 0:
+        return [(0, data)] if data.num_rows else []
+    numbers = _scale(hash_rows(data, key_columns), partitions)
+    bounds = pc.min_max(numbers)
+    first = bounds["min"].as_py()
+    if first == bounds["max"].as_py():
+        return [(first, data)]
+    gathered = data.take(pc.array_sort_indices(numbers))
+    counts = sorted((count["values"], count["counts"]) for count in _counts(numbers))
+    parts = []
+    at = 0
+    for partition, count in counts:
+        parts.append((partition, gathered.slice(at, count)))
+        at += count
+    return parts
+
+
+def _counts(numbers: pa.Array) -> list[dict[str, int]]:
+    return pc.value_counts(numbers).to_pylist()  # type: ignore[no-any-return]
+
+
+def _scale(hashes: pa.Array, partitions: int) -> pa.Array:
+    upper = pc.shift_right(hashes, _32)
+    return pc.shift_right(pc.multiply(upper, _u64(partitions)), _32).cast(pa.uint16())
+
+
+def hash_rows(data: pa.RecordBatch, key_columns: Sequence[str]) -> pa.Array:
+    """The 64-bit hash of every row's key, as uint64."""
+    hashes: pa.Array | None = None
+    for name in key_columns:
+        bits = _bits_of(data.column(name))
+        hashes = _mix(bits if hashes is None else pc.bit_wise_xor(hashes, bits))
+    return hashes
+
+
+def _mix(x: pa.Array) -> pa.Array:
+    """SplitMix64's step: every bit of the input reaches every bit of the output."""
+    x = pc.add(x, _INCREMENT_U64)
+    x = pc.multiply(pc.bit_wise_xor(x, pc.shift_right(x, _30)), _MULTIPLIER_1_U64)
+    x = pc.multiply(pc.bit_wise_xor(x, pc.shift_right(x, _27)), _MULTIPLIER_2_U64)
+    return pc.bit_wise_xor(x, pc.shift_right(x, _31))
+
+
+def _bits_of(column: pa.Array) -> pa.Array:
+    """64 bits per value; no nulls are left."""
+    bits = _bits_of_values(column)
+    return pc.fill_null(bits, _NULL_U64) if bits.null_count else bits
+
+
+def _bits_of_values(column: pa.Array) -> pa.Array:
+    types = pa.types
+    data_type = column.type
+    if types.is_dictionary(data_type):
+        return pc.take(_bits_of_values(column.dictionary), column.indices)
+    if types.is_int64(data_type) or types.is_timestamp(data_type) or types.is_duration(data_type):
+        return column.view(pa.uint64())
+    if types.is_date32(data_type):
+        return column.view(pa.int32()).cast(pa.int64()).view(pa.uint64())
+    if types.is_integer(data_type) or types.is_boolean(data_type):
+        return column.cast(pa.int64()).view(pa.uint64())
+    if types.is_floating(data_type):
+        return _bits_of_floats(column.cast(pa.float64()))
+    return _bits_of_uniques(column)
+
+
+def _bits_of_floats(column: pa.Array) -> pa.Array:
+    column = pc.add(column, 0.0)  # makes 0.0 of -0.0
+    return pc.if_else(pc.is_nan(column), _NAN_U64, column.view(pa.uint64()))
+
+
+def _bits_of_uniques(column: pa.Array) -> pa.Array:
+    encoded = column.dictionary_encode()
+    values: Iterable[bytes]
+    if pa.types.is_decimal(column.type):
+        values = map(_decimal_text, encoded.dictionary.to_pylist())
+    else:
+        values = encoded.dictionary.cast(pa.binary()).to_pylist()
+    bits = pa.array(map(crc32c, values), pa.uint64(), size=len(encoded.dictionary))
+    return pc.take(bits, encoded.indices)
+
+
+def _decimal_text(value: Decimal) -> bytes:
+    """`<digits>e<exponent>` without trailing zeros, so that 1.5 and 1.50 are the same."""
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    text = "".join(map(str, digits)).lstrip("0")
+    kept = text.rstrip("0")
+    if not kept:
+        return b"0e0"
+    return f"{'-' if sign else ''}{kept}e{exponent + len(text) - len(kept)}".encode()

@@ -1,0 +1,104 @@
+"""A topic's schema: as bytes, as what may be stored, and its prepared form for opaque payloads.
+
+The public door of this floor for everything about schemas: evolution and the bringing of data
+into a schema live in `evolution` and `normalize` and are passed on from here.
+
+Must not know: batches, topics, who asks.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from quiverlog.errors import InvalidSchema
+from quiverlog.limits import SCHEMA_BYTES_MAX, SCHEMA_FIELDS_MAX
+
+from .arrow_types import normalize_field, refused_types
+from .evolution import SchemaHistory, evolve
+from .normalize import conform, normalize_data
+
+__all__ = [
+    "RAW_SCHEMA",
+    "SchemaHistory",
+    "check_schema",
+    "conform",
+    "deserialize_schema",
+    "evolve",
+    "normalize_data",
+    "normalize_schema",
+    "serialize_schema",
+]
+
+_DROPPED_METADATA: Final = (b"pandas",)
+
+RAW_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field(
+            "headers",
+            pa.list_(
+                pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())]))
+            ),
+        ),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""For opaque payloads, shaped like a Kafka record."""
+
+
+def serialize_schema(schema: pa.Schema) -> bytes:
+    """The schema as an Arrow IPC encapsulated schema message."""
+    return schema.serialize().to_pybytes()  # type: ignore[no-any-return]
+
+
+def deserialize_schema(data: bytes | memoryview) -> pa.Schema:
+    """Read an Arrow IPC schema message.
+
+    Raises:
+        InvalidSchema: too large, or not a schema message.
+    """
+    if len(data) > SCHEMA_BYTES_MAX:
+        raise InvalidSchema(f"the schema takes {len(data)} bytes, allowed are {SCHEMA_BYTES_MAX}.")
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    except (pa.ArrowException, ValueError, OSError, MemoryError) as error:
+        raise InvalidSchema(f"not an Arrow schema message: {error}.") from None
+
+
+def normalize_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema in which data of `schema` is stored (docs/storage-format.md, "Types").
+
+    Types that cannot be stored stay: `check_schema` names them.
+    """
+    metadata = {k: v for k, v in (schema.metadata or {}).items() if k not in _DROPPED_METADATA}
+    return pa.schema([normalize_field(field) for field in schema], metadata=metadata or None)
+
+
+def check_schema(schema: pa.Schema) -> None:
+    """Check that a normalised schema can be stored.
+
+    Raises:
+        InvalidSchema: names every column that cannot, and what to use instead.
+    """
+    names = schema.names
+    if not names:
+        raise InvalidSchema("a schema needs at least one column.")
+    if any(not name for name in names):
+        raise InvalidSchema("every column needs a name.")
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise InvalidSchema(f"column names must differ; used twice: {', '.join(doubles)}.")
+    fields = sum(_count_fields(field.type) for field in schema)
+    if fields > SCHEMA_FIELDS_MAX:
+        raise InvalidSchema(f"{fields} columns and nested fields, allowed are {SCHEMA_FIELDS_MAX}.")
+    refused = [reason for field in schema for reason in refused_types(field)]
+    if refused:
+        raise InvalidSchema("; ".join(refused) + ".")
+
+
+def _count_fields(data_type: pa.DataType) -> int:
+    children = (data_type.field(i).type for i in range(data_type.num_fields))
+    return 1 + sum(_count_fields(child) for child in children)

@@ -1,0 +1,205 @@
+"""What a stranger's batch must satisfy before its rows may be touched.
+
+Three steps, from cheap to dear. `check_structure` reads only the Arrow metadata and compares it
+with the schema: numbers of fields and buffers, lengths, every buffer inside the body and none on top of
+another, no decompressed size above the bound. `check_layout` decodes the rows as bare bytes and
+lets Arrow check all offsets and null counts: after it no reader can be led outside a buffer.
+`check_values` adds the contents: UTF-8 and decimal digits.
+
+Must not know: offsets, topics, who sent the batch.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from quiverlog.errors import CorruptBatch
+from quiverlog.limits import BATCH_DECODED_BYTES_MAX, SCHEMAS_PER_TOPIC_MAX
+
+from .header import FLAG_CODEC_MASK, FLAG_CODEC_SHIFT, BatchHeader
+from .ipc_metadata import IpcMetadata, read_ipc_metadata
+
+__all__ = ["check_layout", "check_structure", "check_values", "layout_of"]
+
+_LENGTH_MAX: Final = 2**31 - 1
+_LENGTH_PREFIX: Final = struct.Struct("<q")
+_PLANS_MAX: Final = 4 * SCHEMAS_PER_TOPIC_MAX
+
+
+class _Plan(NamedTuple):
+    """What the metadata of a batch of one schema must look like."""
+
+    schema: pa.Schema
+    node_count: int
+    buffer_count: int
+    columns: tuple[int, ...]
+    """For every column, the index of its node."""
+    required: tuple[tuple[int, str], ...]
+    """(node index, name) of the columns that may not be null."""
+    layout: pa.Schema
+    """The same buffers without their meaning: strings as binary, decimals as 16 bytes."""
+
+
+_plans: dict[int, _Plan] = {}
+"""By the schema object's id; the plan keeps the schema alive, so that an id is not used again."""
+
+
+def _plan_of(schema: pa.Schema) -> _Plan:
+    plan = _plans.get(id(schema))
+    if plan is None:
+        if len(_plans) >= _PLANS_MAX:
+            _plans.clear()
+        plan = _plans[id(schema)] = _make_plan(schema)
+    return plan
+
+
+def _make_plan(schema: pa.Schema) -> _Plan:
+    nodes = buffers = 0
+    columns, required = [], []
+    for field in schema:
+        columns.append(nodes)
+        if not field.nullable:
+            required.append((nodes, field.name))
+        field_nodes, field_buffers = _counts(field.type)
+        nodes += field_nodes
+        buffers += field_buffers
+    layout = pa.schema([field.with_type(_layout_type(field.type)) for field in schema])
+    return _Plan(schema, nodes, buffers, tuple(columns), tuple(required), layout)
+
+
+def _counts(data_type: pa.DataType) -> tuple[int, int]:
+    """(nodes, buffers) of a column in an IPC message."""
+    types = pa.types
+    if types.is_null(data_type):
+        return 1, 0
+    if types.is_string(data_type) or types.is_binary(data_type):
+        return 1, 3
+    nodes, buffers = 1, 1 if types.is_struct(data_type) else 2
+    for index in range(data_type.num_fields):
+        child_nodes, child_buffers = _counts(data_type.field(index).type)
+        nodes += child_nodes
+        buffers += child_buffers
+    return nodes, buffers
+
+
+def _layout_type(data_type: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_string(data_type):
+        return pa.binary()
+    if types.is_decimal128(data_type):
+        return pa.binary(16)
+    if types.is_map(data_type):
+        entries = pa.struct([data_type.key_field, data_type.item_field])
+        return pa.list_(pa.field("entries", _layout_type(entries)))
+    if types.is_list(data_type):
+        element = data_type.value_field
+        return pa.list_(element.with_type(_layout_type(element.type)))
+    if types.is_struct(data_type):
+        return pa.struct([field.with_type(_layout_type(field.type)) for field in data_type])
+    return data_type
+
+
+def layout_of(schema: pa.Schema) -> pa.Schema:
+    """The schema under which a batch of `schema` is decoded as bare bytes."""
+    return _plan_of(schema).layout
+
+
+def check_structure(message: memoryview, header: BatchHeader, schema: pa.Schema) -> IpcMetadata:
+    """Check an Arrow message's metadata against the batch's header and schema; decodes nothing.
+
+    Raises:
+        CorruptBatch
+    """
+    plan = _plan_of(schema)
+    metadata = read_ipc_metadata(message)
+    codec = (header.flags & FLAG_CODEC_MASK) >> FLAG_CODEC_SHIFT
+    if metadata.compression != codec:
+        raise CorruptBatch(f"the flags name codec {codec}, the rows have {metadata.compression}.")
+    if metadata.row_count != header.row_count:
+        raise CorruptBatch(
+            f"the header counts {header.row_count} rows, the Arrow message {metadata.row_count}."
+        )
+    _check_nodes(metadata.nodes, plan, header.row_count)
+    if len(metadata.buffers) != 2 * plan.buffer_count:
+        raise CorruptBatch(
+            f"the rows have {len(metadata.buffers) // 2} buffers, schema {header.schema_id} has "
+            f"{plan.buffer_count}."
+        )
+    _check_buffers(metadata)
+    if codec:
+        _check_decoded_size(message, metadata)
+    return metadata
+
+
+def _check_nodes(nodes: tuple[int, ...], plan: _Plan, row_count: int) -> None:
+    if len(nodes) != 2 * plan.node_count:
+        raise CorruptBatch(f"the rows have {len(nodes) // 2} fields, not {plan.node_count}.")
+    lengths, null_counts = nodes[::2], nodes[1::2]
+    for index in plan.columns:
+        if lengths[index] != row_count:
+            raise CorruptBatch(f"a column has {lengths[index]} values in {row_count} rows.")
+    if min(null_counts) < 0 or max(lengths) > _LENGTH_MAX or min(lengths) < 0:
+        raise CorruptBatch("a field has an impossible length or null count.")
+    for index, name in plan.required:
+        if null_counts[index]:
+            raise CorruptBatch(f"column {name!r} has nulls and may not be null.")
+
+
+def _check_buffers(metadata: IpcMetadata) -> None:
+    buffers = metadata.buffers
+    end = 0
+    for offset, length in zip(buffers[::2], buffers[1::2], strict=True):
+        if offset < end or length < 0 or offset & 7:
+            raise CorruptBatch(f"a buffer of {length} bytes at {offset} overlaps or is misaligned.")
+        end = offset + length
+    if end > metadata.body_bytes:
+        raise CorruptBatch(f"a buffer ends at {end}, the body has {metadata.body_bytes} bytes.")
+
+
+def _check_decoded_size(message: memoryview, metadata: IpcMetadata) -> None:
+    """Every compressed buffer begins with its decompressed length: believe none, add them up."""
+    total = 0
+    buffers = metadata.buffers
+    for offset, length in zip(buffers[::2], buffers[1::2], strict=True):
+        if length == 0:
+            continue
+        if length < _LENGTH_PREFIX.size:
+            raise CorruptBatch(f"a compressed buffer of {length} bytes has no length.")
+        (decoded,) = _LENGTH_PREFIX.unpack_from(message, metadata.body_at + offset)
+        if decoded < -1:
+            raise CorruptBatch(f"a compressed buffer claims {decoded} bytes.")
+        total += length if decoded == -1 else decoded
+    if total > BATCH_DECODED_BYTES_MAX:
+        raise CorruptBatch(
+            f"the rows claim {total} bytes decompressed, allowed are {BATCH_DECODED_BYTES_MAX}."
+        )
+
+
+def check_layout(message: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    """Decode as bare bytes and check all offsets, lengths and null counts.
+
+    Raises:
+        CorruptBatch
+    """
+    return _decode_checked(message, _plan_of(schema).layout)
+
+
+def check_values(message: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    """As `check_layout`, and strings are UTF-8, decimals have no more digits than they may.
+
+    Raises:
+        CorruptBatch
+    """
+    return _decode_checked(message, schema)
+
+
+def _decode_checked(message: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    try:
+        data = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+        data.validate(full=True)
+    except (pa.ArrowException, ValueError, OSError, MemoryError) as error:
+        raise CorruptBatch(f"Arrow refuses the rows: {str(error)[:300]}.") from None
+    return data
