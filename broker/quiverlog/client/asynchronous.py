@@ -224,9 +224,11 @@ class AsyncDriver:
             case CallMany(calls):
                 return await self._call_many(calls)
             case Abandon(ticket):
-                return self.abandon(ticket)
+                self.abandon(ticket)
+                return None
             case Sleep(seconds):
-                return await asyncio.sleep(seconds)
+                await asyncio.sleep(seconds)
+                return None
             case _:
                 assert_never(command)
 
@@ -257,6 +259,11 @@ class AsyncDriver:
         return next((t for f, t in by_future.items() if f in done), None)
 
     # --- connections ----------------------------------------------------------------------------
+    def ready(self, address: Address, lane: str) -> AsyncConnection | None:
+        """The connection to a broker, if it is open."""
+        known = self._connections.get((address, lane))
+        return None if known is None or known.closed else known
+
     async def connection(self, address: Address, lane: str, timeout_s: float) -> AsyncConnection:
         """The connection to a broker; opened once, however many ask for it at the same time."""
         key = (address, lane)

@@ -175,6 +175,11 @@ class BlockingDriver:
             except QuiverlogError as error:
                 failure = error
 
+    @property
+    def is_own_process(self) -> bool:
+        """False in a child that was forked after the client was opened."""
+        return os.getpid() == self._pid
+
     def check_usable(self) -> None:
         """Raise unless this process may use the client."""
         if os.getpid() != self._pid:
@@ -204,9 +209,11 @@ class BlockingDriver:
             case CallMany(calls):
                 return self._call_many(calls)
             case Abandon(ticket):
-                return self.abandon(ticket)
+                self.abandon(ticket)
+                return None
             case Sleep(seconds):
-                return time.sleep(seconds)
+                time.sleep(seconds)
+                return None
             case _:
                 assert_never(command)
 

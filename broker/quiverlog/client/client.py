@@ -6,16 +6,25 @@ coroutines; whatever needs deciding is in the operations that both share.
 
 from __future__ import annotations
 
-import os
 import random
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from weakref import WeakSet
 
 from quiverlog.errors import InvalidArgument
-from quiverlog.limits import FETCH_BYTES_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
-from quiverlog.types import Durability, TopicPartition
+from quiverlog.limits import (
+    DELIVERY_TIMEOUT_MS_DEFAULT,
+    FETCH_BYTES_DEFAULT,
+    FETCH_PARTITION_BYTES_DEFAULT,
+    PRODUCER_BATCH_BYTES_DEFAULT,
+    PRODUCER_BATCH_ROWS_DEFAULT,
+    PRODUCER_BUFFER_BYTES_DEFAULT,
+    PRODUCER_LINGER_MS_DEFAULT,
+)
+from quiverlog.types import Compression, Durability, TopicPartition
 from quiverlog.wire import messages as m
 
 from . import admin
@@ -37,6 +46,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from quiverlog.batch.schema import SchemaHistory
+
+    from .io_thread import IoThread
+    from .producer import Producer
 
 __all__ = ["Client", "connect"]
 
@@ -93,7 +105,9 @@ class Client:
             parse_addresses(bootstrap), settings, clock=time.monotonic, chance=random.random
         )
         self.driver = BlockingDriver(settings)
-        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._io: IoThread | None = None
+        self._producers: WeakSet[Producer] = WeakSet()
 
     def __enter__(self) -> Self:
         return self
@@ -110,12 +124,72 @@ class Client:
         return f"<quiverlog.Client of {', '.join(map(str, self.cluster.addresses()))}>"
 
     def close(self) -> None:
-        """Close all connections. Producers and consumers of this client end with it."""
+        """Close all connections. Producers of this client end with it, without a flush."""
+        for producer in list(self._producers):
+            producer.abort()
+        with self._lock:
+            io, self._io = self._io, None
+        if io is not None and self.driver.is_own_process:
+            io.stop()
         self.driver.close()
 
     def run(self, operation: Operation[T]) -> T:
         """Run one operation (for code that composes its own from the low-level parts)."""
         return self.driver.run(operation)
+
+    # --- rows -----------------------------------------------------------------------------------
+    def producer(
+        self,
+        topic: str,
+        *,
+        batch_rows: int = PRODUCER_BATCH_ROWS_DEFAULT,
+        batch_bytes: int = PRODUCER_BATCH_BYTES_DEFAULT,
+        linger: float = PRODUCER_LINGER_MS_DEFAULT / 1000,
+        compression: Compression | str | None = None,
+        durability: Durability | str | None = None,
+        buffer_bytes: int = PRODUCER_BUFFER_BYTES_DEFAULT,
+        delivery_timeout: float = DELIVERY_TIMEOUT_MS_DEFAULT / 1000,
+        idempotent: bool = True,
+        partition: int | None = None,
+    ) -> Producer:
+        """Open a producer; use it with `with`, which flushes at the end.
+
+        Args:
+            batch_rows, batch_bytes: a batch is sent when it holds so many rows or bytes ...
+            linger: ... or is so old, in seconds; 0 sends at once.
+            compression: "none", "lz4" or "zstd"; None takes the topic's advice.
+            durability: wait for more than the topic asks for ("memory", "flushed", "replicated").
+            buffer_bytes: rows that are not acknowledged; above it `send` waits.
+            delivery_timeout: seconds after which rows that are not acknowledged have failed.
+            idempotent: rows are stored once, in order, however often a request was repeated.
+            partition: send everything to this partition.
+
+        Raises:
+            UnknownTopic, UnknownPartition, InvalidArgument.
+        """
+        # Here, not at the top: questions about topics must not pay for pyarrow and asyncio.
+        from .io_thread import IoThread
+        from .producer import Producer, open_core, producer_options
+
+        complete = producer_options(
+            self.cluster,
+            batch_rows=batch_rows,
+            batch_bytes=batch_bytes,
+            linger=linger,
+            compression=compression,
+            durability=durability,
+            buffer_bytes=buffer_bytes,
+            delivery_timeout=delivery_timeout,
+            idempotent=idempotent,
+            partition=partition,
+        )
+        core = self.run(open_core(self.cluster, topic, complete))
+        with self._lock:
+            if self._io is None:
+                self._io = IoThread(self.cluster.settings)
+            producer = Producer(self.cluster, core, self._io)
+        self._producers.add(producer)
+        return producer
 
     # --- topics ---------------------------------------------------------------------------------
     def create_topic(

@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
+from quiverlog.batch.arrow_types import normalize_type
+from quiverlog.batch.normalize import cast_array
 from quiverlog.errors import SchemaMismatch
 
 __all__ = ["Converter"]
@@ -74,8 +76,8 @@ class Converter:
             return [pa.record_batch(data)]
         else:
             raise SchemaMismatch(
-                f"Cannot send a {type(data).__name__}: give a pyarrow RecordBatch or Table, a dict, "
-                "a list of dicts, or anything with __arrow_c_stream__.",
+                f"Cannot send a {type(data).__name__}: give a pyarrow RecordBatch or Table, "
+                "a dict, a list of dicts, or anything with __arrow_c_stream__.",
                 topic=self.topic,
             )
         return list(table.to_batches())
@@ -100,9 +102,7 @@ class Converter:
         if field.name not in batch.schema.names:
             return pa.nulls(batch.num_rows, field.type)
         column = batch.column(field.name)
-        if column.type == field.type:
-            return column
-        if not _keeps_meaning(column.type, field.type):
+        if not _keeps_meaning(normalize_type(column.type), field.type):
             raise SchemaMismatch(
                 f"Column {field.name!r} of topic {self.topic!r} is {field.type}, the data has "
                 f"{column.type}: convert it first.",
@@ -110,10 +110,8 @@ class Converter:
                 column=field.name,
             )
         try:
-            if t.is_dictionary(column.type):
-                column = column.dictionary_decode()
-            return column.cast(field.type, safe=True)
-        except pa.ArrowException as error:
+            return cast_array(column, field.type)
+        except (pa.ArrowException, ValueError, TypeError) as error:
             raise SchemaMismatch(
                 f"Column {field.name!r} of topic {self.topic!r} is {field.type}; a value of the "
                 f"data ({column.type}) does not fit: {_first_line(error)}.",
@@ -143,7 +141,7 @@ class Converter:
             columns=sorted(map(str, unknown)),
         )
 
-    def _blame_row(self, rows: Sequence[Mapping[str, Any]], error: Exception) -> SchemaMismatch:
+    def _blame_row(self, rows: Sequence[Any], error: Exception) -> SchemaMismatch:
         for index, row in enumerate(rows):
             if not isinstance(row, Mapping):
                 return SchemaMismatch(
@@ -169,61 +167,27 @@ class Converter:
 
 
 def _keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
-    """May values of `source` be taken as `target`, if each of them fits?"""
-    if t.is_dictionary(source):
-        source = source.value_type
+    """May values of `source` be taken as `target`, if each of them fits? Both are normalised."""
     if source == target or t.is_null(source):
         return True
     if t.is_integer(source):
-        return t.is_integer(target) or t.is_floating(target) or t.is_decimal(target)
+        return bool(t.is_integer(target) or t.is_floating(target) or t.is_decimal(target))
     if t.is_floating(source):  # narrowing a float loses digits without a word
-        return t.is_floating(target) and target.bit_width >= source.bit_width
-    if _is_text(source):
-        return _is_text(target) or _is_bytes(target)
-    if _is_bytes(source):
-        return _is_bytes(target)
-    if t.is_timestamp(source):  # zoned or not is a difference in meaning, the zone's name is none
-        return t.is_timestamp(target) and (source.tz is None) == (target.tz is None)
-    same_family = (t.is_decimal, t.is_date, t.is_time, t.is_duration)
-    if any(family(source) for family in same_family):
-        return any(family(source) and family(target) for family in same_family)
-    return _nested_keeps_meaning(source, target)
-
-
-def _nested_keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
-    if t.is_map(source) or t.is_map(target):
-        return (
-            t.is_map(source)
-            and t.is_map(target)
-            and _keeps_meaning(source.key_type, target.key_type)
-            and _keeps_meaning(source.item_type, target.item_type)
+        return bool(t.is_floating(target) and target.bit_width >= source.bit_width)
+    if t.is_string(source):
+        return bool(t.is_binary(target))
+    if t.is_decimal(source):
+        return bool(t.is_decimal(target))
+    if t.is_map(source) and t.is_map(target):
+        return _keeps_meaning(source.key_type, target.key_type) and _keeps_meaning(
+            source.item_type, target.item_type
         )
-    if _is_list(source):
-        return _is_list(target) and _keeps_meaning(source.value_type, target.value_type)
+    if t.is_list(source) and t.is_list(target):
+        return _keeps_meaning(source.value_type, target.value_type)
     if t.is_struct(source) and t.is_struct(target):
         wanted = {f.name: f.type for f in target}
-        given = {f.name: f.type for f in source}
-        return given.keys() <= wanted.keys() and all(
-            _keeps_meaning(type_, wanted[name]) for name, type_ in given.items()
-        )
+        return all(f.name in wanted and _keeps_meaning(f.type, wanted[f.name]) for f in source)
     return False
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(t.is_string(type_) or t.is_large_string(type_) or t.is_string_view(type_))
-
-
-def _is_bytes(type_: pa.DataType) -> bool:
-    return bool(
-        t.is_binary(type_)
-        or t.is_large_binary(type_)
-        or t.is_binary_view(type_)
-        or t.is_fixed_size_binary(type_)
-    )
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    return bool(t.is_list(type_) or t.is_large_list(type_) or t.is_fixed_size_list(type_))
 
 
 def _shown(value: object) -> str:

@@ -72,6 +72,9 @@ SEQUENCES = 1 << 31
 ROW_BYTES_GUESS = 256
 """What a pending dict counts against the buffer until the first batch shows better."""
 
+FAILURES_KEPT_MAX = 1_000
+"""A program that never flushes must not collect failed sends for ever."""
+
 REFUSED = (
     ConnectionFailed,
     NotLeader,
@@ -221,7 +224,7 @@ class ProducerCore:
         """Deliveries that failed since the last flush."""
         self.finished = 0
         """Grows with every batch that was acknowledged or failed."""
-        self._converter = converter
+        self.converter = converter
         self._schema_id = schema_id
         self._identity = identity
         self._chance = chance
@@ -301,7 +304,7 @@ class ProducerCore:
     def _rows_per_batch(self, batch: pa.RecordBatch) -> int:
         if not batch.num_rows:
             return 1
-        by_bytes = self._batch_bytes * batch.num_rows // max(1, batch.nbytes)
+        by_bytes: int = self._batch_bytes * batch.num_rows // max(1, batch.nbytes)
         return max(1, min(self.options.batch_rows, by_bytes))
 
     def _add(
@@ -351,7 +354,7 @@ class ProducerCore:
         for partition, group in pending.items():
             self.buffered_bytes = max(0, self.buffered_bytes - self._row_bytes * len(group.rows))
             try:
-                batch = self._converter.from_rows(group.rows)
+                batch = self.converter.from_rows(group.rows)
             except SchemaMismatch:
                 self._convert_singly(partition, group, now)
                 continue
@@ -362,7 +365,7 @@ class ProducerCore:
         """One bad row must not take its neighbours with it."""
         for row, delivery in zip(group.rows, group.deliveries, strict=True):
             try:
-                batch = self._converter.from_rows([row])
+                batch = self.converter.from_rows([row])
             except SchemaMismatch as error:
                 self._fail_delivery(delivery, error)
                 continue
@@ -403,15 +406,11 @@ class ProducerCore:
     def _encode(self, lane: Lane, pieces: list[tuple[pa.RecordBatch, Receiver]], now: Now) -> None:
         batches = [batch for batch, _ in pieces]
         data = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        encoded = encode_batch(
-            data,
-            schema_id=self._schema_id,
-            compression=self.options.compression,
-            timestamp_us=now.wall_us,
-            producer_id=lane.identity.producer_id,
-            producer_epoch=lane.identity.producer_epoch,
-            base_sequence=lane.next_sequence if self.options.idempotent else NO_SEQUENCE,
-        )
+        try:
+            encoded = self._encoded(lane, data, now)
+        except BatchTooLarge:
+            self._encode_smaller(lane, pieces, data.nbytes, now)
+            return
         if len(encoded) > self._encoded_bytes_max:
             self._encode_smaller(lane, pieces, len(encoded), now)
             return
@@ -428,6 +427,17 @@ class ProducerCore:
         lane.next_sequence = (lane.next_sequence + data.num_rows) % SEQUENCES
         lane.queue.append(sealed)
         self.buffered_bytes += len(encoded)
+
+    def _encoded(self, lane: Lane, data: pa.RecordBatch, now: Now) -> bytearray:
+        return encode_batch(
+            data,
+            schema_id=self._schema_id,
+            compression=self.options.compression,
+            timestamp_us=now.wall_us,
+            producer_id=lane.identity.producer_id,
+            producer_epoch=lane.identity.producer_epoch,
+            base_sequence=lane.next_sequence if self.options.idempotent else NO_SEQUENCE,
+        )
 
     def _encode_smaller(
         self, lane: Lane, pieces: list[tuple[pa.RecordBatch, Receiver]], size: int, now: Now
@@ -457,7 +467,7 @@ class ProducerCore:
     def poll(self, now: Now) -> Work:
         """Seal what has waited long enough, give up what is too old, and say what to send."""
         self._seal_expired(now)
-        self._give_up_expired(now)
+        self.give_up_expired(now)
         calls: dict[int, ProduceCall] = {}
         finished: list[ProduceCall] = []
         needs_identity = False
@@ -489,7 +499,13 @@ class ProducerCore:
             if lane.open is not None and lane.open.opened_us <= latest_us:
                 self._seal(lane, now)
 
-    def _give_up_expired(self, now: Now) -> None:
+    @property
+    def has_unsent(self) -> bool:
+        """Some sealed batch is neither acknowledged nor failed."""
+        return any(not lane.is_idle for lane in self._lanes.values())
+
+    def give_up_expired(self, now: Now) -> None:
+        """Fail the batches whose time is up, unless their reply is still awaited."""
         for lane in self._lanes.values():
             expired = [b for b in lane.retry if b.deadline_us <= now.mono_us]
             # The queue is in the order of age, so a look at its head is all that is needed.
@@ -637,8 +653,8 @@ class ProducerCore:
             if lane.open is not None:
                 opened, lane.open = lane.open, None
                 self.buffered_bytes -= opened.byte_count
-                for _, delivery in opened.pieces:
-                    self._fail_delivery(delivery, error)
+                for _, receiver in opened.pieces:
+                    self._fail_delivery(receiver, error)
             for batch in (*lane.in_flight, *lane.retry, *lane.queue):
                 self._fail(lane, batch, error)
 
@@ -722,5 +738,6 @@ class ProducerCore:
 
     def _fail_delivery(self, delivery: Receiver, error: QuiverlogError) -> None:
         delivery.fail(error)
-        self.failures.extend(delivery.failed())
+        if len(self.failures) < FAILURES_KEPT_MAX:
+            self.failures.extend(delivery.failed())
         self.finished += 1

@@ -6,15 +6,10 @@ which is made anew (some 35 us a MiB; encoding again would cost far more).
 
 from __future__ import annotations
 
-import struct
-from typing import Final
-
-from quiverlog.batch.checksum import crc32c
-from quiverlog.batch.header import CRC_OFFSET, CRC_START, BatchHeader
+from quiverlog.batch.codec import seal
+from quiverlog.batch.header import BatchHeader
 
 __all__ = ["restamp"]
-
-_CRC: Final = struct.Struct("<I")
 
 
 def restamp(batch: bytearray, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
@@ -24,4 +19,4 @@ def restamp(batch: bytearray, producer_id: int, producer_epoch: int, base_sequen
     header._replace(
         producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence
     ).pack_into(batch)
-    _CRC.pack_into(batch, CRC_OFFSET, crc32c(memoryview(batch)[CRC_START:]))
+    seal(batch)

@@ -95,7 +95,7 @@ def _parse_address(text: str) -> Address:
 def backoff_s(attempt: int, chance: float) -> float:
     """The pause before try number `attempt + 1`; `chance` lies in [0, 1)."""
     assert attempt >= 0
-    ceiling_ms = min(RETRY_BACKOFF_MS_MAX, RETRY_BACKOFF_MS_MIN * 2 ** min(attempt, 16))
+    ceiling_ms: int = min(RETRY_BACKOFF_MS_MAX, RETRY_BACKOFF_MS_MIN << min(attempt, 16))
     return chance * ceiling_ms / 1000
 
 

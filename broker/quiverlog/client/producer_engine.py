@@ -1,0 +1,213 @@
+"""The producer's hands: performs what `ProducerCore` decides, on an event loop.
+
+Both faces use it; the blocking one hosts it on the client's background thread. It owns timers,
+the connections' futures and the two questions that a producer must ask now and then (fresh
+metadata, a new producer id). All access to the core happens under the lock that it is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from quiverlog.errors import QuiverlogError
+from quiverlog.types import Now
+from quiverlog.wire import messages as m
+
+from .asynchronous import AsyncDriver
+from .commands import Operation, Reply
+from .producer_core import Identity, ProduceCall, ProducerCore
+from .routing import Cluster, backoff_s
+
+__all__ = ["ProducerEngine", "new_identity"]
+
+LANE = "produce"
+
+
+def new_identity(cluster: Cluster) -> Operation[Identity]:
+    """Ask for a producer id; tried again until the request timeout."""
+
+    def attempt() -> Operation[Identity]:
+        reply = yield from cluster.call_any(m.InitProducerIdRequest())
+        assert isinstance(reply.response, m.InitProducerIdResponse)
+        return Identity(reply.response.producer_id, reply.response.producer_epoch)
+
+    return (yield from cluster.retrying(attempt))
+
+
+class ProducerEngine:
+    """Runs one core on one loop.
+
+    Args:
+        lock: guards the core.
+        now: both clocks.
+        changed: called, with the lock held, when something was acknowledged or failed.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        driver: AsyncDriver,
+        core: ProducerCore,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        lock: AbstractContextManager[Any],
+        now: Callable[[], Now],
+        changed: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._driver = driver
+        self._core = core
+        self._loop = loop
+        self._lock = lock
+        self._now = now
+        self._changed = changed
+        self._woken = False
+        self._stopped = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._finished_seen = 0
+        self._questions: dict[str, asyncio.Task[None]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def wake_from_thread(self) -> None:
+        """Have `step` run soon; from any thread, cheap when it is due already."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self.step)
+
+    def wake(self) -> None:
+        """Have `step` run soon; on the loop's thread."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self.step)
+
+    def step(self) -> None:
+        """Ask the core what to do, and do it."""
+        self._woken = False
+        if self._stopped:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        with self._lock:
+            now = self._now()
+            work = self._core.poll(now)
+            self._notify()
+        for call in work.calls:
+            self._send(call)
+        if work.needs_metadata:
+            self._ask("metadata", self._refresh)
+        if work.needs_identity:
+            self._ask("identity", self._renew)
+        if work.wake_at_us is not None:
+            delay_s = max(0.0005, (work.wake_at_us - now.mono_us) / 1_000_000)
+            self._timer = self._loop.call_later(delay_s, self.step)
+
+    async def stop(self) -> None:
+        """Stop at once; what is under way is not waited for."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [*self._questions.values(), *self._sending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- sending --------------------------------------------------------------------------------
+    def _send(self, call: ProduceCall) -> None:
+        timeout_s = call.timeout_us / 1_000_000
+        try:
+            address = self._cluster.address_of(call.leader)
+            connection = self._driver.ready(address, LANE)
+            if connection is not None:
+                waiting = connection.request(call.request, call.body, timeout_s)
+                waiting.add_done_callback(partial(self._replied, call))
+                return
+        except QuiverlogError as error:
+            self._failed(call, error)
+            return
+        task = self._loop.create_task(self._connect_and_send(call))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _connect_and_send(self, call: ProduceCall) -> None:
+        timeout_s = call.timeout_us / 1_000_000
+        try:
+            address = self._cluster.address_of(call.leader)
+            connection = await self._driver.connection(address, LANE, timeout_s)
+            waiting = connection.request(call.request, call.body, timeout_s)
+        except QuiverlogError as error:
+            self._failed(call, error)
+            return
+        waiting.add_done_callback(partial(self._replied, call))
+
+    def _replied(self, call: ProduceCall, waiting: asyncio.Future[Reply]) -> None:
+        if waiting.cancelled():
+            return
+        error = waiting.exception()
+        if isinstance(error, QuiverlogError):
+            self._failed(call, error)
+            return
+        assert error is None
+        with self._lock:
+            self._core.on_response(call, waiting.result().response, self._now())
+            self._notify()
+        self.step()
+
+    def _failed(self, call: ProduceCall, error: QuiverlogError) -> None:
+        with self._lock:
+            self._core.on_failure(call, error, self._now())
+            self._notify()
+        self.wake()
+
+    def _notify(self) -> None:
+        if self._core.finished != self._finished_seen:
+            self._finished_seen = self._core.finished
+            self._changed()
+
+    # --- questions ------------------------------------------------------------------------------
+    def _ask(self, what: str, question: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if what in self._questions:
+            return
+        task = self._loop.create_task(self._until_answered(question))
+        self._questions[what] = task
+        task.add_done_callback(lambda _: self._answered(what))
+
+    def _answered(self, what: str) -> None:
+        self._questions.pop(what, None)
+        self.wake()
+
+    async def _until_answered(self, question: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        attempt = 0
+        while not self._stopped and self._core.has_unsent:
+            try:
+                await question()
+                return
+            except QuiverlogError as error:
+                if not error.retriable:
+                    with self._lock:
+                        self._core.fail_all(error)
+                        self._notify()
+                    return
+            # Deliveries time out meanwhile: their deadline is looked at here too.
+            with self._lock:
+                self._core.give_up_expired(self._now())
+                self._notify()
+            await asyncio.sleep(backoff_s(attempt, self._cluster.chance()))
+            attempt += 1
+
+    async def _refresh(self) -> None:
+        topic = await self._driver.run(self._cluster.topic(self._core.topic.name, fresh=True))
+        with self._lock:
+            self._core.topic_changed(topic)
+            self._notify()
+        # A leader that is still missing would otherwise be asked for without a pause.
+        await asyncio.sleep(backoff_s(0, self._cluster.chance()))
+
+    async def _renew(self) -> None:
+        identity = await self._driver.run(new_identity(self._cluster))
+        with self._lock:
+            self._core.identity_renewed(identity)
