@@ -200,24 +200,27 @@ class ClientProtocol(asyncio.BufferedProtocol):
         chunk bounds what their answers can hold in memory before the write buffer is looked at.
         """
         performer = self._shell.performer
-        write_buffer_bytes = self._shell.connections.limits.write_buffer_bytes
-        chunk: Sequence[Frame] = frames
-        for at in range(0, len(frames), _CHUNK_REQUESTS):
-            if self._closing:
-                return
+        limits = self._shell.connections.limits
+        in_flight = self.state.in_flight
+        at = 0
+        while at < len(frames) and not self._closing:
+            room = limits.in_flight_max - len(in_flight)
+            if room <= 0:
+                self._block()
             if self._blocked:
                 # The views die with the next read of any connection.
                 self._backlog.extend(_own(frame) for frame in frames[at:])
                 return
-            if len(frames) > _CHUNK_REQUESTS:
-                chunk = frames[at : at + _CHUNK_REQUESTS]
+            end = at + min(room, _CHUNK_REQUESTS)
+            chunk = frames if at == 0 and end >= len(frames) else frames[at:end]
             performer.handle_many(self._events(chunk, received_ns), now)
             if self._failed():
                 return
-            if self._out_bytes > write_buffer_bytes:
+            if self._out_bytes > limits.write_buffer_bytes:
                 performer.flush()
-            if len(self.state.in_flight) >= self._shell.connections.limits.in_flight_max:
-                self._block()
+            at = end
+        if len(in_flight) >= limits.in_flight_max:
+            self._block()
 
     def _events(self, frames: Sequence[Frame], received_ns: int) -> Iterator[RequestReceived]:
         """Decode one after the other; between two of them the node handles the first."""
@@ -289,7 +292,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         try:
             head = encode(response, correlation_id, body_bytes)
         except QuiverlogError as error:  # larger than a frame may be
-            head, body, body_bytes = encode_error(error, correlation_id=correlation_id), (), 0
+            api = int(response.API)
+            head = encode_error(error, api=api, correlation_id=correlation_id)
+            body, body_bytes = (), 0
         self.out.append(head)
         self.out.extend(body)
         self._out_bytes += len(head) + body_bytes

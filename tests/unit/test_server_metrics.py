@@ -1,0 +1,123 @@
+"""The exporter: right text, bounded series, and counters that cost next to nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from quiverlog.server.metrics import Histogram, LogSize, MetricsExporter, ServerMetrics
+from quiverlog.wire.messages import Api
+
+
+def samples(exporter: MetricsExporter) -> dict[str, float]:
+    found = {}
+    for family in text_string_to_metric_families(exporter.render().decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def exporter_of(metrics: ServerMetrics, logs: list[LogSize], topics_max: int) -> MetricsExporter:
+    return MetricsExporter(metrics, lambda: logs, topics_max=topics_max, version="1.2")
+
+
+@given(st.lists(st.integers(0, 200_000_000), max_size=50))
+def test_histogram_counts_every_duration_in_its_bucket(durations_us: list[int]) -> None:
+    histogram = Histogram()
+    for us in durations_us:
+        histogram.observe(us)
+    for bound, count in histogram.buckets():
+        limit_us = math.inf if bound == "+Inf" else float(bound) * 1e6
+        assert count == sum(us < limit_us for us in durations_us)
+    assert histogram.sum_us == sum(durations_us)
+
+
+def test_requests_errors_and_connections() -> None:
+    metrics = ServerMetrics()
+    counters = metrics.requests[Api.PRODUCE]
+    counters.queue.observe(3)
+    counters.handling.observe(20)
+    counters.total.observe(700)
+    metrics.count_error(50)
+    metrics.count_error(50)
+    metrics.count_closed("idle")
+    metrics.connections_open = 4
+    metrics.sync.observe(900)
+    metrics.loop_lag_max_us = 1_500
+    exporter = exporter_of(metrics, [], 10)
+    found = samples(exporter)
+    assert found["quiverlog_requests_total{api=produce}"] == 1
+    assert found["quiverlog_request_handling_seconds_sum{api=produce}"] == pytest.approx(20e-6)
+    assert found["quiverlog_request_total_seconds_bucket{api=produce,le=0.000256}"] == 0
+    assert found["quiverlog_request_total_seconds_bucket{api=produce,le=0.001024}"] == 1
+    assert found["quiverlog_errors_total{code=50,error=CORRUPT_BATCH}"] == 2
+    assert found["quiverlog_connections_closed_total{reason=idle}"] == 1
+    assert found["quiverlog_connections"] == 4
+    assert found["quiverlog_fsync_seconds_count"] == 1
+    assert found["quiverlog_event_loop_lag_max_seconds"] == 0.0015
+    assert samples(exporter)["quiverlog_event_loop_lag_max_seconds"] == 0
+    assert "quiverlog_requests_total{api=fetch}" not in found
+    assert found["quiverlog_build_info{version=1.2}"] == 1
+    assert found["process_open_fds"] > 0
+
+
+def test_topics_beyond_the_cap_are_counted_together() -> None:
+    metrics = ServerMetrics()
+    logs = []
+    for number in range(50):
+        metrics.node.topic(f"t{number:02}").rows_in = number
+        logs += [LogSize(f"t{number:02}", 100, 2), LogSize(f"t{number:02}", 10, 1)]
+    found = samples(exporter_of(metrics, logs, 10))
+    topics = {match[1] for name in found if (match := re.search(r"topic=(\w+)", name))}
+    assert topics == {f"t{number:02}" for number in range(10)} | {"_other"}
+    assert found["quiverlog_topic_rows_in_total{topic=t09}"] == 9
+    assert found["quiverlog_topic_rows_in_total{topic=_other}"] == sum(range(10, 50))
+    assert found["quiverlog_log_size_bytes{topic=t00}"] == 110
+    assert found["quiverlog_log_size_bytes{topic=_other}"] == 40 * 110
+    assert found["quiverlog_log_segments{topic=_other}"] == 40 * 3
+    assert found["quiverlog_log_partitions{topic=t00}"] == 2
+
+
+def test_a_hostile_topic_name_cannot_break_the_text() -> None:
+    metrics = ServerMetrics()
+    metrics.node.topic('a"}\nb 1').rows_in = 5
+    assert 5 in samples(exporter_of(metrics, [], 10)).values()
+
+
+def test_every_plain_number_of_the_node_is_exported() -> None:
+    metrics = ServerMetrics()
+    metrics.node.partitions_led = 7
+    metrics.node.batches_refused = 3
+    found = samples(exporter_of(metrics, [], 10))
+    assert found["quiverlog_partitions_led"] == 7
+    assert found["quiverlog_batches_refused_total"] == 3
+
+
+def test_counting_one_request_costs_under_a_microsecond() -> None:
+    """The very statements of a request's way, the clock's reading among them, best of many."""
+    metrics = ServerMetrics()
+    requests = metrics.requests
+    in_flight: dict[int, int] = {}
+    rounds = 2_000
+    best_ns = math.inf
+    for _ in range(30):
+        received_ns = started_ns = begun_ns = time.perf_counter_ns()
+        for correlation_id in range(rounds):
+            in_flight[correlation_id] = received_ns
+            ended_ns = time.perf_counter_ns()
+            counters = requests[2]
+            counters.queue.observe((started_ns - received_ns) // 1000)
+            counters.handling.observe((ended_ns - started_ns) // 1000)
+            started_ns = ended_ns
+            arrived_ns = in_flight.pop(correlation_id, 0)
+            elapsed_us = (time.perf_counter_ns() - arrived_ns) // 1000
+            requests[2].total.observe(elapsed_us)
+        best_ns = min(best_ns, (time.perf_counter_ns() - begun_ns) / rounds)
+    assert best_ns < 1_000, f"{best_ns:.0f} ns"

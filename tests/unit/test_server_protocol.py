@@ -1,0 +1,372 @@
+"""The connection's flow control, on a real loop and real sockets; the node is a function."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import io
+import os
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import pytest
+
+from quiverlog.errors import error_class
+from quiverlog.node.effects import CloseConnection, Effect, Respond, StartSync
+from quiverlog.node.events import ConnectionClosed, RequestReceived, Synced, Tick
+from quiverlog.server.config import load_config
+from quiverlog.server.connections import ConnectionLimits, ConnectionTable
+from quiverlog.server.logs import make_logger
+from quiverlog.server.metrics import ServerMetrics
+from quiverlog.server.performer import Performer
+from quiverlog.server.protocol import ClientProtocol, Shell
+from quiverlog.types import Now
+from quiverlog.wire import messages as m
+from quiverlog.wire.buffers import BufferPool
+from quiverlog.wire.frames import SCRATCH_BYTES, FrameReceiver, decode_error, encode
+
+LIMITS = ConnectionLimits.from_config(load_config(), files_max=9_999)
+
+
+class StubNode:
+    """Remembers every event; `answer` makes the effects of each."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Any]] = []
+        self.bodies: list[bytes] = []
+        self.deadline_us: int | None = None
+        self.answer: Callable[[Any], list[Effect]] = echo
+
+    def handle_many(self, events: Iterable[Any], now: Now) -> list[Effect]:
+        effects: list[Effect] = []
+        seen: list[Any] = []
+        for event in events:
+            seen.append(event)
+            if isinstance(event, RequestReceived):
+                self.bodies.append(bytes(event.body))
+            effects += self.answer(event)
+        self.calls.append(seen)
+        return effects
+
+    def next_deadline_us(self) -> int | None:
+        return self.deadline_us
+
+    def events(self, kind: type) -> list[Any]:
+        return [event for call in self.calls for event in call if isinstance(event, kind)]
+
+
+def echo(event: Any) -> list[Effect]:
+    if not isinstance(event, RequestReceived):
+        return []
+    response = m.MetadataResponse(cluster_id=str(event.request.correlation_id))
+    return [Respond(event.connection_id, response, event.request.correlation_id)]
+
+
+class Server:
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.node = StubNode()
+        self.metrics = ServerMetrics()
+        self.log = io.StringIO()
+        self.table = ConnectionTable(limits)
+        log = make_logger(level="info", format="logfmt", stream=self.log)
+        self.performer = Performer(
+            asyncio.get_running_loop(),
+            self.node,  # type: ignore[arg-type]
+            self.table,
+            metrics=self.metrics,
+            log=log,
+            sync_threads=1,
+        )
+        self.shell = Shell(
+            self.performer, self.table, self.metrics, log, bytearray(SCRATCH_BYTES), BufferPool()
+        )
+        self.port = 0
+        self.clients: list[Client] = []
+
+    async def connect(self) -> Client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.clients.append(Client(reader, writer))
+        return self.clients[-1]
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.receiver = FrameReceiver(own_bodies=True)
+        self.responses: list[m.Response] = []
+
+    async def receive(self, count: int) -> list[m.Response]:
+        """Wait for so many more responses, or for the end."""
+        async with asyncio.timeout(10):
+            while len(self.responses) < count:
+                data = await self.reader.read(1 << 16)
+                if not data:
+                    break
+                while data:
+                    room = self.receiver.get_buffer()
+                    n = min(len(room), len(data))
+                    room[:n] = data[:n]
+                    data = data[n:]
+                    frames = self.receiver.buffer_updated(n)
+                    self.responses += [decode_error(frame.header) for frame in frames]
+        found, self.responses = self.responses[:count], self.responses[count:]
+        return found
+
+    async def ended(self) -> bool:
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionResetError):
+                return await self.reader.read() == b""
+        return True
+
+
+@contextlib.asynccontextmanager
+async def serving(**limits: int) -> AsyncIterator[Server]:
+    server = Server(dataclasses.replace(LIMITS, **limits))
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(lambda: ClientProtocol(server.shell), "127.0.0.1", 0)
+    server.port = listener.sockets[0].getsockname()[1]
+    try:
+        yield server
+    finally:
+        listener.close()
+        for client in server.clients:
+            client.writer.transport.abort()
+        await until(lambda: not server.table.by_id and not server.table.lingering)
+        server.performer.close(1.0)
+
+
+def request(correlation_id: int, body: bytes = b"") -> bytes:
+    return encode(m.MetadataRequest(), correlation_id, len(body)) + body
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - it is others who make it true
+            await asyncio.sleep(0.005)
+
+
+async def test_requests_of_one_read_are_handled_and_answered_together() -> None:
+    async with serving() as server:
+        client = await server.connect()
+        client.writer.write(b"".join(request(i, b"x" * i) for i in range(1, 21)))
+        answers = await client.receive(20)
+        assert [a.correlation_id for a in answers] == list(range(1, 21))
+        assert len(server.node.calls) == 1
+        assert server.node.bodies == [b"x" * i for i in range(1, 21)]
+        counters = server.metrics.requests[m.Api.METADATA]
+        assert counters.count == sum(counters.total.counts) == sum(counters.queue.counts) == 20
+
+
+async def test_a_request_in_many_pieces() -> None:
+    async with serving() as server:
+        client = await server.connect()
+        data = request(7, os.urandom(300_000))
+        for at in range(0, len(data), 40_000):
+            client.writer.write(data[at : at + 40_000])
+            await client.writer.drain()
+            await asyncio.sleep(0.002)
+        (answer,) = await client.receive(1)
+        assert answer.correlation_id == 7
+        assert server.node.bodies == [data[-300_000:]]
+
+
+async def test_too_many_in_flight_pause_reading_and_nothing_is_lost() -> None:
+    async with serving(in_flight_max=4) as server:
+        server.node.answer = lambda event: []
+        client, other = await server.connect(), await server.connect()
+        client.writer.write(b"".join(request(i, b"%03d" % i) for i in range(1, 31)))
+        await until(lambda: len(server.node.bodies) == 4)
+        # Another client's bytes go through the same receive buffer meanwhile.
+        other.writer.write(request(99, b"z" * 1000))
+        await until(lambda: b"z" * 1000 in server.node.bodies)
+        assert len(server.node.bodies) == 5
+        (connection_id,) = {e.connection_id for e in server.node.calls[0]}
+        for i in range(1, 31):
+            respond = Respond(connection_id, m.MetadataResponse(), i)
+            server.performer.perform([respond])
+            server.performer.flush()
+            await asyncio.sleep(0)
+            held = server.table.by_id[connection_id].state.in_flight
+            assert len(held) <= 4
+            await until(lambda done=i: len(server.node.bodies) >= min(30, done + 4) + 1)
+        assert len(await client.receive(30)) == 30
+        mine = [b for b in server.node.bodies if len(b) == 3]
+        assert mine == [b"%03d" % i for i in range(1, 31)]
+        assert server.metrics.reads_paused >= 1
+
+
+async def test_a_slow_reader_stops_only_itself() -> None:
+    big = memoryview(bytes(1 << 20))
+
+    def answer(event: Any) -> list[Effect]:
+        if not isinstance(event, RequestReceived):
+            return []
+        body = [big] if event.body == b"big" else []
+        return [Respond(event.connection_id, m.FetchResponse(), event.request.correlation_id, body)]
+
+    async with serving(write_buffer_bytes=2 << 20) as server:
+        server.node.answer = answer
+        slow, good = await server.connect(), await server.connect()
+        slow.writer.write(b"".join(request(i, b"big") for i in range(1, 1001)))
+        await until(lambda: server.metrics.reads_paused)
+        handled = len(server.node.bodies)
+        # What was taken up: a chunk, and what the kernel's buffers held.
+        assert handled < 200
+        for i in range(1, 101):
+            good.writer.write(request(i))
+            (response,) = await good.receive(1)
+            assert response.correlation_id == i
+        assert len(server.node.bodies) == handled + 100
+        waiting = max(c.waiting_bytes for c in server.table.by_id.values())
+        assert waiting < (64 + 2 + 1) << 20
+        slow.writer.transport.abort()
+        await until(lambda: len(server.table) == 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "CORRUPT_FRAME"),
+        (b"\xff" * 64, "CORRUPT_FRAME"),
+        ((70 << 20).to_bytes(4, "little") + (50).to_bytes(4, "little"), "FRAME_TOO_LARGE"),
+        (bytes(64), "CORRUPT_FRAME"),
+        (
+            (8).to_bytes(4, "little") + (4).to_bytes(4, "little") + b"\xc1\xc1\xc1\xc1",
+            "CORRUPT_FRAME",
+        ),
+    ],
+    ids=["http", "ones", "oversized", "zeros", "msgpack"],
+)
+async def test_bytes_that_are_no_frames(data: bytes, error: str) -> None:
+    async with serving() as server:
+        client, good = await server.connect(), await server.connect()
+        client.writer.write(request(1))
+        assert (await client.receive(1))[0].error_code == 0
+        client.writer.write(data + bytes(100_000))
+        (refusal,) = await client.receive(1)
+        assert error_class(refusal.error_code).code_name() == error
+        assert await client.ended()
+        assert server.metrics.connections_closed_by == {"protocol": 1}
+        good.writer.write(request(5))
+        assert (await good.receive(1))[0].correlation_id == 5
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "error"), [(77, 1, "UNKNOWN_API"), (1, 9, "UNSUPPORTED_VERSION")]
+)
+async def test_unknown_api_or_version_keeps_the_correlation_id(
+    api: int, version: int, error: str
+) -> None:
+    async with serving() as server:
+        client = await server.connect()
+        header = bytes([0x93, api, version, 42])
+        client.writer.write((4 + len(header)).to_bytes(4, "little"))
+        client.writer.write(len(header).to_bytes(4, "little") + header)
+        (refusal,) = await client.receive(1)
+        assert refusal.correlation_id == 42
+        assert error_class(refusal.error_code).code_name() == error
+        assert await client.ended()
+
+
+async def test_connections_beyond_the_limit_are_told_so() -> None:
+    async with serving(connections_max=2) as server:
+        first, _ = await server.connect(), await server.connect()
+        await until(lambda: len(server.table) == 2)
+        third = await server.connect()
+        (refusal,) = await third.receive(1)
+        assert error_class(refusal.error_code).code_name() == "TOO_MANY_CONNECTIONS"
+        assert await third.ended()
+        assert server.metrics.connections_refused == 1
+        first.writer.close()
+        await until(lambda: len(server.table) == 1)
+        fourth = await server.connect()
+        fourth.writer.write(request(1))
+        assert len(await fourth.receive(1)) == 1
+
+
+async def test_a_response_too_large_for_a_frame_becomes_an_error() -> None:
+    async with serving() as server:
+        server.node.answer = lambda event: (
+            [
+                Respond(
+                    event.connection_id,
+                    m.MetadataResponse(cluster_id="x" * (5 << 20)),
+                    event.request.correlation_id,
+                )
+            ]
+            if isinstance(event, RequestReceived)
+            else []
+        )
+        client = await server.connect()
+        client.writer.write(request(1))
+        (response,) = await client.receive(1)
+        assert error_class(response.error_code).code_name() == "FRAME_TOO_LARGE"
+        assert (response.api, response.correlation_id) == (m.Api.METADATA, 1)
+
+
+async def test_the_node_may_close_a_connection_after_its_answer() -> None:
+    async with serving() as server:
+        server.node.answer = lambda event: [
+            *echo(event),
+            *([CloseConnection(event.connection_id, "why")] if echo(event) else []),
+        ]
+        client = await server.connect()
+        client.writer.write(request(1))
+        assert len(await client.receive(1)) == 1
+        assert await client.ended()
+        assert "why=why" in server.log.getvalue()
+        client.writer.close()
+        await until(lambda: server.node.events(ConnectionClosed))
+
+
+async def test_each_connection_is_forgotten_once() -> None:
+    async with serving() as server:
+        client = await server.connect()
+        client.writer.write(request(1))
+        await client.receive(1)
+        client.writer.close()
+        await until(lambda: server.node.events(ConnectionClosed))
+        assert len(server.node.events(ConnectionClosed)) == 1
+        assert server.metrics.connections_open == len(server.table) == 0
+        # An answer that comes too late is dropped.
+        server.performer.perform([Respond(1, m.MetadataResponse(), 1)])
+        server.performer.flush()
+
+
+async def test_flushes_come_back_to_the_node_with_their_error() -> None:
+    class Ticket:
+        def __init__(self, error: Exception | None = None) -> None:
+            self.error = error
+
+        def run(self) -> None:
+            if self.error is not None:
+                raise self.error
+
+    async with serving() as server:
+        good, bad = Ticket(), Ticket(OSError("no"))
+        server.performer.perform([StartSync(good), StartSync(bad)])  # type: ignore[arg-type]
+        await until(lambda: len(server.node.events(Synced)) == 2)
+        errors = {id(e.ticket): e.error for e in server.node.events(Synced)}
+        assert errors == {id(good): None, id(bad): bad.error}
+        assert server.performer.syncs_running == 0
+        assert sum(server.metrics.sync.counts) == 2
+
+
+async def test_ticks_come_when_the_node_wants_them() -> None:
+    async with serving() as server:
+        loop = asyncio.get_running_loop()
+
+        def answer(event: Any) -> list[Effect]:
+            if isinstance(event, Tick):
+                server.node.deadline_us = None
+            return []
+
+        server.node.answer = answer
+        start = loop.time()
+        for delay_s in (10.0, 0.05):  # the earlier deadline must replace the later timer
+            server.node.deadline_us = int((start + delay_s) * 1e6)
+            server.performer.flush()
+        await until(lambda: server.node.events(Tick))
+        assert 0.05 <= loop.time() - start < 5
+        assert len(server.node.events(Tick)) == 1
