@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 from benchmarks.harness import RESULTS, Comparison, Settings, print_table, write_results
+from benchmarks.spark import stop_session
 
 # In this order: the quiet ones first, before a JVM has warmed the machine.
 BENCHMARKS = (
@@ -71,6 +72,7 @@ def main(argv: list[str]) -> int:
             failed.append(name)
             traceback.print_exc()
         print(f"{time.monotonic() - began:.1f} s", flush=True)
+    stop_session()
     if comparisons:
         print_table(comparisons)
         path = output_of(options)

@@ -14,21 +14,28 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 _SIZE = struct.Struct("<I")
+_TIMEVAL = struct.Struct("@ll")
 
 Buffer = bytes | bytearray | memoryview
 Frame = Sequence[Buffer]
 RECEIVE_BYTES = 4 * 1024 * 1024
+SILENCE_SECONDS_MAX = 60
 
-__all__ = ["Load"]
+__all__ = ["Frame", "Load"]
 
 
 class Load:
-    """One connection. `exchange` and `pipeline` count whole reply frames."""
+    """One connection. `greeting` is exchanged first; its answer is kept in `greeted`."""
 
     def __init__(self, address: tuple[str, int], greeting: bytes = b"") -> None:
-        self._socket = socket.create_connection(address, timeout=60)
+        self._socket = socket.create_connection(address)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Timeouts of the kernel, not Python's: those make every send a partial one.
+        patience = _TIMEVAL.pack(SILENCE_SECONDS_MAX, 0)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._at = 0  # bytes [_at, _filled) of the buffer are received and not yet looked at
         self._filled = 0
         self.greeted = self.exchange([greeting]) if greeting else b""
 
@@ -40,32 +47,27 @@ class Load:
 
     def send(self, frame: Frame) -> None:
         sent = self._socket.sendmsg(frame)
-        whole = sum(map(len, frame))
-        if sent < whole:
-            self._socket.sendall(b"".join(frame)[sent:] if len(frame) > 1 else frame[0][sent:])
+        if sent < sum(map(len, frame)):
+            self._socket.sendall(b"".join(frame)[sent:])
 
     def receive(self) -> memoryview:
-        """One reply frame, valid until the next call."""
-        while True:
-            if self._filled >= 4:
-                end = 4 + _SIZE.unpack_from(self._buffer)[0]
-                if self._filled >= end:
-                    break
-            self._fill()
-        reply = bytes(self._buffer[:end]) if self._filled > end else None
-        if reply is None:
-            self._filled = 0
-            return self._buffer[:end]
-        self._buffer[: self._filled - end] = self._buffer[end : self._filled]
-        self._filled -= end
-        return memoryview(reply)
+        """One whole reply frame; the view is valid until the next call."""
+        while self._filled - self._at < 4:
+            self._receive_more()
+        size = 4 + _SIZE.unpack_from(self._buffer, self._at)[0]
+        if size > RECEIVE_BYTES:
+            raise ValueError(f"a reply of {size} bytes is larger than expected")
+        while self._filled - self._at < size:
+            self._receive_more()
+        self._at += size
+        return self._buffer[self._at - size : self._at]
 
     def exchange(self, frame: Frame) -> bytes:
         self.send(frame)
         return bytes(self.receive())
 
     def pipeline(self, frames: Iterable[Frame], *, depth: int) -> float:
-        """Send every frame, at most `depth` of them unanswered; seconds until the last reply."""
+        """Send each frame by itself, at most `depth` unanswered; seconds until the last reply."""
         began = time.perf_counter()
         in_flight = 0
         for frame in frames:
@@ -77,10 +79,11 @@ class Load:
         self.skip(in_flight)
         return time.perf_counter() - began
 
-    def bursts(self, bursts: Sequence[tuple[bytes, int]], *, ahead: int) -> float:
+    def bursts(self, bursts: Iterable[tuple[bytes, int]], *, ahead: int) -> float:
         """Send joined frames (bytes, how many frames), `ahead` bursts unanswered; seconds.
 
-        One system call for many small frames: the sender must not be what is measured.
+        One system call for many small frames: shows the server's cost where the sender's own
+        system calls would hide it.
         """
         began = time.perf_counter()
         waiting: deque[int] = deque()
@@ -93,30 +96,34 @@ class Load:
         return time.perf_counter() - began
 
     def skip(self, count: int) -> None:
-        """Receive and drop `count` whole reply frames, however they are cut by the network."""
+        """Receive and drop `count` whole reply frames, however the network cuts them."""
         buffer, unpack = self._buffer, _SIZE.unpack_from
-        at, filled = 0, self._filled
+        at, filled = self._at, self._filled
         while count:
-            if filled - at >= 4:
-                end = at + 4 + unpack(buffer, at)[0]
-                if end <= filled:
-                    at = end
-                    count -= 1
-                    continue
-                if end - at > len(buffer):
-                    raise ValueError(f"a reply of {end - at} bytes is larger than expected")
-            if at:
-                buffer[: filled - at] = buffer[at:filled]
-                filled -= at
-                at = 0
-            self._filled = filled
-            self._fill()
-            filled = self._filled
-        buffer[: filled - at] = buffer[at:filled]
-        self._filled = filled - at
+            if filled - at < 4:
+                self._at, self._filled = at, filled
+                self._receive_more()
+                at, filled = self._at, self._filled
+                continue
+            at += 4 + unpack(buffer, at)[0]
+            count -= 1
+            while at > filled:  # the frame goes on in bytes still to come
+                at -= filled
+                filled = self._received(buffer)
+        self._at, self._filled = at, filled
 
-    def _fill(self) -> None:
-        received = self._socket.recv_into(self._buffer[self._filled :])
+    def _receive_more(self) -> None:
+        """Add to the bytes not yet looked at, moving them to the front if there is no room."""
+        if self._at == self._filled:
+            self._at = self._filled = 0
+        elif self._filled == RECEIVE_BYTES or self._at > RECEIVE_BYTES // 2:
+            rest = bytes(self._buffer[self._at : self._filled])
+            self._buffer[: len(rest)] = rest
+            self._at, self._filled = 0, len(rest)
+        self._filled += self._received(self._buffer[self._filled :])
+
+    def _received(self, into: memoryview) -> int:
+        received = self._socket.recv_into(into)
         if not received:
             raise ConnectionError("the server closed the connection")
-        self._filled += received
+        return received

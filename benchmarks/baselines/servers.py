@@ -58,7 +58,7 @@ class Receive(Answerer):
 
     def __init__(self, directory: str, reply_bytes: int) -> None:
         super().__init__(reply_bytes)
-        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
         self._fd = self._file.fileno()
 
     def answer(self, transport: asyncio.Transport, frame: memoryview) -> None:

@@ -1,0 +1,73 @@
+"""The smallest micro-batch: one row per trigger, against the bare Python source and sink.
+
+The topic holds its rows already and each trigger may take one, so no trigger waits for data. The
+figure is the median time of a whole trigger. Source to `noop`, and source to sink.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.harness import Comparison, Settings, interleave
+from benchmarks.quiver import fill, running, temporary_topic
+from benchmarks.rows import make_batch
+from benchmarks.spark import run_stream, session, trigger_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ROWS = 1_000
+TRIGGERS = 50
+WARMING_TRIGGERS = 15
+ROUNDS_MAX = 3
+
+
+def run(settings: Settings) -> list[Comparison]:
+    spark = session()
+    triggers = WARMING_TRIGGERS + settings.scaled(TRIGGERS - WARMING_TRIGGERS)
+    with (
+        running() as (broker, client),
+        temporary_topic(client, "single"),
+        temporary_topic(client, "copied"),
+    ):
+        fill(client, "single", [make_batch(1)] * ROWS, 1)
+        broker_options = {"bootstrap.servers": broker.bootstrap}
+
+        def ours() -> DataFrame:
+            return (
+                spark.readStream.format("quiverlog")
+                .options(**broker_options, subscribe="single", startingOffsets="earliest")
+                .option("maxOffsetsPerTrigger", 1)
+                .load()
+            )
+
+        def bare() -> DataFrame:
+            return (
+                spark.readStream.format("bare_source")
+                .options(rows=ROWS, rowsPerTrigger=1, partitions=1)
+                .load()
+            )
+
+        def measure(frame: DataFrame, sink: str, **options: str) -> float:
+            writer = frame.writeStream.format(sink).options(**options)
+            return trigger_ms(run_stream(writer, triggers=triggers), skip=WARMING_TRIGGERS)
+
+        rounds = min(settings.rounds, ROUNDS_MAX)
+        noop = interleave(rounds, lambda: measure(ours(), "noop"), lambda: measure(bare(), "noop"))
+        sink = interleave(
+            rounds,
+            lambda: measure(ours(), "quiverlog", topic="copied", **broker_options),
+            lambda: measure(bare(), "bare_sink"),
+        )
+    return [
+        Comparison(
+            f"smallest micro-batch, {path}",
+            "ms",
+            measured.ours,
+            measured.baseline,
+            budget=0.87,
+            goal=0.95,
+            bigger_is_better=False,
+        )
+        for path, measured in (("source to noop", noop), ("source to sink", sink))
+    ]
