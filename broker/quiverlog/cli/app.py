@@ -19,6 +19,8 @@ __all__ = ["cli", "run"]
 _COMMANDS = {
     "broker": "quiverlog.cli.broker:broker",
     "topic": "quiverlog.cli.topic:topic",
+    "produce": "quiverlog.cli.produce:produce",
+    "consume": "quiverlog.cli.consume:consume",
     "completion": "quiverlog.cli.completion:completion",
 }
 

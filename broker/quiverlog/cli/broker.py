@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from quiverlog.cli.failures import CommandFailed, ExitCode
 from quiverlog.cli.options import config_pairs, debug_option
 from quiverlog.server.config import CONFIG_KEYS, ConfigKey
 
@@ -47,6 +48,7 @@ def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None)
     (QUIVERLOG_DATA_DIR for --data-dir and so on), which wins over the file. One line on stdout
     says when the broker is ready; log lines go to stderr.
     """
+    from quiverlog.errors import InvalidConfig
     from quiverlog.server.config import load_config
     from quiverlog.server.run import run_broker
 
@@ -54,7 +56,10 @@ def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None)
     twice = sorted(name for name in more if named.get(name) is not None)
     if twice:
         raise click.UsageError(f"{twice[0]} is given by {CONFIG_KEYS[twice[0]].flag} and by --set.")
-    config = load_config(config_file, environ=os.environ, flags={**named, **more})
+    try:
+        config = load_config(config_file, environ=os.environ, flags={**named, **more})
+    except InvalidConfig as error:
+        raise CommandFailed(str(error), ExitCode.USAGE) from error
     return run_broker(config)
 
 

@@ -39,7 +39,8 @@ class ExitCode(enum.IntEnum):
 _MEANINGS = {
     ExitCode.OK: "It worked.",
     ExitCode.FAILED: "The broker refused the request, or a file could not be read or written.",
-    ExitCode.USAGE: "The command line makes no sense: unknown option, missing or bad value.",
+    ExitCode.USAGE: "The command line makes no sense (unknown option, missing or bad value), or a "
+    "broker refuses to start (bad configuration, port or data directory in use).",
     ExitCode.UNREACHABLE: "No broker could be reached, or the connection broke for good.",
     ExitCode.PROBLEMS_FOUND: "`doctor` or `dump-log` ran to its end and found problems.",
     ExitCode.DIFFERENT: "`demo` ran to its end and its totals differ from pyarrow's.",

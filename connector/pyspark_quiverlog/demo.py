@@ -1,0 +1,213 @@
+"""The Spark part of `quiverlog demo`, a program of its own: delays per carrier and day.
+
+    python -m pyspark_quiverlog.demo --bootstrap HOST:PORT --work-dir DIR --rows N
+
+It reads the topic `flights` as a stream, joins the topics `weather` and `airlines`, sums up in
+windows of a day and writes to the topic `delays`. One JSON object per line on stdout tells whoever
+started it how far it is. After `caught_up` it waits for a line on stdin: by then a row far in the
+future has been appended to `flights`, which closes the last window.
+
+Owns the query. Must not know how the topics were filled or what becomes of the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["delays_per_day", "main", "session"]
+
+WATERMARK = "14 days"
+"""Of flight time, not of waiting. A micro-batch takes from each partition in proportion to what
+waits there, and carriers do not fly evenly through the year: rows of different partitions come up
+to six days apart. Later ones would be dropped; the query reports how many were (none)."""
+
+DAY_BEGINS = "5 hours"
+"""New York's standard time is UTC-5, and nothing leaves between midnight and 01:00 local time: so
+windows that begin at 05:00 UTC are calendar days, in summer too."""
+
+LATE_MIN = 15
+POLL_S = 0.1
+
+
+def session(work_dir: Path, *, cores: int) -> SparkSession:
+    """A local Spark that keeps to loopback and to `work_dir`."""
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(work_dir / "spark"),
+        "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        # As many groups as fit one core each; Spark's default of 200 is for a cluster.
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.sql.streaming.stateStore.maintenanceInterval": "10min",
+    }
+    builder = SparkSession.builder.appName("quiverlog demo").master(f"local[{cores}]")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def delays_per_day(flights: DataFrame, weather: DataFrame, airlines: DataFrame) -> DataFrame:
+    """The query: columns and types as in the topic `delays`."""
+    from pyspark.sql import functions as F
+
+    reports = weather.select(
+        "origin", "time_hour", "precip", "wind_speed", F.lit(True).alias("reported")
+    )
+    names = airlines.select("carrier", F.col("name").alias("airline"))
+    rows = (
+        flights.withWatermark("time_hour", WATERMARK)
+        .join(F.broadcast(reports), ["origin", "time_hour"], "left")
+        .join(F.broadcast(names), "carrier")
+    )
+    window = F.window("time_hour", "1 day", startTime=DAY_BEGINS).alias("window")
+    groups = rows.groupBy(window, "carrier", "airline").agg(
+        F.count(F.lit(1)).alias("flights"),
+        F.count_if(F.col("dep_time").isNull()).alias("cancelled"),
+        F.count("dep_delay").alias("departed"),
+        F.count_if(F.col("dep_delay") >= LATE_MIN).alias("departed_late"),
+        F.coalesce(F.sum("dep_delay"), F.lit(0)).alias("departure_delay_total_min"),
+        F.avg("dep_delay").alias("departure_delay_mean_min"),
+        F.count("arr_delay").alias("arrived"),
+        F.coalesce(F.sum("arr_delay"), F.lit(0)).alias("arrival_delay_total_min"),
+        F.count_if(F.col("precip") > 0).alias("in_rain"),
+        F.count_if(F.col("reported").isNull()).alias("weather_unknown"),
+        F.max("wind_speed").alias("wind_max_mph"),
+    )
+    day = (F.col("window.start") - F.expr("INTERVAL 5 HOURS")).cast("date").alias("day")
+    return groups.select("carrier", "airline", day, *groups.columns[3:])
+
+
+def tell(event: str, **fields: object) -> None:
+    """One line for whoever started this program."""
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def start_query(spark: SparkSession, bootstrap: str, work_dir: Path, rows_max: int) -> Any:
+    """Start the stream from `flights` to `delays`."""
+
+    def topic(name: str) -> DataFrame:
+        reader = spark.read.format("quiverlog").option("bootstrap.servers", bootstrap)
+        return reader.option("subscribe", name).load()
+
+    flights = (
+        spark.readStream.format("quiverlog")
+        .option("bootstrap.servers", bootstrap)
+        .option("subscribe", "flights")
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", rows_max)
+        .load()
+    )
+    return (
+        delays_per_day(flights, topic("weather"), topic("airlines"))
+        .writeStream.format("quiverlog")
+        .option("bootstrap.servers", bootstrap)
+        .option("topic", "delays")
+        .option("checkpointLocation", str(work_dir / "checkpoint"))
+        .outputMode("append")
+        .queryName("delays")
+        .start()
+    )
+
+
+class Progress:
+    """Tells each micro-batch once and adds up what they did."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._told = -1
+        self.rows_in = 0
+        self.rows_late = 0
+        self.batches = 0
+        self.busy_s = 0.0
+
+    def poll(self) -> None:
+        """Look at the batches that ended since the last look; raise if the query died."""
+        error = self._query.exception()
+        if error is not None:
+            raise error
+        for progress in self._query.recentProgress:
+            if progress.batchId > self._told and progress.durationMs.get("addBatch") is not None:
+                self._told = progress.batchId
+                self._add(progress)
+
+    def _add(self, progress: Any) -> None:
+        self.batches += 1
+        self.rows_in += progress.numInputRows
+        self.rows_late += sum(s.numRowsDroppedByWatermark for s in progress.stateOperators)
+        self.busy_s += progress.durationMs["triggerExecution"] / 1000
+        tell(
+            "batch",
+            batch=progress.batchId,
+            rows=progress.numInputRows,
+            rows_in=self.rows_in,
+            watermark=progress.eventTime.get("watermark"),
+        )
+
+    def wait_for_rows(self, rows: int) -> None:
+        """Return when so many rows were read. Whoever started this program bounds the time."""
+        while self.rows_in < rows:
+            time.sleep(POLL_S)
+            self.poll()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the query to its end; 0 when it got there."""
+    options = _options(arguments)
+    work_dir = Path(options.work_dir)
+    began_s = time.monotonic()
+    spark = session(work_dir, cores=options.cores)
+    try:
+        tell("spark", version=spark.version, seconds=time.monotonic() - began_s)
+        query = start_query(spark, options.bootstrap, work_dir, options.rows_per_batch)
+        progress = Progress(query)
+        started_s = time.monotonic()
+        progress.wait_for_rows(options.rows)
+        tell("caught_up", seconds=time.monotonic() - started_s)
+        sys.stdin.readline()
+        progress.wait_for_rows(options.rows + 1)
+        query.processAllAvailable()
+        progress.poll()
+        tell(
+            "done",
+            seconds=time.monotonic() - started_s,
+            busy_seconds=progress.busy_s,
+            batches=progress.batches,
+            rows_in=progress.rows_in,
+            rows_late=progress.rows_late,
+        )
+        query.stop()
+    finally:
+        spark.stop()
+    return 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m pyspark_quiverlog.demo")
+    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--work-dir", required=True)
+    parser.add_argument(
+        "--rows", type=int, required=True, help="rows in flights, the closing one not counted"
+    )
+    parser.add_argument("--rows-per-batch", type=int, default=100_000)
+    parser.add_argument("--cores", type=int, default=2)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
