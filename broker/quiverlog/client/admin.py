@@ -354,7 +354,7 @@ def list_offsets(cluster: Cluster, name: str, at: AtSpec) -> Operation[dict[int,
         topic = yield from cluster.topic(name)
         wanted: Mapping[int, At]
         wanted = at if isinstance(at, Mapping) else {p.partition: at for p in topic.partitions}
-        entries = {TopicPartition(name, p): _offset_entry(p, at_us(a)) for p, a in wanted.items()}
+        entries = {TopicPartition(name, p): offset_entry(p, at_us(a)) for p, a in wanted.items()}
         _, results = yield from ask_leaders(
             cluster, entries, lambda parts: m.ListOffsetsRequest(partitions=parts)
         )
@@ -363,7 +363,8 @@ def list_offsets(cluster: Cluster, name: str, at: AtSpec) -> Operation[dict[int,
     return (yield from cluster.retrying(attempt))
 
 
-def _offset_entry(partition: int, at: int, known: int = -1, topic_id: bytes = b"") -> Entry:
+def offset_entry(partition: int, at: int, known: int = -1, topic_id: bytes = b"") -> Entry:
+    """Asks for an offset; `topic_id` pins the topic that is meant."""
     return lambda topic: m.ListOffsetsPartition(
         topic_id or topic.topic_id, partition, _epoch(topic, partition), at, known
     )
@@ -382,7 +383,7 @@ def offsets_with_epochs(
 
     def attempt() -> Operation[tuple[int, dict[TopicPartition, OffsetAndEpoch]]]:
         entries = {
-            w: _offset_entry(w.partition, a, known.get(w, -1), topic_ids.get(w.topic, b""))
+            w: offset_entry(w.partition, a, known.get(w, -1), topic_ids.get(w.topic, b""))
             for w, a in at.items()
         }
         responses, results = yield from ask_leaders(
@@ -560,6 +561,24 @@ def raw_fetch(
         return fetched
 
     return (yield from cluster.retrying(attempt))
+
+
+def raw_call(
+    cluster: Cluster,
+    request: m.Request,
+    node_id: int | None,
+    *,
+    body: Sequence[Buffer],
+    timeout_s: float | None,
+) -> Operation[Reply]:
+    """One request to one broker, as it is, once."""
+    if node_id is None:
+        if body:
+            raise InvalidArgument("raw_call: a request with a body needs node_id.")
+        return (yield from cluster.call_any(request))
+    seconds = timeout_s or cluster.settings.request_timeout_s
+    reply: Reply = yield Call(cluster.address_of(node_id), request, seconds, body)
+    return reply
 
 
 def split_fetch(reply: Reply) -> list[FetchedPartition]:

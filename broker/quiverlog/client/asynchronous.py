@@ -190,6 +190,11 @@ class AsyncDriver:
             except QuiverlogError as error:
                 failure = error
 
+    @property
+    def is_closed(self) -> bool:
+        """`close` was called."""
+        return self._closed
+
     def check_usable(self) -> None:
         """Raise unless this process may use the client."""
         if os.getpid() != self._pid:
@@ -253,6 +258,9 @@ class AsyncDriver:
 
     async def _finish_any(self, tickets: Sequence[Ticket], timeout_s: float) -> Ticket | None:
         by_future = {t.waiting: t for t in tickets if isinstance(t, AsyncTicket)}
+        if not by_future:
+            await asyncio.sleep(timeout_s)
+            return None
         done, _ = await asyncio.wait(
             by_future, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
         )

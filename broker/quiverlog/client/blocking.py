@@ -180,6 +180,11 @@ class BlockingDriver:
         """False in a child that was forked after the client was opened."""
         return os.getpid() == self._pid
 
+    @property
+    def is_closed(self) -> bool:
+        """`close` was called."""
+        return self._closed
+
     def check_usable(self) -> None:
         """Raise unless this process may use the client."""
         if os.getpid() != self._pid:

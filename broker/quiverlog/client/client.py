@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 from weakref import WeakSet
 
-from quiverlog.errors import InvalidArgument
 from quiverlog.limits import (
     DELIVERY_TIMEOUT_MS_DEFAULT,
     FETCH_BYTES_DEFAULT,
@@ -29,9 +28,8 @@ from quiverlog.wire import messages as m
 
 from . import admin
 from .blocking import BlockingDriver
-from .commands import Buffer, Call, Operation, Reply
+from .commands import Buffer, Operation, Reply
 from .results import (
-    Address,
     ClusterMetadata,
     FetchedPartition,
     OffsetAndEpoch,
@@ -47,6 +45,8 @@ if TYPE_CHECKING:
 
     from quiverlog.batch.schema import SchemaHistory
 
+    from .consumer import Consumer
+    from .consumer_core import End, Start_
     from .io_thread import IoThread
     from .producer import Producer
 
@@ -190,6 +190,46 @@ class Client:
             producer = Producer(self.cluster, core, self._io)
         self._producers.add(producer)
         return producer
+
+    def consumer(
+        self,
+        topic: str,
+        *,
+        start: Start_ = "earliest",
+        end: End = None,
+        follow: bool = False,
+        columns: Sequence[str] | None = None,
+        partitions: Sequence[int] | None = None,
+        fetch_bytes: int = FETCH_BYTES_DEFAULT,
+    ) -> Consumer:
+        """Read a topic: iterate over the result.
+
+        Args:
+            start: "earliest", "latest", a datetime with time zone, or {partition: one of these or
+                an offset}; partitions that are left out of a mapping begin at their first row.
+            end: where to end when not following: "latest" (as it is now, the default) or
+                {partition: offset}.
+            follow: go on with rows as they arrive, new partitions included, until it is closed.
+            columns: only these, in this order.
+            partitions: only these.
+            fetch_bytes: stored bytes per request; about twice as many are held at most.
+
+        Raises:
+            UnknownTopic, UnknownPartition, InvalidArgument. While iterating: OffsetOutOfRange
+            (names the valid range), LogTruncated, UnknownTopicId (it was deleted).
+        """
+        from .consumer import Consumer
+        from .consumer_core import ConsumerCore, ConsumerOptions
+
+        options = ConsumerOptions(
+            start=start,
+            end=end,
+            follow=follow,
+            columns=None if columns is None else tuple(columns),
+            partitions=None if partitions is None else tuple(partitions),
+            fetch_bytes=fetch_bytes,
+        )
+        return Consumer(ConsumerCore(self.cluster, topic, options), self.driver)
 
     # --- topics ---------------------------------------------------------------------------------
     def create_topic(
@@ -425,16 +465,6 @@ class Client:
         timeout: float | None = None,
     ) -> Reply:
         """Low level: one request to one broker (any if `node_id` is None), as it is."""
-        return self.run(self._raw_call(request, node_id, body, timeout))
-
-    def _raw_call(
-        self, request: m.Request, node_id: int | None, body: Sequence[Buffer], timeout: float | None
-    ) -> Operation[Reply]:
-        if node_id is None:
-            if body:
-                raise InvalidArgument("raw_call: a request with a body needs node_id.")
-            return (yield from self.cluster.call_any(request))
-        address: Address = self.cluster.address_of(node_id)
-        seconds = timeout or self.cluster.settings.request_timeout_s
-        reply: Reply = yield Call(address, request, seconds, body)
-        return reply
+        return self.run(
+            admin.raw_call(self.cluster, request, node_id, body=body, timeout_s=timeout)
+        )

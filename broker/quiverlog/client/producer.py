@@ -143,6 +143,11 @@ class _Face:
         """Bytes of rows that are not acknowledged."""
         return self._core.buffered_bytes
 
+    @property
+    def is_closed(self) -> bool:
+        """`close` or `abort` was called."""
+        return self._closed
+
     def _check_usable(self) -> None:
         if self._closed:
             raise ClientClosed(f"The producer of {self.topic!r} is closed.")

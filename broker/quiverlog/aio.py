@@ -1,0 +1,13 @@
+"""The asyncio face: `async with quiverlog.aio.connect("127.0.0.1:9292") as client`.
+
+Every method of the blocking client exists here as a coroutine, with the same arguments, results
+and errors. One client belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+from .client.async_client import AsyncClient, connect
+from .client.consumer import AsyncConsumer
+from .client.producer import AsyncProducer, AsyncSendFuture
+
+__all__ = ["AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncSendFuture", "connect"]

@@ -1,0 +1,239 @@
+"""Reading one range of one partition, as fast as it comes: what a Spark executor does.
+
+The next request is on the wire before the first batch of the last reply is handed out, so network
+and reader work at the same time. Never more than one reply is held and one is under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from quiverlog.errors import OffsetNotAvailable, QuiverlogError, UnknownTopicId
+from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
+from quiverlog.types import NO_EPOCH
+from quiverlog.wire import messages as m
+
+from .admin import split_fetch
+from .commands import Abandon, Call, Finish, Operation, Reply, Sleep, Start, Ticket
+from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
+from .results import ConsumerBatch
+from .routing import Cluster, backoff_s, partition_info
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from .client import Client
+
+__all__ = ["PartitionFetcher"]
+
+
+class FetchCore:
+    """The operations of a fetcher; it holds the position and the request under way."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        topic_id: bytes,
+        partition: int,
+        start_offset: int,
+        end_offset: int,
+        *,
+        bytes_max: int,
+        last_epoch: int,
+    ) -> None:
+        assert start_offset >= 0
+        self.position = start_offset
+        """The offset after the last row that has arrived."""
+        self.ticket: Ticket | None = None
+        self._cluster = cluster
+        self._topic = topic
+        self._topic_id = topic_id
+        self._partition = partition
+        self._end = end_offset
+        self._bytes_max = bytes_max
+        self._last_epoch = last_epoch
+        self._deadline_s = 0.0
+        self._failures = 0
+
+    def next(self) -> Operation[list[StoredBatch]]:
+        """The next reply's batches, with the following request on its way; [] at the end.
+
+        Raises:
+            OffsetOutOfRange, LogTruncated, UnknownTopicId, OffsetNotAvailable: rows that were
+                asked for are not there.
+        """
+        timeout_s = self._cluster.settings.request_timeout_s
+        self._deadline_s = self._cluster.clock() + timeout_s
+        while self.position < self._end:
+            try:
+                batches = yield from self._take()
+            except QuiverlogError as error:
+                yield from self._recover(error)
+                continue
+            if batches:
+                return batches
+            if self._cluster.clock() >= self._deadline_s:
+                raise OffsetNotAvailable(
+                    f"{self._topic}-{self._partition} gave no rows at offset {self.position} for "
+                    f"{timeout_s:g} s; rows up to {self._end} were expected."
+                )
+        return []
+
+    def _take(self) -> Operation[list[StoredBatch]]:
+        if self.ticket is None:
+            self.ticket = yield from self._start()
+        ticket, self.ticket = self.ticket, None
+        reply: Reply = yield Finish(ticket)
+        fetched = split_fetch(reply)[0]
+        error = fetch_error(fetched, self._topic, self.position)
+        if error is not None:
+            raise error
+        batches = stored_batches(fetched, self.position, self._end)
+        if batches:
+            self._failures = 0
+            self.position = batches[-1].next_offset
+            self._last_epoch = batches[-1].header.leader_epoch
+            if self.position < self._end:
+                try:
+                    self.ticket = yield from self._start()
+                except QuiverlogError as start_error:
+                    if not start_error.retriable:
+                        raise
+                    # These batches are good; the next call meets the failure again, or not.
+        return batches
+
+    def _start(self) -> Operation[Ticket]:
+        topic = yield from self._cluster.topic(self._topic)
+        if topic.topic_id != self._topic_id:
+            raise UnknownTopicId(f"Topic {self._topic!r} is not the one that was to be read.")
+        request = m.FetchRequest(
+            max_wait_ms=FETCH_MAX_WAIT_MS_DEFAULT,
+            bytes_max=self._bytes_max,
+            partitions=[
+                m.FetchPartition(
+                    self._topic_id,
+                    self._partition,
+                    partition_info(topic, self._partition).leader_epoch,
+                    self.position,
+                    self._last_epoch,
+                    self._bytes_max,
+                    self._end,
+                )
+            ],
+        )
+        address = self._cluster.leader_address(topic, self._partition)
+        timeout_s = self._cluster.settings.request_timeout_s + FETCH_MAX_WAIT_MS_DEFAULT / 1000
+        ticket: Ticket = yield Start(Call(address, request, timeout_s, lane="fetch"))
+        return ticket
+
+    def _recover(self, error: QuiverlogError) -> Operation[None]:
+        pause_s = backoff_s(self._failures, self._cluster.chance())
+        if not error.retriable or self._cluster.clock() + pause_s >= self._deadline_s:
+            raise error
+        if error.refresh_metadata:
+            self._cluster.forget_topics()
+        self._failures += 1
+        yield Sleep(pause_s)
+
+
+class PartitionFetcher:
+    """Iterates over the rows [start_offset, end_offset) of one partition as `ConsumerBatch`es.
+
+    Args:
+        client: a blocking client.
+        topic: the topic's name.
+        topic_id: the topic that is meant; another one under the same name is refused. None
+            takes the one that has the name now.
+        start_offset, end_offset: may lie inside batches; the batches are sliced.
+        columns: only these, in this order; None takes all.
+        reader_schema: what rows shall look like; None takes the topic's newest schema.
+        bytes_max: stored bytes per request.
+        last_epoch: leader epoch of the row before `start_offset`, if known: a log that was
+            truncated below it is noticed.
+        verify_crc: check each batch's checksum.
+
+    Raises (while iterating):
+        OffsetOutOfRange: rows of the range are not kept any more; names what is.
+        LogTruncated, UnknownTopicId, OffsetNotAvailable, CorruptBatch, ConnectionFailed.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        partition: int,
+        start_offset: int,
+        end_offset: int,
+        *,
+        topic_id: bytes | None = None,
+        columns: Sequence[str] | None = None,
+        reader_schema: pa.Schema | None = None,
+        bytes_max: int = FETCH_PARTITION_BYTES_DEFAULT,
+        last_epoch: int = NO_EPOCH,
+        verify_crc: bool = True,
+    ) -> None:
+        self._client = client
+        cluster = client.cluster
+        if topic_id is None:
+            topic_id = client.run(cluster.retrying(lambda: cluster.topic(topic))).topic_id
+        self._decoder = BatchDecoder(
+            cluster,
+            topic,
+            topic_id,
+            columns=columns,
+            reader_schema=reader_schema,
+            verify_crc=verify_crc,
+        )
+        self._core = FetchCore(
+            cluster,
+            topic,
+            topic_id,
+            partition,
+            start_offset,
+            end_offset,
+            bytes_max=bytes_max,
+            last_epoch=last_epoch,
+        )
+        self.schema: pa.Schema = client.run(cluster.retrying(self._decoder.prepare))
+        """What the batches look like (until a newer schema turns up, if none was asked for)."""
+        self._batches: deque[StoredBatch] = deque()
+
+    def __iter__(self) -> Iterator[ConsumerBatch]:
+        return self
+
+    def __next__(self) -> ConsumerBatch:
+        while True:
+            while self._batches:
+                batch = self._client.run(self._decoder.decode(self._batches.popleft()))
+                if batch is not None:
+                    return batch
+            found = self._client.run(self._core.next())
+            if not found:
+                raise StopIteration
+            self._batches.extend(found)
+
+    def close(self) -> None:
+        """Drop the request under way."""
+        ticket, self._core.ticket = self._core.ticket, None
+        self._batches.clear()
+        if ticket is not None:
+            self._client.run(_abandon(ticket))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _abandon(ticket: Ticket) -> Operation[None]:
+    yield Abandon(ticket)
