@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_quiverlog.offsets import Position, SourceOffset, TopicPositions, effective_start
+from pyspark_quiverlog.offsets import Position, SourceOffset, TopicPositions, begin_positions
 from quiverlog.errors import InvalidArgument
 
 positions = st.builds(Position, st.integers(0, 2**62), st.integers(-1, 2**31 - 1))
@@ -23,7 +23,11 @@ topics = st.dictionaries(
     max_size=4,
 )
 offsets = st.builds(
-    SourceOffset, topics=topics, is_start=st.booleans(), first=st.one_of(st.none(), topics)
+    SourceOffset,
+    topics=topics,
+    is_start=st.booleans(),
+    first=st.one_of(st.none(), topics),
+    resume=st.one_of(st.none(), topics),
 )
 
 
@@ -50,6 +54,7 @@ def test_equal_offsets_are_equal_texts(offset: SourceOffset, random: Any) -> Non
         shuffle(offset.topics),
         offset.is_start,
         None if offset.first is None else shuffle(offset.first),
+        None if offset.resume is None else shuffle(offset.resume),
     )
     assert json.dumps(other.to_json()) == json.dumps(offset.to_json())
 
@@ -67,14 +72,42 @@ def test_the_text_itself_is_fixed() -> None:
     )
 
 
-@given(topics, topics, topics)
-def test_the_first_batch_starts_where_its_end_says(old: Any, new: Any, end: Any) -> None:
-    """Whatever `initialOffset()` answers later, the start that was logged counts."""
-    logged = SourceOffset(end, first=old)
-    assert effective_start(SourceOffset(new, is_start=True), logged).topics == old
-    # A start out of the checkpoint is never overruled.
-    assert effective_start(SourceOffset(new), logged).topics == new
-    assert effective_start(SourceOffset(new, is_start=True), logged.without_first()).topics == new
+ID, OTHER_ID = "0a" * 16, "0b" * 16
+
+
+def at(topic_id: str = ID, **partitions: int) -> dict[str, TopicPositions]:
+    """Positions in topic `t`: `at(p0=5)`."""
+    numbered = {int(name[1:]): Position(offset) for name, offset in partitions.items()}
+    return {"t": TopicPositions(topic_id, numbered)}
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        # In the checkpoint the start counts; a `_first` that is still there does not.
+        (SourceOffset(at(p0=4)), SourceOffset(at(p0=9)), {0: 4}),
+        (SourceOffset(at(p0=4)), SourceOffset(at(p0=9), first=at(p0=1)), {0: 4}),
+        # The first batch starts where its end says, whatever `initialOffset()` says by now.
+        (SourceOffset(at(p0=7), is_start=True), SourceOffset(at(p0=9), first=at(p0=1)), {0: 1}),
+        # A partition that appeared, and one that lost rows.
+        (SourceOffset(at(p0=4)), SourceOffset(at(p0=9, p1=3), resume=at(p1=2)), {0: 4, 1: 2}),
+        (SourceOffset(at(p0=4)), SourceOffset(at(p0=9), resume=at(p0=6)), {0: 6}),
+        # A topic that was created anew has nothing to do with the old one's positions.
+        (SourceOffset(at(p0=4)), SourceOffset(at(OTHER_ID, p0=9)), {0: None}),
+        (
+            SourceOffset(at(p0=4)),
+            SourceOffset(at(OTHER_ID, p0=9), resume=at(OTHER_ID, p0=0)),
+            {0: 0},
+        ),
+        (SourceOffset(at(p0=4)), SourceOffset(at(p0=9, p1=3)), {0: 4, 1: None}),
+    ],
+)
+def test_where_a_batch_begins(
+    start: SourceOffset, end: SourceOffset, expected: dict[int, int | None]
+) -> None:
+    found = begin_positions(start, end)
+    offsets = {p: position and position.offset for (_, p), position in found.items()}
+    assert offsets == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,390 @@
+"""The driver of a stream against a simulated log and Spark's own order of calls, with crashes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quiverlog.errors import DataLoss, UnknownTopic
+from tests.support.simlog import ROW_BYTES, SimEngine, SimLog
+
+CRASHES = ("", "", "plan", "log", "write", "commit")
+
+
+def log_with(*rows: int) -> SimLog:
+    """Topic `t` with so many rows in each partition."""
+    log = SimLog()
+    log.create("t", len(rows))
+    for partition, count in enumerate(rows):
+        log.append("t", partition, count)
+    return log
+
+
+def expected(log: SimLog, starts: dict[int, int] | None = None) -> list[tuple[int, int]]:
+    """(partition, value) of all rows from the starts on."""
+    return sorted(
+        (p, value)
+        for p, part in enumerate(log.topics["t"].partitions)
+        for _, value in part.rows[(starts or {}).get(p, 0) :]
+    )
+
+
+def got(engine: SimEngine) -> list[tuple[int, int]]:
+    return sorted((partition, value) for _, partition, _, value in engine.rows)
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(0, 2), st.integers(1, 12)),
+        st.tuples(st.just("trigger"), st.sampled_from(CRASHES)),
+        st.tuples(st.just("epoch"), st.integers(0, 2)),
+        st.just(("partition",)),
+        st.just(("other topic",)),
+    ),
+    max_size=40,
+)
+limits = st.sampled_from(
+    [
+        {},
+        {"maxOffsetsPerTrigger": "5"},
+        {"maxBytesPerTrigger": "60"},
+        {"maxOffsetsPerTrigger": "7", "maxBytesPerTrigger": "50"},
+        {"minOffsetsPerTrigger": "6", "maxTriggerDelay": "1s"},
+    ]
+)
+
+
+@settings(max_examples=200)
+@given(steps, limits, st.sampled_from(["earliest", "latest", "default"]))
+def test_no_row_is_lost_or_doubled_whatever_crashes(
+    script: list[Any], options: dict[str, str], starting: str
+) -> None:
+    log = log_with(3, 0, 5)
+    if starting != "default":
+        options = options | {"startingOffsets": starting}
+    engine = SimEngine(log, **options)
+    for step in script:
+        play(log, engine, step)
+    engine.now += 2
+    engine.drain()
+    engine.now += 2
+    engine.drain()
+    first = json.loads(engine.offsets[0])["_first"]["t"]["partitions"]
+    starts = {int(p): offset for p, (offset, _) in first.items()}
+    if starting == "earliest":
+        assert set(starts.values()) == {0}
+    assert got(engine) == expected(log, starts)
+    ordered = [(p, offset) for _, p, offset, _ in engine.rows]
+    for partition in range(len(log.topics["t"].partitions)):
+        offsets = [o for p, o in ordered if p == partition]
+        assert offsets == sorted(offsets)
+
+
+def play(log: SimLog, engine: SimEngine, step: Any) -> None:
+    match step:
+        case ("append", partition, count):
+            log.append("t", partition, count)
+        case ("trigger", crash_at):
+            engine.now += 0.2
+            engine.trigger(crash_at)
+        case ("epoch", partition):
+            log.topics["t"].partitions[partition].epoch += 1  # a new leader, nothing lost
+        case ("partition",):
+            log.add_partitions("t", 1)
+            log.append("t", len(log.topics["t"].partitions) - 1)
+        case ("other topic",):
+            log.version += 1
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=6), limits)
+def test_available_now_reads_what_was_there_and_ends(
+    appends: list[tuple[int, int]], options: dict[str, str]
+) -> None:
+    log = log_with(4, 9)
+    engine = SimEngine(log, startingOffsets="earliest", **options)
+    for first, second in [(0, 0), *appends]:
+        engine.start()
+        assert engine.planner is not None
+        engine.planner.prepare_available_now()
+        there = expected(log)
+        log.append("t", 0, first)
+        log.append("t", 1, second)
+        log.add_partitions("t", 1)
+        engine.drain()
+        assert got(engine) == there
+
+
+# --- the traps, one by one ------------------------------------------------------------------------
+def test_latest_start_counts_from_the_first_look_not_from_the_last() -> None:
+    """Spark asks for the initial offset twice and plans with the second answer."""
+    log = log_with(10)
+    engine = SimEngine(log)
+    engine.start()
+    assert engine.planner is not None
+    engine.planner.initial_offset()
+    log.append("t", 0, 5)  # between the start of the query and its first trigger
+    engine.trigger("log")
+    log.append("t", 0, 3)
+    engine.trigger()
+    assert [offset for _, _, offset, _ in engine.sink[0]] == [10, 11, 12, 13, 14]
+    engine.drain()
+    assert [offset for _, _, offset, _ in engine.rows] == list(range(10, 18))
+
+
+def test_an_empty_topic_still_makes_its_start_durable() -> None:
+    log = log_with(10)
+    engine = SimEngine(log)
+    assert engine.trigger("log")  # batch 0 has no rows, and is logged
+    log.append("t", 0, 5)
+    engine.drain()
+    assert [offset for _, _, offset, _ in engine.rows] == [10, 11, 12, 13, 14]
+
+
+def test_an_idle_trigger_hands_back_the_same_text_and_costs_one_request() -> None:
+    log = log_with(3)
+    engine = SimEngine(log, startingOffsets="earliest")
+    engine.drain()
+    assert engine.planner is not None
+    for _ in range(3):
+        before = log.requests
+        offset = json.loads(engine.offsets[max(engine.offsets)])
+        assert engine.planner.latest_offset(offset, unlimited=True) is offset
+        assert log.requests == before + 1
+
+
+def test_a_trigger_costs_one_request_and_planning_none() -> None:
+    log = log_with(3, 3)
+    engine = SimEngine(log, startingOffsets="earliest")
+    engine.drain()
+    for _ in range(3):
+        log.append("t", 0, 2)
+        before = log.requests
+        assert engine.trigger()
+        assert log.requests == before + 1
+
+
+def test_limits_hold_and_are_shared() -> None:
+    log = log_with(100, 100)
+    engine = SimEngine(log, startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    engine.trigger()
+    assert sorted(p for _, p, _, _ in engine.sink[0]) == [0] * 5 + [1] * 5
+    engine = SimEngine(log, startingOffsets="earliest", maxBytesPerTrigger=str(20 * ROW_BYTES))
+    engine.trigger()
+    assert 8 <= len(engine.sink[0]) <= 20
+    engine.trigger(unlimited=True)  # Trigger.Once: all that is there, whatever the options say
+    assert len(engine.rows) == 200
+
+
+def test_minimum_rows_wait_for_the_delay_and_no_longer() -> None:
+    log = log_with(0)
+    engine = SimEngine(
+        log, startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="60s"
+    )
+    engine.drain()
+    log.append("t", 0, 4)
+    assert not engine.trigger()
+    engine.now += 61
+    assert engine.trigger()
+    assert len(engine.rows) == 4
+    log.append("t", 0, 10)
+    assert engine.trigger()
+    assert len(engine.rows) == 14
+
+
+def test_a_new_topic_of_the_pattern_is_read_from_its_first_row() -> None:
+    log = log_with(2)
+    engine = SimEngine(log, subscribePattern="t|u.*", startingOffsets="latest")
+    del engine.raw["subscribe"]
+    engine.drain()
+    log.create("users")
+    log.append("users", 0, 3)
+    log.create("xusers")
+    log.append("xusers", 0, 3)
+    engine.drain()
+    assert [offset for _, _, offset, _ in engine.rows] == [0, 1, 2]
+
+
+def test_a_pattern_that_matches_nothing_yet_waits() -> None:
+    log = SimLog()
+    engine = SimEngine(log, subscribePattern="t")
+    del engine.raw["subscribe"]
+    engine.drain()
+    log.create("t")
+    log.append("t", 0, 3)
+    engine.drain()
+    assert len(engine.rows) == 3
+
+
+def test_a_topic_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UnknownTopic, match="'t'"):
+        SimEngine(SimLog()).trigger()
+
+
+# --- data loss ------------------------------------------------------------------------------------
+def retention(log: SimLog) -> None:
+    log.trim("t", 0, 25)
+
+
+def truncation(log: SimLog) -> None:
+    log.truncate("t", 0, 7)
+
+
+def truncation_and_new_rows(log: SimLog) -> None:
+    log.truncate("t", 0, 7)
+    log.append("t", 0, 40)
+
+
+def recreation(log: SimLog) -> None:
+    log.delete("t")
+    log.create("t", 1)
+    log.append("t", 0, 50)
+
+
+def deletion(log: SimLog) -> None:
+    log.delete("t")
+
+
+LOSSES = [
+    (retention, r"t-0: rows \[20, 25\) are no longer kept", list(range(25, 35))),
+    (truncation, r"t-0: rows \[7, 20\) were read and have been truncated", []),
+    (truncation_and_new_rows, r"t-0: rows \[7, 20\) were read", list(range(7, 47))),
+    (
+        recreation,
+        r"topic 't' \(id 0+1\) was created anew: partition 0 from offset 20",
+        [*range(50)],
+    ),
+    (deletion, r"topic 't' \(id 0+1\) was deleted: partition 0 from offset 20 on", []),
+]
+
+
+# Retention behind a running driver's back is not its business: the executor's fetch notices.
+CASES = [(r, *loss) for loss in LOSSES for r in (False, True) if r or loss[0] is not retention]
+
+
+@pytest.mark.parametrize(
+    ("restart", "loss", "message", "rest"), CASES, ids=lambda x: getattr(x, "__name__", "")
+)
+def test_lost_rows_are_named_never_skipped_in_silence(
+    loss: Any, message: str, rest: list[int], restart: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for fail in ("true", "false"):
+        log = log_with(20)
+        engine = SimEngine(log, startingOffsets="earliest", failOnDataLoss=fail)
+        engine.drain()
+        if loss is retention:
+            log.append("t", 0, 15)
+        loss(log)
+        if restart:
+            engine.start()
+        if fail == "true":
+            with pytest.raises(DataLoss, match=message):
+                engine.trigger()
+            continue
+        with caplog.at_level(logging.WARNING, "pyspark_quiverlog"):
+            engine.drain()
+        found = [offset for _, _, offset, _ in engine.rows[20:]]
+        assert found == rest
+        warnings = [r.getMessage() for r in caplog.records]
+        assert len(warnings) == 1, warnings
+        assert "data loss, going on" in warnings[0]
+
+
+@pytest.mark.parametrize("fail", [True, False])
+@pytest.mark.parametrize(
+    ("loss", "message", "rest"),
+    [
+        (retention, r"t-0: rows \[20, 25\) are no longer kept", list(range(25, 35))),
+        (
+            recreation,
+            r"'t' was deleted or created anew: partition 0, rows \[20, 35\)",
+            [*range(50)],
+        ),
+    ],
+)
+def test_a_replayed_batch_is_checked_too(
+    loss: Any, message: str, rest: list[int], fail: bool
+) -> None:
+    """Spark runs a logged batch again after a crash, without asking for offsets first."""
+    log = log_with(20)
+    engine = SimEngine(log, startingOffsets="earliest", failOnDataLoss=str(fail).lower())
+    engine.drain()
+    log.append("t", 0, 15)
+    engine.trigger("log")
+    loss(log)
+    if fail:
+        with pytest.raises(DataLoss, match=message):
+            engine.trigger()
+        return
+    engine.drain()
+    assert [offset for _, _, offset, _ in engine.rows[20:]] == rest
+
+
+def test_a_replayed_batch_whose_rows_were_replaced_is_refused() -> None:
+    log = log_with(20)
+    engine = SimEngine(log, startingOffsets="earliest")
+    engine.drain()
+    log.append("t", 0, 15)
+    engine.trigger("log")
+    log.truncate("t", 0, 30)
+    log.append("t", 0, 10)
+    with pytest.raises(DataLoss, match=r"t-0: rows \[30, 35\) have been truncated"):
+        engine.trigger()
+
+
+def test_a_new_leader_without_loss_is_no_loss() -> None:
+    log = log_with(20)
+    engine = SimEngine(log, startingOffsets="earliest", maxOffsetsPerTrigger="7")
+    for _ in range(6):
+        engine.trigger()
+        log.topics["t"].partitions[0].epoch += 1
+        log.append("t", 0, 5)
+        engine.trigger()
+        engine.start()
+    engine.drain()
+    assert got(engine) == expected(log)
+
+
+def test_an_end_between_two_epochs_carries_the_epoch_of_its_own_rows() -> None:
+    log = log_with(6)
+    for _ in range(3):
+        log.topics["t"].partitions[0].epoch += 2
+        log.append("t", 0, 6)
+    engine = SimEngine(log, startingOffsets="earliest", maxOffsetsPerTrigger="4")
+    engine.drain()
+    ends = [json.loads(text)["topics"]["t"]["partitions"]["0"] for text in engine.offsets.values()]
+    assert ends == [[4, 0], [8, 2], [12, 2], [16, 4], [20, 6], [24, 6]]
+
+
+def test_the_first_batch_does_not_wait_for_rows() -> None:
+    engine = SimEngine(log_with(0))
+    assert engine.trigger()
+    assert engine.now == 0
+    engine.trigger()
+    assert engine.now > 0, "a broker that answers a long poll at once must not be asked in a loop"
+
+
+def test_older_spark_that_does_not_say_where_it_stands() -> None:
+    """PySpark 4.0 and 4.1 call `latestOffset()`; after a restart no bound may then apply."""
+    log = log_with(20)
+    engine = SimEngine(log, startingOffsets="earliest", maxOffsetsPerTrigger="5")
+    engine.start()
+    planner = engine.planner
+    assert planner is not None
+    start = planner.initial_offset()
+    end = planner.latest_offset(None, unlimited=False)
+    assert [(r.start, r.end) for r in planner.ranges(start, end)] == [(0, 5)]
+    later = planner.latest_offset(None, unlimited=False)
+    assert [(r.start, r.end) for r in planner.ranges(end, later)] == [(5, 10)]
+    log.add_partitions("t", 1)
+    log.append("t", 1, 2)
+    engine.start()
+    planner = engine.planner
+    restarted = planner.latest_offset(None, unlimited=False)
+    ranges = {(r.partition, r.start, r.end) for r in planner.ranges(later, restarted)}
+    assert ranges == {(0, 10, 20), (1, 0, 2)}

@@ -1,0 +1,264 @@
+"""A log in memory with the questions that the Spark driver asks, and Spark's micro-batch engine.
+
+Owns `SimLog` (topics, leader epochs, retention, truncation; stands in for `quiverlog.Client` in
+`LogView`) and `SimEngine` (Spark's order of calls, its offset log and commit log, and crashes
+between any two steps). No clock, no network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark_quiverlog.log_view import LogView
+from pyspark_quiverlog.options import Use, parse_read_options
+from pyspark_quiverlog.stream_planner import StreamPlanner
+from quiverlog.client.results import (
+    ClusterMetadata,
+    OffsetAndEpoch,
+    PartitionInfo,
+    RangeSize,
+    TopicInfo,
+)
+from quiverlog.errors import UnknownTopic, UnknownTopicId
+from quiverlog.types import EARLIEST, LATEST, Compression, Durability, TopicPartition
+
+ROW_BYTES = 10
+BATCH_ROWS = 4
+
+
+@dataclass
+class SimPartition:
+    """`rows[i]` is (epoch, value) of offset i; those below `start` are gone."""
+
+    start: int = 0
+    epoch: int = 0
+    rows: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return len(self.rows)
+
+    def epoch_before(self, offset: int) -> int:
+        return self.rows[offset - 1][0] if offset > self.start else -1
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """(largest epoch <= `epoch`, where it ends), (-1, -1) when there is none."""
+        known = [i for i in range(self.start, self.end) if self.rows[i][0] <= epoch]
+        return (self.rows[known[-1]][0], known[-1] + 1) if known else (-1, -1)
+
+
+@dataclass
+class SimTopic:
+    topic_id: bytes
+    partitions: list[SimPartition]
+
+
+class SimLog:
+    """The broker's side, and a client of it."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, SimTopic] = {}
+        self.version = 0
+        self.requests = 0
+        self._ids = 0
+        self._value = 0
+
+    # --- what happens to the log --------------------------------------------------------------
+    def create(self, name: str, partitions: int = 1) -> None:
+        self._ids += 1
+        topic = SimTopic(self._ids.to_bytes(16, "big"), [])
+        self.topics[name] = topic
+        self.add_partitions(name, partitions)
+
+    def delete(self, name: str) -> None:
+        del self.topics[name]
+        self.version += 1
+
+    def add_partitions(self, name: str, count: int) -> None:
+        self.topics[name].partitions += [SimPartition() for _ in range(count)]
+        self.version += 1
+
+    def append(self, name: str, partition: int, count: int = 1) -> None:
+        part = self.topics[name].partitions[partition]
+        for _ in range(count):
+            self._value += 1
+            part.rows.append((part.epoch, self._value))
+
+    def trim(self, name: str, partition: int, offset: int) -> None:
+        part = self.topics[name].partitions[partition]
+        part.start = max(part.start, min(offset, part.end))
+
+    def truncate(self, name: str, partition: int, offset: int) -> None:
+        """An unclean restart: rows from `offset` on are lost, a new leader epoch begins."""
+        part = self.topics[name].partitions[partition]
+        del part.rows[max(offset, part.start) :]
+        part.epoch += 1
+
+    # --- DriverClient -------------------------------------------------------------------------
+    def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata:
+        self.requests += 1
+        names = [n for n in self.topics if topics is None or n in topics]
+        infos = {n: self._info(n) for n in names}
+        return ClusterMetadata("sim", 0, self.version, {}, {}, infos)
+
+    def _info(self, name: str) -> TopicInfo:
+        topic = self.topics[name]
+        partitions = tuple(PartitionInfo(i, 0, p.epoch) for i, p in enumerate(topic.partitions))
+        return TopicInfo(
+            name, topic.topic_id, 1, (), Durability.FLUSHED, 1 << 20, Compression.NONE, partitions
+        )
+
+    def schemas(self, topic: str) -> Any:
+        raise NotImplementedError
+
+    def offsets_with_epochs(
+        self,
+        at: Mapping[TopicPartition, int],
+        *,
+        known: Mapping[TopicPartition, int] | None = None,
+        topic_ids: Mapping[str, bytes] | None = None,
+        max_wait: float = 0.0,
+        metadata_version: int = -1,
+    ) -> tuple[int, dict[TopicPartition, OffsetAndEpoch]]:
+        self.requests += 1
+        answers = {w: self._offset(w, a, (topic_ids or {}).get(w.topic)) for w, a in at.items()}
+        return self.version, answers
+
+    def _offset(self, where: TopicPartition, at: int, topic_id: bytes | None) -> OffsetAndEpoch:
+        topic = self.topics.get(where.topic)
+        if topic is None:
+            return OffsetAndEpoch(-1, error_code=UnknownTopic.code, error_message="gone")
+        if topic_id is not None and topic.topic_id != topic_id:
+            return OffsetAndEpoch(-1, error_code=UnknownTopicId.code, error_message="other")
+        part = topic.partitions[where.partition]
+        assert at in (LATEST, EARLIEST)
+        offset = part.end if at == LATEST else part.start
+        return OffsetAndEpoch(offset, part.epoch_before(offset))
+
+    def epoch_end_offsets(
+        self, epochs: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndEpoch]:
+        self.requests += 1
+        answers = {}
+        for where, epoch in epochs.items():
+            part = self.topics[where.topic].partitions[where.partition]
+            found, end = part.end_of_epoch(epoch)
+            answers[where] = OffsetAndEpoch(end, found)
+        return answers
+
+    def describe_ranges(
+        self, ranges: Mapping[TopicPartition, tuple[int, int]], *, bytes_max: int = -1
+    ) -> dict[TopicPartition, RangeSize]:
+        self.requests += 1
+        result = {}
+        for where, (start, end) in ranges.items():
+            reach = end
+            if bytes_max >= 0:
+                batches = max(1, bytes_max // (ROW_BYTES * BATCH_ROWS))
+                reach = min(end, (start // BATCH_ROWS + batches) * BATCH_ROWS)
+            result[where] = RangeSize(reach, (reach - start) * ROW_BYTES)
+        return result
+
+
+class Crash(Exception):
+    """The driver was killed."""
+
+
+class SimEngine:
+    """Spark's MicroBatchExecution around one source, over logs that survive a crash.
+
+    The sink replaces a batch that is run again, as Spark's own file sink does, so whatever is
+    missing or double in it is the source's fault.
+    """
+
+    def __init__(self, log: SimLog, **options: str) -> None:
+        self.log = log
+        self.raw = {"bootstrap.servers": "sim:1", "subscribe": "t"} | options
+        self.offsets: dict[int, str] = {}
+        self.commits: set[int] = set()
+        self.sink: dict[int, list[tuple[bytes, int, int, int]]] = {}
+        self.now = 0.0
+        self.planner: StreamPlanner | None = None
+
+    def start(self) -> None:
+        """A new driver process: whatever was in memory is gone."""
+        options = parse_read_options(self.raw, Use.STREAM_READ)
+        self.planner = StreamPlanner(
+            LogView(self.log, options), clock=lambda: self.now, pause=self._pause
+        )
+
+    def _pause(self, seconds: float) -> None:
+        self.now += seconds
+
+    def trigger(self, crash_at: str = "", *, unlimited: bool | None = None) -> bool:
+        """One micro-batch, or none (False). `crash_at`: "plan", "log", "write" or "commit"."""
+        if self.planner is None:
+            self.start()
+        assert self.planner is not None
+        try:
+            return self._trigger(crash_at, unlimited)
+        except Crash:
+            self.planner = None
+            return True
+
+    def _trigger(self, crash_at: str, unlimited: bool | None) -> bool:
+        assert self.planner is not None
+        batch = max(self.offsets, default=-1)
+        if batch >= 0 and batch not in self.commits:  # replay: latestOffset is not called
+            self._run(batch, crash_at)
+            return True
+        start = self._start_of(batch + 1)
+        if unlimited is None:
+            bounded = any(k.startswith(("max", "min")) for k in self.raw)
+            unlimited = not bounded
+        end = json.dumps(self.planner.latest_offset(json.loads(start), unlimited=unlimited))
+        if batch >= 0 and end == self.offsets[batch]:
+            return False
+        self._maybe_crash(crash_at, "plan")
+        self.offsets[batch + 1] = end
+        self._maybe_crash(crash_at, "log")
+        self._run(batch + 1, crash_at)
+        return True
+
+    def _start_of(self, batch: int) -> str:
+        assert self.planner is not None
+        if batch == 0:
+            return json.dumps(self.planner.initial_offset())
+        return self.offsets[batch - 1]
+
+    def _run(self, batch: int, crash_at: str) -> None:
+        assert self.planner is not None
+        start, end = json.loads(self._start_of(batch)), json.loads(self.offsets[batch])
+        rows = []
+        for piece in self.planner.ranges(start, end):
+            topic = self.log.topics[piece.topic]
+            assert topic.topic_id.hex() == piece.topic_id
+            part = topic.partitions[piece.partition]
+            assert part.start <= piece.start < piece.end <= part.end, "an executor would fail"
+            rows += [
+                (topic.topic_id, piece.partition, o, part.rows[o][1])
+                for o in range(piece.start, piece.end)
+            ]
+        self.sink[batch] = rows
+        self._maybe_crash(crash_at, "write")
+        self.commits.add(batch)
+        self._maybe_crash(crash_at, "commit")
+
+    def _maybe_crash(self, crash_at: str, here: str) -> None:
+        if crash_at == here:
+            raise Crash
+
+    def drain(self) -> None:
+        """Trigger until nothing is left; a stream that never rests is a failure."""
+        for _ in range(500):
+            if not self.trigger():
+                return
+        raise AssertionError("the stream never comes to rest")
+
+    @property
+    def rows(self) -> list[tuple[bytes, int, int, int]]:
+        """(topic id, partition, offset, value) in the order of the sink."""
+        return [row for batch in sorted(self.sink) for row in self.sink[batch]]
