@@ -96,7 +96,7 @@ def _on_signals(stop: asyncio.Event, log: Logger) -> None:
             log.error("second signal: leaving without a clean stop", signal=number)
             sys.stderr.flush()
             os._exit(EXIT_FAILED)
-        log.info("stopping", signal=signal.Signals(number).name)
+        log.info("signal received", signal=signal.Signals(number).name)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

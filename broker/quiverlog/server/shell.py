@@ -186,7 +186,7 @@ class BrokerShell:
         await self._part_from_clients(deadline)
         self._performer.close(max(0.0, deadline - self._loop.time()))
         await self.abandon()
-        self._log.info("stopped", clean=clean)
+        self._log.info("process ends", clean=clean)
         return clean
 
     async def abandon(self) -> None:
