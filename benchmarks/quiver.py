@@ -7,6 +7,7 @@ numbers, as those of every ordinary producer do, so that the broker's idempotenc
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 import quiverlog
 from benchmarks.load import Frame, Load
-from benchmarks.rows import FIRST_MOMENT_US, SCHEMA, make_batch
+from benchmarks.rows import SCHEMA, make_batch
 from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.codec import encode_batch
 from quiverlog.batch.header import CRC_OFFSET, CRC_START, BatchHeader
@@ -100,8 +101,10 @@ def open_load(broker: BrokerProcess) -> Load:
 def largest_batch(size_max: int, schema_id: int) -> tuple[bytearray, int]:
     """The encoded batch with the most rows that is at most `size_max` bytes, and its rows."""
 
+    now_us = time.time_ns() // 1000  # younger than any retention
+
     def encoded(rows: int) -> bytearray:
-        return encode_batch(make_batch(rows), schema_id=schema_id, timestamp_us=FIRST_MOMENT_US)
+        return encode_batch(make_batch(rows), schema_id=schema_id, timestamp_us=now_us)
 
     low, high = 1, size_max // 28 + 2
     while high - low > 1:

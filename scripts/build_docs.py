@@ -1,0 +1,111 @@
+"""Regenerate the generated pages of docs/ and check every link.
+
+    python scripts/build_docs.py            write what has changed, then check links
+    python scripts/build_docs.py --check    write nothing; fail when something would change
+
+Owns the list of generated pages: whole ones, and tables between markers inside written pages
+(`<!-- generated: NAME -->` ... `<!-- end -->`). What they say comes from the tables in the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the checks of the links are the tidy test's
+
+from quiverlog import errors  # noqa: E402
+from tests.unit.test_tidy import broken_links, files  # noqa: E402
+
+DOCS = ROOT / "docs"
+MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+ERRORS_HEAD = """\
+# Errors
+
+Generated from `quiverlog/errors.py` by `make docs`; do not edit.
+
+Every failure has a number that never changes. Numbers below 1000 travel on the wire, the others
+are the client's own. *Retriable*: the same request may succeed later, and quiverlog's clients try it
+again by themselves within their timeouts. *Refresh*: they ask for the metadata first. In Python each
+is a class in `quiverlog` with `code`, `retriable` and `details`.
+
+| code | name | Python | retriable | refresh | what to do |
+|---|---|---|---|---|---|
+"""
+
+
+def errors_page() -> str:
+    rows = []
+    for code, kind in sorted(_error_classes().items()):
+        hint = kind.hint.replace("|", "\\|") or "The message says what to change."
+        rows.append(
+            f"| {code} | `{kind.code_name()}` | `{kind.__name__}` | {_tick(kind.retriable)} |"
+            f" {_tick(kind.refresh_metadata)} | {hint} |\n"
+        )
+    return ERRORS_HEAD + "".join(rows)
+
+
+def _error_classes() -> dict[int, type[errors.QuiverlogError]]:
+    kinds = [k for k in vars(errors).values() if isinstance(k, type)]
+    return {k.code: k for k in kinds if issubclass(k, errors.QuiverlogError)}
+
+
+def _tick(flag: bool) -> str:
+    return "yes" if flag else ""
+
+
+def config_page() -> str:
+    from quiverlog.server.config_docs import render
+
+    return render()
+
+
+def spark_table(use_name: str) -> str:
+    from pyspark_quiverlog.options import Use, markdown_table
+
+    use = {"read": Use.READ, "write": Use.STREAM_WRITE | Use.BATCH_WRITE}[use_name]
+    return markdown_table(use)
+
+
+PAGES: dict[str, Callable[[], str]] = {"config.md": config_page, "errors.md": errors_page}
+TABLES: dict[str, Callable[[], str]] = {
+    "spark-read-options": lambda: spark_table("read"),
+    "spark-write-options": lambda: spark_table("write"),
+}
+
+
+def wanted_texts() -> dict[Path, str]:
+    """What every generated page, and every page with generated tables, should say."""
+    texts = {DOCS / name: make() for name, make in PAGES.items()}
+    for page in sorted(DOCS.rglob("*.md")):
+        text = page.read_text()
+        if page not in texts and MARKED.search(text):
+            texts[page] = MARKED.sub(lambda m: m[1] + TABLES[m[2]]() + m[3], text)
+    return texts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
+    check = parser.parse_args().check
+    stale = {
+        page: text
+        for page, text in wanted_texts().items()
+        if not page.exists() or page.read_text() != text
+    }
+    for page, text in stale.items():
+        if not check:
+            page.write_text(text)
+        print(f"{page.relative_to(ROOT)}: {'is stale: run make docs' if check else 'written'}")
+    problems = [p for page in files() if page.suffix == ".md" for p in broken_links(page)]
+    print("\n".join(problems) if problems else "every link resolves")
+    return 1 if problems or (check and stale) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

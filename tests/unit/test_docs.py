@@ -1,0 +1,31 @@
+"""The generated pages say what the tables in the code say, and commands in the docs exist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from scripts.build_docs import ROOT, wanted_texts
+
+
+def test_generated_pages_are_fresh() -> None:
+    stale = [
+        str(page.relative_to(ROOT))
+        for page, text in wanted_texts().items()
+        if not page.exists() or page.read_text() != text
+    ]
+    assert not stale, "type `make docs`"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/benchmarks.md"])
+def test_make_targets_that_are_named_exist(page: str) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"`?make ([a-z][a-z-]*)\b", _code(ROOT.joinpath(page).read_text())))
+    assert named, f"{page} names no target"
+    assert named <= targets
+
+
+def _code(markdown: str) -> str:
+    """What stands in backticks or fences: prose may make up its mind."""
+    return "\n".join(re.findall(r"```.*?```|`[^`]*`", markdown, re.DOTALL))
