@@ -6,8 +6,11 @@ Owns the clock, the counter that stands for randomness, and the flushes that the
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -36,6 +39,7 @@ from quiverlog.node.events import (
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.node import Node
 from quiverlog.storage.disk import Disk
+from quiverlog.storage.posix import PosixDisk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
@@ -78,13 +82,20 @@ class NodeDriver:
     """One node on one disk, with a clock of its own.
 
     Args:
+        root: where data directories may be made.
         make_disk: called at every start; what it returns must see the same files.
         config: fields of NodeConfig.
     """
 
-    def __init__(self, make_disk: Callable[[], Disk], data_dir: str, **config: Any) -> None:
+    def __init__(
+        self, root: Path, make_disk: Callable[[], Disk] = PosixDisk, **config: Any
+    ) -> None:
         self._make_disk = make_disk
-        self._config = NodeConfig(data_dir=data_dir, **{"disk_reserve_bytes": 0, **config})
+        self._root = root
+        self._lives = 1
+        self.config = NodeConfig(
+            data_dir=str(root / "data-1"), **{"disk_reserve_bytes": 0, **config}
+        )
         self._random = itertools.count(1)
         self.mono_us = 1_000_000
         self.wall_us = START_WALL_US
@@ -100,7 +111,7 @@ class NodeDriver:
     def start(self) -> None:
         self.metrics = NodeMetrics()
         self.disk = self._make_disk()
-        self.node = Node(self._config, self.disk, entropy=self._entropy, metrics=self.metrics)
+        self.node = Node(self.config, self.disk, entropy=self._entropy, metrics=self.metrics)
         self.syncs.clear()
         self.shut_down = False
         self._perform(self.node.start(self.now))
@@ -112,6 +123,23 @@ class NodeDriver:
         while self.syncs:
             self.flush()
         assert self.shut_down
+
+    def restart(self, **config: Any) -> None:
+        """Stop cleanly and start again, perhaps with another configuration."""
+        self.stop()
+        self.config = dataclasses.replace(self.config, **config)
+        self.start()
+
+    def crash(self) -> None:
+        """The process dies (what it wrote stays in the page cache), and a new one starts.
+
+        The dead one still holds its lock in this process, so its successor gets a copy.
+        """
+        self._lives += 1
+        data_dir = str(self._root / f"data-{self._lives}")
+        shutil.copytree(self.config.data_dir, data_dir)
+        self.config = dataclasses.replace(self.config, data_dir=data_dir)
+        self.start()
 
     def _entropy(self, count: int) -> bytes:
         return next(self._random).to_bytes(count, "big")
@@ -232,9 +260,7 @@ class NodeDriver:
         """One entry with these batches; returns the correlation id."""
         body = b"".join(batches)
         entry = m.ProducePartition(topic_id, partition, leader_epoch, len(body))
-        request = m.ProduceRequest(
-            durability=durability, timeout_ms=timeout_ms, partitions=[entry]
-        )
+        request = m.ProduceRequest(durability=durability, timeout_ms=timeout_ms, partitions=[entry])
         return self.request(request, body, connection=connection)
 
     def produced(self, topic_id: bytes, *batches: bytes, **options: Any) -> Any:
@@ -266,6 +292,10 @@ class NodeDriver:
         entry = m.ListOffsetsPartition(topic_id, partition, at=at)
         response, _ = self.call(m.ListOffsetsRequest(partitions=[entry]))
         return response.partitions[0]
+
+    def broker_end(self, topic_id: bytes, partition: int = 0) -> int:
+        """The end of the log, flushed or not."""
+        return self.node.broker.replicas[topic_id, partition].log.log_end_offset
 
     def headers(self, topic_id: bytes, offset: int = 0) -> list[BatchHeader]:
         """The headers of all readable batches from `offset`."""

@@ -137,9 +137,7 @@ def test_bad_names(name: str) -> None:
         ({"key_columns": [str(i) for i in range(17)]}, InvalidSchema),
     ],
 )
-def test_what_create_refuses(
-    image: Image, changes: dict[str, Any], error: type[Exception]
-) -> None:
+def test_what_create_refuses(image: Image, changes: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         create(image, **{"name": "other", **changes})
 

@@ -68,6 +68,7 @@ class Broker:
         "directory",
         "disk",
         "disk_full",
+        "dropping",
         "effects",
         "entropy",
         "image",
@@ -116,6 +117,8 @@ class Broker:
         self.appending: list[Replica] = []
         self.metadata_waiters: dict[Waiter, None] = {}
         self.metadata_cache: dict[str, m.TopicMetadata] = {}
+        # Names of deleted partitions whose files a running flush still holds.
+        self.dropping: set[str] = set()
         self.sync_queue: deque[Replica] = deque()
         # By identity of the ticket, which the value keeps alive.
         self.syncs: dict[int, tuple[SyncTicket, Replica]] = {}
