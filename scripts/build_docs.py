@@ -30,9 +30,9 @@ ERRORS_HEAD = """\
 Generated from `quiverlog/errors.py` by `make docs`; do not edit.
 
 Every failure has a number that never changes. Numbers below 1000 travel on the wire, the others
-are the client's own. *Retriable*: the same request may succeed later, and quiverlog's clients try it
-again by themselves within their timeouts. *Refresh*: they ask for the metadata first. In Python each
-is a class in `quiverlog` with `code`, `retriable` and `details`.
+are the client's own. *Retriable*: the same request may succeed later, and quiverlog's clients
+try it again by themselves within their timeouts. *Refresh*: they ask for the metadata first. In
+Python each is a class in `quiverlog` with `code`, `retriable` and `details`.
 
 | code | name | Python | retriable | refresh | what to do |
 |---|---|---|---|---|---|
