@@ -21,6 +21,9 @@ _COMMANDS = {
     "topic": "quiverlog.cli.topic:topic",
     "produce": "quiverlog.cli.produce:produce",
     "consume": "quiverlog.cli.consume:consume",
+    "perf": "quiverlog.cli.perf:perf",
+    "doctor": "quiverlog.cli.doctor:doctor",
+    "demo": "quiverlog.cli.demo:demo",
     "completion": "quiverlog.cli.completion:completion",
 }
 

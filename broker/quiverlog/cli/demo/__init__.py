@@ -1,0 +1,80 @@
+"""`quiverlog demo`: real flights through client, broker, disk, Spark, broker and client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from quiverlog.cli.options import debug_option
+
+__all__ = ["demo"]
+
+
+@click.command()
+@click.option("--keep", is_flag=True, help="Leave the broker running and say how to reach it.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("delays.png"),
+    show_default=True,
+    help="Where the picture goes.",
+)
+@click.option(
+    "--flights",
+    "flights_max",
+    type=click.IntRange(min=1),
+    help="Replay only the first so many flights of the year (all 336,776 when not given).",
+)
+@click.option(
+    "--rows-per-batch",
+    type=click.IntRange(min=1),
+    default=100_000,
+    show_default=True,
+    help="What one micro-batch of Spark takes at most.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1.0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give Spark up after this long.",
+)
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+)
+@debug_option
+def demo(
+    keep: bool,
+    plot: Path,
+    flights_max: int | None,
+    rows_per_batch: int,
+    timeout_s: float,
+    output_format: str,
+) -> int:
+    """Run the whole system on the flights that left New York in 2013.
+
+    Starts a broker in a temporary directory, creates typed topics, replays the flights, lets Spark
+    join them with weather and airlines as a stream and sum up delays per carrier and day into the
+    topic `delays`, reads that back, prints and draws it, and checks every number against the same
+    sums done by pyarrow alone. Exit code 5 if any differs. Needs quiverlog[broker,spark,demo] and
+    Java 17 or newer.
+    """
+    from quiverlog.cli.demo.run import DemoOptions, run_demo
+
+    return run_demo(
+        DemoOptions(
+            keep=keep,
+            plot=plot,
+            flights_max=flights_max,
+            rows_per_batch=rows_per_batch,
+            timeout_s=timeout_s,
+            as_json=output_format == "json",
+        )
+    )

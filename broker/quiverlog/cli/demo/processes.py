@@ -1,0 +1,199 @@
+"""The two programs that the demo starts: a broker, and the Spark query.
+
+Owns their start, what they say on stdout, and their end. Whatever happens, a program that this
+module started does not outlive the demo, unless `--keep` asked for the broker to stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from quiverlog.cli.failures import CommandFailed
+
+__all__ = ["DemoBroker", "SparkQuery"]
+
+_READY = re.compile(r"ready: clients (?P<clients>\S+), http (?P<http>\S+), data ")
+_START_S = 30.0
+_STOP_S = 30.0
+_LOG_LINES_SHOWN = 15
+
+
+def _environment(**more: str) -> dict[str, str]:
+    """This process's environment without settings that are meant for another broker."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")}
+    return kept | more
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    told = [line for line in lines if not line.startswith("\tat ")]
+    return "\n".join(told[-_LOG_LINES_SHOWN:])
+
+
+class _Lines:
+    """The lines of a pipe, read by a thread so that waiting for the next one can be bounded."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+        self._thread.start()
+
+    def _read(self, pipe: Any) -> None:
+        for line in pipe:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def next(self, deadline_s: float) -> str | None:
+        """The next line; None at the end. Raises `queue.Empty` at the deadline (monotonic)."""
+        return self._lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
+
+    def close(self, process: subprocess.Popen[str]) -> None:
+        """Call when the process has ended: its pipe has, too."""
+        self._thread.join(timeout=5.0)
+        if process.stdout is not None and not self._thread.is_alive():
+            process.stdout.close()
+
+
+class DemoBroker:
+    """A broker on ports that were free, with its data and its log in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.data_dir = directory / "data"
+        self.log = directory / "broker.log"
+        self.bootstrap = ""
+        self.http = ""
+        command = [sys.executable, "-m", "quiverlog", "broker", "--data-dir", str(self.data_dir)]
+        command += ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=_environment(),
+                # A Ctrl-C is for the demo; it stops the broker itself, in order.
+                start_new_session=True,
+            )
+        self._lines = _Lines(self._process)
+        self.kept = False
+
+    @property
+    def pid(self) -> int:
+        """The broker's process id."""
+        return self._process.pid
+
+    def wait_until_ready(self) -> None:
+        """Return when clients may connect.
+
+        Raises:
+            CommandFailed: it ended, or did not get there in time; its log follows.
+        """
+        deadline_s = time.monotonic() + _START_S
+        try:
+            while (line := self._lines.next(deadline_s)) is not None:
+                if match := _READY.search(line):
+                    self.bootstrap, self.http = match["clients"], match["http"]
+                    return
+        except queue.Empty:
+            pass
+        raise CommandFailed(f"The broker did not start:\n{_tail(self.log)}")
+
+    def stop(self) -> int:
+        """SIGTERM, wait, and the exit code; a broker that does not go is killed."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._lines.close(self._process)
+        return self._process.returncode
+
+    def leave_running(self) -> None:
+        """From now on the broker is the user's."""
+        self.kept = True
+        # Popen warns about a child that lives on; here that is the wish.
+        self._process.returncode = 0
+
+
+class SparkQuery:
+    """`python -m pyspark_quiverlog.demo` as a child; its events in order."""
+
+    def __init__(
+        self, directory: Path, bootstrap: str, *, rows: int, rows_per_batch: int, timeout_s: float
+    ) -> None:
+        self.log = directory / "spark.log"
+        self._done = False
+        self._deadline_s = time.monotonic() + timeout_s
+        command = [sys.executable, "-m", "pyspark_quiverlog.demo", "--bootstrap", bootstrap]
+        command += ["--work-dir", str(directory), "--rows", str(rows)]
+        command += ["--rows-per-batch", str(rows_per_batch)]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Spark asks the workers' interpreter which data sources there are.
+                env=_environment(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1"),
+                start_new_session=True,
+            )
+        self._lines = _Lines(self._process)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What the query tells, up to and with `done`.
+
+        Raises:
+            CommandFailed: it ended before, or took too long; the end of Spark's log follows.
+        """
+        while True:
+            try:
+                line = self._lines.next(self._deadline_s)
+            except queue.Empty:
+                raise CommandFailed(f"Spark takes too long:\n{_tail(self.log)}") from None
+            if line is None:
+                raise CommandFailed(f"The Spark query failed:\n{_tail(self.log)}")
+            if not line.startswith("{"):
+                continue
+            event = json.loads(line)
+            self._done = event["event"] == "done"
+            yield event
+            if self._done:
+                return
+
+    def go_on(self) -> None:
+        """Tell the query that the closing row is there."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("closed\n")
+        self._process.stdin.flush()
+
+    def stop(self) -> None:
+        """Let a query that is done leave; end one that is not."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if self._done:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_STOP_S)
+        self._kill_group()
+        self._process.wait()
+        self._lines.close(self._process)
+
+    def _kill_group(self) -> None:
+        """The JVM and its Python workers are in the child's session: they go together."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,0 +1,135 @@
+"""What the demo shows: the delays as a table and as a picture, and how fast each leg was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["Leg", "by_carrier", "by_day", "draw", "print_carriers", "print_legs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One part of the way: what went in and out of it, and how long it took."""
+
+    name: str
+    rows_in: int
+    rows_out: int
+    seconds: float
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows that went in, per second."""
+        return self.rows_in / self.seconds if self.seconds else 0.0
+
+
+_SUMMED = [
+    "flights",
+    "cancelled",
+    "departed",
+    "departed_late",
+    "departure_delay_total_min",
+    "in_rain",
+]
+
+
+def by_carrier(delays: pa.Table) -> pa.Table:
+    """The year per airline, the largest first."""
+    groups = delays.group_by(["carrier", "airline"]).aggregate([(name, "sum") for name in _SUMMED])
+    groups = groups.rename_columns(["carrier", "airline", *_SUMMED])
+    return _with_rates(groups).sort_by([("flights", "descending"), ("carrier", "ascending")])
+
+
+def by_day(delays: pa.Table) -> pa.Table:
+    """The year per day, all airlines together."""
+    groups = delays.group_by(["day"]).aggregate([(name, "sum") for name in _SUMMED])
+    return _with_rates(groups.rename_columns(["day", *_SUMMED])).sort_by("day")
+
+
+def _with_rates(groups: pa.Table) -> pa.Table:
+    departed = groups["departed"].cast(pa.float64())
+    departed = pc.if_else(pc.equal(departed, 0.0), None, departed)
+    late = pc.multiply(pc.divide(groups["departed_late"].cast(pa.float64()), departed), 100.0)
+    mean = pc.divide(groups["departure_delay_total_min"].cast(pa.float64()), departed)
+    return groups.append_column("late_percent", late).append_column("mean_min", mean)
+
+
+def print_carriers(delays: pa.Table, console: Any) -> None:
+    """The year per airline, as a table."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title="Departures from New York, 2013", box=SIMPLE_HEAD, title_justify="left")
+    for name in ("CARRIER", "AIRLINE"):
+        table.add_column(name)
+    for name in ("FLIGHTS", "CANCELLED", "15+ MIN LATE", "MEAN DELAY", "IN RAIN"):
+        table.add_column(name, justify="right")
+    for row in by_carrier(delays).to_pylist():
+        table.add_row(
+            row["carrier"],
+            row["airline"],
+            f"{row['flights']:,}",
+            f"{row['cancelled']:,}",
+            "" if row["late_percent"] is None else f"{row['late_percent']:.1f} %",
+            "" if row["mean_min"] is None else f"{row['mean_min']:.1f} min",
+            f"{row['in_rain']:,}",
+        )
+    console.print(table)
+
+
+def print_legs(legs: Sequence[Leg], console: Any) -> None:
+    """Rows and speed of each part of the way."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title="The way of the rows", box=SIMPLE_HEAD, title_justify="left")
+    table.add_column("LEG")
+    for name in ("ROWS IN", "ROWS OUT", "SECONDS", "ROWS/S"):
+        table.add_column(name, justify="right")
+    for leg in legs:
+        table.add_row(
+            leg.name,
+            f"{leg.rows_in:,}",
+            f"{leg.rows_out:,}",
+            f"{leg.seconds:.2f}",
+            f"{leg.rows_per_s:,.0f}",
+        )
+    console.print(table)
+
+
+def draw(delays: pa.Table, path: Path) -> None:
+    """Write a picture: lateness through the year, and per airline.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    through_year, per_airline = figure.subplots(1, 2, width_ratios=[3, 2])
+    days = by_day(delays)
+    through_year.bar(
+        days["day"].to_pylist(), days["late_percent"].to_pylist(), width=1.0, color="#4477aa"
+    )
+    through_year.set_title("Departures at least 15 minutes late, per day")
+    through_year.set_ylabel("percent of departures")
+    through_year.margins(x=0)
+    carriers = by_carrier(delays).sort_by("mean_min")
+    per_airline.barh(
+        carriers["airline"].to_pylist(),
+        [value or 0.0 for value in carriers["mean_min"].to_pylist()],
+        color="#ee6677",
+    )
+    per_airline.set_title("Mean departure delay")
+    per_airline.set_xlabel("minutes")
+    for axes in (through_year, per_airline):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("Flights from New York, 2013, by way of quiverlog and Spark")
+    figure.savefig(path, dpi=110, format="png")

