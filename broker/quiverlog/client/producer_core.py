@@ -139,6 +139,8 @@ class PendingRows:
     opened_us: int
     rows: list[Mapping[str, Any]] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
+    byte_count: int = 0
+    """A guess; what these rows count against the buffer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -272,9 +274,10 @@ class ProducerCore:
         delivery.seal()
         pending.rows.append(row)
         pending.deliveries.append(delivery)
+        pending.byte_count += self._row_bytes
         self.buffered_bytes += self._row_bytes
         count = len(pending.rows)
-        if count >= self.options.batch_rows or count * self._row_bytes >= self._batch_bytes:
+        if count >= self.options.batch_rows or pending.byte_count >= self._batch_bytes:
             self._convert_pending(now)
             return True
         return count == 1
@@ -352,7 +355,7 @@ class ProducerCore:
     def _convert_pending(self, now: Now) -> None:
         pending, self._pending = self._pending, {}
         for partition, group in pending.items():
-            self.buffered_bytes = max(0, self.buffered_bytes - self._row_bytes * len(group.rows))
+            self.buffered_bytes -= group.byte_count
             try:
                 batch = self.converter.from_rows(group.rows)
             except SchemaMismatch:
@@ -646,7 +649,7 @@ class ProducerCore:
         """Give up everything that is not acknowledged."""
         pending, self._pending = self._pending, {}
         for group in pending.values():
-            self.buffered_bytes -= self._row_bytes * len(group.rows)
+            self.buffered_bytes -= group.byte_count
             for delivery in group.deliveries:
                 self._fail_delivery(delivery, error)
         for lane in self._lanes.values():
@@ -727,6 +730,8 @@ class ProducerCore:
             error = DeliveryTimedOut(
                 f"{batch.row_count} rows for {where}, last failure: {error.message}"
             )
+        elif batch.maybe_stored:
+            error.add_note("An earlier try had no answer: the rows may be stored nevertheless.")
         for delivery, _ in batch.pieces:
             self._fail_delivery(delivery, error)
         self._finish(batch)

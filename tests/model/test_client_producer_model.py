@@ -1,0 +1,262 @@
+"""The producer's machine against the broker's own sequence rule, over a network that lies.
+
+Every run ends with a healed network; then: each send has an end, what was acknowledged lies at the
+offsets that were told, nothing lies in the log twice, what failed for a reason that means "not
+stored" is not in the log, and the order of sending is the order in the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import pyarrow as pa
+from hypothesis import example, given, settings
+
+from quiverlog.batch.codec import decode_batch
+from quiverlog.batch.header import BatchHeader
+from quiverlog.batch.schema import SchemaHistory
+from quiverlog.client.convert import Converter
+from quiverlog.client.delivery import Delivery
+from quiverlog.client.producer_core import Identity, ProduceCall, ProducerCore, ProducerOptions
+from quiverlog.client.results import PartitionInfo, TopicInfo
+from quiverlog.core.partition.producers import ProducerStates
+from quiverlog.errors import (
+    BatchTooLarge,
+    ConnectionClosed,
+    ConnectionFailed,
+    CorruptBatch,
+    DiskFull,
+    NotLeader,
+    QuiverlogError,
+    RequestTimedOut,
+)
+from quiverlog.types import Compression, Durability, Now
+from quiverlog.wire import messages as m
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+HISTORY = SchemaHistory({1: SCHEMA})
+NOT_STORED = (CorruptBatch, BatchTooLarge)
+PARTITIONS = 2
+
+
+@dataclass
+class Log:
+    """One partition of the broker."""
+
+    ids: list[int] = field(default_factory=list)
+    producers: ProducerStates = field(default_factory=lambda: ProducerStates(0))
+
+    def append(self, batch: bytearray) -> m.ProducePartitionResult:
+        header = BatchHeader.unpack(batch)
+        result = m.ProducePartitionResult(row_count=header.row_count, durability=1)
+        try:
+            known = self.producers.check(header)
+        except QuiverlogError as error:
+            result.error_code = error.code
+            return result
+        if known is not None:
+            result.base_offset, result.duplicate = known, True
+            return result
+        result.base_offset = len(self.ids)
+        self.producers.record(header, len(self.ids), 0)
+        self.ids.extend(decode_batch(memoryview(batch), header, HISTORY).column(0).to_pylist())
+        return result
+
+
+class World:
+    """Core, network and broker."""
+
+    def __init__(self, in_flight_seed: int) -> None:
+        self.now = Now(1_000_000, 1_700_000_000_000_000)
+        self.logs = [Log() for _ in range(PARTITIONS)]
+        self.wire: list[ProduceCall] = []
+        self.sent: list[tuple[list[int], int, Delivery]] = []
+        self.next_id = 0
+        self.next_producer = 10
+        topic = TopicInfo(
+            "t",
+            b"t" * 16,
+            1,
+            (),
+            Durability.FLUSHED,
+            1 << 20,
+            Compression.NONE,
+            tuple(PartitionInfo(p, 0, 1) for p in range(PARTITIONS)),
+        )
+        options = ProducerOptions(
+            batch_rows=3,
+            batch_bytes=1 << 16,
+            linger_us=0,
+            compression=Compression.NONE,
+            durability=Durability.TOPIC_DEFAULT,
+            buffer_bytes=1 << 20,
+            delivery_timeout_us=3_000_000,
+            request_timeout_us=1_000_000,
+        )
+        self.core = ProducerCore(
+            topic,
+            Converter(SCHEMA, "t"),
+            1,
+            options,
+            Identity(in_flight_seed + 1, 0),
+            chance=lambda: 0.5,
+        )
+
+    # --- what may happen ------------------------------------------------------------------------
+    def send(self, count: int) -> None:
+        ids = list(range(self.next_id, self.next_id + count))
+        self.next_id += count
+        partition = count % PARTITIONS
+        delivery = Delivery()
+        batch = pa.record_batch([pa.array(ids, pa.int64())], schema=SCHEMA)
+        for where, rows in self.core.split(batch, partition):
+            self.core.add(where, rows, delivery, self.now)
+        delivery.seal()
+        self.sent.append((ids, partition, delivery))
+
+    def send_one(self, partition: int) -> None:
+        delivery = Delivery()
+        where = partition % PARTITIONS
+        self.core.add_row(where, {"id": self.next_id}, delivery, self.now)
+        self.sent.append(([self.next_id], where, delivery))
+        self.next_id += 1
+
+    def poll(self, _: int = 0) -> None:
+        work = self.core.poll(self.now)
+        self.wire.extend(work.calls)
+        if work.needs_identity:
+            self.next_producer += 1
+            self.core.identity_renewed(Identity(self.next_producer, 0))
+
+    def advance(self, steps: int) -> None:
+        self.now = Now(self.now.mono_us + steps * 20_000, self.now.wall_us + steps * 20_000)
+
+    def answer(self, count: int) -> None:
+        for _ in range(min(count, len(self.wire))):
+            call = self.wire.pop(0)
+            self.core.on_response(call, self.serve(call), self.now)
+
+    def break_connection(self, served: int) -> None:
+        """Some requests arrived and their replies are lost, the others never arrive."""
+        calls, self.wire = self.wire, []
+        for call in calls[:served]:
+            self.serve(call)
+        for call in calls:
+            self.core.on_failure(call, ConnectionClosed("broke"), self.now)
+
+    def time_out(self, served: int) -> None:
+        calls, self.wire = self.wire, []
+        for call in calls[: served % 2]:
+            self.serve(call)
+        for call in calls:
+            self.core.on_failure(call, RequestTimedOut("slow"), self.now)
+
+    def refuse(self, which: int) -> None:
+        if self.wire:
+            error = (DiskFull, NotLeader, ConnectionFailed)[which % 3]("for now")
+            self.answer_with(self.wire.pop(0), error)
+
+    def reject(self, which: int) -> None:
+        if self.wire:
+            self.answer_with(self.wire.pop(0), NOT_STORED[which % 2]("no"))
+
+    def forget_producers(self, partition: int) -> None:
+        """The broker remembers a bounded number of producers."""
+        if not self.wire:
+            self.logs[partition % PARTITIONS].producers = ProducerStates(0)
+
+    # --- the broker -----------------------------------------------------------------------------
+    def serve(self, call: ProduceCall) -> m.ProduceResponse:
+        results = []
+        for entry, batch in zip(call.request.partitions, call.body, strict=True):
+            result = self.logs[entry.partition].append(batch)
+            result.partition = entry.partition
+            results.append(result)
+        return m.ProduceResponse(partitions=results)
+
+    def answer_with(self, call: ProduceCall, error: QuiverlogError) -> None:
+        results = [
+            m.ProducePartitionResult(partition=p.partition, error_code=error.code)
+            for p in call.request.partitions
+        ]
+        self.core.on_response(call, m.ProduceResponse(partitions=results), self.now)
+
+    def heal(self) -> None:
+        for _ in range(1_000):
+            self.core.seal_all(self.now)
+            self.poll()
+            self.answer(len(self.wire))
+            if not self.core.has_unsent and not self.wire:
+                return
+            self.advance(1)
+        raise AssertionError("the producer does not come to rest")
+
+    def check(self) -> None:
+        stored = [i for log in self.logs for i in log.ids]
+        assert len(stored) == len(set(stored)), "stored twice"
+        last = dict.fromkeys(range(PARTITIONS), -1)
+        for ids, partition, delivery in self.sent:
+            assert delivery.is_done
+            log = self.logs[partition].ids
+            if delivery.error is None:
+                told = [
+                    log[offset]
+                    for piece in delivery.produced
+                    for offset in range(piece.base_offset, piece.next_offset)
+                ]
+                assert told == ids, "not where the acknowledgement says"
+                assert ids[0] > last[partition], "order is lost"
+                last[partition] = ids[-1]
+            elif isinstance(delivery.error, NOT_STORED) and len(ids) == 1:
+                if getattr(delivery.error, "__notes__", None):
+                    continue  # an earlier try had no answer, and the error says so
+                assert ids[0] not in log, "refused, but stored"
+        for log_ids in (log.ids for log in self.logs):
+            assert log_ids == sorted(log_ids), "order is lost"
+        assert self.core.buffered_bytes == 0
+
+
+ACTIONS = (
+    "send",
+    "send_one",
+    "poll",
+    "advance",
+    "answer",
+    "break_connection",
+    "time_out",
+    "refuse",
+    "reject",
+    "forget_producers",
+)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(ACTIONS), st.integers(min_value=1, max_value=8)), max_size=60
+)
+
+
+@settings(max_examples=300)
+@given(STEPS)
+@example([("send", 8), ("poll", 1), ("break_connection", 1)])
+@example([("send_one", 1), ("poll", 1), ("reject", 1), ("send_one", 1)])
+def test_acknowledged_rows_are_stored_once_and_in_order(steps: list[tuple[str, int]]) -> None:
+    world = World(0)
+    forgot = False
+    for action, argument in steps:
+        forgot = forgot or action == "forget_producers"
+        getattr(world, action)(argument)
+        if action.startswith("send"):
+            world.poll()
+    world.heal()
+    if not forgot:  # a broker that forgets what it has stored can be asked twice for it
+        world.check()
+
+
+@settings(max_examples=100)
+@given(STEPS)
+def test_a_forgetful_broker_never_stalls_the_producer(steps: list[tuple[str, int]]) -> None:
+    world = World(1)
+    for action, argument in steps:
+        getattr(world, action)(argument)
+    world.heal()
+    assert all(delivery.is_done for _, _, delivery in world.sent)
+    assert world.core.buffered_bytes == 0
