@@ -60,7 +60,8 @@ choose_package() {
 
 explain() {
     say "Spark needs Java $JAVA_MIN or newer and none was found. Install it with one line, then run this again:"
-    printf '  apt:   sudo apt-get update && sudo apt-get install -y openjdk-17-jre-headless\n' >&2
+    package=$(choose_package || echo default-jre-headless)
+    printf '  apt:   sudo apt-get update && sudo apt-get install -y %s\n' "$package" >&2
     printf '  dnf:   sudo dnf install -y java-21-openjdk-headless\n' >&2
     printf '  brew:  brew install openjdk@21\n' >&2
 }
