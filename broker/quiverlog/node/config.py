@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from quiverlog.limits import (
     DISK_RESERVE_BYTES_DEFAULT,
     FETCH_BYTES_DEFAULT,
+    FRAME_BYTES_MAX,
     PRODUCER_EXPIRY_MS,
     PRODUCERS_PER_PARTITION_MAX,
     RETENTION_CHECK_MS,
@@ -38,6 +39,8 @@ class NodeConfig:
     disk_reserve_bytes: int = DISK_RESERVE_BYTES_DEFAULT
     syncs_in_flight_max: int = 4
     """Logs that are flushed at the same time: more only queue up in the disk."""
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    """What HELLO tells clients; the shell refuses larger frames."""
     fetch_bytes_default: int = FETCH_BYTES_DEFAULT
     retention_check_ms: int = RETENTION_CHECK_MS
     producers_per_partition_max: int = PRODUCERS_PER_PARTITION_MAX

@@ -26,7 +26,7 @@ from quiverlog.errors import (
     UnknownApi,
     UnsupportedVersion,
 )
-from quiverlog.limits import CLIENT_ID_CHARS_MAX, FRAME_BYTES_MAX
+from quiverlog.limits import CLIENT_ID_CHARS_MAX
 from quiverlog.node import lifecycle, offsets, topics
 from quiverlog.node.broker import Broker, Phase
 from quiverlog.node.config import NodeConfig
@@ -217,7 +217,7 @@ def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         roles=list(broker.config.roles),
         software_version=broker.config.software_version,
         apis=api_ranges(),
-        frame_bytes_max=FRAME_BYTES_MAX,
+        frame_bytes_max=broker.config.frame_bytes_max,
     )
     broker.respond(event.connection_id, request.correlation_id, response)
 

@@ -154,6 +154,7 @@ class BrokerShell:
             software_version=__version__,
             topic_defaults=dict(config.topic_defaults),
             disk_reserve_bytes=config.disk_reserve_bytes,
+            frame_bytes_max=config.frame_bytes_max,
             syncs_in_flight_max=config.fsync_threads * 2,
         )
 
