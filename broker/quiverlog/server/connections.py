@@ -15,14 +15,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quiverlog.server.config import BrokerConfig
+from quiverlog.storage.posix import FILES_OPEN_MAX
 
 if TYPE_CHECKING:
     from quiverlog.server.protocol import ClientProtocol
 
-__all__ = ["ConnectionLimits", "ConnectionState", "ConnectionTable", "overdue", "raise_file_limit"]
+__all__ = [
+    "ConnectionLimits",
+    "ConnectionState",
+    "ConnectionTable",
+    "log_files_max",
+    "overdue",
+    "raise_file_limit",
+]
 
-FILES_RESERVED = 2_048
-"""Descriptors kept for log files, HTTP and the rest when connections are counted."""
+OTHER_FILES = 256
+"""Descriptors kept for HTTP, metadata and the rest when connections are counted."""
+
+
+def log_files_max(files_max: int) -> int:
+    """Log files that may be open at once, of `files_max` descriptors that the process has."""
+    return max(8, min(FILES_OPEN_MAX, files_max // 8))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +53,8 @@ class ConnectionLimits:
     @classmethod
     def from_config(cls, config: BrokerConfig, *, files_max: int) -> ConnectionLimits:
         """The configuration's, bounded by the descriptors that the process may open."""
-        room = max(1, files_max - min(FILES_RESERVED, files_max // 2))
+        # A mapped log file holds a second descriptor.
+        room = max(1, files_max - 2 * log_files_max(files_max) - OTHER_FILES)
         return cls(
             connections_max=min(config.connections_max, room),
             idle_us=config.connections_idle_ms * 1000,

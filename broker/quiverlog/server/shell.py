@@ -19,6 +19,7 @@ from quiverlog.server.config import Address, BrokerConfig
 from quiverlog.server.connections import (
     ConnectionLimits,
     ConnectionTable,
+    log_files_max,
     overdue,
     raise_file_limit,
 )
@@ -51,9 +52,9 @@ class BrokerShell:
         self._log = log
         self._advertised = advertised
         self._loop = asyncio.get_running_loop()
-        self._disk = PosixDisk()
         self._metrics = ServerMetrics()
         files_max = raise_file_limit()
+        self._disk = PosixDisk(files_open_max=log_files_max(files_max))
         limits = ConnectionLimits.from_config(config, files_max=files_max)
         if limits.connections_max < config.connections_max:
             log.warning(
