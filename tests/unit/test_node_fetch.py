@@ -104,7 +104,7 @@ def test_a_reader_of_lost_rows_learns_where_they_diverge(node: NodeDriver) -> No
         assert body == b""
 
 
-# --- the long poll ---------------------------------------------------------------------------------
+# --- the long poll ------------------------------------------------------------------------------
 def test_a_parked_fetch_is_answered_when_rows_become_visible(node: NodeDriver) -> None:
     topic = node.create()
     parked = node.request(node.fetch_request(topic, 0, max_wait_ms=1000), connection=2)
@@ -168,7 +168,7 @@ def test_a_bounded_range_that_is_readable_does_not_wait_for_more(node: NodeDrive
     topic = node.create()
     fill(node, topic, 1)
     request = node.fetch_request(topic, 0, end_offset=10, max_wait_ms=1000, min_bytes=10**6)
-    response, body = node.call(request)
+    _, body = node.call(request)
     assert rows_of(body) == [(0, 10)]
 
 

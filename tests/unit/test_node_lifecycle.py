@@ -25,7 +25,7 @@ def node(tmp_path: Path) -> NodeDriver:
     return NodeDriver(tmp_path)
 
 
-# --- connections -----------------------------------------------------------------------------------
+# --- connections --------------------------------------------------------------------------------
 def test_hello_tells_what_is_spoken(node: NodeDriver) -> None:
     response, _ = node.call(m.HelloRequest(client_id="c"), connection=9)
     assert response.error_code == 0
@@ -69,7 +69,7 @@ def test_a_bug_in_a_handler_is_answered_and_the_broker_goes_on(
     assert node.produced(topic, batch_of([1])).base_offset == 0
 
 
-# --- the disk --------------------------------------------------------------------------------------
+# --- the disk -----------------------------------------------------------------------------------
 def test_a_disk_below_its_reserve_refuses_writes_and_recovers(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path, disk_reserve_bytes=1000)
     topic = node.create()
@@ -135,7 +135,7 @@ def test_a_failed_write_stores_nothing_and_forgets_its_sequences(
         assert answer[0].partitions[0].error_code == errors.StorageFault.code
 
 
-# --- retention -------------------------------------------------------------------------------------
+# --- retention ----------------------------------------------------------------------------------
 def test_retention_by_time_holds_on_an_idle_topic(node: NodeDriver) -> None:
     topic = node.create(retention_ms="60000")
     node.produced(topic, batch_of([1] * 10))
@@ -189,7 +189,7 @@ def test_rows_of_the_far_future_are_refused(node: NodeDriver) -> None:
     assert answer[0].partitions[0].error_code == errors.InvalidTimestamp.code
 
 
-# --- deadlines -------------------------------------------------------------------------------------
+# --- deadlines ----------------------------------------------------------------------------------
 def test_an_idle_node_wants_few_ticks(node: NodeDriver) -> None:
     node.create(partitions=10)
     ticks = 0
@@ -206,7 +206,7 @@ def test_an_early_tick_does_nothing(node: NodeDriver) -> None:
     assert node.send(Tick()) == []
 
 
-# --- stopping --------------------------------------------------------------------------------------
+# --- stopping -----------------------------------------------------------------------------------
 def test_a_graceful_stop_answers_flushes_and_marks(node: NodeDriver) -> None:
     flushed, memory = node.create("f"), node.create("m", durability="memory")
     node.produced(memory, batch_of([1]))
@@ -245,7 +245,7 @@ def test_a_stop_with_a_fault_is_not_clean(node: NodeDriver) -> None:
     assert node.offset_of(topic, -1).error_code == 0
 
 
-# --- starting --------------------------------------------------------------------------------------
+# --- starting -----------------------------------------------------------------------------------
 def test_the_first_start_is_clean(node: NodeDriver) -> None:
     assert node.metrics.unclean_starts == 0
     node.crash()

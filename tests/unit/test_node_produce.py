@@ -184,7 +184,7 @@ def test_unknown_schema_id_is_refused(node: NodeDriver) -> None:
     assert result.error_code == errors.UnknownSchema.code
 
 
-# --- idempotent producers ------------------------------------------------------------------------
+# --- idempotent producers -----------------------------------------------------------------------
 def test_a_repetition_is_stored_once_and_waits_for_the_disk(node: NodeDriver) -> None:
     topic = node.create()
     batch = batch_of([1, 2], producer=(5, 0, 0))
@@ -276,7 +276,7 @@ def test_a_producer_may_ask_for_its_next_epoch(node: NodeDriver) -> None:
     assert response.error_code == errors.InvalidRequest.code
 
 
-# --- trouble -------------------------------------------------------------------------------------
+# --- trouble ------------------------------------------------------------------------------------
 def test_a_slow_disk_times_the_produce_out(node: NodeDriver) -> None:
     topic = node.create()
     correlation = node.produce(topic, batch_of([1]), timeout_ms=500)
@@ -343,3 +343,30 @@ def test_acknowledged_rows_are_there_once_after_a_crash(node: NodeDriver, when: 
     for batch in batches[5:]:
         node.produced(topic, batch)
     assert [h.row_count for h in node.headers(topic)] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_timeout_fails_only_what_the_disk_did_not_confirm(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, syncs_in_flight_max=1)
+    topic = node.create(partitions=2)
+    body = bytes(batch_of([1]))
+    entries = [m.ProducePartition(topic, p, -1, len(body)) for p in (0, 1)]
+    correlation = node.request(m.ProduceRequest(timeout_ms=500, partitions=entries), body * 2)
+    node.flush()
+    node.advance(500)
+    answer = node.answer(correlation)
+    assert answer is not None
+    codes = [r.error_code for r in answer[0].partitions]
+    assert codes == [0, errors.RequestTimedOut.code]
+
+
+def test_too_much_unacknowledged_work_is_refused(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, parked_requests_max=3, requests_waiting_max=3)
+    topic = node.create()
+    waiting = [node.produce(topic, batch_of([i])) for i in range(3)]
+    entry = m.ProducePartition(topic, 0, -1, len(batch_of([1])))
+    response, _ = node.call(m.ProduceRequest(partitions=[entry]), bytes(batch_of([1])))
+    assert response.error_code == errors.ThrottledBroker.code
+    node.flush()
+    node.flush()
+    assert all(node.answer(c) is not None for c in waiting)
+    assert node.produced(topic, batch_of([3])).base_offset == 3

@@ -36,7 +36,7 @@ def describe(node: NodeDriver, name: str = "t") -> m.TopicDescription:
     return described
 
 
-# --- metadata --------------------------------------------------------------------------------------
+# --- metadata -----------------------------------------------------------------------------------
 def test_metadata_of_everything(node: NodeDriver) -> None:
     topic = node.create(partitions=2, compression_type="lz4")
     response, _ = node.call(m.MetadataRequest())
@@ -88,7 +88,7 @@ def test_metadata_follow_every_change(node: NodeDriver) -> None:
     assert sorted(set(versions)) == versions
 
 
-# --- create ----------------------------------------------------------------------------------------
+# --- create -------------------------------------------------------------------------------------
 def test_each_topic_is_created_or_refused_on_its_own(node: NodeDriver) -> None:
     schema = serialize_schema(SCHEMA)
     topics = [
@@ -133,7 +133,7 @@ def test_topics_are_there_after_a_restart(node: NodeDriver) -> None:
     assert [p.leader_epoch for p in describe(node).partitions] == [1, 1]
 
 
-# --- delete ----------------------------------------------------------------------------------------
+# --- delete -------------------------------------------------------------------------------------
 def test_deleted_is_gone_with_its_files(node: NodeDriver) -> None:
     topic = node.create(partitions=2)
     node.produced(topic, batch_of([1]))
@@ -188,7 +188,7 @@ def test_what_a_crash_left_behind_is_removed_at_start(node: NodeDriver) -> None:
     assert len(node.headers(topic)) == 1
 
 
-# --- alter -----------------------------------------------------------------------------------------
+# --- alter --------------------------------------------------------------------------------------
 def test_more_partitions(node: NodeDriver) -> None:
     topic = node.create()
     assert alter(node, partitions=3).error_code == 0
@@ -238,7 +238,7 @@ def test_durability_may_change_both_ways(node: NodeDriver) -> None:
     assert node.answer(parked) is not None
 
 
-# --- describe --------------------------------------------------------------------------------------
+# --- describe -----------------------------------------------------------------------------------
 def test_describe(node: NodeDriver) -> None:
     topic = node.create(retention_ms="5000")
     batch = batch_of([1, 2, 3])

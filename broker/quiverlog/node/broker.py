@@ -44,7 +44,8 @@ __all__ = ["AdmittedProduce", "Broker", "Phase"]
 AdmittedProduce = tuple[
     RequestReceived, m.ProduceResponse, list[tuple[Replica, int, m.ProducePartitionResult]]
 ]
-"""A produce between its two steps: per stored entry the replica, the offset after it, the result."""
+"""A produce between its two steps: per admitted entry the replica, the offset after it, the result
+to be."""
 
 
 class Phase(enum.Enum):
@@ -78,9 +79,9 @@ class Broker:
         "metrics",
         "moved",
         "phase",
-        "produces",
         "producer_id_end",
         "producer_id_next",
+        "produces",
         "purgatory",
         "replicas",
         "sync_queue",
@@ -157,10 +158,11 @@ class Broker:
         self.effects.append(LogLine(level, event, fields))
 
     def corrupt_read(self, replica: Replica | None, error: CorruptLog) -> None:
-        """Stored bytes are bad: the asker gets the error, the operator a line and a counter."""
+        """Stored bytes are bad: the asker gets the error, the operator a counter and one line."""
         self.metrics.corrupt_reads += 1
-        name = str(replica.name) if replica is not None else ""
-        self.log("error", "corrupt log", partition=name, why=error.message)
+        if replica is not None and not replica.corrupt:
+            replica.corrupt = True
+            self.log("error", "corrupt log", partition=str(replica.name), why=error.message)
 
     # --- metadata ------------------------------------------------------------------------------
     def commit(self, records: list[Record]) -> None:

@@ -48,8 +48,12 @@ class NodeConfig:
     parked_requests_max: int = 100_000
     """Long polls that wait at once; beyond, they are answered with what there is."""
 
+    requests_waiting_max: int = 200_000
+    """Long polls and unflushed produces together; beyond, a produce gets ThrottledBroker."""
+
     def __post_init__(self) -> None:
         assert self.node_id >= 0
         assert self.partitions_default >= 1
         assert self.syncs_in_flight_max >= 1
         assert self.retention_check_ms >= 1
+        assert self.parked_requests_max <= self.requests_waiting_max

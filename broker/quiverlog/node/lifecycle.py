@@ -99,7 +99,8 @@ def synced(broker: Broker, event: Synced, now: Now) -> None:
             broker.moved[replica] = None
         acks = replica.acks
         while acks and acks[0][0] <= flushed_offset:
-            acks.popleft()[1].flushed(broker)
+            _, waiter, result = acks.popleft()
+            waiter.flushed(broker, result)
         if replica.sync_queued:
             broker.sync_queue.append(replica)
         return

@@ -94,6 +94,11 @@ def open_replica(
         now=now,
         producers=producers,
     )
+    if log.flushed_offset < log.log_end_offset:
+        # Before anybody is served: rows that were visible before a crash must be so at once after.
+        ticket = log.begin_sync()
+        ticket.run()
+        log.complete_sync(ticket)
     leader_epoch = topic.partitions[partition].leader_epoch
     # On becoming leader, not with the first row: a reader that asks where the epoch before ended
     # must be answered even when nothing was written since (KAFKA-10706).
@@ -102,8 +107,6 @@ def open_replica(
     broker.replicas[topic.topic_id, partition] = replica
     broker.metrics.partitions_led += 1
     _report_recovery(broker, replica)
-    if replica.dirty and topic.config.durability:
-        broker.want_sync(replica)
 
 
 def _report_recovery(broker: Broker, replica: Replica) -> None:

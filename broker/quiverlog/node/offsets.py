@@ -50,7 +50,7 @@ _Entry = TypeVar("_Entry", bound=_EntryLike)
 _Result = TypeVar("_Result", bound=_ResultLike)
 
 
-# --- LIST_OFFSETS ---------------------------------------------------------------------------------
+# --- LIST_OFFSETS -------------------------------------------------------------------------------
 class OffsetsWaiter(Waiter):
     """A parked LIST_OFFSETS."""
 
@@ -150,7 +150,7 @@ def _epoch_before(replica: Replica, offset: int) -> int:
     return replica.log.epochs.epoch_for(offset - 1) if offset > 0 else NO_EPOCH
 
 
-# --- the others -----------------------------------------------------------------------------------
+# --- the others ---------------------------------------------------------------------------------
 def handle_epoch_end_offsets(broker: Broker, event: RequestReceived, now: Now) -> None:
     """Where did an epoch end? -1 for an epoch that this log never had (KIP-101)."""
     request = event.request
@@ -230,7 +230,7 @@ def _delete_records(
     result.log_start_offset = replica.log.log_start_offset
 
 
-# --- parts ---------------------------------------------------------------------------------------
+# --- parts --------------------------------------------------------------------------------------
 def _answer_each(
     broker: Broker,
     entries: Sequence[_Entry],

@@ -29,6 +29,7 @@ from quiverlog.errors import (
     QuiverlogError,
     RequestTimedOut,
     StorageFault,
+    ThrottledBroker,
 )
 from quiverlog.limits import BATCH_HEADER_BYTES, MIB, PARTITIONS_PER_REQUEST_MAX
 from quiverlog.node.events import RequestReceived
@@ -49,21 +50,21 @@ _PRODUCER_EPOCH_MAX: Final = 2**15 - 1
 
 
 class ProduceWaiter(Waiter):
-    """A produce whose rows are in the log but not all on the disk. `remaining` counts entries."""
+    """A produce whose rows are in the log but not all on the disk. `waiting`: results, by id."""
 
-    __slots__ = ("remaining", "response")
+    __slots__ = ("response", "waiting")
 
     def __init__(
         self, connection_id: int, correlation_id: int, deadline_us: int, response: m.ProduceResponse
     ) -> None:
         super().__init__(connection_id, correlation_id, deadline_us)
         self.response = response
-        self.remaining = 0
+        self.waiting: dict[int, m.ProducePartitionResult] = {}
 
-    def flushed(self, broker: Broker) -> None:
+    def flushed(self, broker: Broker, result: m.ProducePartitionResult) -> None:
         """One entry is on the disk."""
-        self.remaining -= 1
-        if self.remaining == 0 and not self.done:
+        del self.waiting[id(result)]
+        if not self.waiting and not self.done:
             self._answer(broker)
 
     def failed(
@@ -72,14 +73,13 @@ class ProduceWaiter(Waiter):
         """One entry will never be known to be on the disk."""
         if not self.done:
             _fail(result, error)
-            self.flushed(broker)
+            self.flushed(broker, result)
 
     def expire(self, broker: Broker, now: Now) -> None:
         """The rows may yet reach the disk: the outcome is unknown, and the answer says so."""
         error = RequestTimedOut("the disk did not confirm the rows in time.")
-        for result in self.response.partitions:
-            if not result.error_code and result.durability >= Durability.FLUSHED:
-                _fail(result, error)
+        for result in self.waiting.values():
+            _fail(result, error)
         broker.metrics.produces_timed_out += 1
         self._answer(broker)
 
@@ -106,6 +106,8 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
     if broker.produces and broker.admitted_bytes + len(body) > _ADMITTED_BYTES_MAX:
         finish_produces(broker, now)
     broker.check_writable()
+    if broker.purgatory.live >= broker.config.requests_waiting_max:
+        raise ThrottledBroker
     broker.admitted_bytes += len(body)
     response = m.ProduceResponse()
     results = response.partitions = []
@@ -144,7 +146,7 @@ def finish_produces(broker: Broker, now: Now) -> None:
                     continue
                 if waiter is None:
                     waiter = _waiter(event, response, now)
-                waiter.remaining += 1
+                waiter.waiting[id(result)] = result
                 replica.acks.append((end_offset, waiter, result))
                 broker.want_sync(replica)
         if waiter is None:
@@ -280,7 +282,7 @@ def _check_producers(
     return known[0], row_count
 
 
-# --- INIT_PRODUCER_ID -----------------------------------------------------------------------------
+# --- INIT_PRODUCER_ID ---------------------------------------------------------------------------
 def handle_init_producer_id(broker: Broker, event: RequestReceived, now: Now) -> None:
     """A producer id that nobody had before; or the next epoch of the one that the asker has."""
     request = event.request

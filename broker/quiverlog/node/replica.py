@@ -51,6 +51,7 @@ class Replica:
         "admitted",
         "admitted_bytes",
         "admitted_rows",
+        "corrupt",
         "counters",
         "deleted",
         "fault",
@@ -93,6 +94,8 @@ class Replica:
         self.sync_in_flight = False
         self.sync_queued = False
         self.deleted = False
+        # Bad bytes were found (and logged once); see `Broker.corrupt_read`.
+        self.corrupt = False
         self.fault = ""
 
     @property
