@@ -143,7 +143,7 @@ def refused_types(field: pa.Field, path: str = "", depth: int = 0) -> Iterator[s
 
 
 def _is_stored_decimal(data_type: pa.DataType) -> bool:
-    return pa.types.is_decimal128(data_type) and 0 <= data_type.scale <= data_type.precision
+    return bool(pa.types.is_decimal128(data_type)) and 0 <= data_type.scale <= data_type.precision
 
 
 def _why_refused(data_type: pa.DataType) -> str:

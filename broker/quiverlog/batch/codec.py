@@ -18,6 +18,7 @@ from quiverlog.errors import BatchTooLarge, CorruptBatch, InvalidArgument
 from quiverlog.limits import (
     BATCH_ALIGNMENT_BYTES,
     BATCH_BYTES_MAX,
+    BATCH_DECODED_BYTES_MAX,
     BATCH_HEADER_BYTES,
     BATCH_ROWS_MAX,
 )
@@ -46,6 +47,9 @@ from .structure import check_structure, layout_of
 __all__ = ["decode_batch", "encode_batch", "split_batches"]
 
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
+_OVERHEAD_BYTES: Final = 1_024
+_OVERHEAD_COLUMN_BYTES: Final = 256
+"""A message above its rows' own bytes and so much for metadata carries foreign rows."""
 _OPTIONS: Final = {
     Compression.LZ4: pa.ipc.IpcWriteOptions(compression="lz4"),
     Compression.ZSTD: pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1)),
@@ -72,12 +76,16 @@ def encode_batch(
 
     Raises:
         InvalidArgument: no rows, or more than a batch may hold.
-        BatchTooLarge: above the hard bound on a batch.
+        BatchTooLarge: above the hard bound on a batch, compressed or not.
     """
     rows = data.num_rows
     if not 0 < rows <= BATCH_ROWS_MAX:
         raise InvalidArgument(f"a batch holds 1 to {BATCH_ROWS_MAX} rows, not {rows}.")
+    if compression and data.nbytes > BATCH_DECODED_BYTES_MAX:
+        raise BatchTooLarge(f"{rows} rows take {data.nbytes} bytes before they are compressed.")
     message = _serialize(data, compression)
+    if len(message) > data.nbytes + _OVERHEAD_BYTES + _OVERHEAD_COLUMN_BYTES * data.num_columns:
+        message = _serialize(_trimmed(data), compression)
     padding = -len(message) % BATCH_ALIGNMENT_BYTES
     total = BATCH_HEADER_BYTES + len(message) + padding
     if total > BATCH_BYTES_MAX:
@@ -109,6 +117,21 @@ def seal(batch: bytearray | memoryview) -> None:
     """Write the CRC of what is in the batch now."""
     crc = crc32c(memoryview(batch)[CRC_START:])
     batch[CRC_OFFSET:CRC_START] = crc.to_bytes(4, "little")
+
+
+def _trimmed(data: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows without what lies around them.
+
+    pyarrow trims slices when it writes them, but for nested columns whose rows in the slice are all
+    empty: then the whole child of the array that was sliced would travel along.
+    """
+    columns = [
+        pa.concat_arrays([column, column.slice(0, 0)])
+        if pa.types.is_nested(column.type)
+        else column
+        for column in data.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=data.schema)
 
 
 def _serialize(data: pa.RecordBatch, compression: Compression) -> memoryview:

@@ -1,9 +1,9 @@
 """What a stranger's batch must satisfy before its rows may be touched.
 
 Three steps, from cheap to dear. `check_structure` reads only the Arrow metadata and compares it
-with the schema: numbers of fields and buffers, lengths, every buffer inside the body and none on top of
-another, no decompressed size above the bound. `check_layout` decodes the rows as bare bytes and
-lets Arrow check all offsets and null counts: after it no reader can be led outside a buffer.
+with the schema: numbers of fields and buffers, lengths, every buffer inside the body and none on
+top of another, no decompressed size above the bound. `check_layout` decodes the rows as bare bytes
+and lets Arrow check all offsets and null counts: after it no reader can be led outside a buffer.
 `check_values` adds the contents: UTF-8 and decimal digits.
 
 Must not know: offsets, topics, who sent the batch.
