@@ -1,0 +1,74 @@
+"""quiverlog's data source for PySpark: `spark.readStream.format("quiverlog")`.
+
+Spark finds this package by its name (`pyspark_*`) and takes `DefaultSource` from it, in every
+session, whether or not quiverlog is used. So this module is cheap, starts nothing, and imports
+even where PySpark is missing or too old; all work is imported when it is called for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import _compat
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["DefaultSource", "register"]
+
+
+class DefaultSource(_compat.DataSource):  # type: ignore[misc]
+    """The data source `quiverlog`. docs/spark.md lists its options and guarantees."""
+
+    options: Any
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `.format(...)`."""
+        return "quiverlog"
+
+    def schema(self) -> StructType:
+        """The columns of the topics that are read."""
+        from .source import read_schema
+
+        return read_schema(self.options)
+
+    def reader(self, schema: StructType) -> Any:
+        """For `spark.read`."""
+        from .batch_reader import LogBatchReader
+
+        return LogBatchReader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> Any:
+        """For `spark.readStream`."""
+        from .stream_reader import LogStreamReader
+
+        return LogStreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        """For `df.write`."""
+        from .writer import LogBatchWriter
+
+        return LogBatchWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
+        """For `df.writeStream`."""
+        from .writer import LogStreamWriter
+
+        return LogStreamWriter(self.options, schema, overwrite)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `quiverlog` known to a session where Spark did not find it by itself.
+
+    Spark looks once per JVM, with the interpreter that `PYSPARK_PYTHON` names, or else the first
+    `python3` on the PATH. When quiverlog is not installed there, or was installed later, the
+    session answers `DATA_SOURCE_NOT_FOUND`; this call cures that (executors still need it).
+
+    Raises:
+        RuntimeError: PySpark is older than 4.0.
+    """
+    if not _compat.HAS_PYSPARK:
+        raise RuntimeError("quiverlog's data source needs PySpark 4.0 or newer.")
+    spark.dataSource.register(DefaultSource)

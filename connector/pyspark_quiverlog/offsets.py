@@ -16,19 +16,21 @@ rows from others that took their offsets after a truncation.
 first micro-batch is committed, and plans with the last answer; so an answer that moves ("latest")
 loses rows. The initial offset is therefore marked `"_start":true` and binds nobody: the first end
 offset carries the start it was computed from as `_first`, Spark writes it to its log before it
-runs the batch, and the plan takes the start from there (`effective_start`).
+runs the batch, and the plan takes the start from there. `_resume` does the same in a later end
+offset for single partitions: those that are new, and those in which rows were lost and the query
+went on behind the gap. `begin_positions` puts the three together; ends that follow carry neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from quiverlog.errors import InvalidArgument
 from quiverlog.types import NO_EPOCH
 
-__all__ = ["Position", "SourceOffset", "TopicPositions", "effective_start"]
+__all__ = ["Position", "SourceOffset", "TopicPositions", "begin_positions"]
 
 OFFSET_VERSION: Final = 1
 
@@ -53,12 +55,14 @@ class SourceOffset:
     """A point in the stream: a position per partition.
 
     `is_start`: came from `initialOffset()` and is not durable. `first`: the start of the very
-    first micro-batch, carried by that batch's end alone.
+    first micro-batch, carried by that batch's end alone. `resume`: where the batch that ends here
+    begins in partitions for which its start does not count.
     """
 
     topics: Mapping[str, TopicPositions]
     is_start: bool = False
     first: Mapping[str, TopicPositions] | None = None
+    resume: Mapping[str, TopicPositions] | None = None
 
     def position(self, topic: str, partition: int) -> Position | None:
         """The position in a partition, None where the offset does not know it."""
@@ -72,6 +76,8 @@ class SourceOffset:
             result["_start"] = True
         if self.first is not None:
             result["_first"] = _topics_to_json(self.first)
+        if self.resume is not None:
+            result["_resume"] = _topics_to_json(self.resume)
         return result
 
     @classmethod
@@ -94,26 +100,31 @@ class SourceOffset:
                 topics=_topics_from_json(data["topics"]),
                 is_start=data.get("_start") is True,
                 first=_topics_from_json(data["_first"]) if "_first" in data else None,
+                resume=_topics_from_json(data["_resume"]) if "_resume" in data else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidArgument(
                 f"the checkpoint's offset is damaged ({error!r}): {_short(data)}"
             ) from error
 
-    def without_first(self) -> SourceOffset:
-        """The same point, once the start is in Spark's log."""
-        return self if self.first is None else replace(self, first=None)
 
+def begin_positions(
+    start: SourceOffset, end: SourceOffset
+) -> dict[tuple[str, int], Position | None]:
+    """Where the batch that ends at `end` begins, in each partition of `end`.
 
-def effective_start(start: SourceOffset, end: SourceOffset) -> SourceOffset:
-    """Where the batch that ends at `end` really starts.
-
-    Only the first batch differs: its `start` is whatever `initialOffset()` said last, so the start
-    that is durable inside `end` counts instead.
+    None: neither offset says so (an end of PySpark 4.0 or 4.1, where a source learns its start too
+    late); the partition's first row is meant.
     """
-    if start.is_start and end.first is not None:
-        return SourceOffset(topics=end.first)
-    return start
+    counted = end.first if start.is_start and end.first is not None else start.topics
+    result: dict[tuple[str, int], Position | None] = {}
+    for topic, ends in end.topics.items():
+        sources = (end.resume or {}).get(topic), counted.get(topic)
+        usable = [s.partitions for s in sources if s is not None and s.topic_id == ends.topic_id]
+        for partition in ends.partitions:
+            known = (positions[partition] for positions in usable if partition in positions)
+            result[topic, partition] = next(known, None)
+    return result
 
 
 def _topics_to_json(topics: Mapping[str, TopicPositions]) -> dict[str, Any]:

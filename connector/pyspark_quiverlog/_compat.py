@@ -1,0 +1,121 @@
+"""The differences between PySpark 4.0 and 4.3, and the absence of PySpark, in one place.
+
+Everything else in this package imports Spark's names from here. Without PySpark, or with one that
+has no Python data sources (3.x), the names are stand-ins: the package still imports, because one
+`pyspark_*` module that fails to import breaks every Python data source of a session.
+
+- 4.0: data sources, Arrow writers for batch.
+- 4.1: Arrow writers for streams. On 4.0 a stream hands over rows, which `arrow_from_rows` turns
+  into Arrow batches (slower; nothing else differs).
+- 4.2: admission control (`latestOffset(start, limit)`), Trigger.AvailableNow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "HAS_PYSPARK",
+    "HAS_STREAM_ARROW_WRITER",
+    "DataSource",
+    "DataSourceArrowWriter",
+    "DataSourceReader",
+    "DataSourceStreamArrowWriter",
+    "DataSourceStreamReader",
+    "InputPartition",
+    "SupportsTriggerAvailableNow",
+    "WriterCommitMessage",
+    "arrow_from_rows",
+    "limit_class",
+    "to_arrow_schema",
+]
+
+
+def _stand_in(name: str) -> type:
+    """In place of a base class that this PySpark does not have."""
+    return type(name, (), {})
+
+
+_api: Any = None
+_streaming_api: Any = None
+# Any exception: a broken PySpark must fail where it is used, not here (see above).
+with contextlib.suppress(Exception):
+    _api = importlib.import_module("pyspark.sql.datasource")
+with contextlib.suppress(Exception):
+    _streaming_api = importlib.import_module("pyspark.sql.streaming.datasource")
+
+HAS_PYSPARK = hasattr(_api, "DataSource")
+HAS_STREAM_ARROW_WRITER = hasattr(_api, "DataSourceStreamArrowWriter")
+
+
+def _base(name: str, module: Any = _api) -> Any:
+    return getattr(module, name, None) or _stand_in(name)
+
+
+DataSource: Any = _base("DataSource")
+DataSourceReader: Any = _base("DataSourceReader")
+DataSourceStreamReader: Any = _base("DataSourceStreamReader")
+DataSourceArrowWriter: Any = _base("DataSourceArrowWriter")
+DataSourceStreamArrowWriter: Any = _base(
+    "DataSourceStreamArrowWriter" if HAS_STREAM_ARROW_WRITER else "DataSourceStreamWriter"
+)
+InputPartition: Any = _base("InputPartition")
+WriterCommitMessage: Any = _base("WriterCommitMessage")
+SupportsTriggerAvailableNow: Any = _base("SupportsTriggerAvailableNow", _streaming_api)
+
+
+def limit_class(name: str) -> Any:
+    """Spark's class of a read limit, None before 4.2."""
+    return getattr(_streaming_api, name, None)
+
+
+def to_arrow_schema(schema: Any) -> pa.Schema:
+    """The Arrow schema, exact to nullability, that Spark wants batches of `schema` to have."""
+    from pyspark.sql.pandas.types import to_arrow_schema as convert
+
+    if "timezone" in inspect.signature(convert).parameters:
+        return convert(schema, timezone="UTC")
+    return convert(schema)
+
+
+def arrow_from_rows(rows: Iterable[Any], schema: Any, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of Spark's rows (streaming writes on PySpark 4.0)."""
+    import pyarrow as pa
+
+    arrow_schema = to_arrow_schema(schema)
+    names = arrow_schema.names
+    chunk: list[Any] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) >= batch_rows:
+            yield _record_batch(pa, chunk, names, arrow_schema)
+            chunk = []
+    if chunk:
+        yield _record_batch(pa, chunk, names, arrow_schema)
+
+
+def _record_batch(pa: Any, rows: list[Any], names: list[str], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [
+        pa.array([_plain(value) for value in column], type=schema.field(i).type)
+        for i, column in enumerate(columns)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def _plain(value: Any) -> Any:
+    """Spark's Row (a tuple with names) as the dictionary that Arrow takes for a struct."""
+    if hasattr(value, "asDict"):
+        return value.asDict(recursive=True)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return [(_plain(k), _plain(v)) for k, v in value.items()]
+    return value

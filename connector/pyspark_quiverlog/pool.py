@@ -1,0 +1,101 @@
+"""Connections of one process, kept from task to task and from micro-batch to micro-batch.
+
+Spark keeps its Python workers for the next tasks (and ends them after a minute of rest or a failed
+task), so what is cached here in a module global lives as long as it is useful. Workers are forked:
+an entry is only good in the process that made it, and nothing is opened at import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from quiverlog.client.client import Client
+
+    from .options import ReadOptions, WriteOptions
+
+__all__ = ["Endpoint", "client", "drop_producer", "endpoint", "producer"]
+
+
+class Endpoint(NamedTuple):
+    """What distinguishes one client from another. Times in seconds."""
+
+    addresses: tuple[str, ...]
+    client_id: str
+    connect_timeout: float
+    request_timeout: float
+
+
+class _Pool:
+    """The clients and producers of the process `pid`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.lock = threading.Lock()
+        self.clients: dict[Endpoint, Client] = {}
+        self.producers: dict[tuple[Any, ...], Any] = {}
+
+
+_pool: _Pool | None = None
+
+
+def _current() -> _Pool:
+    global _pool
+    pid = os.getpid()
+    if _pool is None or _pool.pid != pid:
+        # After a fork the parent's sockets are not ours: forget them, and do not close them.
+        _pool = _Pool(pid)
+    return _pool
+
+
+def endpoint(options: ReadOptions | WriteOptions) -> Endpoint:
+    """The endpoint that the options name."""
+    return Endpoint(
+        options.bootstrap_servers,
+        options.client_id,
+        options.connect_timeout,
+        options.request_timeout,
+    )
+
+
+def client(where: Endpoint) -> Client:
+    """This process's client for `where`, opened at the first call.
+
+    Raises:
+        ConnectionFailed: no broker answers; the text names the addresses.
+    """
+    pool = _current()
+    with pool.lock:
+        found = pool.clients.get(where)
+        if found is None:
+            import quiverlog
+
+            found = pool.clients[where] = quiverlog.connect(
+                list(where.addresses),
+                client_id=where.client_id,
+                connect_timeout=where.connect_timeout,
+                request_timeout=where.request_timeout,
+            )
+        return found
+
+
+def producer(where: Endpoint, topic: str, **settings: Any) -> Any:
+    """This process's producer for a topic. A task that fails must `drop_producer` it."""
+    key = (where, topic, *sorted(settings.items()))
+    pool = _current()
+    found = pool.producers.get(key)
+    if found is None:
+        found = pool.producers[key] = client(where).producer(topic, **settings)
+    return found
+
+
+def drop_producer(found: Any) -> None:
+    """Forget a producer whose state is in doubt; the next task opens a new one."""
+    pool = _current()
+    for key in [k for k, p in pool.producers.items() if p is found]:
+        del pool.producers[key]
+    with contextlib.suppress(Exception):  # its failure is already on its way up
+        found.close()

@@ -1,0 +1,177 @@
+"""What an executor does: read the ranges of one task and hand Spark Arrow batches.
+
+Owns the way of a stored batch to Spark: fetched ahead while Spark takes the last one, sliced to
+the range, brought to Spark's schema (`schema.Normalizer`; unchanged where it already has it),
+and small ones gathered, because each batch costs Spark a fixed price.
+
+Everything it needs is in the task's ranges and the query's options: no metadata is asked for in
+the steady state. Rows that are gone are noticed here when they went after planning: by the valid
+range that a fetch answers with, by the leader epoch it carries, by the topic id it names.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from quiverlog.errors import (
+    DataLoss,
+    LogTruncated,
+    OffsetOutOfRange,
+    QuiverlogError,
+    UnknownTopic,
+    UnknownTopicId,
+)
+
+from . import pool
+from ._compat import InputPartition, to_arrow_schema
+from .options import ReadOptions
+from .planning import Range
+from .schema import Normalizer
+
+__all__ = ["COALESCE_BYTES", "COALESCE_ROWS", "LogSplit", "SplitReader", "coalesce"]
+
+COALESCE_ROWS: Final = 65_536
+COALESCE_BYTES: Final = 4 * 1024 * 1024
+
+logger = logging.getLogger("pyspark_quiverlog")
+
+
+class LogSplit(InputPartition):  # type: ignore[misc]
+    """The ranges that one Spark task reads, in order. Pickled for every task: kept small."""
+
+    def __init__(self, ranges: list[Range]) -> None:
+        self.value = [tuple(r) for r in ranges]
+
+    @property
+    def ranges(self) -> list[Range]:
+        """The ranges, as values with names."""
+        return [Range._make(r) for r in self.value]
+
+
+class SplitReader:
+    """Reads splits under one query's options and schema. Pickled to the executors."""
+
+    def __init__(self, options: ReadOptions, schema: Any) -> None:
+        self.options = options
+        self.schema: pa.Schema = to_arrow_schema(schema)
+
+    def normalizer(self) -> Normalizer:
+        """What brings batches to the query's schema."""
+        return Normalizer(self.schema, metadata=self.options.include_metadata)
+
+    def read(self, split: Any) -> Iterator[pa.RecordBatch]:
+        """The rows of a split under exactly the query's schema.
+
+        Raises:
+            DataLoss: rows of the split are gone, and `failOnDataLoss` is true.
+        """
+        ranges = split.ranges if isinstance(split, LogSplit) else []  # Spark's empty plan: None
+        return coalesce(batch for piece in ranges for batch in self._read_range(piece))
+
+    def _read_range(self, piece: Range) -> Iterator[pa.RecordBatch]:
+        """Read on behind rows that are gone, where the options allow it."""
+        position, epoch = piece.start, piece.epoch
+        normalizer = self.normalizer()
+        while position < piece.end:
+            try:
+                rest = piece._replace(start=position, epoch=epoch)
+                for next_offset, batch in self._fetch(rest, normalizer):
+                    position = next_offset
+                    yield batch
+            except (OffsetOutOfRange, LogTruncated, UnknownTopic, UnknownTopicId) as error:
+                epoch = -1
+                position = self._after_loss(piece, position, error)
+            else:
+                return
+
+    def _fetch(self, piece: Range, normalizer: Normalizer) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(offset after the batch, the batch under Spark's schema), in order."""
+        from quiverlog.client.fetcher import PartitionFetcher
+
+        fetcher = PartitionFetcher(
+            pool.client(pool.endpoint(self.options)),
+            piece.topic,
+            piece.partition,
+            piece.start,
+            piece.end,
+            topic_id=bytes.fromhex(piece.topic_id),
+            reader_schema=normalizer.stored_target,
+            bytes_max=self.options.fetch_bytes,
+            last_epoch=piece.epoch,
+        )
+        with fetcher:
+            for stored in fetcher:
+                metadata = None
+                if normalizer.metadata_names:
+                    metadata = metadata_columns(normalizer.metadata_names, stored)
+                yield stored.next_offset, normalizer(stored.data, metadata)
+
+    def _after_loss(self, piece: Range, position: int, error: QuiverlogError) -> int:
+        """Fail, or say where to read on."""
+        where = f"{piece.topic}-{piece.partition}"
+        first = error.details.get("log_start_offset")
+        if isinstance(error, OffsetOutOfRange) and isinstance(first, int) and first > position:
+            resume = min(first, piece.end)
+            what = f"{where}: rows [{position}, {resume}) are no longer kept"
+        elif isinstance(error, LogTruncated):
+            resume = position
+            what = f"{where}: rows before {position} were truncated after they were read"
+        else:
+            resume = piece.end
+            what = f"{where}: rows [{position}, {piece.end}) are gone ({error.message})"
+        if self.options.fail_on_data_loss:
+            raise DataLoss(f"{what}.") from error
+        logger.warning("data loss, going on (failOnDataLoss=false): %s", what)
+        return resume
+
+
+def metadata_columns(names: Iterable[str], stored: Any) -> Mapping[str, pa.Array]:
+    """The metadata columns `names` of one batch as the client hands it out."""
+    rows = stored.data.num_rows
+    result = {}
+    for name in names:
+        if name == "_topic":
+            result[name] = pa.repeat(pa.scalar(stored.topic, pa.string()), rows)
+        elif name == "_partition":
+            result[name] = pa.repeat(pa.scalar(stored.partition, pa.int32()), rows)
+        elif name == "_offset":
+            result[name] = pa.arange(stored.base_offset, stored.next_offset)
+        else:
+            result[name] = stored.timestamps
+    return result
+
+
+def coalesce(
+    batches: Iterable[pa.RecordBatch],
+    rows_min: int = COALESCE_ROWS,
+    bytes_min: int = COALESCE_BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """Gather small batches; a batch that is large enough by itself passes through untouched."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        large = batch.num_rows >= rows_min or batch.nbytes >= bytes_min
+        if large and waiting:
+            yield _concat(waiting)
+            waiting, rows, size = [], 0, 0
+        if large:
+            yield batch
+            continue
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= rows_min or size >= bytes_min:
+            yield _concat(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield _concat(waiting)
+
+
+def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

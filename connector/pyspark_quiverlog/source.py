@@ -1,0 +1,65 @@
+"""The schema of a read, and the checks that a query's schema passes before any task runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quiverlog.errors import IncompatibleSchema, InvalidOption
+
+from . import pool
+from .log_view import LogView
+from .options import ReadOptions, Use, parse_read_options
+from .schema import METADATA_NAMES, Normalizer, query_columns, spark_schema
+
+__all__ = ["check_query_schema", "open_view", "read_schema"]
+
+
+def open_view(options: ReadOptions) -> LogView:
+    """The driver's view of the log, over this process's client."""
+    return LogView(pool.client(pool.endpoint(options)), options)
+
+
+def read_schema(raw: Mapping[str, str]) -> Any:
+    """The StructType of a read whose user gave no schema. Called once per `load()`.
+
+    Raises:
+        InvalidOption, UnknownTopic, IncompatibleSchema: see docs/spark.md.
+    """
+    options = parse_read_options(raw, Use.READ)
+    view = open_view(options)
+    view.refresh(required=True)
+    if not view.topics:
+        raise InvalidOption(
+            f"option `subscribePattern`: no topic matches {options.subscribe_pattern!r} yet; "
+            "give the columns with `.schema(...)`, or create a topic first."
+        )
+    columns = query_columns(view.schemas(), options.columns, metadata=options.include_metadata)
+    return spark_schema(columns)
+
+
+def check_query_schema(view: LogView, normalizer: Normalizer) -> None:
+    """Refuse a query's schema that the topics cannot fill.
+
+    Raises:
+        InvalidOption: a column that no topic has, or that `columns` leaves out.
+        IncompatibleSchema: a column whose type a topic's column does not widen to.
+    """
+    options = view.options
+    if options.columns is not None:
+        extra = [n for n in normalizer.columns if n not in options.columns]
+        if extra:
+            raise InvalidOption(
+                f"option `columns` leaves out {extra[0]!r}, which the schema given has: "
+                "set one of the two."
+            )
+    schemas = view.schemas()
+    for name in normalizer.columns if schemas else ():
+        if not any(name in schema.names for schema in schemas.values()):
+            hint = " (set `includeMetadata` to true)" if name in METADATA_NAMES else ""
+            raise IncompatibleSchema(
+                f"the query's schema has a column {name!r}{hint}, which is in none of the topics "
+                f"{', '.join(sorted(schemas))}."
+            )
+    for topic, schema in schemas.items():
+        normalizer.check(topic, schema)

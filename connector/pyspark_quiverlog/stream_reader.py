@@ -1,0 +1,95 @@
+"""`spark.readStream.format("quiverlog")`: what Spark calls, passed on to the planner.
+
+One instance of this class lives in the driver's source process and answers for the whole query
+run; another is pickled to the executors and only reads. The driver's part is opened at its first
+call, so that the executors' copy stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ._compat import DataSourceStreamReader, SupportsTriggerAvailableNow, limit_class
+from .options import Use, parse_read_options
+from .planning import split_ranges
+from .reader import LogSplit, SplitReader
+from .source import check_query_schema, open_view
+from .stream_planner import StreamPlanner
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["LogStreamReader"]
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """See the module. Offsets are the JSON of `offsets`."""
+
+    def __init__(self, raw: Mapping[str, str], schema: Any) -> None:
+        self._options = parse_read_options(raw, Use.STREAM_READ)
+        self._splits = SplitReader(self._options, schema)
+        self._planner: StreamPlanner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_planner": None}
+
+    def _plan(self) -> StreamPlanner:
+        if self._planner is None:
+            view = open_view(self._options)
+            view.refresh()
+            check_query_schema(view, self._splits.normalizer())
+            self._planner = StreamPlanner(view)
+        return self._planner
+
+    # --- driver -------------------------------------------------------------------------------
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query starts."""
+        return self._plan().initial_offset()
+
+    def getDefaultReadLimit(self) -> Any:
+        """Only a sign whether the options bound a batch; what they say is applied in the planner.
+
+        Spark knows no limit that combines rows, bytes and a minimum. It asks for all that is there
+        (`ReadAllAvailable`) when that is the default, or when the trigger wants it regardless.
+        """
+        options = self._options
+        rows, size = options.max_rows_per_trigger, options.max_bytes_per_trigger
+        if rows is None and size is None and options.min_rows_per_trigger is None:
+            return limit_class("ReadAllAvailable")()
+        return limit_class("ReadMaxRows")(rows or 2**62)
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> Any:
+        """The end of the next micro-batch, or `start`. PySpark 4.0 and 4.1 give no arguments."""
+        all_available = limit_class("ReadAllAvailable")
+        unlimited = all_available is not None and isinstance(limit, all_available)
+        return self._plan().latest_offset(start, unlimited=unlimited)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The end of the log, for progress reports."""
+        return self._plan().report_latest()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Freeze the end of this run."""
+        self._plan().prepare_available_now()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
+        """One element per Spark task of the micro-batch."""
+        tasks = split_ranges(
+            self._plan().ranges(start, end),
+            tasks_min=self._options.min_partitions,
+            rows_max=self._options.max_rows_per_task,
+            rows_min=self._options.min_rows_per_task,
+        )
+        return [LogSplit(task) for task in tasks]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: the checkpoint holds the position."""
+
+    def stop(self) -> None:
+        """The process ends after this; so do its connections."""
+
+    # --- executors ----------------------------------------------------------------------------
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """The rows of one element of `partitions()`."""
+        return self._splits.read(partition)

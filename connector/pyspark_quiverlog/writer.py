@@ -1,0 +1,363 @@
+"""`df.write` and `df.writeStream` with `format("quiverlog")`.
+
+The driver checks the DataFrame's schema against the topic before any task runs; each task sends
+its rows through an idempotent producer and returns what was acknowledged. Delivery is at least
+once: a retry inside a producer stores a batch once, but a task or a micro-batch that Spark runs
+again is written again, and `abort()` takes nothing back.
+
+The seam for exactly-once (docs/adr/0030-exactly-once-seam.md): `WriteTask` is the only place that
+puts rows into the log, `TaskReport` already carries what a fenced commit needs (query id, batch
+id, partition, attempt, ranges), and `_finish`/`_give_up` are where a transaction would be decided.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quiverlog.errors import InvalidOption, SchemaMismatch
+
+from . import pool
+from ._compat import (
+    HAS_STREAM_ARROW_WRITER,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+    arrow_from_rows,
+    to_arrow_schema,
+)
+from .options import Use, WriteOptions, parse_write_options
+
+__all__ = ["LogBatchWriter", "LogStreamWriter", "TaskReport"]
+
+LINGER_S = 60.0
+"""Batches are sealed by size and at the end of the task, not by time."""
+
+logger = logging.getLogger("pyspark_quiverlog")
+
+
+@dataclass
+class Written:
+    """Rows of one partition that a task got acknowledged: all in [first_offset, next_offset),
+    where rows of other tasks may lie between them."""
+
+    rows: int
+    first_offset: int
+    next_offset: int
+    durability: str
+
+
+@dataclass
+class TaskReport(WriterCommitMessage):  # type: ignore[misc]
+    """What one task attempt wrote; the driver gets one from each task that counts.
+
+    `query_id` and `batch_id` are those of the streaming query, also inside foreachBatch; empty and
+    -1 for a plain batch write.
+    """
+
+    query_id: str = ""
+    batch_id: int = -1
+    partition_id: int = -1
+    attempt: int = -1
+    written: dict[tuple[str, int], Written] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Rows in all partitions."""
+        return sum(w.rows for w in self.written.values())
+
+
+class _Writer:
+    """What the batch and the stream writer share. Made in the driver, pickled to the tasks."""
+
+    def __init__(self, options: WriteOptions, schema: Any, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidOption(
+                'a topic is only ever appended to: use mode("append") or outputMode("append"). '
+                "For complete or update results, write in foreachBatch and say there what a row "
+                "that came before means; to start anew, `quiverlog topic trim` first."
+            )
+        self.options = options
+        self.schema: pa.Schema = to_arrow_schema(schema)
+        self.route = check_write(options, self.schema)
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
+        """Write the rows of one task."""
+        return WriteTask(self.options, self.route).run(batches)
+
+
+class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
+    """For `df.write`."""
+
+    def __init__(self, raw: Mapping[str, str], schema: Any, overwrite: bool) -> None:
+        self._writer = _Writer(parse_write_options(raw, Use.BATCH_WRITE), schema, overwrite)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
+        """One task's rows."""
+        return self._writer.run(iterator)
+
+    def commit(self, messages: list[Any]) -> None:
+        """All tasks are done: their rows are acknowledged and readable already."""
+        _finish(messages, "the batch write")
+
+    def abort(self, messages: list[Any]) -> None:
+        """Some task failed for good. What the others wrote stays (at least once)."""
+        _give_up(messages, "the batch write")
+
+
+class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
+    """For `df.writeStream`. Made anew for every micro-batch, and again for its commit."""
+
+    def __init__(self, raw: Mapping[str, str], schema: Any, overwrite: bool) -> None:
+        self._writer = _Writer(parse_write_options(raw, Use.STREAM_WRITE), schema, overwrite)
+        self._spark_schema = None if HAS_STREAM_ARROW_WRITER else schema
+
+    def write(self, iterator: Iterator[Any]) -> TaskReport:
+        """One task's rows: Arrow batches, or Spark rows on PySpark 4.0."""
+        if self._spark_schema is not None:
+            rows_max = self._writer.options.batch_rows
+            iterator = arrow_from_rows(iterator, self._spark_schema, rows_max)
+        return self._writer.run(iterator)
+
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        """The micro-batch is done: its rows are acknowledged and readable already."""
+        _finish(messages, f"micro-batch {batchId}")
+
+    def abort(self, messages: list[Any], batchId: int) -> None:
+        """The micro-batch failed. Rows that were written stay; Spark runs the batch again."""
+        _give_up(messages, f"micro-batch {batchId}")
+
+
+def _finish(messages: list[Any], what: str) -> None:
+    logger.debug("%s: %d rows", what, sum(m.rows for m in messages if m is not None))
+
+
+def _give_up(messages: list[Any], what: str) -> None:
+    rows = sum(m.rows for m in messages if m is not None)
+    if rows:
+        logger.warning(
+            "%s failed after tasks had written %d rows; they stay in the log and are written "
+            "again when Spark repeats it (at least once)",
+            what,
+            rows,
+        )
+
+
+# --- the driver's check ---------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Route:
+    """How a row finds its topic and partition. A None column does not route."""
+
+    topic: str | None
+    topic_column: str | None
+    partition_column: str | None
+
+
+_checked: dict[tuple[Any, ...], Route] = {}
+"""Checks that this process has passed: a stream's writer is made twice per micro-batch."""
+
+
+def check_write(options: WriteOptions, schema: pa.Schema) -> Route:
+    """Refuse rows that the topic cannot take, before any task runs.
+
+    Raises:
+        InvalidOption: no topic, or a routing column that is missing or of the wrong type.
+        SchemaMismatch: the DataFrame's columns do not fit the topic's.
+        UnknownTopic: there is none of this name.
+    """
+    key = (
+        options.bootstrap_servers,
+        options.topic,
+        options.topic_column,
+        options.partition_column,
+        schema.to_string(),
+    )
+    route = _checked.get(key)
+    if route is None:
+        if len(_checked) > 100:
+            _checked.clear()
+        route = _checked[key] = _check_write(options, schema)
+    return route
+
+
+def _check_write(options: WriteOptions, schema: pa.Schema) -> Route:
+    known: set[str] = set()
+    if options.topic is not None:
+        known = set(_topic_schema(options, options.topic).names)
+    topic_column = None if options.topic is not None else options.topic_column
+    if topic_column is not None:
+        _check_column(schema, topic_column, "topicColumn", pa.types.is_string, "a string")
+    partition_column = options.partition_column
+    if partition_column is None and "partition" in schema.names and "partition" not in known:
+        partition_column = "partition"
+    if partition_column is not None:
+        _check_column(schema, partition_column, "partitionColumn", pa.types.is_integer, "an int")
+    route = Route(options.topic, topic_column, partition_column)
+    if options.topic is not None:
+        check_fits(strip_routing(empty_batch(schema), route), options, options.topic)
+    return route
+
+
+def _check_column(schema: pa.Schema, name: str, option: str, is_good: Any, kind: str) -> None:
+    if name not in schema.names:
+        if option == "topicColumn":
+            raise InvalidOption(
+                f"option `topic` is not set, and the rows have no column {name!r} to name their "
+                "topic (`topicColumn`)."
+            )
+        raise InvalidOption(f"option `{option}`: the rows have no column {name!r}.")
+    if not is_good(schema.field(name).type):
+        raise InvalidOption(
+            f"option `{option}`: column {name!r} must be {kind}, it is {schema.field(name).type}."
+        )
+
+
+def _topic_schema(options: WriteOptions, topic: str) -> pa.Schema:
+    return pool.client(pool.endpoint(options)).schemas(topic).current
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """No rows, all columns."""
+    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+
+
+def check_fits(batch: pa.RecordBatch, options: WriteOptions, topic: str) -> None:
+    """Run the producer's own conversion on no rows: it refuses exactly what it would refuse later.
+
+    Raises:
+        SchemaMismatch: with the column's name.
+    """
+    from quiverlog.client.convert import Converter
+
+    stored = _topic_schema(options, topic)
+    Converter(stored, topic).batches(batch)
+    for column in stored:
+        if not column.nullable and column.name not in batch.schema.names:
+            raise SchemaMismatch(
+                f"Column {column.name!r} of topic {topic!r} may not be null, and the rows have no "
+                "such column.",
+                topic=topic,
+                column=column.name,
+            )
+
+
+# --- a task ---------------------------------------------------------------------------------------
+class WriteTask:
+    """One attempt at one task. Keeps what it sent until all of it is acknowledged."""
+
+    def __init__(self, options: WriteOptions, route: Route) -> None:
+        self._options = options
+        self._route = route
+        self._producers: dict[str, Any] = {}
+        self._sent: list[tuple[str, Any]] = []
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
+        """Send all rows, wait for all acknowledgements.
+
+        Raises:
+            QuiverlogError: why rows were not stored; nothing of the report is then sent.
+        """
+        report = _new_report()
+        try:
+            for batch in batches:
+                for topic, partition, rows in split_by_route(batch, self._route):
+                    future = self._producer(topic).send(rows, partition=partition)
+                    self._sent.append((topic, future))
+            for producer in self._producers.values():
+                producer.flush()
+        except BaseException:
+            for producer in self._producers.values():
+                pool.drop_producer(producer)
+            raise
+        for topic, future in self._sent:
+            _add_results(report, topic, future.result())
+        return report
+
+    def _producer(self, topic: str) -> Any:
+        producer = self._producers.get(topic)
+        if producer is None:
+            options = self._options
+            settings: dict[str, Any] = {
+                "batch_rows": options.batch_rows,
+                "batch_bytes": options.batch_bytes,
+                "linger": LINGER_S,
+                "delivery_timeout": options.delivery_timeout,
+            }
+            if options.compression != "topic_default":
+                settings["compression"] = options.compression
+            if options.durability != "topic_default":
+                settings["durability"] = options.durability
+            producer = pool.producer(pool.endpoint(options), topic, **settings)
+            self._producers[topic] = producer
+        return producer
+
+
+def _new_report() -> TaskReport:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return TaskReport()
+    return TaskReport(
+        query_id=context.getLocalProperty("sql.streaming.queryId") or "",
+        batch_id=int(context.getLocalProperty("streaming.sql.batchId") or -1),
+        partition_id=context.partitionId(),
+        attempt=context.attemptNumber(),
+    )
+
+
+def _add_results(report: TaskReport, topic: str, results: list[Any]) -> None:
+    for result in results:
+        key = (topic, result.partition)
+        known = report.written.get(key)
+        if known is None:
+            report.written[key] = Written(
+                result.rows, result.base_offset, result.next_offset, result.durability.label
+            )
+        else:
+            known.rows += result.rows
+            known.first_offset = min(known.first_offset, result.base_offset)
+            known.next_offset = max(known.next_offset, result.next_offset)
+
+
+def strip_routing(batch: pa.RecordBatch, route: Route) -> pa.RecordBatch:
+    """The rows as the topic gets them."""
+    routing = [c for c in (route.topic_column, route.partition_column) if c is not None]
+    return batch.drop_columns(routing) if routing else batch
+
+
+def split_by_route(
+    batch: pa.RecordBatch, route: Route
+) -> Iterator[tuple[str, int | None, pa.RecordBatch]]:
+    """(topic, partition, rows), rows in their order. A None partition is left to the producer.
+
+    Raises:
+        SchemaMismatch: a row names no topic.
+    """
+    if batch.num_rows == 0:
+        return
+    for topic, rows in _groups(batch, route.topic_column):
+        if topic is None and route.topic_column is not None:
+            raise SchemaMismatch(f"a row has no topic: column {route.topic_column!r} is null.")
+        for partition, part in _groups(rows, route.partition_column):
+            yield topic or route.topic or "", partition, strip_routing(part, route)
+
+
+def _groups(batch: pa.RecordBatch, column: str | None) -> Iterator[tuple[Any, pa.RecordBatch]]:
+    """The rows by the value of a column; all of them under None without one."""
+    if column is None:
+        yield None, batch
+        return
+    values = batch.column(column)
+    distinct = pc.unique(values)
+    if len(distinct) == 1:
+        yield distinct[0].as_py(), batch
+        return
+    for value in distinct:
+        mask = pc.equal(values, value) if value.is_valid else pc.is_null(values)
+        yield value.as_py(), batch.filter(mask)

@@ -1,0 +1,137 @@
+"""The package imports everywhere, cheaply, and keeps connections per process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import pyspark_quiverlog
+from pyspark_quiverlog import _compat, pool
+from pyspark_quiverlog.options import Use, parse_read_options
+from pyspark_quiverlog.planning import Range
+from pyspark_quiverlog.reader import LogSplit
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_it_imports_without_pyspark() -> None:
+    """One `pyspark_*` module that fails to import breaks every Python data source."""
+    code = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "import pyspark_quiverlog as q\n"
+        "import pyspark_quiverlog.stream_reader, pyspark_quiverlog.writer\n"
+        "print(q.DefaultSource.name(), q._compat.HAS_PYSPARK)\n"
+        "try: q.register(None)\n"
+        "except RuntimeError as error: print(error)"
+    )
+    assert python(code).splitlines() == [
+        "quiverlog False",
+        "quiverlog's data source needs PySpark 4.0 or newer.",
+    ]
+
+
+def test_it_imports_with_a_pyspark_that_has_no_streaming_api() -> None:
+    """As on 4.0 and 4.1: no read limits, no Trigger.AvailableNow, no Arrow stream writer."""
+    code = (
+        "import sys; sys.modules['pyspark.sql.streaming.datasource'] = None\n"
+        "import types\n"
+        "api = types.ModuleType('pyspark.sql.datasource')\n"
+        "names = 'DataSource DataSourceReader DataSourceStreamReader DataSourceArrowWriter '\\\n"
+        "        'DataSourceStreamWriter InputPartition WriterCommitMessage'\n"
+        "for name in names.split(): setattr(api, name, type(name, (), {}))\n"
+        "sys.modules['pyspark.sql.datasource'] = api\n"
+        "from pyspark_quiverlog import _compat, stream_reader, writer\n"
+        "print(_compat.HAS_STREAM_ARROW_WRITER, _compat.limit_class('ReadMaxRows'))\n"
+        "print(writer.LogStreamWriter.__mro__[1].__name__)"
+    )
+    assert python(code).splitlines() == ["False None", "DataSourceStreamWriter"]
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, pyspark.sql.datasource\n"
+        "before = set(sys.modules)\n"
+        "import pyspark_quiverlog\n"
+        "print([m for m in set(sys.modules) - before if not m.startswith('pyspark')])"
+    )
+    assert python(code) == "[]"
+
+
+def test_spark_finds_it_by_its_name() -> None:
+    from pkgutil import iter_modules
+
+    from pyspark.sql.datasource import DataSource
+
+    assert "pyspark_quiverlog" in {m.name for m in iter_modules()}
+    assert issubclass(pyspark_quiverlog.DefaultSource, DataSource)
+    assert pyspark_quiverlog.DefaultSource.name() == "quiverlog"
+
+
+def test_stand_ins_are_distinct() -> None:
+    """A class with two stand-ins among its bases must be possible."""
+    assert _compat._stand_in("A") is not _compat._stand_in("A")
+
+
+class FakeClient:
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+
+    def producer(self, topic: str, **settings: Any) -> Any:
+        made = type("Producer", (), {"close": lambda self: None})()
+        self.made.append((topic, settings))
+        return made
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[FakeClient]:
+    made: list[FakeClient] = []
+
+    def connect(*args: Any, **kwargs: Any) -> FakeClient:
+        made.append(FakeClient())
+        return made[-1]
+
+    monkeypatch.setattr("quiverlog.connect", connect)
+    monkeypatch.setattr(pool, "_pool", None)
+    return made
+
+
+WHERE = pool.endpoint(
+    parse_read_options({"bootstrap.servers": "a:1", "subscribe": "t"}, Use.BATCH_READ)
+)
+
+
+def test_a_process_keeps_its_client_and_its_producers(connections: list[FakeClient]) -> None:
+    assert pool.client(WHERE) is pool.client(WHERE)
+    first = pool.producer(WHERE, "t", linger=1)
+    assert pool.producer(WHERE, "t", linger=1) is first
+    assert pool.producer(WHERE, "t", linger=2) is not first
+    pool.drop_producer(first)
+    assert pool.producer(WHERE, "t", linger=1) is not first
+    assert len(connections) == 1
+
+
+def test_a_forked_child_opens_its_own(connections: list[FakeClient]) -> None:
+    pool.client(WHERE)
+    parent = pool._pool
+    assert parent is not None
+    parent.pid = os.getpid() + 1  # as a fork would leave it
+    pool.client(WHERE)
+    assert len(connections) == 2
+
+
+def test_what_travels_to_a_task_is_small() -> None:
+    split = LogSplit([Range("flights", "0a" * 16, 3, 10, 20, 1)])
+    data = pickle.dumps(split)
+    assert len(data) < 250
+    assert pickle.loads(data).ranges == split.ranges

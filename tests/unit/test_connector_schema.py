@@ -1,0 +1,252 @@
+"""Arrow to Spark and back: types, merged topics, and batches exactly as Spark wants them."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_quiverlog._compat import to_arrow_schema
+from pyspark_quiverlog.reader import coalesce, metadata_columns
+from pyspark_quiverlog.schema import (
+    Normalizer,
+    can_widen,
+    merge_schemas,
+    query_columns,
+    spark_schema,
+)
+from quiverlog.batch.schema import check_schema, normalize_schema
+from quiverlog.client.results import ConsumerBatch
+from quiverlog.errors import IncompatibleSchema, InvalidOption, InvalidSchema
+
+NESTED = pa.struct([pa.field("x", pa.int32(), nullable=False), pa.field("y", pa.string())])
+EVERY_TYPE = pa.schema(
+    [
+        pa.field("boolean", pa.bool_()),
+        pa.field("byte", pa.int8()),
+        pa.field("short", pa.int16()),
+        pa.field("int", pa.int32(), nullable=False),
+        pa.field("long", pa.int64()),
+        pa.field("float", pa.float32()),
+        pa.field("double", pa.float64()),
+        pa.field("decimal", pa.decimal128(38, 18)),
+        pa.field("string", pa.string()),
+        pa.field("binary", pa.binary()),
+        pa.field("date", pa.date32()),
+        pa.field("instant", pa.timestamp("us", tz="UTC")),
+        pa.field("local", pa.timestamp("us")),
+        pa.field("interval", pa.duration("us")),
+        pa.field("list", pa.list_(pa.field("element", pa.int64(), nullable=False))),
+        pa.field("struct", NESTED),
+        pa.field("map", pa.map_(pa.string(), NESTED)),
+        pa.field("deep", pa.list_(pa.struct([pa.field("m", pa.map_(pa.int32(), NESTED))]))),
+    ]
+)
+
+
+def test_every_stored_type_goes_to_spark_and_comes_back_the_same() -> None:
+    stored = normalize_schema(EVERY_TYPE)
+    check_schema(stored)
+    expected = to_arrow_schema(spark_schema(stored))
+    for field, back in zip(stored, expected, strict=True):
+        assert back.type.equals(field.type), field.name
+        assert back.nullable
+
+
+@pytest.mark.parametrize(
+    "data_type",
+    [
+        pa.large_string(),
+        pa.string_view(),
+        pa.large_binary(),
+        pa.binary(7),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.timestamp("ns", tz="Europe/Paris"),
+        pa.timestamp("ms"),
+        pa.duration("s"),
+        pa.large_list(pa.int32()),
+        pa.decimal64(10, 2),
+    ],
+)
+def test_other_layouts_become_what_spark_expects(data_type: pa.DataType) -> None:
+    schema = pa.schema([pa.field("a", data_type)])
+    target = to_arrow_schema(spark_schema(schema))
+    batch = pa.RecordBatch.from_arrays([pa.nulls(3).cast(data_type)], schema=schema)
+    assert Normalizer(target)(batch).schema.equals(target)
+
+
+def test_a_type_that_spark_does_not_have_is_refused_by_column() -> None:
+    with pytest.raises(InvalidSchema, match=r"column 'u' cannot be read in Spark.*uint8"):
+        spark_schema(pa.schema([("u", pa.uint8())]))
+
+
+# --- several topics -------------------------------------------------------------------------------
+def test_topics_merge_by_name_and_widen() -> None:
+    merged = merge_schemas(
+        {
+            "b": pa.schema([("id", pa.int64()), ("only_b", pa.string())]),
+            "a": pa.schema([("id", pa.int32()), ("only_a", pa.float32())]),
+        }
+    )
+    assert merged.names == ["id", "only_a", "only_b"]
+    assert merged.field("id").type == pa.int64()
+
+
+def test_topics_that_disagree_are_refused_by_column_and_name() -> None:
+    with pytest.raises(IncompatibleSchema, match="'id' is int64 in topic 'a' and string in topic"):
+        merge_schemas({"a": pa.schema([("id", pa.int64())]), "b": pa.schema([("id", pa.string())])})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (pa.int8(), pa.int64(), True),
+        (pa.int64(), pa.int32(), False),
+        (pa.float32(), pa.float64(), True),
+        (pa.int32(), pa.float64(), True),
+        (pa.int64(), pa.float64(), False),
+        (pa.int16(), pa.float32(), True),
+        (pa.int32(), pa.float32(), False),
+        (pa.decimal128(10, 2), pa.decimal128(12, 4), True),
+        (pa.decimal128(10, 2), pa.decimal128(10, 4), False),
+        (pa.string(), pa.binary(), False),
+        (pa.list_(pa.int32()), pa.list_(pa.int64()), True),
+        (pa.struct([("a", pa.int8())]), pa.struct([("a", pa.int16()), ("b", pa.string())]), True),
+        (pa.struct([("a", pa.int8()), ("b", pa.int8())]), pa.struct([("b", pa.int8())]), False),
+        (pa.map_(pa.string(), pa.int8()), pa.map_(pa.string(), pa.int16()), True),
+        (pa.timestamp("us"), pa.timestamp("us", tz="UTC"), False),
+    ],
+)
+def test_widening(old: pa.DataType, new: pa.DataType, expected: bool) -> None:
+    assert can_widen(old, new) is expected
+
+
+def test_columns_are_taken_in_the_order_asked_for() -> None:
+    schemas = {"t": pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.uint8())])}
+    assert query_columns(schemas, ("b", "a"), metadata=False).names == ["b", "a"]
+    with pytest.raises(InvalidOption, match="`columns`: no column 'z' in t"):
+        query_columns(schemas, ("a", "z"), metadata=False)
+
+
+def test_metadata_columns_do_not_hide_the_topics_own() -> None:
+    schemas = {"t": pa.schema([("_offset", pa.int64()), ("a", pa.int64())])}
+    assert query_columns(schemas, ("a",), metadata=True).names == [
+        *("a", "_topic", "_partition", "_offset", "_timestamp")
+    ]
+    with pytest.raises(InvalidOption, match="a column '_offset' of its own"):
+        query_columns(schemas, None, metadata=True)
+
+
+# --- batches --------------------------------------------------------------------------------------
+def test_a_batch_that_agrees_passes_through_untouched() -> None:
+    batch = pa.record_batch({"a": pa.array([1, 2]), "b": pa.array(["x", None])})
+    assert Normalizer(batch.schema)(batch) is batch
+
+
+def test_nullability_is_put_right_without_copying() -> None:
+    stored = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+    batch = pa.RecordBatch.from_arrays([pa.array([1, 2])], schema=stored)
+    normal = Normalizer(pa.schema([("a", pa.int64())]))(batch)
+    assert normal.schema.field("a").nullable
+    assert normal.column(0).buffers()[1].address == batch.column(0).buffers()[1].address
+
+
+def test_columns_are_reordered_widened_and_filled() -> None:
+    target = pa.schema([("c", pa.string()), ("b", pa.int64()), ("_partition", pa.int32())])
+    normalizer = Normalizer(target, metadata=True)
+    batch = pa.record_batch({"a": pa.array([1]), "b": pa.array([7], pa.int8())})
+    out = normalizer(batch, {"_partition": pa.array([3], pa.int32())})
+    assert out.schema.equals(target)
+    assert out.to_pylist() == [{"c": None, "b": 7, "_partition": 3}]
+    assert normalizer.stored_target.names == ["c", "b"]
+    # The next batch has another schema: the plan is made anew.
+    other = pa.record_batch({"c": pa.array(["x"]), "b": pa.array([8])})
+    assert normalizer(other, {"_partition": pa.array([4], pa.int32())}).to_pylist() == [
+        {"c": "x", "b": 8, "_partition": 4}
+    ]
+
+
+def test_a_query_schema_that_the_topic_cannot_fill_is_refused() -> None:
+    normalizer = Normalizer(pa.schema([("a", pa.int32())]))
+    with pytest.raises(IncompatibleSchema, match="'a' is int64 in topic 't', the query's schema"):
+        normalizer.check("t", pa.schema([("a", pa.int64())]))
+    normalizer.check("t", pa.schema([("a", pa.int16()), ("b", pa.int16())]))
+
+
+def test_metadata_columns_follow_the_batch() -> None:
+    data = pa.record_batch({"a": pa.array([1, 2, 3])})
+    stored = ConsumerBatch(data, "flights", 4, 100, 0, 1_500_000)
+    columns = metadata_columns(["_topic", "_partition", "_offset", "_timestamp"], stored)
+    assert columns["_offset"].to_pylist() == [100, 101, 102]
+    assert columns["_topic"].to_pylist() == ["flights"] * 3
+    assert columns["_partition"].type == pa.int32()
+    assert columns["_timestamp"].to_pylist()[0] == datetime.datetime(
+        1970, 1, 1, 0, 0, 1, 500_000, tzinfo=datetime.UTC
+    )
+
+
+def batches(*sizes: int) -> list[pa.RecordBatch]:
+    return [pa.record_batch({"a": pa.array(range(n), pa.int64())}) for n in sizes]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([10, 10, 10, 10], [30, 10]),
+        ([100, 100], [100, 100]),
+        ([10, 100, 10], [10, 100, 10]),
+        ([0, 5, 0], [5]),
+        ([], []),
+        ([29, 1, 1], [30, 1]),
+    ],
+)
+def test_small_batches_are_gathered(sizes: list[int], expected: list[int]) -> None:
+    out = list(coalesce(iter(batches(*sizes)), 30, 1 << 30))
+    assert [b.num_rows for b in out] == expected
+
+
+def test_large_batches_are_not_copied_and_bytes_count_too() -> None:
+    large = batches(50)[0]
+    assert next(coalesce([large], 50, 1 << 30)) is large
+    assert [b.num_rows for b in coalesce(batches(10, 10, 10), 1 << 30, 160)] == [20, 10]
+
+
+def test_all_rows_come_out_in_order() -> None:
+    values = list(range(500))
+    pieces = [pa.record_batch({"a": pa.array(values[i : i + 7])}) for i in range(0, 500, 7)]
+    out = coalesce(pieces, 64, 1 << 30)
+    assert [v for b in out for v in b.column(0).to_pylist()] == values
+
+
+def rows_of_every_type() -> list[dict[str, Any]]:
+    nested = {"x": 5, "y": "why"}
+    full = {
+        "boolean": True,
+        "byte": -128,
+        "short": 32767,
+        "int": 1,
+        "long": -(2**63),
+        "float": 0.5,
+        "double": 1e300,
+        "decimal": decimal.Decimal("12345678901234567890.123456789012345678"),
+        "string": "zażółć 🏹",
+        "binary": b"\x00\xff",
+        "date": datetime.date(1582, 10, 15),
+        "instant": datetime.datetime(2013, 3, 10, 2, 30, tzinfo=datetime.UTC),
+        "local": datetime.datetime(2013, 3, 10, 2, 30),  # noqa: DTZ001
+        "interval": datetime.timedelta(days=-1, microseconds=1),
+        "list": [1, 2, 3],
+        "struct": nested,
+        "map": [("k", nested)],
+        "deep": [{"m": [(1, nested)]}, None, {"m": []}],
+    }
+    empty = dict.fromkeys(full) | {"int": 2}
+    return [full, empty]
+
+
+def test_the_example_rows_fit_every_type() -> None:
+    batch = pa.RecordBatch.from_pylist(rows_of_every_type(), schema=normalize_schema(EVERY_TYPE))
+    assert batch.num_rows == 2

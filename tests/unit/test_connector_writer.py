@@ -1,0 +1,218 @@
+"""What the sink refuses in the driver, and how rows find their topic and partition."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_quiverlog import pool, writer
+from pyspark_quiverlog._compat import arrow_from_rows
+from pyspark_quiverlog.options import Use, WriteOptions, parse_write_options
+from pyspark_quiverlog.writer import Route, TaskReport, WriteTask, Written, split_by_route
+from quiverlog.client.results import Produced
+from quiverlog.errors import BufferExhausted, InvalidOption, SchemaMismatch
+from quiverlog.types import Durability
+
+TOPIC = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+
+TEXT_PARTITION = pa.schema([("id", pa.int64()), ("p", pa.string())])
+
+
+class FakeClient:
+    """Knows one schema for each topic, and counts."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def schemas(self, topic: str) -> Any:
+        self.asked.append(topic)
+
+        class History:
+            current = TOPIC
+
+        return History()
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    client = FakeClient()
+    monkeypatch.setattr(pool, "client", lambda where: client)
+    writer._checked.clear()
+    return client
+
+
+def options(**given: str) -> WriteOptions:
+    return parse_write_options({"bootstrap.servers": "a:1"} | given, Use.BATCH_WRITE)
+
+
+def check(schema: pa.Schema, **given: str) -> Route:
+    return writer.check_write(options(**given), schema)
+
+
+@pytest.mark.usefixtures("fake")
+class TestDriverCheck:
+    def test_a_fitting_schema_passes(self) -> None:
+        schema = pa.schema([("name", pa.string()), ("id", pa.int64())])
+        assert check(schema, topic="t") == Route("t", None, None)
+
+    @pytest.mark.parametrize(
+        ("schema", "message"),
+        [
+            (pa.schema([("id", pa.int64()), ("colour", pa.string())]), "colour"),
+            (pa.schema([("id", pa.string())]), "'id'"),
+            (pa.schema([("name", pa.string())]), "'id'.*may not be null"),
+        ],
+    )
+    def test_a_misfit_is_refused_by_column(self, schema: pa.Schema, message: str) -> None:
+        with pytest.raises(SchemaMismatch, match=message):
+            check(schema, topic="t")
+
+    def test_without_topic_there_must_be_a_topic_column(self) -> None:
+        with pytest.raises(InvalidOption, match=r"`topic` is not set.*no column 'topic'"):
+            check(TOPIC)
+        with pytest.raises(InvalidOption, match=r"`topicColumn`.*must be a string"):
+            check(pa.schema([("topic", pa.int64())]))
+        schema = pa.schema([("id", pa.int64()), ("where", pa.string())])
+        assert check(schema, topicColumn="where") == Route(None, "where", None)
+
+    def test_a_column_partition_routes_unless_the_topic_knows_it(self) -> None:
+        schema = pa.schema([("id", pa.int64()), ("partition", pa.int32())])
+        assert check(schema, topic="t") == Route("t", None, "partition")
+        with pytest.raises(InvalidOption, match="`partitionColumn`: the rows have no column 'p'"):
+            check(schema, topic="t", partitionColumn="p")
+        with pytest.raises(InvalidOption, match=r"`partitionColumn`.*must be an int"):
+            check(
+                pa.schema([("id", pa.int64()), ("p", pa.string())]), partitionColumn="p", topic="t"
+            )
+
+    def test_overwrite_is_refused_with_a_way_out(self) -> None:
+        with pytest.raises(InvalidOption, match="foreachBatch"):
+            writer._Writer(options(topic="t"), None, overwrite=True)
+
+
+def test_the_check_asks_the_broker_once_per_process(fake: FakeClient) -> None:
+    """A stream's writer is made twice per micro-batch."""
+    schema = pa.schema([("id", pa.int64())])
+    for _ in range(5):
+        check(schema, topic="t")
+    asked = len(fake.asked)
+    check(schema, topic="t")
+    assert asked <= 2
+    assert len(fake.asked) == asked
+
+
+# --- routing --------------------------------------------------------------------------------------
+def routed(route: Route, **columns: Any) -> list[tuple[str, int | None, list[dict[str, Any]]]]:
+    batch = pa.record_batch({n: pa.array(v) for n, v in columns.items()})
+    return [(t, p, rows.to_pylist()) for t, p, rows in split_by_route(batch, route)]
+
+
+def test_rows_go_by_topic_and_partition_in_their_order() -> None:
+    found = routed(
+        Route(None, "topic", "partition"),
+        topic=["a", "b", "a", "a"],
+        partition=[1, 0, None, 1],
+        id=[1, 2, 3, 4],
+    )
+    assert found == [
+        ("a", 1, [{"id": 1}, {"id": 4}]),
+        ("a", None, [{"id": 3}]),
+        ("b", 0, [{"id": 2}]),
+    ]
+
+
+def test_without_routing_the_batch_passes_whole() -> None:
+    assert routed(Route("t", None, None), id=[1, 2]) == [("t", None, [{"id": 1}, {"id": 2}])]
+    assert routed(Route("t", None, None), id=pa.array([], pa.int64())) == []
+
+
+def test_a_row_without_topic_is_refused() -> None:
+    with pytest.raises(SchemaMismatch, match="'topic' is null"):
+        routed(Route(None, "topic", None), topic=["a", None], id=[1, 2])
+
+
+# --- a task ---------------------------------------------------------------------------------------
+class FakeProducer:
+    def __init__(self, fail: bool = False) -> None:
+        self.rows = 0
+        self.flushed = self.closed = False
+        self.fail = fail
+
+    def send(self, data: pa.RecordBatch, *, partition: int | None = None) -> Any:
+        first, self.rows = self.rows, self.rows + data.num_rows
+        produced = Produced(partition or 0, first, data.num_rows, Durability.FLUSHED)
+
+        class Future:
+            def result(self) -> list[Produced]:
+                return [produced]
+
+        return Future()
+
+    def flush(self) -> None:
+        if self.fail:
+            raise BufferExhausted("full")
+        self.flushed = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_task_reports_what_was_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeProducer()
+    monkeypatch.setattr(pool, "producer", lambda where, topic, **settings: fake)
+    batches = [pa.record_batch({"id": pa.array([1, 2])}), pa.record_batch({"id": pa.array([3])})]
+    report = WriteTask(options(topic="t"), Route("t", None, None)).run(iter(batches))
+    assert report.written == {("t", 0): Written(3, 0, 3, "flushed")}
+    assert fake.flushed
+    assert not fake.closed, "the next task takes the same producer"
+    assert pickle.loads(pickle.dumps(report)) == report
+
+
+def test_an_empty_task_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "producer", None)
+    report = WriteTask(options(topic="t"), Route("t", None, None)).run(iter([]))
+    assert report == TaskReport()
+
+
+def test_a_failed_task_drops_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeProducer(fail=True)
+    monkeypatch.setattr(pool, "producer", lambda where, topic, **settings: fake)
+    task = WriteTask(options(topic="t"), Route("t", None, None))
+    with pytest.raises(BufferExhausted):
+        task.run(iter([pa.record_batch({"id": pa.array([1])})]))
+    assert fake.closed
+
+
+def test_spark_rows_become_arrow_for_pyspark_4_0() -> None:
+    from pyspark.sql import Row
+    from pyspark.sql.types import (
+        ArrayType,
+        IntegerType,
+        LongType,
+        MapType,
+        StringType,
+        StructField,
+        StructType,
+    )
+
+    inner = StructType([StructField("x", IntegerType())])
+    schema = StructType(
+        [
+            StructField("id", LongType()),
+            StructField("s", inner),
+            StructField("l", ArrayType(inner)),
+            StructField("m", MapType(StringType(), inner)),
+        ]
+    )
+    rows = [
+        Row(id=i, s=Row(x=i), l=[Row(x=1), None], m={"k": Row(x=2)} if i else None)
+        for i in range(3)
+    ]
+    batches = list(arrow_from_rows(iter(rows), schema, 2))
+    assert [b.num_rows for b in batches] == [2, 1]
+    assert batches[1].to_pylist() == [
+        {"id": 2, "s": {"x": 2}, "l": [{"x": 1}, None], "m": [("k", {"x": 2})]}
+    ]
