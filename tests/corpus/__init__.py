@@ -1,0 +1,1 @@
+"""Inputs that once deserved attention: `frame-*` are streams, `batch-*` whole batches."""
