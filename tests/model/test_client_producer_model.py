@@ -8,9 +8,11 @@ stored" is not in the log, and the order of sending is the order in the log.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 
 import hypothesis.strategies as st
 import pyarrow as pa
+import pytest
 from hypothesis import example, given, settings
 
 from quiverlog.batch.codec import decode_batch
@@ -28,8 +30,10 @@ from quiverlog.errors import (
     CorruptBatch,
     DiskFull,
     NotLeader,
+    OutOfOrderSequence,
     QuiverlogError,
     RequestTimedOut,
+    UnknownProducerId,
 )
 from quiverlog.types import Compression, Durability, Now
 from quiverlog.wire import messages as m
@@ -183,7 +187,8 @@ class World:
         self.core.on_response(call, m.ProduceResponse(partitions=results), self.now)
 
     def heal(self) -> None:
-        for _ in range(1_000):
+        """No fault any more: it must come to rest well before deliveries time out."""
+        for _ in range(120):
             self.core.seal_all(self.now)
             self.poll()
             self.answer(len(self.wire))
@@ -198,6 +203,8 @@ class World:
         last = dict.fromkeys(range(PARTITIONS), -1)
         for ids, partition, delivery in self.sent:
             assert delivery.is_done
+            holes = (OutOfOrderSequence, UnknownProducerId)
+            assert not isinstance(delivery.error, holes), "a hole of our own making was reported"
             log = self.logs[partition].ids
             if delivery.error is None:
                 told = [
@@ -229,9 +236,17 @@ ACTIONS = (
     "reject",
     "forget_producers",
 )
+WEIGHTS = (9, 4, 9, 3, 6, 3, 2, 3, 3, 0)
 STEPS = st.lists(
     st.tuples(st.sampled_from(ACTIONS), st.integers(min_value=1, max_value=8)), max_size=60
 )
+
+
+def long_walk(seed: int) -> list[tuple[str, int]]:
+    """Many steps, most of them harmless: holes need a history to open in."""
+    rng = Random(seed)
+    actions = rng.choices(ACTIONS, WEIGHTS, k=rng.choice((20, 80, 300)))
+    return [(action, rng.randint(1, 8)) for action in actions]
 
 
 @settings(max_examples=300)
@@ -249,6 +264,15 @@ def test_acknowledged_rows_are_stored_once_and_in_order(steps: list[tuple[str, i
     world.heal()
     if not forgot:  # a broker that forgets what it has stored can be asked twice for it
         world.check()
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_long_walks(seed: int) -> None:
+    world = World(0)
+    for action, argument in long_walk(seed):
+        getattr(world, action)(argument)
+    world.heal()
+    world.check()
 
 
 @settings(max_examples=100)
