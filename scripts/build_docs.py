@@ -65,6 +65,12 @@ def config_page() -> str:
     return render()
 
 
+def cli_page() -> str:
+    from quiverlog.cli.reference import render
+
+    return render()
+
+
 def spark_table(use_name: str) -> str:
     from pyspark_quiverlog.options import Use, markdown_table
 
@@ -72,7 +78,11 @@ def spark_table(use_name: str) -> str:
     return markdown_table(use)
 
 
-PAGES: dict[str, Callable[[], str]] = {"config.md": config_page, "errors.md": errors_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli_page,
+    "config.md": config_page,
+    "errors.md": errors_page,
+}
 TABLES: dict[str, Callable[[], str]] = {
     "spark-read-options": lambda: spark_table("read"),
     "spark-write-options": lambda: spark_table("write"),

@@ -22,6 +22,7 @@ _COMMANDS = {
     "produce": "quiverlog.cli.produce:produce",
     "consume": "quiverlog.cli.consume:consume",
     "perf": "quiverlog.cli.perf:perf",
+    "dump-log": "quiverlog.cli.dump_log:dump_log",
     "doctor": "quiverlog.cli.doctor:doctor",
     "demo": "quiverlog.cli.demo:demo",
     "completion": "quiverlog.cli.completion:completion",
@@ -55,9 +56,9 @@ class LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from importlib.metadata import version
+        from quiverlog import __version__
 
-        click.echo(f"quiverlog {version('quiverlog')}")
+        click.echo(f"quiverlog {__version__}")
         ctx.exit()
 
 
@@ -88,6 +89,8 @@ def run(arguments: Sequence[str]) -> int:
     debug = "--debug" in arguments
     try:
         result = cli.main(list(arguments), prog_name="quiverlog", standalone_mode=False)
+    except SystemExit as error:  # shell completion answers and leaves
+        return error.code if isinstance(error.code, int) else ExitCode.OK
     except BaseException as error:
         return report(error, debug=debug)
     return int(result) if isinstance(result, int) else ExitCode.OK

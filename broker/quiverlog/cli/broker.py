@@ -50,7 +50,6 @@ def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None)
     """
     from quiverlog.errors import InvalidConfig
     from quiverlog.server.config import load_config
-    from quiverlog.server.run import run_broker
 
     named = {key.name: flags[key.field] for key in CONFIG_KEYS.values()}
     twice = sorted(name for name in more if named.get(name) is not None)
@@ -60,6 +59,8 @@ def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None)
         config = load_config(config_file, environ=os.environ, flags={**named, **more})
     except InvalidConfig as error:
         raise CommandFailed(str(error), ExitCode.USAGE) from error
+    from quiverlog.server.run import run_broker
+
     return run_broker(config)
 
 
