@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the checks of the links are the tidy test's
 
 from quiverlog import errors  # noqa: E402
+from scripts import protocol_tables  # noqa: E402
 from tests.unit.test_tidy import broken_links, files  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -84,6 +85,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
 }
 TABLES: dict[str, Callable[[], str]] = {
+    "protocol-apis": protocol_tables.apis_table,
+    "protocol-key-vectors": protocol_tables.key_vectors_table,
+    "protocol-messages": protocol_tables.messages_tables,
     "spark-read-options": lambda: spark_table("read"),
     "spark-write-options": lambda: spark_table("write"),
 }
