@@ -21,6 +21,7 @@ from quiverlog.limits import (
     BATCH_DECODED_BYTES_MAX,
     BATCH_HEADER_BYTES,
     BATCH_ROWS_MAX,
+    KIB,
 )
 from quiverlog.types import (
     NO_EPOCH,
@@ -47,12 +48,20 @@ from .structure import check_structure, layout_of
 __all__ = ["decode_batch", "encode_batch", "split_batches"]
 
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
-_OVERHEAD_BYTES: Final = 1_024
+_OVERHEAD_BYTES: Final = 4_096
 _OVERHEAD_COLUMN_BYTES: Final = 256
 """A message above its rows' own bytes and so much for metadata carries foreign rows."""
+_COLUMN_BYTES_PARALLEL: Final = 64 * KIB
+"""Below this, handing a column to another thread takes longer than compressing it."""
 _OPTIONS: Final = {
-    Compression.LZ4: pa.ipc.IpcWriteOptions(compression="lz4"),
-    Compression.ZSTD: pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1)),
+    (compression, threads): pa.ipc.IpcWriteOptions(
+        compression=pa.Codec(name, compression_level=level), use_threads=threads
+    )
+    for compression, name, level in (
+        (Compression.LZ4, "lz4", None),
+        (Compression.ZSTD, "zstd", 1),
+    )
+    for threads in (False, True)
 }
 
 
@@ -84,7 +93,9 @@ def encode_batch(
     if compression and data.nbytes > BATCH_DECODED_BYTES_MAX:
         raise BatchTooLarge(f"{rows} rows take {data.nbytes} bytes before they are compressed.")
     message = _serialize(data, compression)
-    if len(message) > data.nbytes + _OVERHEAD_BYTES + _OVERHEAD_COLUMN_BYTES * data.num_columns:
+    if len(message) > _OVERHEAD_BYTES and len(message) > (
+        data.nbytes + _OVERHEAD_BYTES + _OVERHEAD_COLUMN_BYTES * data.num_columns
+    ):
         message = _serialize(_trimmed(data), compression)
     padding = -len(message) % BATCH_ALIGNMENT_BYTES
     total = BATCH_HEADER_BYTES + len(message) + padding
@@ -140,7 +151,8 @@ def _serialize(data: pa.RecordBatch, compression: Compression) -> memoryview:
         return memoryview(data.serialize())
     # pyarrow compresses in its stream writer only: write a stream and take its second message.
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, data.schema, options=_OPTIONS[compression]) as writer:
+    options = _OPTIONS[compression, data.nbytes > _COLUMN_BYTES_PARALLEL * data.num_columns]
+    with pa.ipc.new_stream(sink, data.schema, options=options) as writer:
         writer.write_batch(data)
         end = sink.tell()
     start = data.schema.serialize().size
