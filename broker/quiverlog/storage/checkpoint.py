@@ -1,0 +1,140 @@
+"""The small per-partition files that a restart starts from.
+
+- `log-start` (magic `QVLOGSTA`): `i64 log_start_offset`. Durable before `delete_before` returns.
+  It is also the floor below which no offset is ever given out again.
+- `recovery-point` (magic `QVRECOVR`): `i64 offset | i64 segment base | u64 position`. All before it
+  is on the disk. Written after a flush (every few MiB, and when a segment is finished) and at a
+  clean close. A clean start trusts it only if it points at the very end of the last segment.
+- `producers-<offset>.snapshot` (magic `QVPRODUC`): `i64 offset | blob`. What the partition knew of
+  its producers when the log ended at `offset`. The newest two are kept: rows after the newest may
+  have been cut.
+
+All are framed as `frames` draws it. A damaged one is as good as none: the log is scanned or
+replayed from further back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from typing import Final, NamedTuple, Protocol
+
+from quiverlog.batch.header import BatchHeader
+from quiverlog.errors import CorruptLog
+from quiverlog.storage.disk import Disk
+from quiverlog.storage.frames import pack_file, unpack_file
+
+__all__ = [
+    "LOG_START_FILE",
+    "RECOVERY_FILE",
+    "Producers",
+    "RecoveryPoint",
+    "drop_snapshot",
+    "load_log_start",
+    "load_recovery_point",
+    "load_snapshot",
+    "pack_log_start",
+    "pack_recovery_point",
+    "save_snapshot",
+    "snapshot_offsets",
+]
+
+LOG_START_FILE: Final = "log-start"
+RECOVERY_FILE: Final = "recovery-point"
+_LOG_START_MAGIC: Final = b"QVLOGSTA"
+_RECOVERY_MAGIC: Final = b"QVRECOVR"
+_SNAPSHOT_MAGIC: Final = b"QVPRODUC"
+_VERSION: Final = 1
+_OFFSET: Final = struct.Struct("<q")
+_POINT: Final = struct.Struct("<qqQ")
+_PREFIX: Final = "producers-"
+_SUFFIX: Final = ".snapshot"
+SNAPSHOTS_KEPT: Final = 2
+
+
+class Producers(Protocol):
+    """What the log asks of a partition's producer states (core/partition/producers.py)."""
+
+    def snapshot(self) -> bytes: ...
+
+    def restore(self, blob: bytes) -> None: ...
+
+    def replay(self, header: BatchHeader) -> None: ...
+
+
+class RecoveryPoint(NamedTuple):
+    """Everything before row `offset`, byte `position` of segment `base_offset`, is on the disk."""
+
+    offset: int = 0
+    base_offset: int = -1
+    position: int = 0
+
+
+def _load(disk: Disk, path: str, magic: bytes, size: int) -> bytes | None:
+    try:
+        payload = unpack_file(path, disk.read_file(path), magic, _VERSION)
+    except (FileNotFoundError, CorruptLog):
+        return None
+    return payload if len(payload) >= size else None
+
+
+def pack_log_start(offset: int) -> bytes:
+    """The file's bytes."""
+    return pack_file(_LOG_START_MAGIC, _VERSION, _OFFSET.pack(offset))
+
+
+def load_log_start(disk: Disk, directory: str) -> int:
+    """0 when there is none."""
+    payload = _load(disk, f"{directory}/{LOG_START_FILE}", _LOG_START_MAGIC, _OFFSET.size)
+    return max(0, int(_OFFSET.unpack_from(payload)[0])) if payload is not None else 0
+
+
+def pack_recovery_point(point: RecoveryPoint) -> bytes:
+    """The file's bytes."""
+    return pack_file(_RECOVERY_MAGIC, _VERSION, _POINT.pack(*point))
+
+
+def load_recovery_point(disk: Disk, directory: str) -> RecoveryPoint:
+    """An empty point when there is none."""
+    payload = _load(disk, f"{directory}/{RECOVERY_FILE}", _RECOVERY_MAGIC, _POINT.size)
+    return RecoveryPoint._make(_POINT.unpack_from(payload)) if payload else RecoveryPoint()
+
+
+def snapshot_offsets(names: list[str]) -> list[int]:
+    """Offsets of the snapshots among a directory's names, newest first."""
+    found: list[int] = []
+    for name in names:
+        if name.startswith(_PREFIX) and name.endswith(_SUFFIX):
+            with contextlib.suppress(ValueError):
+                found.append(int(name[len(_PREFIX) : -len(_SUFFIX)]))
+    return sorted(found, reverse=True)
+
+
+def _snapshot_path(directory: str, offset: int) -> str:
+    return f"{directory}/{_PREFIX}{offset:020d}{_SUFFIX}"
+
+
+def save_snapshot(disk: Disk, directory: str, offset: int, blob: bytes, kept: list[int]) -> None:
+    """Write a snapshot and remove all but the newest; `kept` (newest first) is updated."""
+    data = pack_file(_SNAPSHOT_MAGIC, _VERSION, _OFFSET.pack(offset) + blob)
+    disk.write_file_atomic(_snapshot_path(directory, offset), data, durable=False)
+    if offset in kept:
+        kept.remove(offset)
+    kept.insert(0, offset)
+    while len(kept) > SNAPSHOTS_KEPT:
+        drop_snapshot(disk, directory, kept.pop())
+
+
+def drop_snapshot(disk: Disk, directory: str, offset: int) -> None:
+    """Remove one; a missing one is fine."""
+    with contextlib.suppress(FileNotFoundError):
+        disk.remove(_snapshot_path(directory, offset))
+
+
+def load_snapshot(disk: Disk, directory: str, offset: int) -> bytes | None:
+    """The blob of one, None when it is damaged."""
+    path = _snapshot_path(directory, offset)
+    payload = _load(disk, path, _SNAPSHOT_MAGIC, _OFFSET.size)
+    if payload is None or _OFFSET.unpack_from(payload)[0] != offset:
+        return None
+    return payload[_OFFSET.size :]

@@ -1,0 +1,63 @@
+"""The frame around every small file that storage keeps: magic, version, length, checksum.
+
+```
+ 0  8s  magic           names the kind of file
+ 8  u16 version
+10  u16 reserved (0)
+12  u32 payload_size
+16  u32 crc32c          over bytes 0..16 and the payload
+20  ... payload
+```
+
+Owns the refusal of what is damaged (CorruptLog) and of what is newer (UnsupportedFormat). Whoever
+reads a file that can be rebuilt catches the first; nobody catches the second: a newer version is a
+mistake of the operator, and guessing would destroy.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from quiverlog.batch.checksum import crc32c
+from quiverlog.errors import CorruptLog, UnsupportedFormat
+
+__all__ = ["check_version", "pack_file", "unpack_file"]
+
+_HEAD: Final = struct.Struct("<8sHHI")
+_CRC: Final = struct.Struct("<I")
+_PAYLOAD_AT: Final = _HEAD.size + _CRC.size
+
+
+def pack_file(magic: bytes, version: int, payload: bytes) -> bytes:
+    """The whole file's bytes."""
+    assert len(magic) == 8
+    head = _HEAD.pack(magic, version, 0, len(payload))
+    return head + _CRC.pack(crc32c(payload, crc32c(head))) + payload
+
+
+def unpack_file(path: str, data: bytes, magic: bytes, version: int) -> bytes:
+    """The payload of `data`, read from `path` (for messages).
+
+    Raises:
+        UnsupportedFormat: a newer version wrote it.
+        CorruptLog: not such a file, cut short, or damaged.
+    """
+    if len(data) < _PAYLOAD_AT or data[:8] != magic:
+        raise CorruptLog(f"{path} is not a {magic.decode()} file.", file=path)
+    _, found, _, size = _HEAD.unpack_from(data)
+    if found != version:
+        check_version(path, found, version)
+    (crc,) = _CRC.unpack_from(data, _HEAD.size)
+    payload = data[_PAYLOAD_AT:]
+    if len(payload) != size or crc32c(payload, crc32c(data[: _HEAD.size])) != crc:
+        raise CorruptLog(f"{path}: the checksum does not match its {len(data)} bytes.", file=path)
+    return payload
+
+
+def check_version(path: str, found: int, newest: int) -> None:
+    """Raises UnsupportedFormat for a version that this code does not read."""
+    if not 1 <= found <= newest:
+        raise UnsupportedFormat(
+            f"{path} has format version {found}; this quiverlog reads 1 to {newest}."
+        )

@@ -1,0 +1,683 @@
+"""One partition's log: segments in a row, seen as one sequence of offsets.
+
+Owns the order of things: stamp, write, index; which bytes a flush covers; what recovery keeps; what
+retention takes. One thread uses it, except `SyncTicket.run`, which may run in another.
+
+Invariants:
+- log_start_offset <= flushed_offset' <= log_end_offset, where rows at or above flushed_offset may
+  be lost by a power failure and rows below may not.
+- An append is stored as a whole or not at all; after an error the log is as it was.
+- A failed flush is final (`fault`): the kernel may have dropped the pages, a second fsync that
+  succeeds would prove nothing. Only a restart, which reads the disk, helps.
+- Offsets are never given out twice, except those of rows that were cut as a torn tail.
+
+`append` writes at once: one pwrite for all batches of a call. Every segment but the last is sealed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from quiverlog.batch.header import BatchHeader, stamp
+from quiverlog.errors import CorruptLog, DiskFull, OffsetOutOfRange, QuiverlogError, StorageFault
+from quiverlog.limits import (
+    INDEX_INTERVAL_BYTES,
+    RETENTION_MS_DEFAULT,
+    SEGMENT_BYTES_DEFAULT,
+    SEGMENT_MS_DEFAULT,
+    SEGMENT_ROWS_MAX,
+)
+from quiverlog.storage import checkpoint, retention
+from quiverlog.storage.checkpoint import Producers, RecoveryPoint
+from quiverlog.storage.disk import Disk
+from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
+from quiverlog.storage.recovery import RecoveryReport, find_segments, recover_segments
+from quiverlog.storage.retention import RetentionResult
+from quiverlog.storage.segment import SEGMENT_HEADER_BYTES, Segment
+from quiverlog.types import Now
+
+__all__ = ["Log", "LogConfig", "RecoveryReport", "RetentionResult", "SyncTicket"]
+
+_CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
+"""So many flushed bytes after the last recovery point a new one is written."""
+
+
+class Replay(Protocol):
+    """Called at opening with the header of every batch that the snapshot does not cover."""
+
+    def __call__(self, header: BatchHeader, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """A topic's settings for its logs; -1 keeps for ever, or without bound."""
+
+    segment_bytes: int = SEGMENT_BYTES_DEFAULT
+    segment_ms: int = SEGMENT_MS_DEFAULT
+    index_interval_bytes: int = INDEX_INTERVAL_BYTES
+    retention_ms: int = RETENTION_MS_DEFAULT
+    retention_bytes: int = -1
+
+    @property
+    def roll_bytes(self) -> int:
+        """Segments are at most an eighth of `retention_bytes`, so that the bound can hold."""
+        if self.retention_bytes < 0:
+            return self.segment_bytes
+        return max(1, min(self.segment_bytes, self.retention_bytes // 8))
+
+
+class SyncTicket:
+    """One flush: what is to be written where. `run` may be called in a thread, once."""
+
+    __slots__ = ("_directory", "_disk", "_epochs", "_log", "_point", "end_offset", "segments")
+
+    def __init__(self, log: Log, segments: list[Segment], epochs: bytes | None) -> None:
+        self._log = log
+        self._disk = log._disk
+        self._directory = log.directory
+        self._epochs = epochs
+        self._point: RecoveryPoint | None = None
+        self.segments = segments
+        self.end_offset = log.log_end_offset
+
+    def run(self) -> None:
+        """Flush. An OSError is final for the log.
+
+        Raises:
+            OSError, DiskFull, StorageFault
+        """
+        try:
+            for segment in self.segments:
+                try:
+                    segment.file.sync()
+                except FileNotFoundError:
+                    if not segment.dropped:
+                        raise
+            self._disk.sync_dir(self._directory)
+            if self._epochs is not None:
+                self._disk.write_file_atomic(f"{self._directory}/{EPOCHS_FILE}", self._epochs)
+            if self._point is not None:
+                data = checkpoint.pack_recovery_point(self._point)
+                path = f"{self._directory}/{checkpoint.RECOVERY_FILE}"
+                self._disk.write_file_atomic(path, data)
+        except (OSError, QuiverlogError) as error:
+            self._log.fault = f"flush failed: {error}"
+            raise
+
+
+class Log:
+    """See the module docstring. All attributes are for reading, except `config`."""
+
+    __slots__ = (
+        "_bases",
+        "_changed",
+        "_disk",
+        "_names_dirty",
+        "_oldest_us",
+        "_point",
+        "_producers",
+        "_sealed",
+        "_snapshots",
+        "_start_saved",
+        "_unsynced",
+        "config",
+        "directory",
+        "epochs",
+        "fault",
+        "flushed_offset",
+        "log_end_offset",
+        "log_start_offset",
+        "recovery",
+        "segments",
+        "size_bytes",
+    )
+
+    def __init__(self, disk: Disk, directory: str, config: LogConfig) -> None:
+        self._disk = disk
+        self.directory = directory
+        self.config = config
+        self.segments: list[Segment] = []
+        self._bases: list[int] = []
+        self._sealed = True
+        self._unsynced: list[Segment] = []
+        self._names_dirty = False
+        self._changed = False
+        self._oldest_us: int | None = None
+        self._point = RecoveryPoint()
+        self._producers: Producers | None = None
+        self._snapshots: list[int] = []
+        self._start_saved = 0
+        self.epochs = LeaderEpochs(lambda: self.log_end_offset)
+        self.fault = ""
+        self.log_start_offset = 0
+        self.log_end_offset = 0
+        self.flushed_offset = 0
+        self.size_bytes = 0
+        self.recovery = RecoveryReport()
+
+    @property
+    def segment_count(self) -> int:
+        """Files that hold rows."""
+        return len(self.segments)
+
+    # --- opening -------------------------------------------------------------------------------
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        directory: str,
+        *,
+        config: LogConfig,
+        clean: bool,
+        now: Now,
+        producers: Producers | None = None,
+    ) -> Log:
+        """Open the log in `directory`, which must exist; recover it unless `clean`.
+
+        Args:
+            clean: the whole broker was stopped in order. A log whose recovery point does not agree
+                with its files is scanned all the same.
+            producers: restored from the newest snapshot, then replayed with all later headers.
+
+        Raises:
+            UnsupportedFormat: a newer quiverlog wrote a file.
+            OSError, DiskFull, StorageFault: the disk failed.
+        """
+        log = cls(disk, directory, config)
+        names = disk.list(directory)
+        log._snapshots = checkpoint.snapshot_offsets(names)
+        log._start_saved = checkpoint.load_log_start(disk, directory)
+        log._point = checkpoint.load_recovery_point(disk, directory)
+        log.segments = find_segments(disk, directory, names)
+        intact = log._load_epochs(names)
+        if not (clean and intact and log._open_clean()):
+            log._recover(now)
+        log._settle_start()
+        log.size_bytes = sum(segment.file.size for segment in log.segments)
+        log._producers = producers
+        if producers is not None:
+            log._restore_producers(producers)
+        return log
+
+    def _load_epochs(self, names: list[str]) -> bool:
+        if EPOCHS_FILE not in names:
+            return not self.segments
+        path = f"{self.directory}/{EPOCHS_FILE}"
+        try:
+            self.epochs.load(path, self._disk.read_file(path))
+        except CorruptLog:
+            self._point = RecoveryPoint()  # Read them again from the batches, from the start on.
+            return False
+        return True
+
+    def _open_clean(self) -> bool:
+        """Take the recovery point's word for the end, if the files agree with it."""
+        point = self._point
+        if not self.segments:
+            self.log_end_offset = self.flushed_offset = max(point.offset, self._start_saved)
+            return True
+        last = self.segments[-1]
+        if point.base_offset != last.base_offset or point.position != last.file.size:
+            return False
+        last.end_offset = point.offset
+        self.log_end_offset = self.flushed_offset = point.offset
+        self._sealed = False
+        return True
+
+    def _recover(self, now: Now) -> None:
+        kept = list(self.segments)
+        touched, self.recovery = recover_segments(
+            self.segments, self._point, self.epochs, now.wall_us
+        )
+        for segment in kept:
+            if segment.dropped:
+                self._remove_files(segment)
+        end = self.segments[-1].end_offset if self.segments else 0
+        end = max(end, self._start_saved, self._point.offset)
+        self.log_end_offset = end
+        for segment in touched:
+            segment.file.sync()
+        if touched:
+            self._disk.sync_dir(self.directory)
+        self.flushed_offset = end
+        self.epochs.truncate_to(end + 1)
+        # After damage at the very end the rest of the file is nothing to append to.
+        self._sealed = not self.segments or bool(self.segments[-1].damages)
+        if self.segments and self.segments[-1].end_offset != end:
+            self._sealed = True
+        self._changed = True
+
+    def _settle_start(self) -> None:
+        """Drop what the log start has passed; the bases for searching."""
+        first = self.segments[0].base_offset if self.segments else self.log_end_offset
+        self.log_start_offset = max(first, self._start_saved)
+        while self.segments and self.segments[0].end_offset <= self._start_saved:
+            if not self.segments[0].empty or len(self.segments) > 1:
+                self._remove_files(self.segments.pop(0))
+            else:
+                break
+        if not self.segments:
+            self._sealed = True
+        self._bases = [segment.base_offset for segment in self.segments]
+        self.epochs.trim(self.log_start_offset)
+
+    def _restore_producers(self, producers: Producers) -> None:
+        """The newest snapshot that is whole and not ahead of the log; then the headers after it."""
+        start = self.log_start_offset
+        for offset in list(self._snapshots):
+            if offset <= self.log_end_offset:
+                blob = checkpoint.load_snapshot(self._disk, self.directory, offset)
+                try:
+                    if blob is not None:
+                        producers.restore(blob)
+                        start = max(start, offset)
+                        break
+                except QuiverlogError:
+                    producers.restore(b"")
+            self._snapshots.remove(offset)
+            checkpoint.drop_snapshot(self._disk, self.directory, offset)
+        else:
+            producers.restore(b"")
+        for header in self.headers(start):
+            if header.base_offset >= start:
+                producers.replay(header)
+
+    def headers(self, offset: int) -> Iterator[BatchHeader]:
+        """Headers of the batches from the one that holds `offset` on; damaged ones left out."""
+        for segment in self.segments[self._segment_index(offset) :]:
+            try:
+                for _, header in segment.headers(offset):
+                    yield header
+            except CorruptLog as error:
+                self.recovery.damages.append(error.message)
+
+    # --- appending -----------------------------------------------------------------------------
+    def append(
+        self, batches: list[tuple[BatchHeader, memoryview]], leader_epoch: int, now: Now
+    ) -> int:
+        """Stamp and write batches (writable views, validated). Returns the first row's offset.
+
+        Raises:
+            DiskFull: nothing was appended.
+            StorageFault: nothing was appended; an earlier flush failed, or the disk does.
+        """
+        if self.fault:
+            raise StorageFault(f"{self.directory} takes no writes: {self.fault}.")
+        base_offset = offset = self.log_end_offset
+        total = 0
+        for header, view in batches:
+            stamp(view, 0, offset, leader_epoch)
+            offset += header.row_count
+            total += len(view)
+        segment = self._writable(total, offset, now)
+        segment.append(batches, offset, self.config.index_interval_bytes)
+        if leader_epoch > self.epochs.newest:
+            self.epochs.assign(leader_epoch, base_offset)
+        self.log_end_offset = offset
+        self.size_bytes += total
+        self._changed = True
+        if not self._unsynced or self._unsynced[-1] is not segment:
+            self._unsynced.append(segment)
+        return base_offset
+
+    def _writable(self, byte_count: int, end_offset: int, now: Now) -> Segment:
+        """The segment that takes so many bytes: the last one, or a new one."""
+        if not self._sealed:
+            segment = self.segments[-1]
+            config = self.config
+            size = segment.file.size
+            if segment.created_us < 0:
+                segment.load()
+            if size <= SEGMENT_HEADER_BYTES or (
+                size + byte_count <= config.roll_bytes
+                and now.wall_us - segment.created_us < config.segment_ms * 1000
+                and end_offset - segment.base_offset <= SEGMENT_ROWS_MAX
+            ):
+                return segment
+            self.seal()
+        segment = Segment.create(self._disk, self.directory, self.log_end_offset, now.wall_us)
+        self.segments.append(segment)
+        self._bases.append(segment.base_offset)
+        self.size_bytes += SEGMENT_HEADER_BYTES
+        self._sealed = False
+        self._names_dirty = True
+        return segment
+
+    def seal(self) -> None:
+        """Finish the last segment: the next append begins a new one."""
+        if self._sealed:
+            return
+        self._sealed = True
+        try:
+            self.segments[-1].save_index()
+            if self._producers is not None:
+                self._save_snapshot(self._producers)
+        except (DiskFull, CorruptLog):
+            pass  # Both can be rebuilt from the segment.
+
+    def _save_snapshot(self, producers: Producers) -> None:
+        blob = producers.snapshot()
+        checkpoint.save_snapshot(
+            self._disk, self.directory, self.log_end_offset, blob, self._snapshots
+        )
+
+    # --- flushing ------------------------------------------------------------------------------
+    def begin_sync(self) -> SyncTicket:
+        """What a flush has to cover now. At most one ticket at a time.
+
+        Raises:
+            StorageFault: an earlier flush failed.
+        """
+        if self.fault:
+            raise StorageFault(f"{self.directory}: {self.fault}.")
+        epochs = self.epochs.dump() if self.epochs.dirty else None
+        self.epochs.dirty = False
+        segments, self._unsynced = self._unsynced, []
+        ticket = SyncTicket(self, segments, epochs)
+        if segments:
+            last = self.segments[-1] if self.segments else segments[-1]
+            point = RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
+            if (
+                point.base_offset != self._point.base_offset
+                or point.position - self._point.position >= _CHECKPOINT_BYTES
+            ):
+                ticket._point = point
+        return ticket
+
+    def complete_sync(self, ticket: SyncTicket) -> int:
+        """The ticket has run: returns the new flushed offset.
+
+        Raises:
+            StorageFault: it failed.
+        """
+        if self.fault:
+            raise StorageFault(f"{self.directory}: {self.fault}.")
+        if ticket._point is not None:
+            self._point = ticket._point
+        self.flushed_offset = max(self.flushed_offset, min(ticket.end_offset, self.log_end_offset))
+        return self.flushed_offset
+
+    # --- reading -------------------------------------------------------------------------------
+    def _segment_index(self, offset: int) -> int:
+        return max(0, bisect_right(self._bases, offset) - 1)
+
+    def read(self, offset: int, *, bytes_max: int, end_offset: int) -> list[memoryview]:
+        """Whole batches from the one that holds `offset` on, none that begins at `end_offset`.
+
+        At least one batch, more while they fit `bytes_max`. Views hold whole batches in order; the
+        last view holds exactly one. Empty when `offset` is the end.
+
+        Raises:
+            OffsetOutOfRange: not between log start and log end.
+            CorruptLog: the batch at `offset` is damaged.
+        """
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRange(
+                f"offset {offset} is not in {self.log_start_offset} to {self.log_end_offset}.",
+                log_start_offset=self.log_start_offset,
+                high_watermark=self.log_end_offset,
+            )
+        end_offset = min(end_offset, self.log_end_offset)
+        if offset >= end_offset:
+            return []
+        number = bisect_right(self._bases, offset) - 1
+        views: list[memoryview] = []
+        while number < len(self.segments) and offset < end_offset:
+            segment = self.segments[number]
+            if number < 0 or offset >= segment.end_offset:
+                if views:
+                    break
+                raise self._missing(offset)
+            try:
+                more = segment.read(offset, bytes_max, end_offset)
+            except CorruptLog:
+                if views:
+                    break
+                raise
+            byte_count = sum(map(len, more))
+            if views and byte_count > bytes_max:
+                break
+            views += more
+            bytes_max -= byte_count
+            if bytes_max <= 0:
+                break
+            offset = BatchHeader.unpack(views[-1]).next_offset
+            number += offset >= segment.end_offset
+        return views
+
+    def _missing(self, offset: int) -> CorruptLog:
+        return CorruptLog(
+            f"{self.directory}: row {offset} is missing.", file=self.directory, offset=offset
+        )
+
+    def offset_for_timestamp(self, at_us: int) -> tuple[int, int] | None:
+        """(offset, time) of the first row whose time is `at_us` or later, None when there is none.
+
+        Raises:
+            CorruptLog: damage lies in the way.
+        """
+        start = self.log_start_offset
+        for segment in self.segments[self._segment_index(start) :]:
+            header = segment.first_at_or_after(at_us, start)
+            if header is not None:
+                return max(header.base_offset, start), header.timestamp_max_us
+        return None
+
+    def bytes_between(self, start: int, end: int, bytes_max: int = -1) -> tuple[int, int]:
+        """(end offset, bytes) of the whole batches that hold the rows [start, end).
+
+        Args:
+            bytes_max: stop at the batch end that so many bytes reach, after one batch at least.
+
+        Raises:
+            OffsetOutOfRange, CorruptLog: as `read`.
+        """
+        if not self.log_start_offset <= start <= end <= self.log_end_offset:
+            raise OffsetOutOfRange(
+                f"{start} to {end} is not in {self.log_start_offset} to {self.log_end_offset}."
+            )
+        total = 0
+        for segment in self.segments[self._segment_index(start) :]:
+            if start >= end:
+                break
+            if start >= segment.end_offset:
+                continue
+            first = next(segment.headers(start), None)
+            if first is None:
+                start = segment.end_offset
+                continue
+            last_at, last = first
+            if end < segment.end_offset:
+                last_at, last = next(segment.headers(end - 1), first)
+                stop = last_at + last.total_bytes
+            else:
+                stop = segment.file.size
+            if bytes_max >= 0 and total + stop - first[0] > bytes_max:
+                return self._bounded(segment, first, total, bytes_max, end)
+            total += stop - first[0]
+            start = segment.end_offset
+        return end, total
+
+    @staticmethod
+    def _bounded(
+        segment: Segment, first: tuple[int, BatchHeader], total: int, bytes_max: int, end: int
+    ) -> tuple[int, int]:
+        position, header = first
+        one = position + header.total_bytes
+        limit = position + bytes_max - total
+        if limit < one:
+            if total:
+                return header.base_offset, total
+            return min(end, header.next_offset), header.total_bytes
+        at, offset = segment.last_boundary(limit, header.base_offset)
+        return min(end, offset), total + at - position
+
+    # --- giving up rows ------------------------------------------------------------------------
+    def delete_before(self, offset: int) -> int:
+        """Give up the rows below `offset`; durable when this returns. Returns the log start.
+
+        Raises:
+            OffsetOutOfRange: beyond the log's end.
+            DiskFull, StorageFault: nothing changed.
+        """
+        if offset > self.log_end_offset or offset < 0:
+            raise OffsetOutOfRange(f"offset {offset} is beyond the end {self.log_end_offset}.")
+        if offset > self.log_start_offset:
+            self._save_start(offset)
+            self.move_start(offset)
+        return self.log_start_offset
+
+    def _save_start(self, offset: int) -> None:
+        path = f"{self.directory}/{checkpoint.LOG_START_FILE}"
+        self._disk.write_file_atomic(path, checkpoint.pack_log_start(offset))
+        self._start_saved = offset
+
+    def move_start(self, offset: int) -> tuple[int, int]:
+        """Move the log start, drop the segments below: (segments, bytes). Not durable by itself.
+
+        When nothing is left, the file `log-start` is written first: it is then the only place that
+        knows which offset comes next.
+        """
+        if offset <= self.log_start_offset:
+            return 0, 0
+        if offset >= self.log_end_offset and self._start_saved < offset:
+            self._save_start(offset)
+        self.log_start_offset = offset
+        self._oldest_us = None
+        self._changed = True
+        self.epochs.trim(offset)
+        count, byte_count = 0, 0
+        while self.segments and self.segments[0].end_offset <= offset:
+            segment = self.segments[0]
+            if len(self.segments) == 1:
+                self.seal()
+            byte_count += segment.file.size
+            count += 1
+            self._remove_files(segment)
+            del self.segments[0], self._bases[0]
+        self.size_bytes -= byte_count
+        return count, byte_count
+
+    def _remove_files(self, segment: Segment) -> None:
+        segment.dropped = True
+        if segment in self._unsynced:
+            self._unsynced.remove(segment)
+        segment.file.close()
+        for path in (segment.index_path, segment.path):
+            try:
+                self._disk.remove(path)
+            except FileNotFoundError:
+                continue
+
+    def apply_retention(self, now: Now, high_watermark: int) -> RetentionResult:
+        """Take what is too old or too much, never at or above the high watermark.
+
+        Raises:
+            OSError, QuiverlogError: the disk failed; the next round tries again.
+        """
+        return retention.apply(self, now, high_watermark)
+
+    def oldest_us(self) -> int | None:
+        """Time of the first row kept; None when the log is empty."""
+        if self._oldest_us is None:
+            header = next(self.headers(self.log_start_offset), None)
+            self._oldest_us = None if header is None else header.timestamp_max_us
+        return self._oldest_us
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut the rows from `offset` on; must be a batch's first row (or cuts the whole batch).
+
+        Producers and epochs are rewound too. No ticket may be outstanding.
+        """
+        if offset >= self.log_end_offset:
+            self.epochs.truncate_to(max(offset, self.log_end_offset))
+            return
+        offset = max(offset, self.log_start_offset)
+        while self.segments and self.segments[-1].base_offset >= offset:
+            segment = self.segments.pop()
+            self._bases.pop()
+            self.size_bytes -= segment.file.size
+            self._remove_files(segment)
+            self._sealed = True
+            self.log_end_offset = segment.base_offset
+        if self.segments and self.segments[-1].end_offset > offset:
+            self._cut_last(offset)
+        if not self.segments:
+            self.log_end_offset = offset
+            self._save_start(offset)
+            self.log_start_offset = offset
+        self.flushed_offset = min(self.flushed_offset, self.log_end_offset)
+        self._oldest_us = None
+        self._changed = True
+        self.epochs.truncate_to(self.log_end_offset)
+        self._save_after_cut()
+
+    def _cut_last(self, offset: int) -> None:
+        old = self.segments[-1]
+        position, header = next(old.headers(offset))
+        self.size_bytes -= old.file.size - position
+        old.file.truncate(position)
+        old.file.sync()
+        old.file.close()
+        fresh = Segment(
+            self._disk, old.path, self._disk.open(old.path, create=False), old.base_offset
+        )
+        fresh.end_offset = self.log_end_offset = header.base_offset
+        self.segments[-1] = fresh
+        self._unsynced = [fresh if segment is old else segment for segment in self._unsynced]
+        self._sealed = False
+
+    def _save_after_cut(self) -> None:
+        """The recovery point and the snapshots must not be ahead of the log."""
+        if self._point.offset > self.log_end_offset:
+            self._point = RecoveryPoint()
+            path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"
+            self._disk.write_file_atomic(path, checkpoint.pack_recovery_point(self._point))
+        self._disk.write_file_atomic(f"{self.directory}/{EPOCHS_FILE}", self.epochs.dump())
+        self.epochs.dirty = False
+        if self._producers is not None:
+            self._restore_producers(self._producers)
+
+    # --- closing -------------------------------------------------------------------------------
+    def close(self, *, clean: bool) -> None:
+        """Let go of the files. `clean`: flush and write what lets the next start skip the scan.
+
+        Raises:
+            OSError, QuiverlogError: not clean; the files are let go all the same.
+        """
+        try:
+            if clean and not self.fault:
+                self._close_clean()
+        finally:
+            for segment in self.segments:
+                segment.file.close()
+
+    def _close_clean(self) -> None:
+        if not self._changed and not self.epochs.dirty:
+            return
+        for segment in self._unsynced:
+            segment.file.sync()
+        if self._unsynced or self._names_dirty:
+            self._disk.sync_dir(self.directory)
+        self._unsynced = []
+        self.flushed_offset = self.log_end_offset
+        if self.epochs.dirty:
+            path = f"{self.directory}/{EPOCHS_FILE}"
+            self._disk.write_file_atomic(path, self.epochs.dump(), durable=bool(self.segments))
+        if not self._changed:
+            return
+        if self.log_start_offset > self._start_saved:
+            self._save_start(self.log_start_offset)
+        point = RecoveryPoint(self.log_end_offset)
+        if self.segments:
+            last = self.segments[-1]
+            last.save_index()
+            point = RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
+        if self._producers is not None:
+            self._save_snapshot(self._producers)
+        # Not durable: it only counts if it agrees with the files, and old ones do no harm.
+        path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"
+        self._disk.write_file_atomic(path, checkpoint.pack_recovery_point(point), durable=False)

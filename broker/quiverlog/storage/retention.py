@@ -1,0 +1,76 @@
+"""Which rows are too old or too many.
+
+Owns the two rules. By time: the log start moves, batch by batch, past rows whose time is older
+than `retention.ms`; a row younger than that is never taken, so an older row behind it waits. By
+size: whole segments go, oldest first, until the files fit `retention.bytes`; the newest segment
+stays (at most an eighth of the bound, plus one append). Neither goes beyond the high watermark.
+
+The new log start is not written down for it: after a crash the rows are judged again, by the same
+rule. A segment that holds none but expired rows is removed even if it is the newest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from quiverlog.storage.log import Log
+    from quiverlog.types import Now
+
+__all__ = ["RetentionResult", "apply"]
+
+
+class RetentionResult(NamedTuple):
+    """What a round took. `bytes_deleted`: of whole files."""
+
+    log_start_offset: int
+    segments_deleted: int
+    bytes_deleted: int
+
+
+def apply(log: Log, now: Now, high_watermark: int) -> RetentionResult:
+    """See the module docstring; as `Log.apply_retention`."""
+    segments, byte_count = 0, 0
+    if log.log_start_offset < log.log_end_offset:
+        target = max(_by_time(log, now), _by_size(log))
+        target = min(target, high_watermark)
+        segments, byte_count = log.move_start(target)
+        _roll_by_age(log, now)
+    return RetentionResult(log.log_start_offset, segments, byte_count)
+
+
+def _by_time(log: Log, now: Now) -> int:
+    retention_ms = log.config.retention_ms
+    if retention_ms < 0:
+        return 0
+    cutoff_us = now.wall_us - retention_ms * 1000
+    oldest_us = log.oldest_us()
+    if oldest_us is not None and oldest_us >= cutoff_us:
+        return 0
+    found = log.offset_for_timestamp(cutoff_us)
+    return log.log_end_offset if found is None else found[0]
+
+
+def _by_size(log: Log) -> int:
+    limit = log.config.retention_bytes
+    target = 0
+    if limit >= 0:
+        size = log.size_bytes
+        for segment in log.segments[:-1]:
+            if size <= limit:
+                break
+            size -= segment.file.size
+            target = segment.end_offset
+    return target
+
+
+def _roll_by_age(log: Log, now: Now) -> None:
+    """An idle topic's segment is finished when its time has come."""
+    if log.segments:
+        last = log.segments[-1]
+        if (
+            last.created_us >= 0
+            and not last.empty
+            and now.wall_us - last.created_us >= log.config.segment_ms * 1000
+        ):
+            log.seal()

@@ -1,0 +1,25 @@
+"""Torn or damaged? What a checksum that does not match at the end of a file means.
+
+Owns one judgement. A write that a crash interrupted leaves the file shorter than it should be or,
+on some file systems, with zeros where sectors never arrived. Bytes that are there but wrong were
+damaged later: they may have been acknowledged, so they are reported and kept, never cut
+(replication rule 13).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["SECTOR_BYTES", "looks_unwritten"]
+
+SECTOR_BYTES: Final = 512
+_UNWRITTEN_BYTES_MIN: Final = 128
+"""More zeros than padding (63 bytes) can explain."""
+
+
+def looks_unwritten(buffer: memoryview, start: int, end: int) -> bool:
+    """Are the bytes [start, end) all zero, or all zero from their last sector boundary on?"""
+    last = (end - 1) // SECTOR_BYTES * SECTOR_BYTES
+    if end - last < _UNWRITTEN_BYTES_MIN:
+        last -= SECTOR_BYTES
+    return not any(buffer[max(start, last) : end])
