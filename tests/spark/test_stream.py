@@ -1,0 +1,285 @@
+"""Streaming reads and writes on a real Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.spark.conftest import TRADES, produce, read_stream, stored_ids
+from tests.support.spark import run_once, unique
+
+pytestmark = pytest.mark.spark
+
+
+class Collected:
+    """A foreachBatch sink that replaces a batch that is run again: what is in it counts."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[int]] = {}
+        self.partitions: list[int] = []
+
+    def __call__(self, frame: Any, batch_id: int) -> None:
+        self.partitions.append(frame.rdd.getNumPartitions())
+        self.batches[batch_id] = [row.id for row in frame.collect()]
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted(i for rows in self.batches.values() for i in rows)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(self.batches[b]) for b in sorted(self.batches)]
+
+
+def run_available(stream: Any, sink: Collected, checkpoint: Path, timeout: float = 60) -> Any:
+    query = (
+        stream.writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(timeout)
+    finally:
+        query.stop()
+    return query
+
+
+def wait_for(condition: Callable[[], bool], query: Any, timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if query.exception() is not None:
+            raise query.exception()
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+def test_available_now_and_restarts(
+    spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
+) -> None:
+    name = topic()
+    produce(client, name, 0, 100)
+    sink = Collected()
+    for run in range(1, 4):
+        run_available(read_stream(spark, broker, name), sink, tmp_path)
+        assert sink.ids == list(range(100 * run))
+        produce(client, name, 100 * run, 100)
+
+
+def test_limits_by_rows_and_bytes(
+    spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
+) -> None:
+    name = topic()
+    produce(client, name, 0, 60, 0)
+    produce(client, name, 60, 40, 1)
+    sink = Collected()
+    stream = read_stream(spark, broker, name, maxOffsetsPerTrigger=30)
+    run_available(stream, sink, tmp_path / "rows")
+    assert sink.ids == list(range(100))
+    assert sink.sizes == [30, 30, 30, 10]
+    small = topic(partitions=1)
+    for first in range(0, 100, 20):
+        produce(client, small, first, 20, 0)
+    sink = Collected()
+    stream = read_stream(spark, broker, small, maxBytesPerTrigger="2k")
+    run_available(stream, sink, tmp_path / "bytes")
+    assert sink.ids == list(range(100))
+    assert set(sink.sizes) == {20}, "a stored batch takes above 1 kB here, so two exceed the bound"
+
+
+def test_splits_of_a_stream(
+    spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
+) -> None:
+    name = topic()
+    produce(client, name, 0, 100, 0)
+    sink = Collected()
+    stream = read_stream(spark, broker, name, minPartitions=5, includeMetadata="true")
+    run_available(stream, sink, tmp_path)
+    assert sink.partitions == [5]
+    assert sink.ids == list(range(100))
+
+
+def test_processing_time_new_partitions_and_new_topics(
+    spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
+) -> None:
+    """One running query; whatever appears under its pattern is read, from its first row."""
+    prefix = unique("grow")
+    name = prefix + "-a"
+    client.create_topic(name, schema=TRADES, partitions=1)
+    produce(client, name, 0, 10)
+    stream = read_stream(spark, broker, name, subscribe=None, subscribePattern=prefix + ".*")
+    sink = Collected()
+    query = (
+        stream.writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        wait_for(lambda: len(sink.ids) == 10, query)
+        produce(client, name, 10, 5)
+        wait_for(lambda: len(sink.ids) == 15, query)
+        client.alter_topic(name, partitions=3)
+        for partition in range(3):
+            produce(client, name, 15 + partition * 5, 5, partition)
+        wait_for(lambda: len(sink.ids) == 30, query)
+        client.create_topic(prefix + "-b", schema=TRADES, partitions=2)
+        produce(client, prefix + "-b", 30, 5)
+        wait_for(lambda: len(sink.ids) == 35, query)
+        batches = len(sink.batches)
+        time.sleep(0.5)  # an idle stream runs no batches
+        assert len(sink.batches) == batches
+        progress = query.lastProgress
+        assert progress is not None
+        assert '"v": 1' in str(progress["sources"][0]["endOffset"]).replace("'", '"')
+    finally:
+        query.stop()
+    assert sink.ids == list(range(35))
+
+
+def test_a_schema_that_grows_mid_stream(
+    spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
+) -> None:
+    old = pa.schema([("id", pa.int32()), ("name", pa.string())])
+    new = pa.schema([("id", pa.int64()), ("name", pa.string()), ("colour", pa.string())])
+    name = topic("grows", schema=old, partitions=1)
+    with client.producer(name) as producer:
+        producer.send([{"id": 1, "name": "a"}])
+    checkpoint, rows = tmp_path / "checkpoint", tmp_path / "rows"
+    frozen = read_stream(spark, broker, name)  # this query knows the old schema
+
+    def run(stream: Any, out: Path, checkpoint: Path) -> list[tuple[Any, ...]]:
+        run_once(stream, fmt="parquet", path=str(out), checkpointLocation=str(checkpoint))
+        return sorted(
+            tuple(r) for r in spark.read.schema(stream.schema).parquet(str(out)).collect()
+        )
+
+    assert run(frozen, rows, checkpoint) == [(1, "a")]
+    client.alter_topic(name, schema=new)
+    with client.producer(name) as producer:
+        producer.send([{"id": 2, "name": "b", "colour": "red"}])
+    assert run(frozen, rows, checkpoint) == [(1, "a"), (2, "b")]
+    fresh = read_stream(spark, broker, name)
+    assert fresh.schema.simpleString() == "struct<id:bigint,name:string,colour:string>"
+    assert run(fresh, tmp_path / "rows2", tmp_path / "checkpoint2") == [
+        (1, "a", None),
+        (2, "b", "red"),
+    ]
+
+
+def test_topic_to_topic(spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path) -> None:
+    source, sink = topic(), topic()
+    produce(client, source, 0, 1000)
+    stream = read_stream(spark, broker, source).where("id % 2 = 0")
+    options = {"bootstrap.servers": broker.bootstrap, "topic": sink}
+    run_once(stream, fmt="quiverlog", checkpointLocation=str(tmp_path), **options)
+    assert stored_ids(client, sink) == list(range(0, 1000, 2))
+    produce(client, source, 1000, 10)
+    run_once(stream, fmt="quiverlog", checkpointLocation=str(tmp_path), **options)
+    assert stored_ids(client, sink) == list(range(0, 1010, 2))
+
+
+@pytest.mark.parametrize("mode", ["complete", "update"])
+def test_only_append_is_written(
+    spark: Any, broker: Any, topic: Any, tmp_path: Path, mode: str
+) -> None:
+    counts = read_stream(spark, broker, topic()).groupBy("k").count()
+    writer = (
+        counts.selectExpr("k")
+        .writeStream.format("quiverlog")
+        .outputMode(mode)
+        .options(
+            **{
+                "bootstrap.servers": broker.bootstrap,
+                "topic": topic(),
+                "checkpointLocation": str(tmp_path),
+            }
+        )
+    )
+    with pytest.raises(Exception, match=r"foreachBatch|does not support Update"):
+        writer.start().processAllAvailable()
+
+
+def test_a_sink_that_does_not_fit_fails_at_its_first_batch(
+    spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
+) -> None:
+    source, sink = topic(), topic()
+    produce(client, source, 0, 3)
+    stream = read_stream(spark, broker, source).selectExpr("id", "'x' colour")
+    options = {"bootstrap.servers": broker.bootstrap, "topic": sink}
+    with pytest.raises(Exception, match="colour"):
+        run_once(stream, fmt="quiverlog", checkpointLocation=str(tmp_path), **options)
+    assert stored_ids(client, sink) == []
+
+
+# --- data loss ------------------------------------------------------------------------------------
+def trim(client: Any, name: str) -> None:
+    client.delete_records(name, {0: 30})
+
+
+def recreate(client: Any, name: str) -> None:
+    client.delete_topic(name)
+    client.create_topic(name, schema=TRADES, partitions=1)
+    produce(client, name, 1000, 5)
+
+
+@pytest.mark.parametrize(
+    ("lose", "message", "left"),
+    [
+        (trim, r"-0: rows \[10, 30\) are no longer kept", [*range(10), *range(30, 40)]),
+        (
+            recreate,
+            r"was created anew: partition 0 from offset 10",
+            [*range(10), *range(1000, 1005)],
+        ),
+    ],
+)
+def test_lost_rows_fail_the_query_or_are_passed_over(
+    spark: Any,
+    broker: Any,
+    client: Any,
+    topic: Any,
+    tmp_path: Path,
+    lose: Any,
+    message: str,
+    left: list[int],
+) -> None:
+    name = topic(partitions=1)
+    produce(client, name, 0, 10)
+    sink = Collected()
+    run_available(read_stream(spark, broker, name), sink, tmp_path)
+    produce(client, name, 10, 30)
+    lose(client, name)
+    with pytest.raises(Exception, match=message):
+        run_available(read_stream(spark, broker, name), Collected(), tmp_path)
+    run_available(read_stream(spark, broker, name, failOnDataLoss="false"), sink, tmp_path)
+    assert sink.ids == left
+
+
+def test_rows_that_go_while_the_query_runs(
+    spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
+) -> None:
+    """Trimmed after planning: the executor's fetch notices, and names the range."""
+    name = topic(partitions=1)
+    for first in range(0, 40, 10):
+        produce(client, name, first, 10)
+
+    class Trimming(Collected):
+        def __call__(self, frame: Any, batch_id: int) -> None:
+            super().__call__(frame, batch_id)
+            if batch_id == 0:
+                client.delete_records(name, {0: 35})
+
+    def stream(fail: str) -> Any:
+        return read_stream(spark, broker, name, maxOffsetsPerTrigger=10, failOnDataLoss=fail)
+
+    with pytest.raises(Exception, match=r"-0: rows \[10, 20\) are no longer kept"):
+        run_available(stream("true"), Trimming(), tmp_path)
+    sink = Collected()
+    run_available(stream("false"), sink, tmp_path)
+    assert sink.ids == [*range(35, 40)]
