@@ -86,6 +86,8 @@ def test_stopping_answers_what_is_in_flight(number: int) -> None:
             client.send(client.fetch_request(topic_id, 0, max_wait_ms=60_000, min_bytes=1 << 30))
         }
         waiting |= {client.send_produce(topic_id, make_batch(i * 10)) for i in range(20)}
+        # Taken up, though not all are answered: the fetch waits for far more than there is.
+        until(lambda: 'requests_total{api="produce"} 20.0' in get(broker, "/metrics")[1])
         started = time.monotonic()
         broker.signal(number)
         for _ in range(21):

@@ -120,4 +120,5 @@ def test_counting_one_request_costs_under_a_microsecond() -> None:
             elapsed_us = (time.perf_counter_ns() - arrived_ns) // 1000
             requests[2].total.observe(elapsed_us)
         best_ns = min(best_ns, (time.perf_counter_ns() - begun_ns) / rounds)
+    print(f"{best_ns:.0f} ns a request")
     assert best_ns < 1_000, f"{best_ns:.0f} ns"

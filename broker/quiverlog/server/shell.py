@@ -9,6 +9,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from quiverlog import __version__
 from quiverlog.errors import AddressInUse
@@ -52,6 +53,7 @@ class BrokerShell:
         self._log = log
         self._advertised = advertised
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_exception)
         self._metrics = ServerMetrics()
         files_max = raise_file_limit()
         self._disk = PosixDisk(files_open_max=log_files_max(files_max))
@@ -243,6 +245,13 @@ class BrokerShell:
             if reason is not None:
                 connection.abort(reason)
         self._timers["connections"] = self._loop.call_later(limits.check_s, self._check_connections)
+
+    def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback raised, which is a bug: it goes no further than that connection or timer."""
+        self._metrics.node.internal_errors += 1
+        self._log.error(
+            "internal error", during=context.get("message"), exc_info=context.get("exception")
+        )
 
     def _log_sizes(self) -> Iterator[LogSize]:
         """Runs in the metrics thread: takes one atomic copy, then reads plain numbers."""
