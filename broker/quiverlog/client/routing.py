@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from quiverlog.errors import (
     ConnectionFailed,
     InvalidArgument,
+    NotLeader,
     QuiverlogError,
     UnknownPartition,
     UnknownTopic,
@@ -155,7 +156,7 @@ class Cluster:
         """The address of a partition's leader; raises retriable errors when there is none."""
         info = partition_info(topic, partition)
         if info.leader < 0:
-            raise UnknownPartition(f"Partition {topic.name}-{partition} has no leader just now.")
+            raise NotLeader(f"Partition {topic.name}-{partition} has no leader just now.")
         return self.address_of(info.leader)
 
     # --- calls ----------------------------------------------------------------------------------
@@ -193,9 +194,11 @@ class Cluster:
                 return (yield from attempt())
             except QuiverlogError as error:
                 pause_s = backoff_s(tries, self.chance())
+                # A partition that fresh metadata does not show will not turn up by waiting.
+                retriable = error.retriable and not isinstance(error, UnknownPartition)
                 # A stale picture may be the only fault: forget it and look once more.
-                stale = error.refresh_metadata and not error.retriable and not refreshed
-                if not (error.retriable or stale) or self.clock() + pause_s >= deadline:
+                stale = error.refresh_metadata and not retriable and not refreshed
+                if not (retriable or stale) or self.clock() + pause_s >= deadline:
                     raise
                 refreshed = refreshed or stale
                 if error.refresh_metadata:
