@@ -1,0 +1,248 @@
+"""The log against a plain list of batches, with crashes at any moment, on a simulated disk."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from quiverlog.batch.checksum import crc32c
+from quiverlog.batch.header import CRC_START, BatchHeader
+from quiverlog.errors import DiskFull, StorageFault
+from quiverlog.storage.log import Log, LogConfig
+from quiverlog.types import Now
+from tests.sim.disk import SimDisk
+
+DIRECTORY = "data/t-0"
+START_US = 1_000_000_000_000_000
+CONFIG = LogConfig(
+    segment_bytes=1_500,
+    segment_ms=50,
+    index_interval_bytes=150,
+    retention_ms=60,
+    retention_bytes=-1,
+)
+
+
+class Stored(NamedTuple):
+    offset: int
+    rows: int
+    time_us: int
+    epoch: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.rows
+
+
+def make_batch(rows: int, time_us: int, size: int, fill: int) -> tuple[BatchHeader, memoryview]:
+    data = bytearray([fill]) * (64 + size * 64)
+    fields = (0, 0, len(data) - 16, 0, 1, 0, -1, -1, -1, rows, 1, 0, time_us, time_us)
+    header = BatchHeader._make(fields)
+    header.pack_into(data)
+    header = header._replace(crc32c=crc32c(memoryview(data)[CRC_START:]))
+    header.pack_into(data)
+    return header, memoryview(data)
+
+
+BATCHES = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(-30, 10), st.integers(0, 9), st.integers(1, 255)),
+    min_size=1,
+    max_size=4,
+)
+
+
+class LogMachine(RuleBasedStateMachine):
+    """`stored`: every batch that the log must have, in order. `promised`: flushed end offset."""
+
+    @initialize(seed=st.integers(0, 2**32))
+    def begin(self, seed: int) -> None:
+        self.disk = SimDisk(seed)
+        self.disk.make_dir(DIRECTORY)
+        self.stored: list[Stored] = []
+        self.start = 0
+        self.durable_start = 0
+        self.promised = 0
+        self.epoch = 0
+        self.clock_ms = 0
+        self.open(clean=True)
+
+    @property
+    def now(self) -> Now:
+        return Now(self.clock_ms * 1000, START_US + self.clock_ms * 1000)
+
+    @property
+    def end(self) -> int:
+        return self.stored[-1].end if self.stored else self.start
+
+    def open(self, *, clean: bool) -> None:
+        self.log = Log.open(self.disk, DIRECTORY, config=CONFIG, clean=clean, now=self.now)
+
+    @rule(batches=BATCHES)
+    def append(self, batches: list[tuple[int, int, int, int]]) -> None:
+        made = [
+            make_batch(rows, self.now.wall_us + age * 1000, size, fill)
+            for rows, age, size, fill in batches
+        ]
+        base_offset = self.log.append(made, self.epoch, self.now)
+        assert base_offset == self.end
+        offset = base_offset
+        for header, view in made:
+            stored = Stored(
+                offset, header.row_count, header.timestamp_max_us, self.epoch, bytes(view)
+            )
+            self.stored.append(stored)
+            offset = stored.end
+
+    @rule(batches=BATCHES, room=st.integers(0, 800))
+    def append_to_a_full_disk(self, batches: list[tuple[int, int, int, int]], room: int) -> None:
+        self.disk.capacity = self.disk.used_bytes + room
+        try:
+            self.append(batches)
+        except DiskFull:
+            assert self.log.log_end_offset == self.end
+        finally:
+            self.disk.capacity = None
+
+    @rule(fail=st.booleans(), more=st.booleans())
+    def sync(self, fail: bool, more: bool) -> None:
+        ticket = self.log.begin_sync()
+        end = self.end
+        if more:
+            self.append([(1, 0, 1, 7)])
+        if fail:
+            self.disk.fail_syncs = 1
+            try:
+                ticket.run()
+            except (OSError, StorageFault):
+                self.crash()
+            return
+        ticket.run()
+        assert self.log.complete_sync(ticket) == max(end, self.promised)
+        self.promised = max(end, self.promised)
+
+    @rule(ms=st.integers(1, 40))
+    def wait(self, ms: int) -> None:
+        self.clock_ms += ms
+
+    @rule()
+    def new_epoch(self) -> None:
+        self.epoch += 1
+        self.log.epochs.assign(self.epoch, self.end)
+
+    @rule()
+    def crash(self) -> None:
+        self.disk.crash()
+        self.reopen_after_crash()
+
+    @rule()
+    def kill(self) -> None:
+        self.disk.kill()
+        self.promised = self.end
+        self.reopen_after_crash()
+
+    def reopen_after_crash(self) -> None:
+        self.open(clean=False)
+        assert not self.log.recovery.damages, "a crash alone is never damage"
+        end = self.log.log_end_offset
+        assert end >= self.promised, "an acknowledged row is gone"
+        self.stored = [batch for batch in self.stored if batch.end <= end]
+        self.start = self.log.log_start_offset
+        assert self.start >= self.durable_start
+        assert end == max(self.end, self.start), "rows came back that were never written"
+        self.stored = [batch for batch in self.stored if batch.end > self.start]
+        self.promised = end
+        self.epoch += 1
+        self.log.epochs.assign(self.epoch, end)
+
+    @rule()
+    def clean_reopen(self) -> None:
+        self.log.close(clean=True)
+        self.disk.kill()
+        self.open(clean=True)
+        assert self.log.recovery.bytes_scanned == 0
+        self.promised = self.end
+
+    @rule(share=st.floats(0, 1))
+    def delete_before(self, share: float) -> None:
+        offset = self.start + int((self.end - self.start) * share)
+        assert self.log.delete_before(offset) == max(self.start, offset)
+        self.durable_start = self.start = max(self.start, offset)
+        self.forget()
+
+    def forget(self) -> None:
+        if self.start >= self.end:
+            self.durable_start = self.start
+        self.stored = [batch for batch in self.stored if batch.end > self.start]
+
+    @rule()
+    def retention(self) -> None:
+        cutoff_us = self.now.wall_us - CONFIG.retention_ms * 1000
+        want = next((b.offset for b in self.stored if b.time_us >= cutoff_us), self.end)
+        self.log.apply_retention(self.now, self.end)
+        self.start = max(self.start, want)
+        assert self.log.log_start_offset == self.start
+        self.forget()
+
+    @precondition(lambda self: len(self.stored) > 1)
+    @rule(share=st.floats(0, 0.99))
+    def truncate(self, share: float) -> None:
+        batch = self.stored[int(len(self.stored) * share)]
+        if batch.offset < self.start:
+            return
+        end = self.end
+        self.log.truncate_to(batch.offset)
+        assert self.end == end
+        self.stored = [b for b in self.stored if b.end <= batch.offset]
+        self.promised = min(self.promised, batch.offset)
+        if not self.stored:
+            self.start = self.durable_start = max(self.start, self.log.log_start_offset)
+
+    @precondition(lambda self: self.stored)
+    @rule(where=st.floats(0, 1), upto=st.floats(0, 1), size=st.integers(0, 3_000))
+    def read(self, where: float, upto: float, size: int) -> None:
+        offset = self.start + int((self.end - self.start) * where)
+        end = offset + int((self.end - offset) * upto)
+        views = self.log.read(offset, bytes_max=size, end_offset=end)
+        wanted = [b for b in self.stored if b.end > offset and b.offset < end]
+        if offset >= end:
+            wanted = []
+        got = b"".join(views)
+        expected = b""
+        for batch in wanted:
+            if expected and len(expected) + len(batch.data) > size:
+                break
+            expected += batch.data
+        assert got == expected
+        if views:
+            assert BatchHeader.unpack(views[-1]).total_bytes == len(views[-1])
+        assert self.log.bytes_between(offset, end) == (end, sum(len(b.data) for b in wanted))
+        bounded_end, count = self.log.bytes_between(offset, end, size)
+        assert count == len(expected)
+        assert bounded_end == (
+            min(end, BatchHeader.unpack(views[-1]).next_offset) if views else end
+        )
+
+    @rule(age=st.integers(-20, 120))
+    def lookup(self, age: int) -> None:
+        at = self.now.wall_us - age * 1000
+        found = next((b for b in self.stored if b.time_us >= at), None)
+        want = None if found is None else (max(found.offset, self.start), found.time_us)
+        assert self.log.offset_for_timestamp(at) == want
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "log"):
+            return
+        log = self.log
+        assert (log.log_start_offset, log.log_end_offset) == (self.start, self.end)
+        for batch in self.stored:
+            assert log.epochs.epoch_for(max(batch.offset, self.start)) == batch.epoch
+        assert log.size_bytes == sum(segment.file.size for segment in log.segments)
+
+
+TestLog = LogMachine.TestCase
+TestLog.settings = settings(stateful_step_count=40)
