@@ -177,6 +177,27 @@ def tampered(
     return batch
 
 
+@pytest.mark.parametrize(
+    ("index", "value"),
+    [
+        (6, 0),  # text's offsets on top of the ids
+        (6, 1 << 20),  # begins outside
+        (7, 1 << 40),  # ends outside
+        (7, -8),
+        (6, 4),  # misaligned
+        (13, 1 << 10),  # the last one ends outside
+    ],
+)
+def test_buffers_lie_in_order_inside_the_body(index: int, value: int) -> None:
+    batch = good()
+    buffers = read_ipc_metadata(memoryview(batch)[64:]).buffers
+    at = batch.index(struct.pack(f"<{len(buffers)}q", *buffers))
+    struct.pack_into("<q", batch, at + 8 * index, value)
+    seal(batch)
+    with pytest.raises(CorruptBatch, match="buffer"):
+        check(batch)
+
+
 def overlong_offset(batch: bytearray, body_at: int, buffers: tuple[int, ...]) -> None:
     offsets_at = body_at + buffers[2 * 3]  # id: validity, values; text: validity, OFFSETS, data
     struct.pack_into("<i", batch, offsets_at + 4, 2**30)
