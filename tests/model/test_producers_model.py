@@ -57,8 +57,11 @@ class ProducersAgainstLog(RuleBasedStateMachine):
         assert self.states.check(header) == expected
         if expected is None:
             self.states.record(header, self.end, 0)
-            self.log.append(header._replace(base_offset=self.end))
-            self.end += header.row_count
+            self.append(header)
+
+    def append(self, header: BatchHeader) -> None:
+        self.log.append(header._replace(base_offset=self.end))
+        self.end += header.row_count
 
     # --- what happens --------------------------------------------------------------------------
     @rule(pid=st.integers(0, 2), rows=st.integers(1, 4))
@@ -68,6 +71,28 @@ class ProducersAgainstLog(RuleBasedStateMachine):
         mine = [h for h in mine if h.producer_epoch == epoch]
         sequence = mine[-1].base_sequence + mine[-1].row_count if mine else 0
         self.send(header_of(pid, epoch, sequence % SEQUENCE_MODULUS, rows))
+
+    @rule(pids=st.lists(st.integers(0, 2), max_size=8), stored=st.booleans())
+    def group(self, pids: list[int], stored: bool) -> None:
+        """Batches on their way together: all of them reach the log, or none."""
+        before = self.states.snapshot()
+        log, end = list(self.log), self.end
+        for pid in pids:
+            mine = [h for h in self.log if h.producer_id == pid]
+            epoch = mine[-1].producer_epoch if mine else 0
+            mine = [h for h in mine if h.producer_epoch == epoch]
+            sequence = mine[-1].base_sequence + mine[-1].row_count if mine else 0
+            header = header_of(pid, epoch, sequence % SEQUENCE_MODULUS, 2)
+            assert self.states.check(header) is None
+            self.states.stage(header, self.end, 0)
+            self.append(header)
+            assert self.states.check(header) == self.expected(header)
+        assert self.states.snapshot() == before, "a snapshot is never ahead of the log"
+        if stored:
+            self.states.commit_staged()
+        else:
+            self.states.drop_staged()
+            self.log, self.end = log, end
 
     @rule(back=st.integers(1, 12))
     def repeat(self, back: int) -> None:

@@ -156,11 +156,12 @@ class NodeDriver:
             deadline = self.node.next_deadline_us()
             if deadline is None or deadline > end:
                 break
-            self._set(max(deadline, self.mono_us))
+            self.set_clock(max(deadline, self.mono_us))
             self.send(Tick())
-        self._set(end)
+        self.set_clock(end)
 
-    def _set(self, mono_us: int) -> None:
+    def set_clock(self, mono_us: int) -> None:
+        """Both clocks move on, without a Tick."""
         self.wall_us += mono_us - self.mono_us
         self.mono_us = mono_us
 

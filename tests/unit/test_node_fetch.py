@@ -242,7 +242,7 @@ def test_a_flipped_bit_on_the_disk_is_never_served_as_rows(node: NodeDriver) -> 
     """The bytes travel as they lie; what cannot be framed is CorruptLog, the rest has its CRC."""
     topic = node.create()
     fill(node, topic, 1)
-    (log,) = Path(node.config.data_dir).rglob("*.log")
+    (log,) = Path(node.config.data_dir, "data").rglob("*.log")
     data = bytearray(log.read_bytes())
     at = data.index(bytes(batch_of([0] * 10))[SIZE_END : SIZE_END + 32]) - SIZE_END
     data[at + 12 : at + 16] = b"\xff\xff\xff\x7f"  # The batch's size field.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog import errors
+from quiverlog.storage.segment import Segment
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
@@ -370,3 +371,53 @@ def test_too_much_unacknowledged_work_is_refused(tmp_path: Path) -> None:
     node.flush()
     assert all(node.answer(c) is not None for c in waiting)
     assert node.produced(topic, batch_of([3])).base_offset == 3
+
+
+def test_a_snapshot_is_never_ahead_of_the_log(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The roll writes a snapshot, the append after it fails, and the process dies: the retry of
+    the batch that was never stored must not be taken for a repetition."""
+    topic = node.create(segment_ms="1000")
+    node.produced(topic, batch_of([1] * 1_000, producer=(5, 0, 0)))
+    sequence = 1_000
+    lost = batch_of([2] * 1_000, producer=(5, 0, sequence))
+    calls = 0
+
+    def fail(*arguments: object) -> None:
+        nonlocal calls
+        calls += 1
+        raise errors.DiskFull
+
+    node.set_clock(node.mono_us + 5_000_000)  # The next append begins a new segment.
+    monkeypatch.setattr(Segment, "append", fail)
+    refused = result_of(node, node.produce(topic, lost))
+    assert refused is not None
+    assert refused.error_code == errors.DiskFull.code
+    assert calls == 1
+    monkeypatch.undo()
+    node.crash()
+    result = node.produced(topic, lost)
+    assert not result.duplicate
+    assert result.base_offset == sequence
+
+
+def test_batches_of_one_read_roll_segments_and_keep_their_producers(node: NodeDriver) -> None:
+    topic = node.create(segment_bytes="65536")
+    requests: list[tuple[m.Request, bytes]] = []
+    for i in range(40):
+        body = bytes(batch_of([i] * 1_000, producer=(5, 0, i * 1_000)))
+        entry = m.ProducePartition(topic, 0, -1, len(body))
+        requests.append((m.ProduceRequest(partitions=[entry]), body))
+    for start in range(0, 40, 4):
+        node.request_many(requests[start : start + 4])
+    while node.syncs:
+        node.flush()
+    assert node.node.broker.replicas[topic, 0].log.segment_count > 3
+    node.crash()
+    for request, body in requests[-4:]:
+        correlation = node.request(request, body)
+        result = result_of(node, correlation)
+        assert result is not None
+        assert result.duplicate
+    assert [h.base_offset for h in node.headers(topic)] == list(range(0, 40_000, 1_000))

@@ -161,3 +161,29 @@ def test_an_empty_snapshot_is_no_producers() -> None:
     states = states_with(batch(0))
     states.restore(b"")
     assert len(states) == 0
+
+
+def test_staged_batches_count_for_checks_and_not_for_snapshots() -> None:
+    states = states_with(batch(0))
+    before = states.snapshot()
+    states.stage(batch(10), 10, 0)
+    states.stage(batch(0, pid=8), 20, 0)
+    assert states.check(batch(20)) is None
+    assert states.check(batch(10)) == 10
+    assert states.check_all([batch(10), batch(20)]) == [10, None]
+    assert states.snapshot() == before
+    states.drop_staged()
+    assert states.check(batch(10)) is None
+    states.stage(batch(10), 10, 0)
+    states.commit_staged()
+    assert states.check(batch(10)) == 10
+    assert states.snapshot() != before
+
+
+def test_a_staged_epoch_fences_the_old_one_only_once_it_is_stored() -> None:
+    states = states_with(batch(0))
+    states.stage(batch(0, epoch=1), 10, 0)
+    with pytest.raises(InvalidProducerEpoch):
+        states.check(batch(10))
+    states.drop_staged()
+    assert states.check(batch(10)) is None

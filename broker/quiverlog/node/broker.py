@@ -180,6 +180,15 @@ class Broker:
             raise StorageFault(f"the metadata log cannot be written: {error}.") from error
         self.image.replay_entry(records)
         self.metadata_cache.clear()
+        if self.metadata_log.wants_compaction:
+            self._compact_metadata()
+
+    def _compact_metadata(self) -> None:
+        """Replace the log's history by what it adds up to. Failing does no harm: it is kept."""
+        try:
+            self.metadata_log.compact([encode_entry(self.image.snapshot_records())])
+        except (OSError, QuiverlogError) as error:
+            self.log("warning", "metadata log not compacted", why=str(error))
 
     def metadata_changed(self, now: Now) -> None:
         """Wake those who wait for another metadata version."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from quiverlog.batch.header import BatchHeader
+from quiverlog.batch.header import BatchHeader, peek
 from quiverlog.errors import (
     CorruptLog,
     InvalidRequest,
@@ -237,7 +237,14 @@ def out_of_range(replica: Replica, offset: int) -> OffsetOutOfRange:
 
 
 def _rows_from(views: list[memoryview], offset: int) -> int:
-    """Rows at or after `offset` in whole batches (for the counters)."""
-    first = BatchHeader.unpack(views[0])
-    last = BatchHeader.unpack(views[-1])
-    return last.next_offset - max(offset, first.base_offset)
+    """Rows at or after `offset` in whole batches (for the counters).
+
+    The log hands out the last batch in a view of its own nearly always: the walk is one step.
+    """
+    first, tail = views[0], views[-1]
+    base_offset = peek(first)[0]
+    at, (_, _, total) = 0, peek(tail)
+    while at + total < len(tail):
+        at += total
+        total = peek(tail, at)[2]
+    return BatchHeader.unpack(tail, at).next_offset - max(offset, base_offset)

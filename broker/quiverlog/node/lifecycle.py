@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quiverlog.core.controller import topics as decide
-from quiverlog.core.controller.records import BrokerRecord, Record, decode_entry, encode_entry
+from quiverlog.core.controller.records import BrokerRecord, Record, decode_entry
 from quiverlog.errors import QuiverlogError
 from quiverlog.node import logs
 from quiverlog.node.broker import Phase
@@ -44,7 +44,6 @@ def start(broker: Broker, now: Now) -> None:
     broker.metadata_log = MetadataLog.open(broker.disk, directory.metadata_path)
     for entry in broker.metadata_log.records():
         broker.image.replay_entry(decode_entry(entry))
-    _compact_metadata(broker)
     broker.producer_id_next = broker.producer_id_end = broker.image.next_producer_id
     records: list[Record] = [
         BrokerRecord(
@@ -74,11 +73,6 @@ def start(broker: Broker, now: Now) -> None:
         topics=len(broker.image.topics),
         partitions=len(broker.replicas),
     )
-
-
-def _compact_metadata(broker: Broker) -> None:
-    if broker.metadata_log.wants_compaction:
-        broker.metadata_log.compact([encode_entry(broker.image.snapshot_records())])
 
 
 def synced(broker: Broker, event: Synced, now: Now) -> None:

@@ -110,7 +110,7 @@ class Replica:
         """
         base_offset = offset = self.state.log_end_offset + self.admitted_rows
         for header, view in batches:
-            self.producers.record(header, offset, now.wall_us)
+            self.producers.stage(header, offset, now.wall_us)
             offset += header.row_count
             self.admitted_bytes += len(view)
         self.admitted_rows = offset - self.state.log_end_offset
@@ -131,11 +131,12 @@ class Replica:
         try:
             base_offset = self.log.append(batches, state.leader_epoch, now)
         except (OSError, QuiverlogError) as error:
-            self.producers.rewind(state.log_end_offset)
+            self.producers.drop_staged()
             if isinstance(error, DiskFull):
                 raise
             raise StorageFault(f"{self.name}: append failed: {error}.") from error
         assert base_offset == state.log_end_offset
+        self.producers.commit_staged()
         counters = self.counters
         counters.bytes_in += byte_count
         counters.rows_in += rows

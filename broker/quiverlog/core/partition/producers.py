@@ -48,11 +48,23 @@ class _Producer:
 
     __slots__ = ("batches", "epoch", "next_sequence", "seen_us")
 
-    def __init__(self, epoch: int, seen_us: int) -> None:
+    def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.next_sequence = 0
         self.batches: list[tuple[int, int, int]] = []
-        self.seen_us = seen_us
+        self.seen_us = 0
+
+    def add(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
+        """Its newest batch; one of another epoch begins anew."""
+        batches = self.batches
+        if header.producer_epoch != self.epoch:
+            self.epoch = header.producer_epoch
+            batches.clear()
+        self.seen_us = now_us
+        self.next_sequence = (header.base_sequence + header.row_count) % SEQUENCE_MODULUS
+        batches.append((header.base_sequence, header.row_count, base_offset))
+        if len(batches) > PRODUCER_BATCHES_REMEMBERED:
+            del batches[0]
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -75,7 +87,7 @@ class ProducerStates:
         expiry_us: a producer silent for longer is forgotten by `expire`.
     """
 
-    __slots__ = ("_expiry_us", "_opened_us", "_producers", "_producers_max")
+    __slots__ = ("_expiry_us", "_opened_us", "_producers", "_producers_max", "_staged")
 
     def __init__(
         self,
@@ -90,6 +102,8 @@ class ProducerStates:
         self._expiry_us = expiry_us
         # Insertion order is order of last use: the first key is the one to forget.
         self._producers: dict[int, _Producer] = {}
+        # As they will be once the batches on their way to the log are in it.
+        self._staged: dict[int, _Producer] = {}
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -106,7 +120,7 @@ class ProducerStates:
         """
         if header.producer_id < 0:
             return None
-        producer = self._producers.get(header.producer_id)
+        producer = self._staged.get(header.producer_id) or self._producers.get(header.producer_id)
         if producer is None:
             return self._check_first(header, known=False)
         if header.producer_epoch == producer.epoch:
@@ -147,54 +161,62 @@ class ProducerStates:
         if len(headers) == 1:
             return [self.check(headers[0])]
         trial = ProducerStates(0, producers_max=self._producers_max)
+        trial._producers = self._producers
+        trial._staged = {pid: _copy(producer) for pid, producer in self._staged.items()}
         answers: list[int | None] = []
         for header in headers:
-            pid = header.producer_id
-            if pid >= 0 and pid not in trial._producers and pid in self._producers:
-                trial._producers[pid] = _copy(self._producers[pid])
             answer = trial.check(header)
             if answer is None:
-                trial.record(header, 0, 0)
+                trial.stage(header, 0, 0)
             answers.append(answer)
         return answers
 
     # --- recording -----------------------------------------------------------------------------
-    def record(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
-        """The batch was appended at `base_offset`. Asks nothing: `check` was asked before."""
+    def stage(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
+        """The batch is on its way to the log, at `base_offset`. Later batches are checked after it.
+
+        Snapshots leave it out: a snapshot that is ahead of the log would, after a crash, take the
+        retry of a batch that was never stored for a repetition, and acknowledge lost rows.
+        """
         pid = header.producer_id
         if pid < 0:
             return
-        producer = self._producers.pop(pid, None)
-        if producer is None or producer.epoch != header.producer_epoch:
-            producer = _Producer(header.producer_epoch, now_us)
-            if len(self._producers) >= self._producers_max:
-                del self._producers[next(iter(self._producers))]
-        self._producers[pid] = producer
-        producer.seen_us = now_us
-        producer.next_sequence = (header.base_sequence + header.row_count) % SEQUENCE_MODULUS
-        batches = producer.batches
-        batches.append((header.base_sequence, header.row_count, base_offset))
-        if len(batches) > PRODUCER_BATCHES_REMEMBERED:
-            del batches[0]
+        producer = self._staged.get(pid)
+        if producer is None:
+            known = self._producers.get(pid)
+            producer = _Producer(header.producer_epoch) if known is None else _copy(known)
+            self._staged[pid] = producer
+        producer.add(header, base_offset, now_us)
+
+    def commit_staged(self) -> None:
+        """All staged batches are in the log."""
+        for pid, producer in self._staged.items():
+            self._put(pid, producer)
+        self._staged.clear()
+
+    def drop_staged(self) -> None:
+        """None of the staged batches is in the log."""
+        self._staged.clear()
+
+    def record(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
+        """The batch is in the log at `base_offset`. Asks nothing: `check` was asked before."""
+        pid = header.producer_id
+        if pid < 0:
+            return
+        producer = self._producers.get(pid) or _Producer(header.producer_epoch)
+        producer.add(header, base_offset, now_us)
+        self._put(pid, producer)
+
+    def _put(self, pid: int, producer: _Producer) -> None:
+        producers = self._producers
+        producers.pop(pid, None)
+        if len(producers) >= self._producers_max:
+            del producers[next(iter(producers))]
+        producers[pid] = producer
 
     def replay(self, header: BatchHeader) -> None:
         """A batch was found in the log: take it in. The log is right by definition."""
         self.record(header, header.base_offset, self._opened_us)
-
-    def rewind(self, offset: int) -> None:
-        """Batches at or after `offset` were recorded but are not in the log: they never were.
-
-        What they pushed out of memory stays forgotten: a very late repetition is then refused, as
-        if it were older than the batches remembered, and never stored twice.
-        """
-        for pid, producer in list(self._producers.items()):
-            gone = [batch for batch in producer.batches if batch[2] >= offset]
-            if not gone:
-                continue
-            del producer.batches[-len(gone) :]
-            producer.next_sequence = gone[0][0]
-            if not producer.batches and producer.next_sequence == 0:
-                del self._producers[pid]
 
     def expire(self, now_us: int) -> int:
         """Forget the producers that have been silent for too long; returns how many."""
@@ -228,6 +250,7 @@ class ProducerStates:
             CorruptLog: the blob is none of ours (the state is left empty; replay the log instead).
         """
         self._producers.clear()
+        self._staged.clear()
         if not blob:
             return
         try:
@@ -237,14 +260,16 @@ class ProducerStates:
         if snapshot.version != _SNAPSHOT_VERSION:
             raise CorruptLog(f"producers.snapshot has version {snapshot.version}.")
         for pid, epoch, next_sequence, batches in snapshot.producers:
-            producer = _Producer(epoch, self._opened_us)
+            producer = _Producer(epoch)
+            producer.seen_us = self._opened_us
             producer.next_sequence = next_sequence
             producer.batches = batches[-PRODUCER_BATCHES_REMEMBERED:]
             self._producers[pid] = producer
 
 
 def _copy(producer: _Producer) -> _Producer:
-    copy = _Producer(producer.epoch, producer.seen_us)
+    copy = _Producer(producer.epoch)
+    copy.seen_us = producer.seen_us
     copy.next_sequence = producer.next_sequence
     copy.batches = list(producer.batches)
     return copy
