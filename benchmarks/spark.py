@@ -49,7 +49,7 @@ def session() -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
+        .config("spark.log.level", "OFF")  # what fails a query is raised here
         .getOrCreate()
     )
     for source in (BareSource, BareSink):
