@@ -223,12 +223,37 @@ class Segment:
     # --- reading -------------------------------------------------------------------------------
     def read(self, offset: int, bytes_max: int, end_offset: int) -> list[memoryview]:
         """As `Log.read`, within this segment."""
+        self.load()
+        try:
+            return self._read(offset, bytes_max, end_offset)
+        except CorruptLog:
+            # Find out how far the damage reaches: what lies behind it can still be read.
+            if any(d.offset <= offset < d.end_offset for d in self.damages) or not (
+                self._diagnose(SEGMENT_HEADER_BYTES, self.base_offset)
+            ):
+                raise
+            return self._read(offset, bytes_max, end_offset)
+
+    def _diagnose(self, position: int, offset: int) -> bool:
+        """Scan from a batch on with checksums; True if damage was found that was not known."""
+        known = len(self.damages)
+        view = self.file.read(position, self.file.size - position)
+        for entry in scan(view, 0, offset, verify=True):
+            if isinstance(entry, Damage):
+                at, end = position + entry.position, position + entry.end_position
+                self.note_damage(Damage(at, end, entry.offset, entry.end_offset))
+        return len(self.damages) > known
+
+    def _read(self, offset: int, bytes_max: int, end_offset: int) -> list[memoryview]:
         index = self.load()
         entry = index.floor_offset(offset - self.base_offset)
+        if self.damages:
+            end_offset = self._end_before_damage(offset, end_offset)
+        if not len(index):
+            raise self._corrupt(SEGMENT_HEADER_BYTES, self.file.size, offset, self.end_offset)
         floor = index.positions[entry]
         expected = self.base_offset + index.relative_offsets[entry]
         if self.damages:
-            end_offset = self._end_before_damage(offset, end_offset)
             floor, expected = self._skip_damage(floor, expected, offset)
         size = self.file.size
         need = min(size - floor, bytes_max + 2 * BATCH_HEADER_BYTES + 4096)
@@ -381,8 +406,18 @@ class Segment:
             if len(view) - (position - shift) < BATCH_HEADER_BYTES:
                 raise self._corrupt(position, size, expected, self.end_offset)
             header = BatchHeader.unpack(view, position - shift)
-            if header.base_offset != expected or header.total_bytes < BATCH_HEADER_BYTES:
-                raise self._corrupt(position, size, expected, self.end_offset)
+            if (
+                header.base_offset != expected
+                or header.total_bytes < BATCH_HEADER_BYTES
+                or position + header.total_bytes > size
+                or not header.row_count
+            ):
+                if not self._diagnose(position, expected):
+                    raise self._corrupt(position, size, expected, self.end_offset)
+                known = {damage.position: damage for damage in self.damages}
+                if position not in known:
+                    raise self._corrupt(position, size, expected, self.end_offset)
+                continue
             if header.next_offset > offset:
                 yield position, header
             position += header.total_bytes
