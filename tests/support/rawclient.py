@@ -82,17 +82,17 @@ class RawClient:
         self.socket.settimeout(timeout)
         if receive_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        try:
-            self.socket.connect(address)
-        except BaseException:
-            self.socket.close()
-            raise
         self._receiver = FrameReceiver(own_bodies=True)
         self._frames: list[Frame] = []
         self._ids = itertools.count(1)
         self._apis: dict[int, int] = {}
-        if hello:
-            self.ask(m.HelloRequest(client_id="raw"))
+        try:
+            self.socket.connect(address)
+            if hello:
+                self.ask(m.HelloRequest(client_id="raw"))
+        except BaseException:
+            self.socket.close()
+            raise
 
     def __enter__(self) -> RawClient:
         return self
