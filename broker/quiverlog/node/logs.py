@@ -47,6 +47,7 @@ def create_directories(broker: Broker, topic: str, records: Sequence[PartitionRe
         for name, record in zip(names, records, strict=True):
             made.append(name)
             broker.directory.create_partition(name, record.topic_id)
+        broker.directory.sync_partitions()
     except (OSError, QuiverlogError) as error:
         remove_directories(broker, made)
         if isinstance(error, DiskFull):
