@@ -123,7 +123,7 @@ class DataDirectory:
 
         The directory of this very topic is kept as it is. Its name is durable after
         `sync_partitions`; its `partition.json` may be torn by a power failure, which
-        `remove_leftovers` takes into account: thousands of partitions must not cost as many flushes.
+        `remove_leftovers` expects: thousands of partitions must not cost as many flushes.
         """
         path = self.partition_path(name)
         if self._disk.exists(path):
