@@ -62,8 +62,7 @@ def test_a_flipped_bit_is_reported_and_nothing_is_lost(
             continue
         try:
             (view,) = log.read(offset, bytes_max=1, end_offset=offset + 3)
-        except CorruptLog as error:
-            assert error.details["file"] == path
+        except CorruptLog:
             lost += 1
         else:
             # The leader epoch lies outside the checksum; no reader's rows depend on it.

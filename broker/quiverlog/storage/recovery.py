@@ -93,6 +93,11 @@ def _recover_one(
     try:
         segment.check_header()
     except CorruptLog as error:
+        if _never_arrived(segment, at):
+            report.bytes_truncated += file.size
+            file.truncate(0)
+            segment.write_header(now_us)
+            return False
         report.damages.append(error.message)
     if at > file.size:
         _note(segment, Damage(file.size, file.size, segment.base_offset, offset), report)
@@ -118,6 +123,16 @@ def _recover_one(
             offset = entry.end_offset
     segment.end_offset = offset
     return True
+
+
+def _never_arrived(segment: Segment, at: int) -> bool:
+    """Is this a new segment of which the disk got the length, but not the bytes?"""
+    file = segment.file
+    if at != SEGMENT_HEADER_BYTES or any(file.read(0, SEGMENT_HEADER_BYTES)):
+        return False
+    view = file.read(at, file.size - at)
+    entries = scan(view, 0, segment.base_offset, verify=True)
+    return all(isinstance(entry, Torn) for entry in entries)
 
 
 def _note(segment: Segment, damage: Damage, report: RecoveryReport) -> None:

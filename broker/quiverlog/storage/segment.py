@@ -331,13 +331,9 @@ class Segment:
             if isinstance(entry, Found):
                 good_last, good_end = entry.position, entry.position + entry.header.total_bytes
                 continue
-            damage = Damage(floor + entry.position, floor + end, entry.offset, self.end_offset)
-            if isinstance(entry, Damage):
-                at, at_end = floor + entry.position, floor + entry.end_position
-                damage = Damage(at, at_end, entry.offset, entry.end_offset)
-                self.note_damage(damage)
             if entry.position == start:
-                raise self._corrupt(*damage)
+                # How far it reaches is for `_diagnose`, which sees the whole file.
+                raise self._corrupt(floor + start, floor + end, entry.offset, self.end_offset)
             break
         self._verified(floor + start, floor + good_end)
         return good_last, good_end
