@@ -188,9 +188,14 @@ class ClientScenarios:
 
     def test_the_error_of_the_body_is_not_hidden(self, client: Any, topic: str) -> None:
         client.create_topic(topic, SCHEMA)
-        with pytest.raises(ZeroDivisionError) as caught, client.producer(topic) as producer:
-            producer.send({"id": "one"})
-            _ = 1 // 0
+
+        def body() -> None:
+            with client.producer(topic) as producer:
+                producer.send({"id": "one"})
+                _ = 1 // 0
+
+        with pytest.raises(ZeroDivisionError) as caught:
+            body()
         assert "SCHEMA_MISMATCH" in caught.value.__notes__[0]
 
     def test_compression_travels(self, client: Any, topic: str) -> None:

@@ -334,6 +334,9 @@ def _mapped(error: OSError, address: Address) -> QuiverlogError:
 
 
 def _reason(error: Exception) -> str:
+    """The system's own words; asyncio puts the address in their place."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(".")
 
 

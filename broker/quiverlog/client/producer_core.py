@@ -157,6 +157,7 @@ class Sealed:
     attempts: int = 0
     maybe_stored: bool = False
     """An attempt ended without telling whether the broker had stored it."""
+    last_failure: str = ""
     is_done: bool = False
 
 
@@ -516,11 +517,9 @@ class ProducerCore:
             for batch in expired:
                 seconds = self.options.delivery_timeout_us / 1_000_000
                 where = f"{self.topic.name}-{lane.partition}"
-                self._fail(
-                    lane,
-                    batch,
-                    DeliveryTimedOut(f"{batch.row_count} rows for {where} waited {seconds:g} s."),
-                )
+                why = batch.last_failure and f" Last failure: {batch.last_failure}"
+                message = f"{batch.row_count} rows for {where} waited {seconds:g} s.{why}"
+                self._fail(lane, batch, DeliveryTimedOut(message))
 
     def _must_renew_first(self, lane: Lane) -> bool:
         if not lane.renewing or lane.in_flight or not lane.queue:
@@ -679,6 +678,7 @@ class ProducerCore:
         lane = self._lanes[partition]
         if batch.is_done:
             return
+        batch.last_failure = error.message
         if error.refresh_metadata:
             self._needs_metadata = True
         if isinstance(error, (OutOfOrderSequence, UnknownProducerId)) and self.options.idempotent:
@@ -728,7 +728,7 @@ class ProducerCore:
         if error.retriable:  # it was tried until its time was up
             where = f"{self.topic.name}-{lane.partition}"
             error = DeliveryTimedOut(
-                f"{batch.row_count} rows for {where}, last failure: {error.message}"
+                f"{batch.row_count} rows for {where}. Last failure: {error.message}"
             )
         elif batch.maybe_stored:
             error.add_note("An earlier try had no answer: the rows may be stored nevertheless.")

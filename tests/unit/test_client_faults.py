@@ -1,0 +1,266 @@
+"""The client when brokers, networks and programs misbehave; both faces, against the fake broker."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import quiverlog
+from quiverlog.client import routing
+from quiverlog.client.async_client import AsyncClient
+from quiverlog.client.client import Client
+from quiverlog.wire import messages as m
+from tests.support.client_scenarios import SCHEMA, read, rows
+from tests.support.faces import FACES, connect
+from tests.support.fakebroker import FakeBroker
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker() as broker:
+        yield broker
+
+
+@pytest.fixture(params=FACES)
+def client(request: pytest.FixtureRequest, broker: FakeBroker) -> Iterator[Any]:
+    with connect(request.param, broker.bootstrap, request_timeout=2.0) as client:
+        yield client
+
+
+# --- connections ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("face", FACES)
+def test_nobody_listens(face: str) -> None:
+    with pytest.raises(quiverlog.ConnectionFailed, match=r"127\.0\.0\.1:1: Connection refused"):
+        connect(face, ["127.0.0.1:1"])
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_something_else_listens(face: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(quiverlog.QuiverlogError, match=address) as caught:
+            connect(face, address, connect_timeout=0.2)
+        assert isinstance(caught.value, (quiverlog.ConnectionFailed, quiverlog.RequestTimedOut))
+
+
+def test_connections_closed_while_idle_are_replaced(broker: FakeBroker, client: Any) -> None:
+    for _ in range(3):
+        assert client.list_topics() == []
+        broker.drop_connections()
+    assert client.list_topics() == []
+
+
+def test_a_silent_broker_is_not_waited_for_for_ever(broker: FakeBroker, client: Any) -> None:
+    broker.fault(m.MetadataRequest, "hang")
+    started = time.monotonic()
+    with pytest.raises(quiverlog.RequestTimedOut, match=re.escape(broker.bootstrap)):
+        client.list_topics()
+    assert time.monotonic() - started < 10
+    assert client.list_topics() == []
+
+
+def test_a_lost_answer_is_asked_for_again(broker: FakeBroker, client: Any) -> None:
+    broker.fault(m.MetadataRequest, "drop_reply", "drop", quiverlog.ThrottledBroker("busy"))
+    assert client.list_topics() == []
+
+
+def test_a_lost_answer_to_a_creation_is_no_error(broker: FakeBroker, client: Any) -> None:
+    broker.fault(m.CreateTopicsRequest, "drop_reply")
+    assert client.create_topic("t", SCHEMA).name == "t"
+    broker.fault(m.DeleteTopicsRequest, "drop_reply")
+    client.delete_topic("t")
+    client.create_topic("t", SCHEMA)
+    broker.fault(m.CreateTopicsRequest, "drop")
+    with pytest.raises(quiverlog.TopicExists):  # of another shape: not made by us
+        client.create_topic("t", "raw")
+
+
+def test_a_closed_client_says_so(broker: FakeBroker) -> None:
+    client = quiverlog.connect(broker.bootstrap)
+    client.create_topic("t", SCHEMA)
+    producer = client.producer("t", linger=60)
+    future = producer.send(rows(1))
+    client.close()
+    with pytest.raises(quiverlog.ClientClosed):
+        client.list_topics()
+    with pytest.raises(quiverlog.ClientClosed):
+        future.result()
+    with pytest.raises(quiverlog.ClientClosed):
+        producer.send(rows(1))
+
+
+# --- producing ------------------------------------------------------------------------------------
+FAULTS = (
+    ["drop_reply"],
+    ["drop"],
+    ["drop_reply", "drop_reply", "drop"],
+    [quiverlog.DiskFull("full"), "drop_reply"],
+    [quiverlog.NotLeader("moved")],
+    [quiverlog.ThrottledBroker("busy")] * 3,
+)
+
+
+@pytest.mark.parametrize("faults", FAULTS, ids=lambda f: "+".join(str(x)[:10] for x in f))
+def test_whatever_is_repeated_is_stored_once(
+    broker: FakeBroker, client: Any, faults: list[Any]
+) -> None:
+    client.create_topic("t", SCHEMA)
+    broker.fault(m.ProduceRequest, *faults)
+    with client.producer("t", batch_rows=5, linger=0) as producer:
+        for i in range(10):
+            producer.send(rows(5, first=5 * i))
+    assert read(client, "t") == rows(50)
+
+
+def test_a_refused_batch_does_not_stop_the_next(broker: FakeBroker, client: Any) -> None:
+    client.create_topic("t", SCHEMA)
+    broker.fault(m.ProduceRequest, quiverlog.CorruptBatch("damaged"))
+    with client.producer("t", linger=0) as producer:
+        futures = [producer.send(rows(1, first=i)) for i in range(8)]
+        errors = [future.exception() for future in futures]
+    failed = [e for e in errors if e is not None]
+    assert {type(e) for e in failed} == {quiverlog.CorruptBatch}
+    kept = [i for i, e in enumerate(errors) if e is None]
+    assert kept, "the refusal took everything with it"
+    assert [row["id"] for row in read(client, "t")] == kept
+
+
+def test_a_delivery_ends_when_its_time_is_up(broker: FakeBroker, client: Any) -> None:
+    client.create_topic("t", SCHEMA)
+    broker.fault(m.ProduceRequest, *[quiverlog.DiskFull("full")] * 500)
+    producer = client.producer("t", delivery_timeout=0.3)
+    with pytest.raises(quiverlog.DeliveryTimedOut, match="full"):
+        producer.send(rows(1)).result(timeout=10)
+    producer.close()
+
+
+def test_the_buffer_is_bounded(broker: FakeBroker, client: Any) -> None:
+    client.create_topic("t", SCHEMA)
+    broker.fault(m.ProduceRequest, *[quiverlog.DiskFull("full")] * 500)
+    producer = client.producer("t", buffer_bytes=10_000, delivery_timeout=0.5, batch_rows=100)
+    started = time.monotonic()
+    for _ in range(8):
+        producer.send(rows(100))
+        assert producer.buffered_bytes < 10_000 + 10_000, "room for one more at most"
+    assert time.monotonic() - started > 0.3, "send did not wait for room"
+    with pytest.raises(quiverlog.DeliveryTimedOut):
+        producer.flush()
+    producer.close()
+
+
+def test_rows_too_large_for_one_batch_are_split_and_a_row_is_refused(
+    broker: FakeBroker, client: Any
+) -> None:
+    client.create_topic("t", "raw")
+    broker.topics["t"].batch_bytes_max = 4_096
+    client.metadata(["t"])
+    with client.producer("t") as producer:
+        producer.send([{"value": bytes(1_000)} for _ in range(20)])
+        too_large = producer.send([{"value": bytes(10_000)}])
+        with pytest.raises(quiverlog.BatchTooLarge, match="4096"):
+            too_large.result()
+    assert sum(len(batch) for batch in client.consumer("t")) == 20
+    assert all(len(batch) <= 4_096 for batch in broker.topics["t"].partitions[0].batches)
+
+
+def test_a_topic_made_anew_is_not_taken_for_the_old(broker: FakeBroker, client: Any) -> None:
+    client.create_topic("t", SCHEMA)
+    with client.producer("t") as producer, client.consumer("t", follow=True) as consumer:
+        producer.send(rows(1)).result()
+        assert consumer.poll(timeout=5) is not None
+        client.delete_topic("t")
+        client.create_topic("t", SCHEMA)
+        with pytest.raises(quiverlog.UnknownTopicId):
+            producer.send(rows(1)).result()
+        with pytest.raises(quiverlog.UnknownTopicId):
+            consumer.poll(timeout=5)
+
+
+# --- consuming ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("fault", ["drop", "drop_reply", quiverlog.NotLeader("moved")], ids=str)
+def test_a_reader_survives(broker: FakeBroker, client: Any, fault: Any) -> None:
+    client.create_topic("t", SCHEMA, partitions=2)
+    with client.producer("t", batch_rows=5) as producer:
+        producer.send(rows(40))
+    broker.fault(m.FetchRequest, fault, fault)
+    assert sorted(row["id"] for row in read(client, "t")) == [*range(40)]
+
+
+def test_the_next_fetch_is_under_way_before_rows_are_handed_out(
+    broker: FakeBroker, client: Any
+) -> None:
+    client.create_topic("t", SCHEMA)
+    with client.producer("t", batch_rows=1_000, batch_bytes=1 << 20) as producer:
+        producer.send(rows(200_000))
+    iterator = iter(client.consumer("t", fetch_bytes=1 << 20))
+    next(iterator)
+    deadline = time.monotonic() + 10
+    while len(broker.seen(m.FetchRequest)) < 2:
+        assert time.monotonic() < deadline, "no second fetch while the first is being used"
+        time.sleep(0.005)
+    iterator.close()
+
+
+# --- routing --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("h:1", [("h", 1)]),
+        ("a:1, b:2,", [("a", 1), ("b", 2)]),
+        ("host", [("host", 9292)]),
+        ("[::1]:5", [("::1", 5)]),
+        ("::1", [("::1", 9292)]),
+        (["a:1", "a:1"], [("a", 1)]),
+    ],
+)
+def test_addresses(text: Any, addresses: list[tuple[str, int]]) -> None:
+    assert list(routing.parse_addresses(text)) == addresses
+
+
+@pytest.mark.parametrize("text", ["", [], "h:", "h:x", "h:0", "h:70000", ":5", "http://h:5"])
+def test_bad_addresses(text: Any) -> None:
+    with pytest.raises(quiverlog.InvalidArgument):
+        routing.parse_addresses(text)
+
+
+def test_the_pause_grows_is_bounded_and_never_fixed() -> None:
+    ceilings = [routing.backoff_s(n, 0.999999) for n in range(12)]
+    assert ceilings == sorted(ceilings)
+    assert 0.9 < ceilings[-1] <= 1.0
+    assert routing.backoff_s(5, 0.0) == 0.0
+
+
+# --- the public face ------------------------------------------------------------------------------
+def test_both_faces_have_the_same_methods() -> None:
+    def methods(kind: type) -> dict[str, Any]:
+        return {n: f for n, f in vars(kind).items() if callable(f) and not n.startswith("_")}
+
+    blocking, asyncio_ = methods(Client), methods(AsyncClient)
+    assert blocking.keys() == asyncio_.keys()
+    for name, function in blocking.items():
+        assert function.__kwdefaults__ == asyncio_[name].__kwdefaults__, name
+        ours, theirs = function.__code__, asyncio_[name].__code__
+        count = ours.co_argcount + ours.co_kwonlyargcount
+        assert ours.co_varnames[:count] == theirs.co_varnames[:count], name
+
+
+def test_the_import_is_cheap() -> None:
+    """No pyarrow, no sockets, no asyncio: the command line and Spark's discovery pay for it."""
+    code = "import sys, quiverlog; print(' '.join(sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"pyarrow", "asyncio", "socket", "msgspec"} & set(loaded)
+
+
+def test_the_version_is_the_packages() -> None:
+    from importlib.metadata import version
+
+    assert quiverlog.__version__ == version("quiverlog")
