@@ -174,8 +174,6 @@ class LogMachine(RuleBasedStateMachine):
         self.forget()
 
     def forget(self) -> None:
-        if self.start >= self.end:
-            self.durable_start = self.start
         self.stored = [batch for batch in self.stored if batch.end > self.start]
 
     @rule()
@@ -199,7 +197,7 @@ class LogMachine(RuleBasedStateMachine):
         self.stored = [b for b in self.stored if b.end <= batch.offset]
         self.promised = min(self.promised, batch.offset)
         if not self.stored:
-            self.start = self.durable_start = max(self.start, self.log.log_start_offset)
+            self.start = max(self.start, self.log.log_start_offset)
 
     @precondition(lambda self: self.stored)
     @rule(where=st.floats(0, 1), upto=st.floats(0, 1), size=st.integers(0, 3_000))

@@ -239,6 +239,7 @@ class Log:
         end = max(end, self._start_saved, self._point.offset)
         self.log_end_offset = end
         for segment in touched:
+            segment.drop_index()
             segment.file.sync()
         if touched:
             self._disk.sync_dir(self.directory)
@@ -619,6 +620,7 @@ class Log:
         old = self.segments[-1]
         position, header = next(old.headers(offset))
         self.size_bytes -= old.file.size - position
+        old.drop_index()
         old.file.truncate(position)
         old.file.sync()
         old.file.close()

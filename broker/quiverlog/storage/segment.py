@@ -191,6 +191,12 @@ class Segment:
         summary = IndexSummary(self.base_offset, self.end_offset, self.newest_us, self.file.size)
         self._disk.write_file_atomic(self.index_path, index.dump(summary), durable=False)
 
+    def drop_index(self) -> None:
+        """Bytes are cut or may have been: others may come to fill the same length."""
+        self.index = None
+        if self._disk.exists(self.index_path):
+            self._disk.remove(self.index_path)
+
     # --- writing -------------------------------------------------------------------------------
     def append(
         self, batches: list[tuple[BatchHeader, memoryview]], end_offset: int, interval_bytes: int
