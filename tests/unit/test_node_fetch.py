@@ -251,3 +251,13 @@ def test_a_flipped_bit_on_the_disk_is_never_served_as_rows(node: NodeDriver) -> 
     assert result.error_code == errors.CorruptLog.code
     assert body == b""
     assert node.metrics.corrupt_reads == 1
+
+
+def test_a_flush_shows_only_the_rows_that_it_covers(node: NodeDriver) -> None:
+    topic = node.create()
+    node.produce(topic, batch_of([1]))
+    node.produce(topic, batch_of([2, 2]))  # While the flush of the first runs.
+    node.flush()
+    assert node.fetched(topic, 0)[0].high_watermark == 1
+    node.flush()
+    assert node.fetched(topic, 0)[0].high_watermark == 3
