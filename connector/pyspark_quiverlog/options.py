@@ -469,8 +469,14 @@ REFUSED: dict[str, str] = {
     "maxfilespertrigger": "use `maxOffsetsPerTrigger` or `maxBytesPerTrigger`",
 }
 
-_IGNORED = frozenset({"checkpointlocation", "queryname"})
-"""Spark adds these to a sink's options by itself."""
+_IGNORED = frozenset(
+    {
+        *("checkpointlocation", "queryname"),
+        *("provider", "owner", "location", "external", "is_managed_location"),
+        *("comment", "collation", "serialization.format"),
+    }
+)
+"""Spark adds these by itself: the first two to a sink's options, the others to a table's."""
 
 _BY_KEY: dict[str, OptionSpec] = {
     key.lower(): spec for spec in OPTIONS for key in (spec.name, *spec.aliases)
@@ -562,7 +568,10 @@ def _with_path(raw: Mapping[str, str], name: str, selectors: tuple[str, ...]) ->
     A table in Spark's catalogue has its warehouse location there, which cannot be a topic's name
     (it has slashes) and means nothing here.
     """
-    options = {key.lower(): value for key, value in raw.items()}
+    given_keys = {key.lower(): value for key, value in raw.items()}
+    # A table's options arrive as `option.NAME` when it is read, with or without the bare names.
+    prefixed = {k.removeprefix("option."): v for k, v in given_keys.items() if k[:7] == "option."}
+    options = prefixed | {k: v for k, v in given_keys.items() if k[:7] != "option."}
     path = options.pop("path", None)
     if path is None:
         return options

@@ -140,6 +140,13 @@ def test_spark_own_additions_are_let_pass_at_a_sink() -> None:
     assert write(topic="t", checkpointLocation="/x", queryName="q").topic == "t"
 
 
+def test_the_options_of_a_table_arrive_with_a_prefix() -> None:
+    added = {"provider": "quiverlog", "owner": "me", "option.subscribe": "flights"}
+    assert read(**added).subscribe == ("flights",)
+    prefixed = {"option." + key: value for key, value in BASE.items()} | {"path": "file:/x/y"}
+    assert parse_read_options(prefixed, Use.BATCH_READ).subscribe == ("flights",)
+
+
 def test_load_and_save_name_the_topic() -> None:
     options = parse_read_options({"bootstrap.servers": "a:1", "path": "flights"}, Use.READ)
     assert options.subscribe == ("flights",)
