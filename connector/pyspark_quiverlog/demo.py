@@ -135,6 +135,14 @@ class Progress:
         self.rows_late = 0
         self.batches = 0
         self.busy_s = 0.0
+        self.first_s = 0.0
+        self._warm_rows = 0
+        self._warm_s = 0.0
+
+    @property
+    def warm_rows_per_s(self) -> float:
+        """Of the micro-batches that took rows, without the first, in which Spark warms up."""
+        return self._warm_rows / self._warm_s if self._warm_s else 0.0
 
     def poll(self) -> None:
         """Look at the batches that ended since the last look; raise if the query died."""
@@ -150,7 +158,13 @@ class Progress:
         self.batches += 1
         self.rows_in += progress.numInputRows
         self.rows_late += sum(s.numRowsDroppedByWatermark for s in progress.stateOperators)
-        self.busy_s += progress.durationMs["triggerExecution"] / 1000
+        seconds = progress.durationMs["triggerExecution"] / 1000
+        self.busy_s += seconds
+        if self.batches == 1:
+            self.first_s = seconds
+        elif progress.numInputRows > 1:  # the closing row comes alone
+            self._warm_rows += progress.numInputRows
+            self._warm_s += seconds
         tell(
             "batch",
             batch=progress.batchId,
@@ -187,6 +201,8 @@ def main(arguments: list[str] | None = None) -> int:
             "done",
             seconds=time.monotonic() - started_s,
             busy_seconds=progress.busy_s,
+            first_seconds=progress.first_s,
+            warm_rows_per_s=progress.warm_rows_per_s,
             batches=progress.batches,
             rows_in=progress.rows_in,
             rows_late=progress.rows_late,

@@ -44,6 +44,7 @@ def options(tmp_path: Path) -> DemoOptions:
 
 def judge(tables, delays, options, *, rows_late=0, acknowledged=FLIGHTS) -> tuple[int, str]:
     done = {"rows_in": FLIGHTS + 1, "rows_late": rows_late, "batches": 3, "busy_seconds": 2.0}
+    done |= {"first_seconds": 1.0, "warm_rows_per_s": 1000.0}
     events = {"done": done, "spark": {"version": "4.3.0", "seconds": 5.0}}
     legs = [
         Leg("flights -> broker", FLIGHTS, acknowledged, 1.0),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,10 +16,14 @@ from quiverlog.batch.codec import encode_batch
 from quiverlog.batch.header import stamp
 from quiverlog.cli import main
 from quiverlog.cli.dump_log import DumpedBatch, walk
+from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.segment import Segment
 from quiverlog.types import Compression
 
+SEGMENT_HEADER = 64
 
-def segment(*row_counts: int, first: int = 100) -> bytes:
+
+def batches(*row_counts: int, first: int = 100) -> bytes:
     parts = []
     for count in row_counts:
         rows = pa.record_batch({"id": pa.array(range(count), pa.int64())})
@@ -31,6 +37,19 @@ def segment(*row_counts: int, first: int = 100) -> bytes:
     return b"".join(parts)
 
 
+@cache
+def header(first: int) -> bytes:
+    """The first bytes of a segment, as storage itself writes them."""
+    with tempfile.TemporaryDirectory() as directory:
+        made = Segment.create(PosixDisk(), directory, first, 1)
+        made.file.close()
+        return Path(made.path).read_bytes()
+
+
+def segment(*row_counts: int, first: int = 100) -> bytes:
+    return header(first) + batches(*row_counts, first=first)
+
+
 def dump(capsys, path: Path, content: bytes, *flags: str) -> tuple[int, dict]:
     path.write_bytes(content)
     code = main(["dump-log", str(path), "--format", "json", *flags])
@@ -40,44 +59,59 @@ def dump(capsys, path: Path, content: bytes, *flags: str) -> tuple[int, dict]:
 
 def test_a_good_segment(tmp_path: Path, capsys):
     code, result = dump(capsys, tmp_path / "s.log", segment(10, 1, 5))
-    assert (code, result["broken"], result["rows"]) == (0, "", 16)
+    assert (code, result["problems"], result["rows"]) == (0, [], 16)
     offsets = [(b["base_offset"], b["last_offset"], b["row_count"]) for b in result["batches"]]
     assert offsets == [(100, 109, 10), (110, 110, 1), (111, 115, 5)]
     first = result["batches"][0]
-    assert first["crc_ok"] is True
+    assert (first["position"], first["crc_ok"]) == (SEGMENT_HEADER, True)
     assert (first["leader_epoch"], first["schema_id"], first["compression"]) == (5, 3, "lz4")
     assert (first["producer_id"], first["producer_epoch"], first["base_sequence"]) == (7, 1, 100)
     assert first["timestamp_max_us"] == 1_700_000_000_000_000
 
 
-def test_an_empty_segment(tmp_path: Path, capsys):
-    assert dump(capsys, tmp_path / "s.log", b"")[0] == 0
+def test_a_segment_without_batches(tmp_path: Path, capsys):
+    assert dump(capsys, tmp_path / "s.log", segment()) == (
+        0,
+        {"file": str(tmp_path / "s.log"), "batches": [], "rows": 0, "problems": []},
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 64, b"PK and so on" * 10, batches(1)])
+def test_other_files_are_no_segments(tmp_path: Path, capsys, content):
+    code, result = dump(capsys, tmp_path / "s.log", content)
+    assert code == 4
+    assert len(result["problems"]) == 1
 
 
 def test_a_flipped_bit_is_found_and_the_rest_still_shown(tmp_path: Path, capsys):
     content = bytearray(segment(10, 10, 10))
-    length = len(content) // 3
-    content[length + 200] ^= 4
+    length = (len(content) - SEGMENT_HEADER) // 3
+    content[SEGMENT_HEADER + length + 200] ^= 4
     code, result = dump(capsys, tmp_path / "s.log", bytes(content))
-    assert code == 4
+    assert (code, result["rows"]) == (4, 20)
     assert [b["crc_ok"] for b in result["batches"]] == [True, False, True]
+    assert result["problems"] == [
+        f"position {SEGMENT_HEADER + length}: damaged: {length} bytes, offsets 110 to 119 "
+        "cannot be read"
+    ]
     _, only = dump(capsys, tmp_path / "s.log", bytes(content), "--problems")
     assert [b["base_offset"] for b in only["batches"]] == [110]
 
 
 @pytest.mark.parametrize("cut", [1, 63, 64, 100])
 def test_a_torn_end_is_named(tmp_path: Path, capsys, cut):
-    whole, more = segment(10), segment(10, first=110)
+    whole, more = segment(10), batches(10, first=110)
     code, result = dump(capsys, tmp_path / "s.log", whole + more[:cut])
     assert code == 4
     assert len(result["batches"]) == 1
-    assert f"position {len(whole)}: torn" in result["broken"]
+    (problem,) = result["problems"]
+    assert problem.startswith(f"position {len(whole)}: torn: {cut} bytes")
 
 
-def test_a_hole_between_offsets_is_named(tmp_path: Path, capsys):
-    code, result = dump(capsys, tmp_path / "s.log", segment(10) + segment(1, first=120))
+def test_a_hole_between_offsets_is_damage(tmp_path: Path, capsys):
+    code, result = dump(capsys, tmp_path / "s.log", segment(10) + batches(1, first=120))
     assert code == 4
-    assert result["batches"][1]["problem"] == "offset 110 should follow"
+    assert result["problems"]
 
 
 def test_the_table_has_a_line_per_batch(tmp_path: Path, capsys):
@@ -89,14 +123,16 @@ def test_the_table_has_a_line_per_batch(tmp_path: Path, capsys):
     assert "2023-11-14 22:13:20" in out
 
 
-@given(
-    st.binary(max_size=300)
-    | st.builds(lambda a, b: segment(2)[:a] + b, st.integers(0, 400), st.binary(max_size=200))
+DAMAGED = st.builds(
+    lambda cut, tail: segment(2)[:cut] + tail, st.integers(60, 400), st.binary(max_size=200)
 )
+
+
+@given(st.binary(max_size=300) | DAMAGED)
 def test_any_bytes_can_be_walked(content):
-    covered = 0
+    end = 0
     for found in walk(memoryview(content)):
         if isinstance(found, DumpedBatch):
-            assert found.position == covered
-            covered += found.size_bytes
-    assert covered <= len(content)
+            assert found.position >= end
+            end = found.position + found.size_bytes
+    assert end <= len(content)

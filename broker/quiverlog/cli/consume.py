@@ -87,6 +87,7 @@ def consume(
     wanted, numbers = parse_start(start), sorted(set(partitions))
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         schema = _schema(client, topic, columns, metadata=metadata)
+        _check_offsets(client, topic, wanted)
         with open_sink(output, file_format, schema) as sink:
             batches = _batches(
                 client,
@@ -145,6 +146,22 @@ def _start(wanted: str | datetime | dict[int, int], numbers: list[int]) -> Any:
             )
         return {number: wanted[number] for number in numbers}
     return wanted
+
+
+def _check_offsets(client: Client, topic: str, wanted: str | datetime | dict[int, int]) -> None:
+    """An offset beyond the end is a slip of the pen, not a wish to read nothing."""
+    from quiverlog.errors import OffsetOutOfRange
+
+    if not isinstance(wanted, dict):
+        return
+    firsts = client.list_offsets(topic, at=dict.fromkeys(wanted, "earliest"))
+    ends = client.list_offsets(topic, at=dict.fromkeys(wanted, "latest"))
+    for partition, offset in wanted.items():
+        first, end = firsts[partition] or 0, ends[partition] or 0
+        if not first <= offset <= end:
+            raise OffsetOutOfRange(
+                f"Offset {offset} of {topic}-{partition} is not in its range, {first} to {end}."
+            )
 
 
 def _schema(client: Client, topic: str, columns: list[str] | None, *, metadata: bool) -> pa.Schema:

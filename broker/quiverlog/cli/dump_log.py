@@ -1,44 +1,47 @@
 """`quiverlog dump-log`: what lies in a segment file, batch by batch.
 
-Owns the walk over a file that may be torn or damaged: it reads headers, never trusts a size beyond
-the file's end, and goes on after a batch whose checksum is wrong. It opens files read-only and
-needs no broker; a broker that writes to the file at the same time does no harm.
+Owns how a segment is shown; what is damage and what a torn tail is storage's judgement, the same
+that recovery goes by. It opens files read-only and needs no broker; a broker that writes to the
+file at the same time does no harm.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
-from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.header import (
-    CRC_START,
     FLAG_CODEC_MASK,
     FLAG_CODEC_SHIFT,
     FLAG_CONTROL,
     FLAG_TRANSACTIONAL,
-    MAGIC,
     BatchHeader,
 )
 from quiverlog.cli.failures import ExitCode
 from quiverlog.cli.options import debug_option, format_option
-from quiverlog.cli.output import print_json, print_table
-from quiverlog.limits import BATCH_BYTES_MAX, BATCH_HEADER_BYTES
+from quiverlog.cli.output import human_bytes, human_count, print_json, print_table
+from quiverlog.storage.scan import Damage, Found, Torn, batch_at, scan
+from quiverlog.storage.segment import SEGMENT_HEADER_BYTES
 from quiverlog.types import Compression
 
 __all__ = ["DumpedBatch", "dump_log", "walk"]
 
+# As storage/segment.py draws the first 64 bytes of a segment.
+_SEGMENT_MAGIC = b"QVSEGMNT"
+_BASE_OFFSET = struct.Struct("<q")
+_BASE_OFFSET_AT = 16
 _CODECS = {codec.value: codec.label for codec in Compression}
 
 
 @dataclass(frozen=True, slots=True)
 class DumpedBatch:
-    """A batch's header and what is wrong with the batch ("" when nothing is)."""
+    """A batch's header, and whether its bytes match its checksum."""
 
     position: int
     size_bytes: int
@@ -56,38 +59,40 @@ class DumpedBatch:
     timestamp_min_us: int
     timestamp_max_us: int
     crc_ok: bool
-    problem: str = ""
 
 
 def walk(buffer: memoryview) -> Iterator[DumpedBatch | str]:
-    """The batches of a segment; a str says why the walk ends before the buffer does."""
-    at, expected_offset = 0, None
-    while at < len(buffer):
-        left = len(buffer) - at
-        if left < BATCH_HEADER_BYTES:
-            yield f"position {at}: torn: {left} bytes are left, a header has {BATCH_HEADER_BYTES}"
-            return
-        header = BatchHeader.unpack(buffer, at)
-        if header.magic != MAGIC or not BATCH_HEADER_BYTES <= header.total_bytes <= BATCH_BYTES_MAX:
-            yield f"position {at}: no batch begins here (magic {header.magic})"
-            return
-        if header.total_bytes > left:
-            yield f"position {at}: torn: the batch has {header.total_bytes} bytes, {left} are left"
-            return
-        yield _dumped(buffer, at, header, expected_offset)
-        at += header.total_bytes
-        expected_offset = header.next_offset
+    """What a segment holds: its batches, and in words what is wrong with the rest.
+
+    A batch that is whole but whose checksum is wrong is among the batches.
+    """
+    if len(buffer) < SEGMENT_HEADER_BYTES or bytes(buffer[:8]) != _SEGMENT_MAGIC:
+        yield "this is not a segment file"
+        return
+    base_offset = _BASE_OFFSET.unpack_from(buffer, _BASE_OFFSET_AT)[0]
+    for found in scan(buffer, SEGMENT_HEADER_BYTES, base_offset, verify=True):
+        match found:
+            case Found(position, header):
+                yield _dumped(position, header, crc_ok=True)
+            case Torn(position, offset):
+                left = len(buffer) - position
+                yield (
+                    f"position {position}: torn: {left} bytes of a batch at offset {offset}; a "
+                    "broker that starts cuts them"
+                )
+            case Damage(position, end_position, offset, end_offset):
+                damaged = batch_at(buffer, position, offset)
+                if damaged is not None:
+                    yield _dumped(position, damaged, crc_ok=False)
+                yield (
+                    f"position {position}: damaged: {end_position - position} bytes, offsets "
+                    f"{offset} to {end_offset - 1} cannot be read"
+                )
 
 
-def _dumped(
-    buffer: memoryview, at: int, header: BatchHeader, expected_offset: int | None
-) -> DumpedBatch:
-    crc_ok = crc32c(buffer[at + CRC_START : at + header.total_bytes]) == header.crc32c
-    problems = [] if crc_ok else ["checksum is wrong"]
-    if expected_offset is not None and header.base_offset != expected_offset:
-        problems.append(f"offset {expected_offset} should follow")
+def _dumped(position: int, header: BatchHeader, *, crc_ok: bool) -> DumpedBatch:
     return DumpedBatch(
-        position=at,
+        position=position,
         size_bytes=header.total_bytes,
         base_offset=header.base_offset,
         last_offset=header.next_offset - 1,
@@ -103,7 +108,6 @@ def _dumped(
         timestamp_min_us=header.timestamp_min_us,
         timestamp_max_us=header.timestamp_max_us,
         crc_ok=crc_ok,
-        problem=", ".join(problems),
     )
 
 
@@ -120,72 +124,77 @@ def _codec(flags: int) -> str:
     required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
-@click.option("--problems", is_flag=True, help="Show only batches that something is wrong with.")
+@click.option("--problems", is_flag=True, help="Show only what is wrong.")
 @format_option()
 @debug_option
 def dump_log(files: tuple[Path, ...], problems: bool, output_format: str) -> int:
     """Show the batches of segment files (data/<topic>-<partition>/<offset>.log).
 
-    Reads, never writes. Exit code 4 if a checksum is wrong, offsets do not follow each other or the
-    end is torn; a running broker's newest file may look torn for a moment.
+    Reads, never writes. Exit code 4 if bytes are damaged or the end is torn; a running broker's
+    newest file may look torn for a moment.
     """
-    results = [_dump(path) for path in files]
+    dumps = [_dump(path) for path in files]
     if output_format == "json":
-        print_json([_as_json(*result, only_problems=problems) for result in results])
+        print_json([_as_json(dump, only_problems=problems) for dump in dumps])
     else:
-        for path, batches, broken in results:
-            _print(path, batches, broken, only_problems=problems)
-    bad = any(broken or any(b.problem for b in batches) for _, batches, broken in results)
-    return ExitCode.PROBLEMS_FOUND if bad else ExitCode.OK
+        for dump in dumps:
+            _print(dump, only_problems=problems)
+    return ExitCode.PROBLEMS_FOUND if any(d.problems for d in dumps) else ExitCode.OK
 
 
-def _dump(path: Path) -> tuple[Path, list[DumpedBatch], str]:
-    batches: list[DumpedBatch] = []
-    broken = ""
+@dataclass(frozen=True, slots=True)
+class _Dump:
+    path: Path
+    batches: list[DumpedBatch]
+    problems: list[str]
+
+    def shown(self, *, only_problems: bool) -> list[DumpedBatch]:
+        return [b for b in self.batches if not (only_problems and b.crc_ok)]
+
+
+def _dump(path: Path) -> _Dump:
+    dump = _Dump(path, [], [])
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
-            return path, batches, broken
+            dump.problems.append("the file is empty")
+            return dump
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             view = memoryview(mapped)
             try:
                 for found in walk(view):
                     if isinstance(found, str):
-                        broken = found
+                        dump.problems.append(found)
                     else:
-                        batches.append(found)
+                        dump.batches.append(found)
             finally:
                 view.release()
-    return path, batches, broken
+    return dump
 
 
-def _as_json(
-    path: Path, batches: list[DumpedBatch], broken: str, *, only_problems: bool
-) -> dict[str, object]:
+def _as_json(dump: _Dump, *, only_problems: bool) -> dict[str, object]:
     return {
-        "file": str(path),
-        "batches": [asdict(b) for b in batches if b.problem or not only_problems],
-        "rows": sum(b.row_count for b in batches),
-        "broken": broken,
+        "file": str(dump.path),
+        "batches": [asdict(b) for b in dump.shown(only_problems=only_problems)],
+        "rows": sum(b.row_count for b in dump.batches if b.crc_ok),
+        "problems": dump.problems,
     }
 
 
-def _print(path: Path, batches: list[DumpedBatch], broken: str, *, only_problems: bool) -> None:
-    from quiverlog.cli.output import human_bytes, human_count
-
-    print(path)
+def _print(dump: _Dump, *, only_problems: bool) -> None:
+    print(dump.path)
     numbers = ["POSITION", "BYTES", "FIRST", "LAST", "EPOCH", "ROWS", "SCHEMA"]
-    shown = [b for b in batches if b.problem or not only_problems]
+    shown = dump.shown(only_problems=only_problems)
     if shown:
         print_table(
-            [*numbers, "CODEC", "PRODUCER", "TIME", "CRC", "PROBLEM"],
-            [_row(b) for b in shown],
+            [*numbers, "CODEC", "PRODUCER", "TIME", "CRC"],
+            [_row(batch) for batch in shown],
             right=numbers,
         )
-    stored = human_bytes(sum(b.size_bytes for b in batches))
-    rows = human_count(sum(b.row_count for b in batches))
-    print(f"{len(batches)} batches, {rows} rows, {stored}")
-    if broken:
-        print(f"PROBLEM  {broken}")
+    good = [batch for batch in dump.batches if batch.crc_ok]
+    stored = human_bytes(sum(b.size_bytes for b in good))
+    print(f"{len(good)} batches, {human_count(sum(b.row_count for b in good))} rows, {stored}")
+    for problem in dump.problems:
+        print(f"PROBLEM  {problem}")
 
 
 def _row(b: DumpedBatch) -> tuple[object, ...]:
@@ -209,5 +218,4 @@ def _row(b: DumpedBatch) -> tuple[object, ...]:
         producer,
         moment,
         "ok" if b.crc_ok else "WRONG",
-        b.problem,
     )

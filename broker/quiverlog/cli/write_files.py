@@ -65,10 +65,11 @@ def open_sink(output: str, file_format: str, schema: pa.Schema) -> Iterator[Sink
         sink: Sink = kinds[file_format](target, schema)
         try:
             yield sink
-        finally:
-            # Also after Ctrl-C: what was written so far shall be a readable file.
-            sink.close()
-            target.flush()
+        except KeyboardInterrupt:
+            sink.close()  # what was written so far shall be a readable file
+            raise
+        sink.close()
+        target.flush()
 
 
 def _plain(value: Any) -> Any:

@@ -61,7 +61,7 @@ def run_demo(options: DemoOptions) -> int:
     _check_requirements()
     began_s = time.monotonic()
     # Talk goes to stderr when stdout is for a program.
-    console = Console(stderr=options.as_json, highlight=False)
+    console = _console(stderr=options.as_json)
     tables = load_tables(flights_max=options.flights_max)
     directory = Path(tempfile.mkdtemp(prefix="quiverlog-demo-"))
     with _broker(directory, options, console) as broker:
@@ -76,6 +76,12 @@ def run_demo(options: DemoOptions) -> int:
             _say_how_to_reach(broker, directory, console)
     console.print(f"{time.monotonic() - began_s:.0f} seconds in all.")
     return code
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    # What is not a terminal has no width: take one that the tables fit.
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=110)
 
 
 def _check_requirements() -> None:
@@ -219,9 +225,10 @@ def _verdict(
         report.print_carriers(delays, console)
         report.print_legs(legs, console)
         console.print(
-            f"Spark {spark.events['spark']['version']}: {done['batches']} micro-batches, "
-            f"{done['busy_seconds']:.1f} s of work, started in "
-            f"{spark.events['spark']['seconds']:.1f} s; one closing row not counted."
+            f"Spark {spark.events['spark']['version']} started in "
+            f"{spark.events['spark']['seconds']:.1f} s; {done['batches']} micro-batches, the first "
+            f"(cold) took {done['first_seconds']:.1f} s, the others with flights made "
+            f"{done['warm_rows_per_s']:,.0f} rows/s. One closing row is not counted."
         )
         console.print(f"Picture: {options.plot}")
     if problems:
