@@ -1,0 +1,47 @@
+"""docs/broker.md names every metric that is exported and every line that is logged."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quiverlog.server.metrics import MetricsExporter, ServerMetrics
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "broker.md").read_text()
+LEVELS = {"debug", "info", "warning", "error"}
+
+
+def logged_events() -> Iterator[tuple[str, str]]:
+    """(file, event) of `log.info("event", ...)` and `broker.log("info", "event", ...)` calls."""
+    for part in ("node", "server"):
+        for path in sorted((ROOT / "broker" / "quiverlog" / part).glob("*.py")):
+            for call in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                    continue
+                texts = [a.value for a in call.args if isinstance(a, ast.Constant)]
+                if call.func.attr == "log" and len(texts) >= 2:
+                    yield path.name, texts[1]
+                elif call.func.attr in LEVELS and "log" in ast.unparse(call.func.value) and texts:
+                    yield path.name, texts[0]
+
+
+def test_every_log_line_is_explained() -> None:
+    events = list(logged_events())
+    assert len(events) > 20
+    missing = [(f, event) for f, event in events if event.partition(":")[0] not in PAGE]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    "family", list(MetricsExporter(ServerMetrics(), list, topics_max=1).collect())
+)
+def test_every_metric_is_explained(family) -> None:  # type: ignore[no-untyped-def]
+    name = family.name.removeprefix("quiverlog_")
+    if family.type == "counter":
+        name += "_total"
+    if name != "build_info":
+        assert f"`{name}" in PAGE, name
