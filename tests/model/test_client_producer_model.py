@@ -129,6 +129,8 @@ class World:
     def poll(self, _: int = 0) -> None:
         work = self.core.poll(self.now)
         self.wire.extend(work.calls)
+        if work.needs_metadata:
+            self.core.topic_changed(self.core.topic)
         if work.needs_identity:
             self.next_producer += 1
             self.core.identity_renewed(Identity(self.next_producer, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+import duckdb
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
@@ -113,6 +114,11 @@ def test_the_number_of_a_bad_row_counts_from_the_start_of_the_list() -> None:
     with pytest.raises(SchemaMismatch, match=f"row {ROWS_AT_ONCE + 3} holds") as caught:
         CONVERTER.batches(rows)
     assert caught.value.details["column"] == "id"
+
+
+def test_a_duckdb_result_is_taken() -> None:
+    found = duckdb.sql("select 5::bigint as id, 'x' as name")
+    assert CONVERTER.batches(found)[0].to_pylist()[0]["id"] == 5
 
 
 def test_nothing_gives_nothing() -> None:

@@ -175,6 +175,8 @@ class Lane:
     not_before_us: int = 0
     renewing: bool = False
     """The numbers have a hole or are not known any more: a new producer id is needed."""
+    awaits_metadata: bool = False
+    """The last failure said that the leader may be another one: do not ask the old one again."""
 
     @property
     def is_idle(self) -> bool:
@@ -481,6 +483,9 @@ class ProducerCore:
             if lane.retry and not lane.in_flight:
                 lane.queue.extendleft(sorted(lane.retry, key=lambda b: -b.serial))
                 lane.retry.clear()
+            if lane.awaits_metadata:
+                self._needs_metadata = True
+                continue
             if self._must_renew_first(lane):
                 needs_identity = True
                 continue
@@ -643,6 +648,8 @@ class ProducerCore:
             )
             return
         self.topic = topic
+        for lane in self._lanes.values():
+            lane.awaits_metadata = False
 
     def fail_all(self, error: QuiverlogError) -> None:
         """Give up everything that is not acknowledged."""
@@ -679,8 +686,7 @@ class ProducerCore:
         if batch.is_done:
             return
         batch.last_failure = error.message
-        if error.refresh_metadata:
-            self._needs_metadata = True
+        lane.awaits_metadata = lane.awaits_metadata or error.refresh_metadata
         if isinstance(error, (OutOfOrderSequence, UnknownProducerId)) and self.options.idempotent:
             if self._resolve_hole(lane, batch, error, now):
                 return

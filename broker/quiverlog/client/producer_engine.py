@@ -204,6 +204,7 @@ class ProducerEngine:
         with self._lock:
             self._core.topic_changed(topic)
             self._notify()
+        self.wake()
         # A leader that is still missing would otherwise be asked for without a pause.
         await asyncio.sleep(backoff_s(0, self._cluster.chance()))
 
