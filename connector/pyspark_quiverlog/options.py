@@ -478,6 +478,11 @@ _IGNORED = frozenset(
 )
 """Spark adds these by itself: the first two to a sink's options, the others to a table's."""
 
+_TABLE_HINT = (
+    " No option has arrived at all: Spark does not pass those of a catalogue's table on to a "
+    "Python source. Use CREATE TEMPORARY VIEW ... USING quiverlog OPTIONS(...)."
+)
+
 _BY_KEY: dict[str, OptionSpec] = {
     key.lower(): spec for spec in OPTIONS for key in (spec.name, *spec.aliases)
 }
@@ -568,10 +573,7 @@ def _with_path(raw: Mapping[str, str], name: str, selectors: tuple[str, ...]) ->
     A table in Spark's catalogue has its warehouse location there, which cannot be a topic's name
     (it has slashes) and means nothing here.
     """
-    given_keys = {key.lower(): value for key, value in raw.items()}
-    # A table's options arrive as `option.NAME` when it is read, with or without the bare names.
-    prefixed = {k.removeprefix("option."): v for k, v in given_keys.items() if k[:7] == "option."}
-    options = prefixed | {k: v for k, v in given_keys.items() if k[:7] != "option."}
+    options = {key.lower(): value for key, value in raw.items()}
     path = options.pop("path", None)
     if path is None:
         return options
@@ -590,7 +592,7 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
     given: dict[str, str] = {}
     for key, text in raw.items():
         lowered = key.lower()
-        if lowered in _IGNORED:
+        if lowered in _IGNORED or lowered.startswith("option."):  # a table's options, once more
             continue
         spec = _lookup(lowered)
         if not spec.use & use:
@@ -605,7 +607,10 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
         except ValueError as error:
             raise InvalidOption(f"option `{spec.name}`: expected {error}, got {text!r}.") from error
     if "bootstrap_servers" not in values:
-        raise InvalidOption("option `bootstrap.servers` is required, such as 127.0.0.1:9292.")
+        table = "" if raw else _TABLE_HINT
+        raise InvalidOption(
+            f"option `bootstrap.servers` is required, such as 127.0.0.1:9292.{table}"
+        )
     return values
 
 

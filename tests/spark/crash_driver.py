@@ -40,7 +40,7 @@ def main(bootstrap: str, topic: str, checkpoint: str, rows: str, batch: str, poi
         .options(
             **{"bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "latest"}
         )
-        .load(topic)
+        .load()
     )
     stream.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start()
     committed = Path(checkpoint) / "commits" / batch

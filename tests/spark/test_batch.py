@@ -241,14 +241,30 @@ def test_a_broker_that_is_not_there_is_named(spark: Any) -> None:
         ).load()
 
 
-def test_sql_tables(spark: Any, broker: Any, client: Any, topic: Any) -> None:
+def test_sql_views(spark: Any, broker: Any, client: Any, topic: Any) -> None:
     name = topic()
     produce(client, name, 0, 7)
+    spark.sql(
+        "CREATE TEMPORARY VIEW trades_view USING quiverlog "
+        f"OPTIONS('bootstrap.servers' '{broker.bootstrap}', subscribe '{name}')"
+    )
+    try:
+        assert spark.sql("SELECT sum(id) s FROM trades_view").first().s == 21
+    finally:
+        spark.sql("DROP VIEW trades_view")
+
+
+def test_a_catalogue_table_says_what_to_use_instead(
+    spark: Any, broker: Any, client: Any, topic: Any
+) -> None:
+    """Spark 4.3 makes the reader of such a table without its options."""
+    name = topic()
     spark.sql(
         "CREATE TABLE trades_table USING quiverlog "
         f"OPTIONS('bootstrap.servers' '{broker.bootstrap}', subscribe '{name}')"
     )
     try:
-        assert spark.sql("SELECT sum(id) s FROM trades_table").first().s == 21
+        with pytest.raises(Exception, match="CREATE TEMPORARY VIEW"):
+            spark.sql("SELECT * FROM trades_table").collect()
     finally:
         spark.sql("DROP TABLE trades_table")

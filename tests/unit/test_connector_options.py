@@ -140,11 +140,14 @@ def test_spark_own_additions_are_let_pass_at_a_sink() -> None:
     assert write(topic="t", checkpointLocation="/x", queryName="q").topic == "t"
 
 
-def test_the_options_of_a_table_arrive_with_a_prefix() -> None:
+def test_what_spark_adds_to_a_table_is_let_pass() -> None:
     added = {"provider": "quiverlog", "owner": "me", "option.subscribe": "flights"}
     assert read(**added).subscribe == ("flights",)
-    prefixed = {"option." + key: value for key, value in BASE.items()} | {"path": "file:/x/y"}
-    assert parse_read_options(prefixed, Use.BATCH_READ).subscribe == ("flights",)
+
+
+def test_a_table_whose_options_do_not_arrive_gets_a_way_out() -> None:
+    with pytest.raises(InvalidOption, match="CREATE TEMPORARY VIEW"):
+        parse_read_options({}, Use.BATCH_READ)
 
 
 def test_load_and_save_name_the_topic() -> None:
