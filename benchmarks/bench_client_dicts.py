@@ -7,6 +7,7 @@ dict again, against `to_pylist` of the same batches in memory.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 
@@ -23,6 +24,10 @@ SENT_AT_ONCE = 10_000
 def run(settings: Settings) -> list[Comparison]:
     rows = make_dicts(settings.scaled(ROWS))
     parts = [rows[at : at + SENT_AT_ONCE] for at in range(0, len(rows), SENT_AT_ONCE)]
+    # Half a million live objects that only the benchmark keeps would make every garbage collection
+    # of either side a long one.
+    gc.collect()
+    gc.freeze()
     with running() as (_, client):
         names = (f"dicts-{number}" for number in itertools.count())
 

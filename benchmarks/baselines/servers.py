@@ -8,7 +8,7 @@ ready and ends with its standard input. All on uvloop with a BufferedProtocol. M
                               REPLY bytes
   send FILE SLICE REPLY       answers each frame with REPLY bytes and the next SLICE bytes of FILE,
                               a view of its mmap
-  echo REPLY                  answers each frame with its own first REPLY bytes
+  echo REPLY                  answers each frame with its own first REPLY bytes, padded if too few
   flush DIRECTORY REPLY       writes each frame to a file and answers when fdatasync is through,
                               which runs in a thread, never on the loop
 
@@ -50,7 +50,8 @@ class Answerer:
 
 class Echo(Answerer):
     def answer(self, transport: asyncio.Transport, frame: memoryview) -> None:
-        transport.write(self.reply[:4] + bytes(frame[4 : len(self.reply)]))
+        echoed = bytes(frame[4 : len(self.reply)])
+        transport.write(self.reply[:4] + echoed.ljust(len(self.reply) - 4, b"\0"))
 
 
 class Receive(Answerer):
