@@ -252,6 +252,20 @@ async def test_bytes_that_are_no_frames(data: bytes, error: str) -> None:
         assert (await good.receive(1))[0].correlation_id == 5
 
 
+async def test_a_client_that_is_still_sending_gets_the_refusal() -> None:
+    """Closing at once would reset the connection under its hands, and the answer with it."""
+    async with serving() as server:
+        client = await server.connect()
+        client.writer.write(bytes(64))
+        (refusal,) = await client.receive(1)
+        assert refusal.error_code
+        for _ in range(64):
+            client.writer.write(bytes(128 << 10))
+            await client.writer.drain()
+            assert not client.writer.transport.is_closing()
+        assert await client.ended()
+
+
 @pytest.mark.parametrize(
     ("api", "version", "error"), [(77, 1, "UNKNOWN_API"), (1, 9, "UNSUPPORTED_VERSION")]
 )
