@@ -27,7 +27,7 @@ __all__ = ["DemoBroker", "SparkQuery"]
 _READY = re.compile(r"ready: clients (?P<clients>\S+), http (?P<http>\S+), data ")
 _START_S = 30.0
 _STOP_S = 30.0
-_LOG_LINES_SHOWN = 15
+_CAUSE_CHARS_MAX = 400
 
 
 def _environment(**more: str) -> dict[str, str]:
@@ -36,10 +36,16 @@ def _environment(**more: str) -> dict[str, str]:
     return kept | more
 
 
-def _tail(log: Path) -> str:
+_CAUSE = re.compile(r"[\w.]*(?:Error|Exception|error)\b.*\S")
+
+
+def _why(log: Path) -> str:
+    """The last line of a log that names an error, and where the rest is."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    told = [line for line in lines if not line.startswith("\tat ")]
-    return "\n".join(told[-_LOG_LINES_SHOWN:])
+    told = [line.strip() for line in lines if line.strip() and not line.startswith("\tat ")]
+    causes = [line for line in told if _CAUSE.match(line)] or told
+    cause = causes[-1][:_CAUSE_CHARS_MAX] if causes else "it said nothing"
+    return f"{cause} (its log: {log})"
 
 
 class _Lines:
@@ -109,7 +115,7 @@ class DemoBroker:
                     return
         except queue.Empty:
             pass
-        raise CommandFailed(f"The broker did not start:\n{_tail(self.log)}")
+        raise CommandFailed(f"The broker did not start: {_why(self.log)}")
 
     def stop(self) -> int:
         """SIGTERM, wait, and the exit code; a broker that does not go is killed."""
@@ -165,9 +171,11 @@ class SparkQuery:
             try:
                 line = self._lines.next(self._deadline_s)
             except queue.Empty:
-                raise CommandFailed(f"Spark takes too long:\n{_tail(self.log)}") from None
+                raise CommandFailed(
+                    f"Spark did not finish in time; give it more with --timeout. {_why(self.log)}"
+                ) from None
             if line is None:
-                raise CommandFailed(f"The Spark query failed:\n{_tail(self.log)}")
+                raise CommandFailed(f"The Spark query failed: {_why(self.log)}")
             if not line.startswith("{"):
                 continue
             event = json.loads(line)

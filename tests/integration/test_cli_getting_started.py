@@ -1,0 +1,68 @@
+"""docs/getting-started.md, typed in as a newcomer would: its output must be what the page shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker import BrokerProcess
+
+pytestmark = pytest.mark.process
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "getting-started.md").read_text()
+FENCE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+
+
+def blocks(heading: str) -> list[tuple[str, str]]:
+    """(language, text) of the fenced blocks below a heading."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    assert section, f"the page has no section {heading!r}"
+    return FENCE.findall(section)
+
+
+def typed(script: str, broker: BrokerProcess, directory: Path) -> str:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")}
+    environment["QUIVERLOG_BOOTSTRAP_SERVER"] = broker.bootstrap
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    done = subprocess.run(
+        ["bash", "-eu"],
+        input=script,
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_page_does_what_it_says(tmp_path: Path):
+    with BrokerProcess() as broker:
+        ((_, ready),) = [b for b in blocks("A broker") if not b[0]]
+        fixed = r"quiverlog broker 0 ready: clients .*, http .*, data .*, durability flushed"
+        assert re.fullmatch(fixed, ready.strip())
+        assert re.fullmatch(fixed, broker.ready_line.strip())
+
+        ((_, create),) = blocks("A topic")
+        assert "price" in typed(create, broker, tmp_path)
+
+        (_, fill), (_, shown) = blocks("Rows in, rows out")
+        assert typed(fill, broker, tmp_path).endswith(shown)
+        for words in re.findall(r"`(--\S+ [^`]+)`", PAGE.partition("## Rows in")[2]):
+            if words.startswith(("--from 0", "--from 2", "--columns")):
+                limited = words.replace("0=17", "0=1")
+                typed(f"quiverlog consume --topic trips {limited}", broker, tmp_path)
+
+        ((_, python),) = blocks("Python")
+        assert "127.0.0.1:9292" in python
+        program = python.replace("127.0.0.1:9292", broker.bootstrap)
+        out = typed(f"{sys.executable} - <<'END'\n{program}\nEND", broker, tmp_path)
+        assert "Pune" in out
+        assert "Oslo" in out
