@@ -237,6 +237,19 @@ def test_requests_go_to_the_leaders(pair: tuple[FakeBroker, FakeBroker], client:
             assert {p % 2 for p in asked} == {broker.node_id}
 
 
+def test_a_broker_that_hangs_is_not_the_first_choice_again(
+    pair: tuple[FakeBroker, FakeBroker], client: Any
+) -> None:
+    assert client.list_topics() == []
+    for broker in pair:
+        broker.fault(m.MetadataRequest, *["hang"] * 5)
+    first = len(pair[1].seen(m.MetadataRequest))
+    for _ in range(2):
+        with pytest.raises(quiverlog.RequestTimedOut):
+            client.list_topics()
+    assert len(pair[1].seen(m.MetadataRequest)) == first + 1
+
+
 def test_a_moved_leader_is_found(pair: tuple[FakeBroker, FakeBroker], client: Any) -> None:
     client.create_topic("t", SCHEMA, partitions=1)
     with client.producer("t") as producer, client.consumer("t", follow=True) as consumer:

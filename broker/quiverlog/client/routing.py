@@ -132,14 +132,16 @@ class Cluster:
         self.metadata = ClusterMetadata("", -1, -1, {}, {}, {})
         self._histories: dict[bytes, SchemaHistory] = {}
         self._good_address: Address | None = None
+        self._avoided: Address | None = None
 
     # --- addresses ------------------------------------------------------------------------------
     def addresses(self) -> list[Address]:
-        """All brokers that may answer, the one that answered last first."""
+        """All brokers that may answer: the one that answered last first, the one that failed last
+        behind the others."""
         order = [*self.metadata.brokers.values(), *self.bootstrap]
         if self._good_address is not None:
             order.insert(0, self._good_address)
-        return list(dict.fromkeys(order))
+        return sorted(dict.fromkeys(order), key=lambda address: address == self._avoided)
 
     def address_of(self, node_id: int) -> Address:
         """The address of a node.
@@ -177,6 +179,9 @@ class Cluster:
             except ConnectionFailed as error:
                 failures.append(error.message)
                 continue
+            except QuiverlogError:
+                self._avoided = address  # a broker that hangs must not be the first choice again
+                raise
             self._good_address = address
             check(reply.response)
             return reply
