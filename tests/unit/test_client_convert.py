@@ -76,6 +76,7 @@ def test_other_shapes_of_text_are_text(column: pa.Array) -> None:
     [
         ([{"id": 1, "nmae": "x"}], r"no column 'nmae'; it has: id int64"),
         ([{"id": 1, "name": "x", "at": None, "tags": None}, {"id": 2, "x": 1}], "no column 'x'"),
+        ([{"id": 1, "name": "x", "at": None, "tags": None, "x": 1}], "no column 'x'"),
         ([{"name": "x"}], r"'id' .*must not be null, and 1 of 1"),
         ([{"id": 1}, {"id": "two"}], r"'id' .*int64; row 1 holds 'two' \(str\)"),
         ([{"id": 2**63}], r"'id' .*row 0 holds 9223372036854775808"),

@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import quiverlog
+from quiverlog.batch.codec import encode_batch
 from quiverlog.client import routing
 from quiverlog.client.async_client import AsyncClient
 from quiverlog.client.client import Client
@@ -56,6 +58,18 @@ def test_connections_closed_while_idle_are_replaced(broker: FakeBroker, client: 
         assert client.list_topics() == []
         broker.drop_connections()
     assert client.list_topics() == []
+
+
+def test_what_is_sent_once_only_never_meets_a_dead_connection(broker: FakeBroker) -> None:
+    with quiverlog.connect(broker.bootstrap) as client:
+        client.create_topic("t", SCHEMA)
+        batch = encode_batch(
+            pa.RecordBatch.from_pylist(rows(3), schema=SCHEMA), schema_id=1, timestamp_us=1
+        )
+        for offset in (0, 3, 6):
+            broker.drop_connections()
+            time.sleep(0.02)  # the end must have arrived: without it nobody could know
+            assert client.raw_produce("t", {0: [batch]})[0].base_offset == offset
 
 
 def test_a_silent_broker_is_not_waited_for_for_ever(broker: FakeBroker, client: Any) -> None:
