@@ -146,6 +146,36 @@ def test_damaged_helper_files_cost_no_row(tmp_path: Path, pattern: str, damage: 
             client.produce(topic_id, make_batch(2_000))
 
 
+@pytest.mark.parametrize("damage", ["garbage", "empty"])
+@pytest.mark.parametrize("pattern", ["clean-shutdown", "node.json", "metadata*"])
+def test_damaged_files_of_the_node_are_refused_in_one_line_or_cost_nothing(
+    tmp_path: Path, pattern: str, damage: str
+) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        with RawClient(broker.address) as client:
+            topic_id = client.create_topic("t")
+            client.produce(topic_id, make_batch(0, 100))
+        assert broker.stop() == 0
+        found = [tmp_path / "data" / p for p in (tmp_path / "data").glob(pattern)]
+        paths = [q for p in found for q in ([p] if p.is_file() else p.rglob("*")) if q.is_file()]
+        assert paths
+        kept = {path: path.read_bytes() for path in paths}
+        for path in kept:
+            path.write_bytes(os.urandom(200) if damage == "garbage" else b"")
+        before = broker.log_text
+        try:
+            broker.start()
+        except BrokerFailed:
+            said = broker.log_text.removeprefix(before).splitlines()
+            assert len([line for line in said if "level=info" not in line]) == 1, said
+            for path, data in kept.items():
+                path.write_bytes(data)
+            broker.start()
+        with RawClient(broker.address) as client:
+            (stored,) = client.read_all(topic_id)
+            assert stored.ids == list(range(100))
+
+
 def test_a_flipped_bit_in_a_segment_is_a_fault_of_that_range_alone(tmp_path: Path) -> None:
     config = {"topic.defaults.segment.bytes": 1 << 16}
     with BrokerProcess(tmp_path / "data", config) as broker:
