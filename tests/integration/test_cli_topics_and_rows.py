@@ -212,6 +212,22 @@ def test_what_does_not_fit_is_refused_whole(cli: Command, topic: str, tmp_path: 
     assert "absent.csv" in err
 
 
+def test_a_file_that_breaks_off_says_how_far_it_got(cli: Command, topic: str, tmp_path: Path):
+    schema = pa.schema({"id": pa.int64()})
+    path = tmp_path / "rows.arrow"
+    with pa.ipc.new_stream(str(path), schema) as writer:
+        for start in range(0, 3000, 1000):
+            writer.write_batch(
+                pa.record_batch([pa.array(range(start, start + 1000))], schema=schema)
+            )
+    path.write_bytes(path.read_bytes()[:-5000])
+    code, err = cli.fails("produce", str(path), "-t", topic, "--create")
+    assert code == ExitCode.FAILED
+    assert "rows.arrow cannot be read as arrow" in err
+    assert f"2,000 rows were stored in {topic} before that." in err
+    assert [row["id"] for row in cli.rows(topic)] == list(range(2000))
+
+
 def test_raw_lines(cli: Command, topic: str, tmp_path: Path):
     log = tmp_path / "app.log"
     log.write_bytes(b"one\ntwo\n")

@@ -15,7 +15,7 @@ import click
 
 from quiverlog.errors import ConnectionClosed, ConnectionFailed, QuiverlogError
 
-__all__ = ["CommandFailed", "ExitCode", "report"]
+__all__ = ["CommandFailed", "ExitCode", "explain", "report"]
 
 
 class ExitCode(enum.IntEnum):
@@ -65,7 +65,7 @@ def report(error: BaseException, *, debug: bool = False) -> int:
         return _reader_went_away()
     if debug and not isinstance(error, KeyboardInterrupt | click.Abort):
         traceback.print_exception(error)
-    line, code = _explain(error)
+    line, code = explain(error)
     print(f"quiverlog: {one_line(line)}", file=sys.stderr)
     return code
 
@@ -75,7 +75,8 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _explain(error: BaseException) -> tuple[str, ExitCode]:
+def explain(error: BaseException) -> tuple[str, ExitCode]:
+    """What to say about `error`, and the exit code."""
     match error:
         case KeyboardInterrupt() | click.Abort():
             return "interrupted", ExitCode.INTERRUPTED

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from quiverlog.cli.failures import CommandFailed, explain
 from quiverlog.cli.options import (
     bootstrap_option,
     columns_callback,
@@ -21,6 +23,7 @@ from quiverlog.cli.options import (
 )
 from quiverlog.cli.output import console, human_bytes, human_count, print_json, print_table
 from quiverlog.cli.topic import schema_from_options
+from quiverlog.errors import QuiverlogError, UnknownTopic
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +36,8 @@ __all__ = ["produce"]
 _FORMATS = ("auto", "csv", "json", "parquet", "arrow", "lines")
 _FUTURES_KEPT_MAX = 64
 """Sends whose outcome is not looked at yet; the producer's own buffer bounds the bytes."""
+_SETTLE_S = 10.0
+"""After a failure, so long for each send that is still on its way."""
 
 
 @click.command()
@@ -123,8 +128,6 @@ def produce(
 
 def _schema_to_read_with(client: Client, topic: str, create: dict[str, Any]) -> pa.Schema | None:
     """The columns to read the file with: the topic's, or those of the new topic; None: infer."""
-    from quiverlog.errors import UnknownTopic
-
     asked = schema_from_options(create["schema"], create["schema_file"])
     if asked is not None and not create["create"]:
         raise click.UsageError(
@@ -181,23 +184,38 @@ class _Outcome:
 def _send(
     client: Client, topic: str, source: Source, options: dict[str, Any], tick: Any
 ) -> _Outcome:
-    from collections import deque
-
     outcome = _Outcome()
     futures: deque[Any] = deque()
     with client.producer(topic, **options) as producer:
-        for batch in source.batches:
-            outcome.byte_count += batch.nbytes
-            futures.append(producer.send(batch))
-            while len(futures) > _FUTURES_KEPT_MAX:
+        try:
+            for batch in source.batches:
+                outcome.byte_count += batch.nbytes
+                futures.append(producer.send(batch))
+                while len(futures) > _FUTURES_KEPT_MAX:
+                    outcome.add(futures.popleft().result())
+                tick(source.progress.done)
+            producer.flush()
+            while futures:
                 outcome.add(futures.popleft().result())
-            tick(source.progress.done)
-        producer.flush()
-        for future in futures:
-            outcome.add(future.result())
+        except (CommandFailed, QuiverlogError) as error:
+            raise _with_rows_stored(error, outcome, futures, topic) from error
         tick(source.progress.done)
     outcome.seconds = time.monotonic() - outcome.started_s
     return outcome
+
+
+def _with_rows_stored(
+    error: Exception, outcome: _Outcome, futures: deque[Any], topic: str
+) -> Exception:
+    """A file that breaks off half way leaves rows behind: the person must know how many."""
+    for future in futures:
+        with contextlib.suppress(QuiverlogError):
+            outcome.add(future.result(timeout=_SETTLE_S))
+    if not outcome.rows:
+        return error
+    text, code = explain(error)
+    stored = f"{human_count(outcome.rows)} rows were stored in {topic} before that."
+    return CommandFailed(f"{text.rstrip('.')}. {stored}", code)
 
 
 @contextlib.contextmanager

@@ -40,6 +40,8 @@ _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _BLOCK_BYTES = 4 << 20
 _LINES_PER_BATCH = 16_384
 _ROWS_PER_BATCH = 65_536
+_UNREADABLE = (pa.ArrowException, OSError)
+"""What pyarrow raises on bytes that are not what they should be: OSError where they break off."""
 _ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"
 
 
@@ -107,7 +109,7 @@ def open_source(
         options = _Options(schema, columns, null_values, delimiter)
         try:
             source = _OPENERS[file_format](path, binary, options)
-        except pa.ArrowException as error:
+        except _UNREADABLE as error:
             raise _unreadable(path, file_format, error) from error
         if not source.total_is_rows:
             source.total = size
@@ -184,7 +186,7 @@ def _guarded(
 ) -> Iterator[pa.RecordBatch]:
     try:
         yield from batches
-    except pa.ArrowException as error:
+    except _UNREADABLE as error:
         raise _unreadable(path, file_format, error) from error
 
 
