@@ -44,7 +44,7 @@ def main(bootstrap: str, topic: str, checkpoint: str, rows: str, batch: str, poi
     )
     stream.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start()
     committed = Path(checkpoint) / "commits" / batch
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 280
     while time.monotonic() < deadline:
         if point == "after-commit" and committed.exists():
             die()
