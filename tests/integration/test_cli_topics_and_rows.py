@@ -160,14 +160,20 @@ def test_a_file_of_one_topic_fills_another(
 
 def test_columns_partitions_limits_and_starts(cli: Command, topic: str, rows_csv: Path):
     cli("produce", str(rows_csv), "-t", topic, "--create", "-p", "2", "--partition", "1")
-    assert cli.rows(topic, "--columns", "name,id", "--max-rows", "1") == [
-        {"name": "name 0", "id": 0}
-    ]
+    only = cli.rows(topic, "--columns", "name,id", "--max-rows", "1", "--partition", "1")
+    assert only == [{"name": "name 0", "id": 0}]
     assert cli.rows(topic, "--partition", "0") == []
+    cli("produce", str(rows_csv), "-t", topic, "--partition", "0")
+    trimmed = cli.json("topic", "trim", topic, "--before", "0=1000", "--yes")
+    assert trimmed["log_start_offsets"] == {"0": 1000}
+    cli("produce", str(rows_csv), "-t", topic, "--partition", "0")
+    assert len(cli.rows(topic, "--partition", "0")) == 1000
+    assert len(cli.rows(topic)) == 2000
     assert [row["id"] for row in cli.rows(topic, "--from", "1=990")] == list(range(990, 1000))
     assert cli.rows(topic, "--from", "latest") == []
     assert cli.rows(topic, "--from", "2100-01-01") == []
-    assert len(cli.rows(topic, "--from", "2020-01-01T00:00:00Z")) == 1000
+    assert len(cli.rows(topic, "--from", "2020-01-01T00:00:00Z")) == 2000
+    assert len(cli.rows(topic, "--from", "0=1500,1=900")) == 600
     assert cli.rows(topic, "--max-rows", "0") == []
 
     row = cli.rows(topic, "--metadata", "--from", "1=999")[0]
@@ -180,6 +186,9 @@ def test_columns_partitions_limits_and_starts(cli: Command, topic: str, rows_csv
     code, err = cli.fails("consume", "-t", topic, "--from", "1=5000")
     assert code == ExitCode.FAILED
     assert "OFFSET_OUT_OF_RANGE" in err
+    code, err = cli.fails("consume", "-t", topic, "--from", "0=5")
+    assert code == ExitCode.FAILED
+    assert "1000 to 2000" in err
 
 
 def test_trim(cli: Command, topic: str, rows_csv: Path):

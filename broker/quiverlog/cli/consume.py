@@ -96,7 +96,7 @@ def consume(
                     "start": _start(wanted, numbers),
                     "follow": follow,
                     "columns": columns,
-                    "partitions": numbers or None,
+                    "partitions": numbers or (sorted(wanted) if isinstance(wanted, dict) else None),
                 },
                 metadata=metadata,
                 flush=sink.flush if follow else None,
