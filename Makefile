@@ -29,6 +29,7 @@ lint:  ## Style, types, import floors, tidiness (no Java)
 bench:  ## Every budget against its bare baseline; writes benchmarks/results/latest.json
 	@scripts/setup.sh --java
 	@$(RUN) python -m benchmarks $(ARGS)
+	@$(RUN_NO_JAVA) python scripts/build_docs.py
 
 docs:  ## Regenerate the generated pages and check every link
 	@scripts/setup.sh

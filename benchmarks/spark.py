@@ -34,10 +34,14 @@ def session() -> SparkSession:
     """`local[2]`, no UI, ours and the bare sources registered."""
     os.environ["PYTHONPATH"] = str(REPOSITORY)  # workers import the bare sources by name
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark import accumulators
     from pyspark.sql import SparkSession
 
     from benchmarks.baselines.spark_sources import BareSink, BareSource
 
+    # A query that is stopped between two triggers takes its workers with it; PySpark's accumulator
+    # server prints a stack trace for each, which means nothing.
+    accumulators.AccumulatorTCPServer.handle_error = lambda *_: None
     spark: SparkSession = (
         SparkSession.builder.master("local[2]")
         .appName("quiverlog benchmarks")

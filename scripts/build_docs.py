@@ -10,6 +10,7 @@ Owns the list of generated pages: whole ones, and tables between markers inside 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from scripts import protocol_tables  # noqa: E402
 from tests.unit.test_tidy import broken_links, files  # noqa: E402
 
 DOCS = ROOT / "docs"
+RESULTS = ROOT / "benchmarks" / "results" / "latest.json"
 MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 ERRORS_HEAD = """\
@@ -79,6 +81,24 @@ def spark_table(use_name: str) -> str:
     return markdown_table(use)
 
 
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
+
+
+def results_table() -> str:
+    """The budgets of the last whole benchmark run; empty where there was none."""
+    if not RESULTS.exists():
+        return ""
+    rows = ["| what | quiverlog | baseline | unit | ratio | budget |", "|---|---|---|---|---|---|"]
+    for found in json.loads(RESULTS.read_text()):
+        verdict = "" if found["ratio"] >= found["budget"] else " (missed)"
+        rows.append(
+            f"| {found['name']} | {_figure(found['value'])} | {_figure(found['baseline'])} |"
+            f" {found['unit']} | {found['ratio']:.2f} | {found['budget']:.2f}{verdict} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "config.md": config_page,
@@ -89,6 +109,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "protocol-key-vectors": protocol_tables.key_vectors_table,
     "protocol-messages": protocol_tables.messages_tables,
     "spark-read-options": lambda: spark_table("read"),
+    "benchmark-results": results_table,
     "spark-write-options": lambda: spark_table("write"),
 }
 
