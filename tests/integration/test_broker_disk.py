@@ -176,6 +176,49 @@ def test_damaged_files_of_the_node_are_refused_in_one_line_or_cost_nothing(
             assert stored.ids == list(range(100))
 
 
+@pytest.mark.parametrize("damage", ["cut", "missing"])
+def test_a_broker_does_not_start_on_a_part_of_its_metadata(tmp_path: Path, damage: str) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        with RawClient(broker.address) as client:
+            topic_id = client.create_topic("t")
+            client.produce(topic_id, make_batch(0, 100))
+        assert broker.stop() == 0
+        log = tmp_path / "data" / "metadata" / "metadata.log"
+        kept = log.read_bytes()
+        if damage == "cut":
+            log.write_bytes(kept[: len(kept) // 2])
+        else:
+            log.unlink()
+        for _ in range(2):  # A second try must not be taken in either.
+            with pytest.raises(BrokerFailed):
+                broker.start()
+            assert "metadata.log" in broker.log_text
+        log.write_bytes(kept)
+        broker.start()
+        with RawClient(broker.address) as client:
+            (stored,) = client.read_all(topic_id)
+            assert stored.ids == list(range(100))
+
+
+def test_rows_that_the_metadata_log_never_heard_of_are_set_aside(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        log = tmp_path / "data" / "metadata" / "metadata.log"
+        broker.kill()
+        old = log.read_bytes()
+        broker.start()
+        with RawClient(broker.address) as client:
+            client.produce(client.create_topic("t"), make_batch(0, 100))
+        broker.kill()
+        rows = next((tmp_path / "data" / "data" / "t-0").glob("*.log")).read_bytes()
+        log.write_bytes(old)
+        broker.start()
+        (aside,) = (tmp_path / "data" / "data").glob("t-0.*.orphan")
+        assert next(aside.glob("*.log")).read_bytes() == rows
+        assert broker.stop() == 0
+        broker.start()
+        assert aside.exists()
+
+
 def test_a_flipped_bit_in_a_segment_is_a_fault_of_that_range_alone(tmp_path: Path) -> None:
     config = {"topic.defaults.segment.bytes": 1 << 16}
     with BrokerProcess(tmp_path / "data", config) as broker:

@@ -33,7 +33,7 @@ def test_a_directory_has_one_broker(tmp_path: Path) -> None:
     first = take()
     with pytest.raises(DataDirectoryInUse):
         take()
-    first.close(clean=True)
+    first.close(clean=True, metadata_bytes=64)
     second = take()
     assert second.clean
     second.close(clean=False)

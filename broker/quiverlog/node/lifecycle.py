@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from quiverlog.core.controller import topics as decide
 from quiverlog.core.controller.records import BrokerRecord, Record, decode_entry
-from quiverlog.errors import QuiverlogError
+from quiverlog.errors import CorruptLog, QuiverlogError
 from quiverlog.node import logs
 from quiverlog.node.broker import Phase
 from quiverlog.node.effects import ShutdownComplete
@@ -41,7 +41,17 @@ def start(broker: Broker, now: Now) -> None:
         entropy=broker.entropy,
     )
     broker.cluster_id = directory.cluster_id
-    broker.metadata_log = MetadataLog.open(broker.disk, directory.metadata_path)
+    try:
+        broker.metadata_log = MetadataLog.open(
+            broker.disk,
+            directory.metadata_path,
+            create=not directory.partitions(),
+            bytes_min=directory.metadata_bytes,
+        )
+    except CorruptLog:
+        # Nothing was touched: what the clean mark knew must help the next start too.
+        directory.close(clean=directory.clean, metadata_bytes=directory.metadata_bytes)
+        raise
     for entry in broker.metadata_log.records():
         broker.image.replay_entry(decode_entry(entry))
     broker.producer_id_next = broker.producer_id_end = broker.image.next_producer_id
@@ -127,7 +137,7 @@ def finish_if_drained(broker: Broker, now: Now) -> None:
     for replica in broker.replicas.values():
         clean = logs.close(broker, replica) and clean
     broker.metadata_log.close()
-    broker.directory.close(clean=clean)
+    broker.directory.close(clean=clean, metadata_bytes=broker.metadata_log.size_bytes)
     broker.phase = Phase.CLOSED
     broker.log("info", "stopped", clean=clean)
     broker.effects.append(ShutdownComplete())

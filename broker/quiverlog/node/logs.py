@@ -67,14 +67,21 @@ def remove_directories(broker: Broker, names: Sequence[str]) -> None:
 
 
 def remove_leftovers(broker: Broker) -> None:
-    """Remove the directories that no topic owns: of deleted topics, of creations that failed."""
+    """Clear away the directories that no topic owns: of deleted topics, of creations that failed.
+
+    Rows of a topic that the metadata log never heard of are set aside, not removed: then it is the
+    metadata log that is wrong (restored from an old backup, say).
+    """
     owners = {
         str(TopicPartition(topic.name, partition.partition)): topic.topic_id
         for topic in broker.image.topics.values()
         for partition in topic.partitions
     }
-    for name in broker.directory.remove_leftovers(owners):
+    gone, aside = broker.directory.remove_leftovers(owners, broker.image.removed_topic_ids)
+    for name in gone:
         broker.log("info", "leftover directory removed", name=name)
+    for name in aside:
+        broker.log("error", "rows of an unknown topic set aside", name=name)
 
 
 def open_replica(

@@ -4,18 +4,22 @@ Owns:
 - `lock`            flock, so that two brokers never share a directory;
 - `node.json`       magic, format version, cluster id, node id: written once;
 - `clean-shutdown`  there only while a cleanly stopped broker's data lie still: consumed at start,
-                    so that a crash at any later moment counts as unclean;
+                    so that a crash at any later moment counts as unclean; it knows how long the
+                    metadata log was, so that one that was cut since is noticed;
 - `metadata/`       the metadata log (metadata_log.py);
 - `data/<topic>-<partition>/`, each with a `partition.json` that carries the topic's id, so that
                     what a deleted topic left behind is never taken for a new topic of that name.
 
 A directory on its way out is renamed to `<name>.<8 hex of the topic id>.deleted` first: a crash in
-the middle of the removal leaves something that nobody takes for a partition.
+the middle of the removal leaves something that nobody takes for a partition. Rows are only removed
+when the metadata log says that their topic was deleted; rows of a topic that it never heard of are
+set aside as `<name>.<8 hex>.orphan`, for the operator to judge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -32,6 +36,8 @@ _JSON_VERSION: Final = 1
 _CLEAN_MAGIC: Final = b"QVCLEAN\0"
 _CLEAN_VERSION: Final = 1
 _DELETED: Final = ".deleted"
+_ORPHAN: Final = ".orphan"
+_CLEAN: Final = struct.Struct("<16sQ")
 _CLUSTER_ID_BYTES: Final = 16
 
 
@@ -53,12 +59,32 @@ class PartitionFile(msgspec.Struct, kw_only=True):
 
 
 class DataDirectory:
-    """See the module docstring. `incarnation` is new at every start."""
+    """See the module docstring. `incarnation` is new at every start.
 
-    __slots__ = ("_disk", "_lock", "clean", "cluster_id", "incarnation", "node_id", "path")
+    `metadata_bytes`: length of the metadata log at the last clean stop; 0 when that is not known.
+    """
+
+    __slots__ = (
+        "_disk",
+        "_lock",
+        "clean",
+        "cluster_id",
+        "incarnation",
+        "metadata_bytes",
+        "node_id",
+        "path",
+    )
 
     def __init__(
-        self, disk: Disk, path: str, lock: DiskLock, node: NodeFile, incarnation: bytes, clean: bool
+        self,
+        disk: Disk,
+        path: str,
+        lock: DiskLock,
+        node: NodeFile,
+        *,
+        incarnation: bytes,
+        clean: bool,
+        metadata_bytes: int,
     ) -> None:
         self._disk = disk
         self._lock = lock
@@ -67,6 +93,7 @@ class DataDirectory:
         self.node_id = node.node_id
         self.incarnation = incarnation
         self.clean = clean
+        self.metadata_bytes = metadata_bytes
 
     @classmethod
     def open(
@@ -94,11 +121,19 @@ class DataDirectory:
         lock = disk.lock(f"{path}/lock")
         try:
             node, fresh = _load_node(disk, path, node_id, cluster_id, entropy)
-            clean = _consume_clean_mark(disk, path) or fresh
+            metadata_bytes = _consume_clean_mark(disk, path)
         except BaseException:
             lock.release()
             raise
-        return cls(disk, path, lock, node, entropy(16), clean)
+        return cls(
+            disk,
+            path,
+            lock,
+            node,
+            incarnation=entropy(16),
+            clean=fresh or metadata_bytes > 0,
+            metadata_bytes=metadata_bytes,
+        )
 
     @property
     def metadata_path(self) -> str:
@@ -115,8 +150,9 @@ class DataDirectory:
         return f"{self.path}/data/{name}"
 
     def partitions(self) -> list[str]:
-        """Names of the directories that are there, those on their way out left aside."""
-        return [n for n in self._disk.list(self.data_path) if not n.endswith(_DELETED)]
+        """Names of the directories that are there; those on their way out or aside left out."""
+        names = self._disk.list(self.data_path)
+        return [name for name in names if not name.endswith((_DELETED, _ORPHAN))]
 
     def create_partition(self, name: str, topic_id: bytes) -> str:
         """Make a partition's directory, replacing what another topic left there; its path.
@@ -167,27 +203,48 @@ class DataDirectory:
         self._disk.sync_dir(self.data_path)
         self._disk.remove_tree(doomed)
 
-    def remove_leftovers(self, owners: Mapping[str, bytes]) -> list[str]:
-        """Remove all that no topic owns; `owners` is topic id by partition name. Their names.
+    def remove_leftovers(
+        self, owners: Mapping[str, bytes], removed: Collection[bytes]
+    ) -> tuple[list[str], list[str]]:
+        """Clear away all that no topic owns. Returns (names removed, names set aside).
 
-        A directory whose `partition.json` cannot be read is kept when its name is owned: rows are
-        worth more than the file that labels them.
+        Args:
+            owners: topic id by partition name. A directory whose `partition.json` cannot be read
+                is kept when its name is owned: rows are worth more than the file that labels them.
+            removed: ids of topics that are known to have been deleted.
         """
-        removed: list[str] = []
+        gone: list[str] = []
+        aside: list[str] = []
         for name in self._disk.list(self.data_path):
             if name.endswith(_DELETED):
                 self._disk.remove_tree(self.partition_path(name))
-                removed.append(name)
-            elif name not in owners or self.partition_topic_id(name) not in (owners[name], b""):
+                gone.append(name)
+                continue
+            owner = b"" if name.endswith(_ORPHAN) else self.partition_topic_id(name)
+            if name.endswith(_ORPHAN) or (name in owners and owner in (owners[name], b"")):
+                continue
+            if owner in removed or not self._holds_rows(name):
                 self.remove_partition(name)
-                removed.append(name)
-        return removed
+                gone.append(name)
+            else:
+                self._set_aside(name, owner)
+                aside.append(name)
+        return gone, aside
 
-    def close(self, *, clean: bool) -> None:
+    def _holds_rows(self, name: str) -> bool:
+        return any(file.endswith(".log") for file in self._disk.list(self.partition_path(name)))
+
+    def _set_aside(self, name: str, owner: bytes) -> None:
+        path = self.partition_path(name)
+        self._disk.rename(path, f"{path}.{owner.hex()[:8] or 'unknown'}{_ORPHAN}")
+        self._disk.sync_dir(self.data_path)
+
+    def close(self, *, clean: bool, metadata_bytes: int = 0) -> None:
         """Let go. `clean`: all logs were closed cleanly, the next start may trust them."""
         try:
             if clean:
-                mark = pack_file(_CLEAN_MAGIC, _CLEAN_VERSION, self.incarnation)
+                payload = _CLEAN.pack(self.incarnation, metadata_bytes)
+                mark = pack_file(_CLEAN_MAGIC, _CLEAN_VERSION, payload)
                 self._disk.write_file_atomic(f"{self.path}/clean-shutdown", mark)
         finally:
             self._lock.release()
@@ -220,16 +277,19 @@ def _load_node(
     return node, False
 
 
-def _consume_clean_mark(disk: Disk, path: str) -> bool:
-    """Was the last stop clean? The mark is gone, durably, before anything is written."""
+def _consume_clean_mark(disk: Disk, path: str) -> int:
+    """Length of the metadata log at the last stop if that was clean, else 0.
+
+    The mark is gone, durably, before anything is written.
+    """
     mark = f"{path}/clean-shutdown"
     if not disk.exists(mark):
-        return False
+        return 0
     try:
-        unpack_file(mark, disk.read_file(mark), _CLEAN_MAGIC, _CLEAN_VERSION)
-        clean = True
-    except CorruptLog:
-        clean = False  # A damaged mark proves nothing: scan.
+        payload = unpack_file(mark, disk.read_file(mark), _CLEAN_MAGIC, _CLEAN_VERSION)
+        metadata_bytes = int(_CLEAN.unpack(payload)[1])
+    except (CorruptLog, struct.error):
+        metadata_bytes = 0  # A damaged mark proves nothing: scan.
     disk.remove(mark)
     disk.sync_dir(path)
-    return clean
+    return metadata_bytes

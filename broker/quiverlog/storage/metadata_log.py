@@ -52,23 +52,45 @@ class MetadataLog:
         self._fault = ""
 
     @classmethod
-    def open(cls, disk: Disk, directory: str) -> MetadataLog:
+    def open(
+        cls, disk: Disk, directory: str, *, create: bool = True, bytes_min: int = 0
+    ) -> MetadataLog:
         """Open or create the log in `directory`.
 
+        Args:
+            create: a missing file may be made. Where there are partitions it may not: all of them
+                would look like leftovers of topics that were deleted.
+            bytes_min: what the file is known to have held when it was last closed in order.
+
         Raises:
-            CorruptLog: a record is damaged; the file is untouched.
+            CorruptLog: a record is damaged, or the file is missing or cut; nothing is changed.
             UnsupportedFormat: a newer version wrote it.
         """
         disk.make_dir(directory)
         path = f"{directory}/metadata.log"
         if not disk.exists(path):
+            if not create or bytes_min:
+                raise CorruptLog(
+                    f"{path} is missing, yet there are partitions: restore the file from a backup;"
+                    " nothing was changed.",
+                    file=path,
+                )
             disk.write_file_atomic(path, _HEAD.pack(_MAGIC, _VERSION))
         data = disk.read_file(path)
-        records, end = _parse(path, data)
+        if len(data) < bytes_min:
+            raise CorruptLog(
+                f"{path} has {len(data)} bytes and had {bytes_min} when the broker stopped: restore"
+                " the file from a backup; nothing was changed.",
+                file=path,
+            )
+        records, end, last = _parse(path, data)
         file = disk.open(path, create=False)
         if end < len(data):
             file.truncate(end)
-            file.sync()
+        # The last append's flush may have failed, or never been: what was read is in the cache, and
+        # the kernel may hold it for written. Decisions are built upon it from now on.
+        file.rewrite(last, data[last:end])
+        file.sync()
         return cls(disk, path, file, records)
 
     @property
@@ -132,14 +154,14 @@ def _frame(records: Sequence[bytes]) -> bytes:
     return size + _U32.pack(crc32c(payload, crc32c(size))) + payload
 
 
-def _parse(path: str, data: bytes) -> tuple[list[bytes], int]:
-    """(records, the position after the last whole frame)."""
+def _parse(path: str, data: bytes) -> tuple[list[bytes], int, int]:
+    """(records, the position after the last whole frame, the position of that frame)."""
     if len(data) < _HEAD.size or data[:8] != _MAGIC:
         raise CorruptLog(f"{path} is not a metadata log.", file=path)
     check_version(path, _HEAD.unpack_from(data)[1], _VERSION)
     records: list[bytes] = []
     view = memoryview(data)
-    at = _HEAD.size
+    at = last = _HEAD.size
     while at < len(data):
         end = _frame_end(view, at)
         if end is None:
@@ -149,14 +171,14 @@ def _parse(path: str, data: bytes) -> tuple[list[bytes], int]:
             ):
                 if _valid_frame_after(view, at + 1):
                     raise _damaged(path, at)
-                return records, at
+                return records, at, last
             raise _damaged(path, at)
         try:
             records.extend(_split(view[at + _FRAME.size : end]))
         except struct.error as error:
             raise _damaged(path, at) from error
-        at = end
-    return records, at
+        last, at = at, end
+    return records, at, last
 
 
 def _damaged(path: str, at: int) -> QuiverlogError:

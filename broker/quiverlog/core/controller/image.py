@@ -99,6 +99,7 @@ class Image:
         "defaults",
         "next_producer_id",
         "partition_count",
+        "removed_topic_ids",
         "topics",
         "topics_by_id",
         "version",
@@ -112,6 +113,8 @@ class Image:
         self.brokers: dict[int, BrokerRecord] = {}
         self.next_producer_id = 0
         self.partition_count = 0
+        # Of this replay: what lies about under these ids may be removed.
+        self.removed_topic_ids: set[bytes] = set()
 
     def replay_entry(self, records: list[Record]) -> None:
         """Take in one entry of the metadata log."""
@@ -144,6 +147,7 @@ class Image:
                 topic.schemas[record.schema_id] = deserialize_schema(record.schema)
             case RemoveTopicRecord():
                 topic = self.topics_by_id.pop(record.topic_id)
+                self.removed_topic_ids.add(record.topic_id)
                 del self.topics[topic.name]
                 self.partition_count -= len(topic.partitions)
             case ProducerIdBlockRecord():
