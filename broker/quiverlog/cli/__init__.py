@@ -22,6 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         the exit code, one of `quiverlog.cli.failures.ExitCode`.
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words == ["--version"]:
+        # Scripts ask this often: it shall not even cost the import of click.
+        from quiverlog import __version__
+
+        print(f"quiverlog {__version__}")
+        return 0
     try:
         from quiverlog.cli.app import run
     except ModuleNotFoundError as error:
@@ -33,4 +40,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    return run(sys.argv[1:] if arguments is None else list(arguments))
+    return run(words)
