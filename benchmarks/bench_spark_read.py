@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PARTITIONS = 4
 BATCH_ROWS = 65_536
 BATCHES_PER_TRIGGER = 20
-TRIGGERS = 6
+TRIGGERS = 5
 ROUNDS_MAX = 3
 
 
@@ -53,7 +53,7 @@ def run(settings: Settings) -> list[Comparison]:
         _check_sums(spark, broker.bootstrap, batches)
         rounds = min(settings.rounds, ROUNDS_MAX)
         plain = interleave(
-            rounds, lambda: _to_noop(ours(), rows), lambda: _to_noop(bare(), rows), warmups=2
+            rounds, lambda: _to_noop(ours(), rows), lambda: _to_noop(bare(), rows), warmups=1
         )
         grouped = interleave(
             rounds, lambda: _grouped(ours(), rows), lambda: _grouped(bare(), rows), warmups=1
