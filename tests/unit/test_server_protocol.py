@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quiverlog.errors import error_class
+from quiverlog.errors import CorruptFrame, error_class
 from quiverlog.node.effects import CloseConnection, Effect, Respond, StartSync
 from quiverlog.node.events import ConnectionClosed, RequestReceived, Synced, Tick
 from quiverlog.server.config import load_config
@@ -194,6 +194,24 @@ async def test_too_many_in_flight_pause_reading_and_nothing_is_lost() -> None:
         mine = [b for b in server.node.bodies if len(b) == 3]
         assert mine == [b"%03d" % i for i in range(1, 31)]
         assert server.metrics.reads_paused >= 1
+
+
+async def test_a_correlation_id_in_flight_cannot_be_used_again() -> None:
+    """Else a client could have any number of requests wait under the bound of one."""
+    async with serving(in_flight_max=4) as server:
+        server.node.answer = lambda event: []
+        client, other = await server.connect(), await server.connect()
+        client.writer.write(request(7) * 100)
+        (answer,) = await client.receive(1)
+        assert error_class(answer.error_code) is CorruptFrame
+        assert "7 is still in flight" in answer.error_message
+        assert await client.ended()
+        assert len(server.node.bodies) == 1
+        server.node.answer = echo
+        other.writer.write(request(7) + request(8))
+        assert [a.error_code for a in await other.receive(2)] == [0, 0]
+        other.writer.write(request(7))  # answered, so free again
+        assert [a.correlation_id for a in await other.receive(1)] == [7]
 
 
 async def test_a_slow_reader_stops_only_itself() -> None:

@@ -234,7 +234,13 @@ class ClientProtocol(asyncio.BufferedProtocol):
             except QuiverlogError as error:
                 self._error = (error, *_preamble(header))
                 return
-            in_flight[request.correlation_id] = received_ns
+            correlation_id = request.correlation_id
+            if correlation_id in in_flight:
+                # Counted once, they would get past the bound on unanswered requests.
+                again = CorruptFrame(f"correlation id {correlation_id} is still in flight.")
+                self._error = (again, int(request.api), correlation_id)
+                return
+            in_flight[correlation_id] = received_ns
             yield RequestReceived(connection_id, request, body)
             ended_ns = time.perf_counter_ns()
             counters = requests[request.api]
