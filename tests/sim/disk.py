@@ -42,6 +42,12 @@ class _Inode:
                 durable[start:end] = bytes(end - start)
         self.durable = bytes(durable)
 
+    def rewritten(self, start: int, end: int) -> None:
+        """These bytes were written again: they are dirty, the next sync takes them."""
+        kept = [(a, min(b, start)) for a, b in self.dropped if a < start]
+        kept += [(max(a, end), b) for a, b in self.dropped if b > end]
+        self.dropped = kept
+
     def sync_failed(self) -> None:
         if len(self.data) > len(self.durable):
             self.dropped.append((len(self.durable), len(self.data)))
@@ -83,8 +89,15 @@ class SimFile:
         position = self.size
         del self._inode.data[position:]
         self._inode.data += data
+        self._inode.rewritten(position, self.size + len(data))
         self.size += len(data)
         return position
+
+    def rewrite(self, position: int, data: Buffer) -> None:
+        self._check()
+        end = position + len(data)
+        assert self._inode.data[position:end] == data, "rewrite must not change anything"
+        self._inode.rewritten(position, end)
 
     def read(self, position: int, size: int) -> memoryview:
         self._check()

@@ -189,19 +189,32 @@ class DataDirectory:
         check_version(path, file.version, _JSON_VERSION)
         return topic_id
 
-    def remove_partition(self, name: str, topic_id: bytes | None = None) -> None:
-        """Remove a partition's directory. With `topic_id`: only if it is that topic's."""
-        path = self.partition_path(name)
-        if not self._disk.exists(path):
-            return
-        owner = self.partition_topic_id(name)
-        if topic_id is not None and owner not in (topic_id, b""):
-            return
-        doomed = f"{path}.{owner.hex()[:8] or 'unknown'}{_DELETED}"
-        self._disk.remove_tree(doomed)
-        self._disk.rename(path, doomed)
-        self._disk.sync_dir(self.data_path)
-        self._disk.remove_tree(doomed)
+    def remove_partition(self, name: str) -> None:
+        """Remove a partition's directory, whoever's it is."""
+        self.remove_partitions({name: None})
+
+    def remove_partitions(self, owners: Mapping[str, bytes | None]) -> None:
+        """Remove the directories of these partitions, with one flush for all of them.
+
+        Args:
+            owners: topic id by partition name: a directory that is not that topic's is left
+                alone. None stands for any.
+        """
+        doomed: list[str] = []
+        for name, topic_id in owners.items():
+            path = self.partition_path(name)
+            if not self._disk.exists(path):
+                continue
+            owner = self.partition_topic_id(name)
+            if topic_id is not None and owner not in (topic_id, b""):
+                continue
+            doomed.append(f"{path}.{owner.hex()[:8] or 'unknown'}{_DELETED}")
+            self._disk.remove_tree(doomed[-1])
+            self._disk.rename(path, doomed[-1])
+        if doomed:
+            self._disk.sync_dir(self.data_path)
+        for path in doomed:
+            self._disk.remove_tree(path)
 
     def remove_leftovers(
         self, owners: Mapping[str, bytes], removed: Collection[bytes]

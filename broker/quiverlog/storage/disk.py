@@ -45,6 +45,16 @@ class File(Protocol):
             OSError: the file cannot be read.
         """
 
+    def rewrite(self, position: int, data: Buffer) -> None:
+        """Write the bytes that lie at `position` once more, so that the next `sync` takes them.
+
+        A failed sync may leave bytes in the cache that count as written and are on no disk: no
+        later sync would write them. `size` does not change.
+
+        Raises:
+            DiskFull, StorageFault: as `append`; the bytes are what they were.
+        """
+
     def truncate(self, size: int) -> None:
         """Cut to `size` bytes. Only for bytes that no view covers."""
 

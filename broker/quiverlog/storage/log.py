@@ -192,6 +192,7 @@ class Log:
         log._start_saved = checkpoint.load_log_start(disk, directory)
         log._point = checkpoint.load_recovery_point(disk, directory)
         log.segments = find_segments(disk, directory, names)
+        log._drop_given_up()
         intact = log._load_epochs(names)
         if not (clean and intact and log._open_clean()):
             log._recover(now)
@@ -201,6 +202,11 @@ class Log:
         if producers is not None:
             log._restore_producers(producers)
         return log
+
+    def _drop_given_up(self) -> None:
+        """Files below the log start that a power failure brought back, perhaps not all of them."""
+        while len(self.segments) > 1 and self.segments[0].end_offset <= self._start_saved:
+            self._remove_files(self.segments.pop(0))
 
     def _load_epochs(self, names: list[str]) -> bool:
         if EPOCHS_FILE not in names:
@@ -240,6 +246,12 @@ class Log:
         self.log_end_offset = end
         for segment in touched:
             segment.drop_index()
+            # The last process may have died of a failed flush. What it wrote is in the cache, and
+            # was just read there; the kernel may hold it for written and a bare sync do nothing.
+            # In place, because the rows may be acknowledged: none may be missing for a moment.
+            in_point = segment.base_offset == self._point.base_offset
+            position = self._point.position if in_point else 0
+            segment.rewrite(position if position > SEGMENT_HEADER_BYTES else 0)
             segment.file.sync()
         if touched:
             self._disk.sync_dir(self.directory)
@@ -255,11 +267,12 @@ class Log:
         """Drop what the log start has passed; the bases for searching."""
         first = self.segments[0].base_offset if self.segments else self.log_end_offset
         self.log_start_offset = max(first, self._start_saved)
-        while self.segments and self.segments[0].end_offset <= self._start_saved:
-            if not self.segments[0].empty or len(self.segments) > 1:
-                self._remove_files(self.segments.pop(0))
-            else:
-                break
+        if (
+            len(self.segments) == 1
+            and not self.segments[0].empty
+            and self.segments[0].end_offset <= self._start_saved
+        ):
+            self._remove_files(self.segments.pop())
         if not self.segments:
             self._sealed = True
         self._bases = [segment.base_offset for segment in self.segments]
@@ -280,6 +293,8 @@ class Log:
                     producers.restore(b"")
             self._snapshots.remove(offset)
             checkpoint.drop_snapshot(self._disk, self.directory, offset)
+            # One that is ahead must not come back once other rows have taken its offsets.
+            self._disk.sync_dir(self.directory)
         else:
             producers.restore(b"")
         for header in self.headers(start):
@@ -539,28 +554,43 @@ class Log:
     def move_start(self, offset: int) -> tuple[int, int]:
         """Move the log start, drop the segments below: (segments, bytes). Not durable by itself.
 
-        When nothing is left, the file `log-start` is written first: it is then the only place that
-        knows which offset comes next.
+        When files go, `log-start` is written first. A power failure may bring back some of them and
+        not others: recovery must know that what is missing was given up, not lost. And when nothing
+        is left, only that file knows which offset comes next.
         """
         if offset <= self.log_start_offset:
             return 0, 0
-        if offset >= self.log_end_offset and self._start_saved < offset:
-            self._save_start(offset)
+        count, byte_count = len(self.segments), self.size_bytes
+        if self.segments and self.segments[0].end_offset <= offset > self._start_saved:
+            self._save_start_first(offset)
         self.log_start_offset = offset
         self._oldest_us = None
         self._changed = True
         self.epochs.trim(offset)
-        count, byte_count = 0, 0
         while self.segments and self.segments[0].end_offset <= offset:
-            segment = self.segments[0]
             if len(self.segments) == 1:
                 self.seal()
-            byte_count += segment.file.size
-            count += 1
-            self._remove_files(segment)
-            del self.segments[0], self._bases[0]
-        self.size_bytes -= byte_count
-        return count, byte_count
+            self._drop_first()
+        return count - len(self.segments), byte_count - self.size_bytes
+
+    def _save_start_first(self, offset: int) -> None:
+        """Write `log-start`; on a full disk, make room for it by what may go anyway."""
+        while True:
+            try:
+                self._save_start(offset)
+                return
+            except DiskFull:
+                if len(self.segments) < 2 or self.segments[0].end_offset > offset:
+                    raise
+                # One at a time leaves no gap, whatever the power does.
+                self._drop_first()
+                self.log_start_offset = max(self.log_start_offset, self._bases[0])
+                self._disk.sync_dir(self.directory)
+
+    def _drop_first(self) -> None:
+        self.size_bytes -= self.segments[0].file.size
+        self._remove_files(self.segments[0])
+        del self.segments[0], self._bases[0]
 
     def _remove_files(self, segment: Segment) -> None:
         segment.dropped = True

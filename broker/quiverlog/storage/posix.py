@@ -116,6 +116,13 @@ class PosixFile:
         view = self._view = memoryview(mapping)
         return view
 
+    def rewrite(self, position: int, data: Buffer) -> None:
+        assert position + len(data) <= self.size
+        try:
+            _write_rest((self._descriptor or self._open()).fd, [data], position, 0)
+        except OSError as error:
+            raise _storage_error(self.path, error) from error
+
     def truncate(self, size: int) -> None:
         self._view = None
         os.ftruncate((self._descriptor or self._open()).fd, size)

@@ -87,16 +87,14 @@ def _recover_one(
         at, offset = point.position, point.offset
     if file.size < SEGMENT_HEADER_BYTES:
         if at == SEGMENT_HEADER_BYTES:
-            file.truncate(0)
-            segment.write_header(now_us)
+            _begin_anew(segment, now_us)
         return False
     try:
         segment.check_header()
     except CorruptLog as error:
         if _never_arrived(segment, at):
             report.bytes_truncated += file.size
-            file.truncate(0)
-            segment.write_header(now_us)
+            _begin_anew(segment, now_us)
             return False
         report.damages.append(error.message)
     if at > file.size:
@@ -123,6 +121,13 @@ def _recover_one(
             offset = entry.end_offset
     segment.end_offset = offset
     return True
+
+
+def _begin_anew(segment: Segment, now_us: int) -> None:
+    """Nothing of the file was on the disk: it ends where it begins, whatever comes after it."""
+    segment.file.truncate(0)
+    segment.write_header(now_us)
+    segment.end_offset = segment.base_offset
 
 
 def _never_arrived(segment: Segment, at: int) -> bool:

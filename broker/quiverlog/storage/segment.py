@@ -40,6 +40,7 @@ _BODY: Final = struct.Struct("<qq32x")
 _CHAIN: Final = struct.Struct("<qiI20xI")
 """base_offset, leader_epoch, size, row_count: what a walk needs of a header."""
 _WINDOW_BYTES_MAX: Final = 64 * 1024
+_REWRITE_BYTES: Final = 1024 * 1024
 assert _HEAD.size + _BODY.size == SEGMENT_HEADER_BYTES
 
 
@@ -121,6 +122,12 @@ class Segment:
         if crc32c(head[_HEAD.size :]) != crc or base_offset != self.base_offset:
             raise CorruptLog(f"{self.path}: its header is damaged.", file=self.path, position=0)
         self.created_us = created_us
+
+    def rewrite(self, position: int) -> None:
+        """Write all from `position` on once more, as it is (why: `disk.File.rewrite`)."""
+        for at in range(position, self.file.size, _REWRITE_BYTES):
+            # Copied: the source may be a mapping of the very pages that are written.
+            self.file.rewrite(at, bytes(self.file.read(at, _REWRITE_BYTES)))
 
     @property
     def empty(self) -> bool:

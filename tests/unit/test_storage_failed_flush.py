@@ -1,0 +1,136 @@
+"""After a failed flush the cache and the disk differ: a restart must not take one for the other.
+
+The kernel marks pages clean that it could not write. A process that dies of it leaves good bytes in
+the cache; its successor reads them, and a bare fsync of them succeeds without writing anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quiverlog.errors import StorageFault
+from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.storage.posix import PosixDisk
+from quiverlog.types import Now
+from tests.model.test_log_model import make_batch
+from tests.sim.disk import SimDisk
+
+NOW = Now(0, 1_000_000_000_000_000)
+DIRECTORY = "data/t-0"
+
+
+def open_log(disk: SimDisk, *, segment_bytes: int = 1 << 20) -> Log:
+    config = LogConfig(segment_bytes=segment_bytes)
+    return Log.open(disk, DIRECTORY, config=config, clean=False, now=NOW)
+
+
+def append(log: Log) -> None:
+    log.append([make_batch(3, NOW.wall_us, 1, 7)], 0, NOW)
+
+
+def flush(log: Log) -> int:
+    ticket = log.begin_sync()
+    ticket.run()
+    return log.complete_sync(ticket)
+
+
+@pytest.mark.parametrize("flushed_before", [0, 2])
+@pytest.mark.parametrize("segment_bytes", [1, 1 << 20], ids=["own-segments", "one-segment"])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_recovery_calls_flushed_survives_a_power_loss(
+    flushed_before: int, segment_bytes: int, seed: int
+) -> None:
+    disk = SimDisk(seed)
+    disk.make_dir(DIRECTORY)
+    log = open_log(disk, segment_bytes=segment_bytes)
+    for _ in range(flushed_before):
+        append(log)
+        flush(log)
+    append(log)
+    disk.fail_syncs = 1
+    with pytest.raises(OSError, match="simulated"):
+        log.begin_sync().run()
+    disk.kill()
+
+    log = open_log(disk, segment_bytes=segment_bytes)
+    end = log.flushed_offset
+    assert end == log.log_end_offset == 3 * (flushed_before + 1)
+    disk.crash()
+
+    log = open_log(disk, segment_bytes=segment_bytes)
+    assert log.log_end_offset == end
+    assert not log.recovery.damages
+    for offset in range(0, end, 3):
+        assert log.read(offset, bytes_max=1, end_offset=end)
+
+
+def test_a_decision_that_was_read_at_the_start_survives_a_power_loss() -> None:
+    for seed in range(8):
+        disk = SimDisk(seed)
+        log = MetadataLog.open(disk, "metadata")
+        log.append([b"first"])
+        disk.fail_syncs = 1
+        with pytest.raises(StorageFault):
+            log.append([b"second"])
+        disk.kill()
+        read = list(MetadataLog.open(disk, "metadata").records())
+        assert read == [b"first", b"second"]
+        disk.crash()
+        assert list(MetadataLog.open(disk, "metadata").records()) == read
+
+
+def test_a_snapshot_ahead_of_the_log_does_not_come_back() -> None:
+    """Its removal is durable before other rows can take the offsets that it speaks of."""
+
+    class Producers:
+        state = b"old life"
+
+        def snapshot(self) -> bytes:
+            return self.state
+
+        def restore(self, blob: bytes) -> None:
+            self.state = blob
+
+        def replay(self, header: object) -> None:
+            pass
+
+    for seed in range(16):
+        disk = SimDisk(seed)
+        disk.make_dir(DIRECTORY)
+        log = open_log(disk)
+        append(log)
+        flush(log)
+        disk.write_file_atomic(f"{DIRECTORY}/producers-{9:020d}.snapshot", b"", durable=True)
+        log.close(clean=False)
+        for expected in (3, 6, 9, 12):
+            log = Log.open(
+                disk,
+                DIRECTORY,
+                config=LogConfig(),
+                clean=False,
+                now=NOW,
+                producers=Producers(),
+            )
+            assert log.log_end_offset == expected
+            disk.crash()
+            assert not [name for name in disk.list(DIRECTORY) if name.startswith("producers-")]
+            log = open_log(disk)
+            append(log)
+            flush(log)
+
+
+def test_rewriting_changes_nothing(tmp_path: Path) -> None:
+    disk = PosixDisk()
+    path = str(tmp_path / "file")
+    file = disk.open(path, create=True)
+    data = bytes(range(256)) * 1024
+    file.append([data])
+    view = file.read(0, len(data))
+    file.rewrite(100, data[100:200_000])
+    file.sync()
+    assert file.size == len(data)
+    assert view == data
+    assert disk.read_file(path) == data
