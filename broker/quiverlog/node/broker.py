@@ -31,6 +31,7 @@ from quiverlog.node.effects import Effect, LogLine, Respond, StartSync
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.purgatory import Purgatory, Waiter
+from quiverlog.node.removal import Removal
 from quiverlog.node.replica import Replica
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
@@ -69,7 +70,6 @@ class Broker:
         "directory",
         "disk",
         "disk_full",
-        "dropping",
         "effects",
         "entropy",
         "image",
@@ -83,6 +83,7 @@ class Broker:
         "producer_id_next",
         "produces",
         "purgatory",
+        "removal",
         "replicas",
         "sync_queue",
         "syncs",
@@ -118,8 +119,7 @@ class Broker:
         self.appending: list[Replica] = []
         self.metadata_waiters: dict[Waiter, None] = {}
         self.metadata_cache: dict[str, m.TopicMetadata] = {}
-        # Names of deleted partitions whose files a running flush still holds.
-        self.dropping: set[str] = set()
+        self.removal = Removal(self)
         self.sync_queue: deque[Replica] = deque()
         # By identity of the ticket, which the value keeps alive.
         self.syncs: dict[int, tuple[SyncTicket, Replica]] = {}

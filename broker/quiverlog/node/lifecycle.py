@@ -90,7 +90,8 @@ def synced(broker: Broker, event: Synced, now: Now) -> None:
     ticket, replica = broker.syncs.pop(id(event.ticket))
     replica.sync_in_flight = False
     if replica.deleted:
-        logs.finish_drop(broker, replica)
+        broker.removal.flushing.discard(str(replica.name))
+        broker.removal.add([replica], now)
         return
     if event.error is None:
         try:
@@ -136,6 +137,7 @@ def finish_if_drained(broker: Broker, now: Now) -> None:
     clean = True
     for replica in broker.replicas.values():
         clean = logs.close(broker, replica) and clean
+    broker.removal.close()
     broker.metadata_log.close()
     broker.directory.close(clean=clean, metadata_bytes=broker.metadata_log.size_bytes)
     broker.phase = Phase.CLOSED

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from quiverlog.core.controller.image import TopicImage
 from quiverlog.core.controller.records import PartitionRecord
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, ThrottledBroker, UnknownTopicId
+from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, UnknownTopicId
 from quiverlog.node.replica import Replica, log_config
 from quiverlog.storage.log import Log
 from quiverlog.types import Now, TopicPartition
@@ -25,7 +25,6 @@ __all__ = [
     "close",
     "create_directories",
     "drop_topic",
-    "finish_drop",
     "open_replica",
     "remove_directories",
     "remove_leftovers",
@@ -36,12 +35,10 @@ def create_directories(broker: Broker, topic: str, records: Sequence[PartitionRe
     """Directories for new partitions; all of them or none.
 
     Raises:
-        DiskFull, StorageFault
+        DiskFull, StorageFault, ThrottledBroker
     """
     names = [str(TopicPartition(topic, record.partition)) for record in records]
-    if not broker.dropping.isdisjoint(names):
-        # A flush of the deleted topic still runs in another thread and knows the files by name.
-        raise ThrottledBroker(f"topic {topic!r} is still being deleted.")
+    broker.removal.make_way(names)
     made: list[str] = []
     try:
         for name, record in zip(names, records, strict=True):
@@ -135,6 +132,7 @@ def _report_recovery(broker: Broker, replica: Replica) -> None:
 def drop_topic(broker: Broker, topic: TopicImage, now: Now) -> None:
     """The topic is gone from the image: answer those who wait, then let go of its files."""
     gone = UnknownTopicId(f"topic {topic.name!r} was deleted.")
+    idle: list[Replica] = []
     for partition in topic.partitions:
         replica = broker.replicas.pop((topic.topic_id, partition.partition))
         replica.deleted = True
@@ -145,22 +143,12 @@ def drop_topic(broker: Broker, topic: TopicImage, now: Now) -> None:
             if not waiter.done:
                 waiter.wake(broker, index, now)
         broker.moved.pop(replica, None)
-        if replica.sync_in_flight:
-            broker.dropping.add(str(replica.name))
+        if replica.sync_in_flight:  # in another thread, which knows the files by name
+            broker.removal.flushing.add(str(replica.name))
         else:
-            finish_drop(broker, replica)
+            idle.append(replica)
+    broker.removal.add(idle, now)
     broker.metrics.topics.pop(topic.name, None)
-
-
-def finish_drop(broker: Broker, replica: Replica) -> None:
-    """Close the log and remove its directory. Not while a flush holds its files."""
-    broker.dropping.discard(str(replica.name))
-    try:
-        replica.log.close(clean=False)
-        broker.directory.remove_partition(str(replica.name), replica.topic.topic_id)
-    except (OSError, QuiverlogError) as error:
-        # The next start finds that no topic owns the directory.
-        broker.log("warning", "directory not removed", name=str(replica.name), why=str(error))
 
 
 def close(broker: Broker, replica: Replica) -> bool:

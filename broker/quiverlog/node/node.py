@@ -133,8 +133,11 @@ class Node:
         waiter_us = self.broker.purgatory.next_deadline_us()
         if self.broker.phase is not Phase.RUNNING:
             return waiter_us
-        retention_us = self._retention.next_us
-        return retention_us if waiter_us is None else min(waiter_us, retention_us)
+        due_us = self._retention.next_us
+        removal_us = self.broker.removal.next_us
+        if removal_us is not None and removal_us < due_us:
+            due_us = removal_us
+        return due_us if waiter_us is None or due_us < waiter_us else waiter_us
 
     # --- parts ---------------------------------------------------------------------------------
     def _effects(self, now: Now) -> list[Effect]:
@@ -166,6 +169,7 @@ class Node:
                         waiter.expire(broker, now)
                 if broker.phase is Phase.RUNNING:
                     self._retention.run(now)
+                    broker.removal.run(now)
             case DiskSpace():
                 broker.disk_space(event.free_bytes)
             case Shutdown():
