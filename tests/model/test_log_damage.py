@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quiverlog.errors import CorruptLog
@@ -38,6 +38,8 @@ def build(batches: int) -> tuple[SimDisk, list[bytes]]:
     bit=st.integers(0, 7),
     crash=st.booleans(),
 )
+@example(batches=12, where=0.265625, bit=0, crash=False).via("a row count one too low")
+@example(batches=2, where=0.515625, bit=0, crash=False).via("a row count 256 too high, at the end")
 def test_a_flipped_bit_is_reported_and_nothing_is_lost(
     batches: int, where: float, bit: int, crash: bool
 ) -> None:

@@ -58,6 +58,8 @@ class Segment:
     __slots__ = (
         "_disk",
         "_indexed_at",
+        "_tail_at",
+        "_tail_offset",
         "_trusted_from",
         "_verified_from",
         "_verified_to",
@@ -84,6 +86,9 @@ class Segment:
         self.damages: list[Damage] = []
         self.dropped = False
         self._indexed_at = 0
+        # The newest append: nearly every reader of a log that grows asks for it.
+        self._tail_at = 0
+        self._tail_offset = -1
         self._verified_from = self._verified_to = 0
         self._trusted_from = file.size
 
@@ -165,16 +170,19 @@ class Segment:
         self._indexed_at = index.positions[-1] if len(index) else 0
         return index
 
-    def _rebuild_index(self, interval_bytes: int = 4096) -> SparseIndex:
+    def _rebuild_index(self, *, interval_bytes: int = 4096, verify: bool = False) -> SparseIndex:
         index = SparseIndex()
         self.newest_us = NO_TIME
-        at, offset = SEGMENT_HEADER_BYTES, self.base_offset
         view = self.file.read(0, self.file.size)
-        for entry in scan(view, at, offset, verify=False):
+        for entry in scan(view, SEGMENT_HEADER_BYTES, self.base_offset, verify=verify):
             if isinstance(entry, Found):
                 self._index_batch(index, entry.position, entry.header, interval_bytes)
+            elif not verify:
+                # Headers do not join up: only checksums tell which of the neighbours lies.
+                return self._rebuild_index(interval_bytes=interval_bytes, verify=True)
             elif isinstance(entry, Damage):
-                self.note_damage(entry)
+                rows_end = min(entry.end_offset, self.end_offset)
+                self.note_damage(entry._replace(end_offset=rows_end))
         return index
 
     def note_damage(self, damage: Damage) -> None:
@@ -214,6 +222,7 @@ class Segment:
             index = self.load()
         position = self.file.append([view for _, view in batches])
         offset = self.end_offset
+        self._tail_at, self._tail_offset = position, offset
         for header, view in batches:
             if position - self._indexed_at >= interval_bytes or not self._indexed_at:
                 index.add(offset - self.base_offset, position, self.newest_us)
@@ -254,7 +263,9 @@ class Segment:
         for entry in scan(view, 0, offset, verify=True):
             if isinstance(entry, Damage):
                 at, end = position + entry.position, position + entry.end_position
-                self.note_damage(Damage(at, end, entry.offset, entry.end_offset))
+                # The damaged header may lie about its rows; the segment's end is known.
+                rows_end = min(entry.end_offset, self.end_offset)
+                self.note_damage(Damage(at, end, entry.offset, rows_end))
         return len(self.damages) > known
 
     def _read(self, offset: int, bytes_max: int, end_offset: int) -> list[memoryview]:
@@ -268,6 +279,8 @@ class Segment:
         expected = self.base_offset + index.relative_offsets[entry]
         if self.damages:
             floor, expected = self._skip_damage(floor, expected, offset)
+        elif 0 <= self._tail_offset <= offset:
+            floor, expected = self._tail_at, self._tail_offset
         size = self.file.size
         need = min(size - floor, bytes_max + 2 * BATCH_HEADER_BYTES + 4096)
         if need > _WINDOW_BYTES_MAX:
@@ -421,11 +434,14 @@ class Segment:
                 or position + header.total_bytes > size
                 or not header.row_count
             ):
-                if not self._diagnose(position, expected):
+                if not self._diagnose(SEGMENT_HEADER_BYTES, self.base_offset):
                     raise self._corrupt(position, size, expected, self.end_offset)
                 known = {damage.position: damage for damage in self.damages}
-                if position not in known:
+                # The culprit may be the batch just passed, which lied about its rows.
+                passed = [d.end_offset for d in self.damages if d.end_position == position]
+                if position not in known and not passed:
                     raise self._corrupt(position, size, expected, self.end_offset)
+                expected = passed[0] if passed else expected
                 continue
             if header.next_offset > offset:
                 yield position, header
