@@ -106,12 +106,12 @@ class Checker:
         self.rows_seen += len(values)
 
     def log_start(self, key: tuple[bytes, int], offset: int, wall_us: int, floor: int) -> None:
-        """The broker says where the log begins (rules 6 and 7); `floor`: known when it was asked."""
+        """The broker says where the log begins (rules 6, 7); `floor`: known when it was asked."""
         model = self.partitions[key]
         if offset < floor:
             raise Violation(f"log start went back from {floor} to {offset}")
         plan = model.plan
-        if plan.retention_bytes < 0:
+        if plan.retention_bytes < 0 and not model.damaged:
             for taken in range(max(model.log_start_offset, model.trimmed_to), offset):
                 at_us = model.timestamp_us.get(taken)
                 if plan.retention_ms < 0:

@@ -60,8 +60,9 @@ class FaultyDisk(SimDisk):
         self.capacity = self.used_bytes if full else None
 
     def flip_somewhere(self, chance: random.Random, suffix: str) -> str | None:
-        """Damage one durable byte of some file; returns its path, None when there is none."""
+        """Flip a durable bit of some partition's file; its path, None when there is none."""
         paths = [path for path in sorted(self._names) if path.endswith(suffix)]
+        paths = [path for path in paths if "/data/" in path]
         paths = [path for path in paths if self.durable_size(path) > 64]
         if not paths:
             return None

@@ -176,12 +176,14 @@ class World:
             self._schedule_tick()
         if self._shutdown_done:
             self.disk.process_death()
-            self._died(clean=True)
+            self._died(clean=self.disk.exists(f"{DATA_DIR}/clean-shutdown"))
 
     def _schedule_tick(self) -> None:
         assert self.node is not None
         deadline_us = self.node.next_deadline_us()
-        if deadline_us is None or self._tick_us is not None and self._tick_us <= deadline_us:
+        if deadline_us is None:
+            return
+        if self._tick_us is not None and self._tick_us <= deadline_us:
             return
         self._tick_us = deadline_us
         life = self.life
