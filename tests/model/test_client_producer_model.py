@@ -286,3 +286,17 @@ def test_a_forgetful_broker_never_stalls_the_producer(steps: list[tuple[str, int
     world.heal()
     assert all(delivery.is_done for _, _, delivery in world.sent)
     assert world.core.buffered_bytes == 0
+
+
+def test_a_producer_that_waits_for_metadata_does_not_ask_without_a_pause() -> None:
+    """The pause between tries is over, but nobody knows the leader: only metadata can help."""
+    world = World(0)
+    world.send(1)
+    (call,) = world.core.poll(world.now).calls
+    world.core.on_failure(call, ConnectionFailed("gone."), world.now)
+    world.advance(10)  # longer than the pause
+    work = world.core.poll(world.now)
+    assert work.needs_metadata
+    assert not work.calls
+    assert work.wake_at_us is not None
+    assert work.wake_at_us > world.now.mono_us

@@ -7,6 +7,7 @@ broker processes in tests/integration. A subclass gives the fixture `address`.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
+from quiverlog.client import producer_core
 from quiverlog.client.fetcher import PartitionFetcher
 from quiverlog.types import EARLIEST, LATEST, Durability, TopicPartition
 
@@ -251,6 +253,10 @@ class ClientScenarios:
         with pytest.raises(quiverlog.OffsetOutOfRange, match="10 to 20") as caught:
             read(client, topic, start={0: 3})
         assert caught.value.details["log_start_offset"] == 10
+        for follow in (False, True):
+            with pytest.raises(quiverlog.OffsetOutOfRange, match="10 to 20"):
+                read(client, topic, start={0: 21}, follow=follow)
+        assert read(client, topic, start={0: 20}) == []
         assert [row["id"] for row in read(client, topic)] == [*range(10, 20)]
         assert client.list_offsets(topic, at="earliest") == {0: 10}
 
@@ -292,6 +298,26 @@ class ClientScenarios:
             assert consumer.positions == {0: 6, 1: 1}
             assert consumer.poll(timeout=0.05) is None
         assert seen == [*range(6)]
+
+    def test_what_another_client_has_altered_is_seen(
+        self, client: Any, address: str, topic: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(producer_core, "METADATA_AGE_US", 50_000)
+        client.create_topic(topic, SCHEMA)
+        with client.producer(topic) as old:
+            old.send(rows(1)).result()
+            wider = SCHEMA.append(pa.field("more", pa.string()))
+            with quiverlog.connect(address) as other:
+                other.alter_topic(topic, partitions=3, schema=wider)
+            assert client.list_offsets(topic, at="latest") == {0: 1, 1: 0, 2: 0}
+            assert client.schemas(topic).current == wider
+            with client.producer(topic) as new:
+                assert new.schema == wider
+            used: set[int] = set()
+            deadline = time.monotonic() + 20
+            while used != {0, 1, 2}:
+                assert time.monotonic() < deadline, used
+                used |= {part.partition for part in old.send(rows(1)).result()}
 
     def test_a_schema_may_grow_under_a_reader(self, client: Any, topic: str) -> None:
         client.create_topic(topic, SCHEMA)

@@ -291,7 +291,7 @@ def schemas(cluster: Cluster, name: str) -> Operation[SchemaHistory]:
     """A topic's schema history, asked for anew."""
 
     def attempt() -> Operation[SchemaHistory]:
-        topic = yield from cluster.topic(name)
+        topic = yield from cluster.topic(name, fresh=True)
         return (yield from cluster.history(topic.topic_id, needed_id=topic.schema_id))
 
     return (yield from cluster.retrying(attempt))
@@ -351,7 +351,8 @@ def list_offsets(cluster: Cluster, name: str, at: AtSpec) -> Operation[dict[int,
     """Offsets per partition; None where no row is that young."""
 
     def attempt() -> Operation[dict[int, int | None]]:
-        topic = yield from cluster.topic(name)
+        # Partitions that others have added belong to the whole.
+        topic = yield from cluster.topic(name, fresh=not isinstance(at, Mapping))
         wanted: Mapping[int, At]
         wanted = at if isinstance(at, Mapping) else {p.partition: at for p in topic.partitions}
         entries = {TopicPartition(name, p): offset_entry(p, at_us(a)) for p, a in wanted.items()}

@@ -165,9 +165,20 @@ class ConsumerCore:
             offset = start if isinstance(start, int) else found[p]
             if offset < 0:  # no row is that young: begin where the next one will be
                 offset = latest[p]
+            if p in latest and offset > latest[p]:  # nothing would be asked for, nothing refused
+                raise (yield from self._beyond(p, offset, latest[p]))
             positions[p] = Position(p, offset, self._end_of(p, latest), delivered=offset)
             positions[p].is_from_earliest = start == "earliest"
         return positions
+
+    def _beyond(self, partition: int, offset: int, end: int) -> Operation[OffsetOutOfRange]:
+        first = (yield from self._offsets({partition: EARLIEST}))[partition]
+        return OffsetOutOfRange(
+            f"{self.topic}-{partition}: offset {offset} is not in the valid range {first} to"
+            f" {end}.",
+            log_start_offset=first,
+            high_watermark=end,
+        )
 
     def _start_of(self, partition: int) -> int | Literal["earliest", "latest"] | datetime:
         start = self._options.start

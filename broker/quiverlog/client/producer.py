@@ -104,7 +104,7 @@ def open_core(
     """Ask for what a producer must know: the topic, its schema, a producer id."""
 
     def attempt() -> Operation[ProducerCore]:
-        topic = yield from cluster.topic(topic_name)
+        topic = yield from cluster.topic(topic_name, fresh=True)  # others may have altered it
         history = yield from cluster.history(topic.topic_id, needed_id=topic.schema_id)
         options = complete(topic.compression)
         identity = (yield from new_identity(cluster)) if options.idempotent else Identity()

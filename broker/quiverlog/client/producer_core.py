@@ -72,6 +72,9 @@ SEQUENCES = 1 << 31
 ROW_BYTES_GUESS = 256
 """What a pending dict counts against the buffer until the first batch shows better."""
 
+METADATA_AGE_US = 10_000_000
+"""A producer that sends looks for new partitions as often."""
+
 FAILURES_KEPT_MAX = 1_000
 """A program that never flushes must not collect failed sends for ever."""
 
@@ -239,6 +242,7 @@ class ProducerCore:
         self._serial = 0
         self._row_bytes = ROW_BYTES_GUESS
         self._needs_metadata = False
+        self._look_again_us: int | None = None
         self._encoded_bytes_max = topic.batch_bytes_max or options.batch_bytes * 2
         self._batch_bytes = min(options.batch_bytes, max(1, self._encoded_bytes_max * 7 // 8))
 
@@ -497,7 +501,17 @@ class ProducerCore:
                 self._enter(calls, finished, leader, lane, batch, now)
         finished.extend(calls.values())
         needs_metadata, self._needs_metadata = self._needs_metadata, False
-        return Work(finished, needs_metadata, needs_identity, self._wake_at_us())
+        if finished and self._is_picture_old(now):
+            needs_metadata = True
+        return Work(finished, needs_metadata, needs_identity, self._wake_at_us(now))
+
+    def _is_picture_old(self, now: Now) -> bool:
+        """Partitions may have been added: the keys of other producers go there by now."""
+        due_us = self._look_again_us
+        if due_us is not None and now.mono_us < due_us:
+            return False
+        self._look_again_us = now.mono_us + METADATA_AGE_US
+        return due_us is not None
 
     def _seal_expired(self, now: Now) -> None:
         latest_us = now.mono_us - self.options.linger_us
@@ -585,7 +599,7 @@ class ProducerCore:
         batch.attempts += 1
         lane.in_flight.append(batch)
 
-    def _wake_at_us(self) -> int | None:
+    def _wake_at_us(self, now: Now) -> int | None:
         moments = [g.opened_us + self.options.linger_us for g in self._pending.values()]
         for lane in self._lanes.values():
             if lane.open is not None:
@@ -593,7 +607,9 @@ class ProducerCore:
             waiting = lane.queue or lane.retry
             if waiting:
                 moments.append(waiting[0].deadline_us)
-                if not lane.in_flight and lane.not_before_us:
+                # A pause that is over and sent nothing waits for metadata or an identity, which
+                # call when they are there.
+                if not lane.in_flight and lane.not_before_us > now.mono_us:
                     moments.append(lane.not_before_us)
         return min(moments, default=None)
 
