@@ -39,6 +39,7 @@ def build(batches: int) -> tuple[SimDisk, list[bytes]]:
     crash=st.booleans(),
 )
 @example(batches=12, where=0.265625, bit=0, crash=False).via("a row count one too low")
+@example(batches=1, where=0.28125, bit=0, crash=False).via("a row count one too low, at the end")
 @example(batches=2, where=0.515625, bit=0, crash=False).via("a row count 256 too high, at the end")
 def test_a_flipped_bit_is_reported_and_nothing_is_lost(
     batches: int, where: float, bit: int, crash: bool

@@ -181,8 +181,7 @@ class Segment:
                 # Headers do not join up: only checksums tell which of the neighbours lies.
                 return self._rebuild_index(interval_bytes=interval_bytes, verify=True)
             elif isinstance(entry, Damage):
-                rows_end = min(entry.end_offset, self.end_offset)
-                self.note_damage(entry._replace(end_offset=rows_end))
+                self._note_found(entry)
         return index
 
     def note_damage(self, damage: Damage) -> None:
@@ -190,6 +189,11 @@ class Segment:
         if all(known.position != damage.position for known in self.damages):
             self.damages.append(damage)
             self.damages.sort()
+
+    def _note_found(self, damage: Damage) -> None:
+        """A damaged header may lie about its rows, but where the segment ends is known."""
+        at_end = damage.end_position >= self.file.size or damage.end_offset > self.end_offset
+        self.note_damage(damage._replace(end_offset=self.end_offset) if at_end else damage)
 
     def trust_from(self, position: int) -> None:
         """Everything from `position` on was verified by a scan."""
@@ -263,9 +267,7 @@ class Segment:
         for entry in scan(view, 0, offset, verify=True):
             if isinstance(entry, Damage):
                 at, end = position + entry.position, position + entry.end_position
-                # The damaged header may lie about its rows; the segment's end is known.
-                rows_end = min(entry.end_offset, self.end_offset)
-                self.note_damage(Damage(at, end, entry.offset, rows_end))
+                self._note_found(Damage(at, end, entry.offset, entry.end_offset))
         return len(self.damages) > known
 
     def _read(self, offset: int, bytes_max: int, end_offset: int) -> list[memoryview]:
