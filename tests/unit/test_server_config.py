@@ -136,6 +136,10 @@ def test_contradictions(tmp_path: Path) -> None:
     assert ":1: listen" in message
     assert ":2: http.listen" in message
     load_config(flags={"listen": "127.0.0.1:0", "http.listen": "127.0.0.1:0"})
+    for listen, http in (("0.0.0.0:7", "127.0.0.1:7"), ("[::1]:7", "[::]:7")):
+        with pytest.raises(InvalidConfig, match="cannot share port 7"):
+            load_config(flags={"listen": listen, "http.listen": http})
+    load_config(flags={"listen": "127.0.0.1:7", "http.listen": "127.0.0.2:7"})
     assert "advertise" in refusal(tmp_path, "advertise = 'host:0'\n")
     assert "must listen" in refusal(tmp_path, listen="off")
     message = refusal(
