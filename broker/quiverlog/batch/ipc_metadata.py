@@ -14,12 +14,13 @@ RecordBatch: length, nodes [(length, null count)], buffers [(offset, length)], c
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
 from quiverlog.errors import CorruptBatch
 from quiverlog.types import Compression
 
-__all__ = ["IpcMetadata", "read_ipc_metadata"]
+__all__ = ["IpcMetadata", "IpcShape", "read_ipc_metadata"]
 
 _CONTINUATION: Final = 0xFFFFFFFF
 _PREFIX_BYTES: Final = 8
@@ -50,6 +51,76 @@ class IpcMetadata(NamedTuple):
     compression: Compression
 
 
+class IpcShape:
+    """Where an encoder puts the numbers in the metadata of one schema's batches.
+
+    Batches of a schema differ in a few numbers and in no other byte of the metadata, as long as
+    the same encoder writes them. Where all those other bytes are as in a `sample`, walking from
+    table to table would end at the same places: the numbers can be taken out in one go.
+
+    Args:
+        sample: a message of our own making. Never a stranger's, who could lay numbers and
+            structure on top of each other.
+
+    Raises:
+        ValueError: the sample leaves a number out, which then has no place.
+    """
+
+    __slots__ = ("_body_at", "_body_bytes", "_buffers", "_fixed", "_nodes", "_others", "_rows",
+                 "_unpack")  # fmt: skip
+
+    def __init__(self, sample: memoryview) -> None:
+        places = _walk(sample)
+        if not all(places[1:5]) or places.compression:
+            raise ValueError("the sample has no place for a number")
+        flat = sample[_PREFIX_BYTES : places.body_at]
+        counts = {
+            places.body_bytes: 1,
+            places.row_count: 1,
+            places.nodes: 2 * _count(flat, places.nodes - 4),
+            places.buffers: 2 * _count(flat, places.buffers - 4),
+        }
+        layout, at, fields = "<", 0, 0
+        others: list[int] = []
+        found: dict[int, slice] = {}
+        for place, count in sorted(counts.items()):
+            start = _PREFIX_BYTES + place
+            layout += f"{start - at}s{count}q"
+            others.append(fields)
+            found[place] = slice(fields + 1, fields + 1 + count)
+            fields += 1 + count
+            at = start + 8 * count
+        layout += f"{places.body_at - at}s"
+        others.append(fields)
+        self._body_at = places.body_at
+        self._body_bytes = found[places.body_bytes].start
+        self._rows = found[places.row_count].start
+        self._nodes = found[places.nodes]
+        self._buffers = found[places.buffers]
+        self._others = itemgetter(*others)
+        self._unpack = struct.Struct(layout).unpack_from
+        self._fixed: tuple[Any, ...] = self._others(self._unpack(sample))
+
+    def read(self, message: memoryview) -> IpcMetadata | None:
+        """As `read_ipc_metadata`; None when the message has another shape, or is too short."""
+        if len(message) < self._body_at:
+            return None
+        found = self._unpack(message)
+        if self._others(found) != self._fixed:
+            return None
+        body_bytes = found[self._body_bytes]
+        if not 0 <= body_bytes <= len(message) - self._body_at:
+            return None
+        return IpcMetadata(
+            self._body_at,
+            body_bytes,
+            found[self._rows],
+            found[self._nodes],
+            found[self._buffers],
+            Compression.NONE,
+        )
+
+
 def read_ipc_metadata(message: memoryview) -> IpcMetadata:
     """Read the metadata of the record-batch message at the start of `message`.
 
@@ -68,7 +139,18 @@ def read_ipc_metadata(message: memoryview) -> IpcMetadata:
     return metadata
 
 
-def _read(message: memoryview) -> IpcMetadata:
+class _Places(NamedTuple):
+    """Where the numbers stand in the flatbuffer, which begins after the prefix; 0: left out."""
+
+    body_at: int
+    body_bytes: int
+    row_count: int
+    nodes: int
+    buffers: int
+    compression: int
+
+
+def _walk(message: memoryview) -> _Places:
     continuation, metadata_bytes = _PREFIX.unpack_from(message)
     body_at = _PREFIX_BYTES + metadata_bytes
     if continuation != _CONTINUATION or metadata_bytes < 8 or body_at > len(message):
@@ -78,15 +160,28 @@ def _read(message: memoryview) -> IpcMetadata:
     version, header_type = _I16.unpack_from(flat, root + fields[0])[0], flat[root + fields[1]]
     if version != _METADATA_V5 or header_type != _RECORD_BATCH or not (fields[0] and fields[1]):
         raise ValueError(f"message type {header_type} of metadata version {version}")
-    body_bytes = _I64.unpack_from(flat, root + fields[3])[0] if fields[3] else 0
+    body_bytes = root + fields[3] if fields[3] else 0
     batch, fields = _table(flat, _follow(flat, root + fields[2]), 4)
-    return IpcMetadata(
+    return _Places(
         body_at,
         body_bytes,
-        _I64.unpack_from(flat, batch + fields[0])[0] if fields[0] else 0,
-        _pairs(flat, batch + fields[1]) if fields[1] else (),
-        _pairs(flat, batch + fields[2]) if fields[2] else (),
-        _compression(flat, batch + fields[3]) if fields[3] else Compression.NONE,
+        batch + fields[0] if fields[0] else 0,
+        _follow(flat, batch + fields[1]) + 4 if fields[1] else 0,
+        _follow(flat, batch + fields[2]) + 4 if fields[2] else 0,
+        batch + fields[3] if fields[3] else 0,
+    )
+
+
+def _read(message: memoryview) -> IpcMetadata:
+    places = _walk(message)
+    flat = message[_PREFIX_BYTES : places.body_at]
+    return IpcMetadata(
+        places.body_at,
+        _I64.unpack_from(flat, places.body_bytes)[0] if places.body_bytes else 0,
+        _I64.unpack_from(flat, places.row_count)[0] if places.row_count else 0,
+        _pairs(flat, places.nodes) if places.nodes else (),
+        _pairs(flat, places.buffers) if places.buffers else (),
+        _compression(flat, places.compression) if places.compression else Compression.NONE,
     )
 
 
@@ -108,11 +203,14 @@ def _follow(flat: memoryview, at: int) -> int:
 
 
 def _pairs(flat: memoryview, at: int) -> tuple[int, ...]:
-    at = _follow(flat, at)
-    count = _U32.unpack_from(flat, at)[0]
+    return struct.unpack_from(f"<{2 * _count(flat, at - 4)}q", flat, at)
+
+
+def _count(flat: memoryview, at: int) -> int:
+    count = int(_U32.unpack_from(flat, at)[0])
     if count > _NODES_MAX:
         raise ValueError(f"{count} nodes or buffers")
-    return struct.unpack_from(f"<{2 * count}q", flat, at + 4)
+    return count
 
 
 def _compression(flat: memoryview, at: int) -> Compression:

@@ -20,7 +20,7 @@ from quiverlog.errors import CorruptBatch
 from quiverlog.limits import BATCH_DECODED_BYTES_MAX, SCHEMAS_PER_TOPIC_MAX
 
 from .header import FLAG_CODEC_MASK, FLAG_CODEC_SHIFT, BatchHeader
-from .ipc_metadata import IpcMetadata, read_ipc_metadata
+from .ipc_metadata import IpcMetadata, IpcShape, read_ipc_metadata
 
 __all__ = ["check_layout", "check_structure", "check_values", "layout_of"]
 
@@ -41,6 +41,8 @@ class _Plan(NamedTuple):
     """(node index, name) of the columns that may not be null."""
     layout: pa.Schema
     """The same buffers without their meaning: strings as binary, decimals as 16 bytes."""
+    shape: IpcShape | None
+    """How our own encoder writes the metadata; None where that is not always the same."""
 
 
 _plans: dict[int, _Plan] = {}
@@ -67,7 +69,17 @@ def _make_plan(schema: pa.Schema) -> _Plan:
         nodes += field_nodes
         buffers += field_buffers
     layout = pa.schema([field.with_type(_layout_type(field.type)) for field in schema])
-    return _Plan(schema, nodes, buffers, tuple(columns), tuple(required), layout)
+    shape = _make_shape(schema)
+    return _Plan(schema, nodes, buffers, tuple(columns), tuple(required), layout, shape)
+
+
+def _make_shape(schema: pa.Schema) -> IpcShape | None:
+    try:
+        columns = [pa.nulls(1, field.type) for field in schema]
+        sample = pa.RecordBatch.from_arrays(columns, schema=schema).serialize()
+        return IpcShape(memoryview(sample))
+    except (pa.ArrowException, ValueError):
+        return None
 
 
 def _counts(data_type: pa.DataType) -> tuple[int, int]:
@@ -114,7 +126,9 @@ def check_structure(message: memoryview, header: BatchHeader, schema: pa.Schema)
         CorruptBatch
     """
     plan = _plan_of(schema)
-    metadata = read_ipc_metadata(message)
+    metadata = plan.shape.read(message) if plan.shape is not None else None
+    if metadata is None:
+        metadata = read_ipc_metadata(message)
     codec = (header.flags & FLAG_CODEC_MASK) >> FLAG_CODEC_SHIFT
     if metadata.compression != codec:
         raise CorruptBatch(f"the flags name codec {codec}, the rows have {metadata.compression}.")
