@@ -56,20 +56,26 @@ class FetchWaiter(Waiter):
 
     def wake(self, broker: Broker, index: int, now: Now) -> None:
         """One partition moved: look there, and answer when the sum is enough."""
-        entry = self.request.partitions[index]
+        request = self.request
+        if request.min_bytes <= 1 or len(request.partitions) == 1:
+            # What moved is nearly always enough: read once, for the answer itself.
+            answer = _Answer(broker, request)
+            if answer.enough():
+                self._answer(broker, answer)
+            return
+        entry = request.partitions[index]
         result, _, _ = _read(broker, entry, _partition_limit(entry))
         self.sizes[index] = result.batch_bytes
-        if (
-            result.error_code
-            or sum(self.sizes) >= self.request.min_bytes
-            or _exhausted(broker, self.request)
-        ):
+        if result.error_code or sum(self.sizes) >= request.min_bytes or _exhausted(broker, request):
             self.expire(broker, now)
 
     def expire(self, broker: Broker, now: Now) -> None:
+        self._answer(broker, _Answer(broker, self.request))
+
+    def _answer(self, broker: Broker, answer: _Answer) -> None:
         self.release(broker)
         broker.purgatory.finish(self)
-        _Answer(broker, self.request).send(self.connection_id)
+        answer.send(self.connection_id)
 
     def release(self, broker: Broker) -> None:
         for entry in self.request.partitions:
@@ -109,6 +115,14 @@ class _Answer:
                 self.byte_count += result.batch_bytes
                 self.rows.append((replica, result.batch_bytes, _rows_from(views, entry.offset)))
 
+    def enough(self) -> bool:
+        """Is there no reason to wait for more?"""
+        return (
+            self.final
+            or self.byte_count >= self.request.min_bytes
+            or _exhausted(self.broker, self.request)
+        )
+
     def send(self, connection_id: int) -> None:
         for replica, byte_count, rows in self.rows:
             replica.counters.bytes_out += byte_count
@@ -129,11 +143,9 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
         )
     answer = _Answer(broker, request)
     if (
-        answer.final
-        or request.max_wait_ms <= 0
-        or answer.byte_count >= request.min_bytes
+        request.max_wait_ms <= 0
+        or answer.enough()
         or broker.purgatory.live >= broker.config.parked_requests_max
-        or _exhausted(broker, request)
     ):
         answer.send(event.connection_id)
         return
