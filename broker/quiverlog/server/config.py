@@ -465,12 +465,12 @@ def _refuse_contradictions(
     listen, http, advertise = values["listen"], values["http_listen"], values["advertise"]
     if listen is None:
         raise InvalidConfig(f"{source('listen')}: a broker must listen somewhere.")
-    if http is not None and http.port and http.port == listen.port:
-        if http.host == listen.host or not _EVERY_ADDRESS.isdisjoint((http.host, listen.host)):
-            raise InvalidConfig(
-                f"{source('listen', 'http.listen')}: clients and HTTP cannot share port"
-                f" {listen.port} of {listen.host}."
-            )
+    same_port = http is not None and http.port and http.port == listen.port
+    if same_port and (http.host == listen.host or _EVERY_ADDRESS & {http.host, listen.host}):
+        raise InvalidConfig(
+            f"{source('listen', 'http.listen')}: clients and HTTP cannot share port {listen.port}"
+            f" of {listen.host}."
+        )
     if advertise is not None and advertise.port == 0 and listen.port != 0:
         raise InvalidConfig(f"{source('advertise')}: port 0 can only go with `listen` on port 0.")
     if not values["data_dir"]:
