@@ -320,9 +320,7 @@ class Reader(Actor):
             self.take(key, asked.offset, body[at : at + got.batch_bytes])
             at += got.batch_bytes
 
-    def _refused(
-        self, key: Key, asked: m.FetchPartition, got: m.FetchPartitionResult
-    ) -> None:
+    def _refused(self, key: Key, asked: m.FetchPartition, got: m.FetchPartitionResult) -> None:
         code = got.error_code
         model = self.checker.partitions[key]
         self.checker.errors_seen[code] = self.checker.errors_seen.get(code, 0) + 1

@@ -11,13 +11,15 @@ Owns the memory of everything that was acknowledged and everything that was seen
 6. young: retention by time takes no row that is younger than its bound.
 7. trimmed: rows that a trim was confirmed to have taken never come back; those that retention took
    may, after a crash, until the broker looks again (it writes that down lazily).
-8. loud: a damaged batch is an error, never data (the flipped bit is found, rows around it stay).
+8. awake: a long poll is answered when rows come (`follower`).
+9. loud: a damaged batch is an error, never data (the flipped bit is found, rows around it stay).
 
 A violation raises `Violation` with the seed's history at hand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .scenario import TopicPlan
@@ -59,6 +61,8 @@ class Checker:
         self.rows_acknowledged = 0
         self.rows_seen = 0
         self.errors_seen: dict[int, int] = {}
+        self.on_acked: list[Callable[[tuple[bytes, int], int], None]] = []
+        """Called with a partition and the offset after rows that were acknowledged."""
 
     def add(self, topic_id: bytes, partition: int, plan: TopicPlan) -> None:
         """A partition exists from now on."""
@@ -81,6 +85,8 @@ class Checker:
             target[offset] = value
             model.timestamp_us[offset] = at_us
         self.rows_acknowledged += len(values)
+        for listener in self.on_acked:
+            listener(key, base_offset + len(values))
 
     def read(self, key: tuple[bytes, int], first_offset: int, values: list[int]) -> None:
         """A reader got these rows (rules 1 to 3 and 5)."""

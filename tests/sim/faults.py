@@ -63,9 +63,14 @@ class FaultyDisk(SimDisk):
         """Flip a durable bit of some partition's file; its path, None when there is none."""
         paths = [path for path in sorted(self._names) if path.endswith(suffix)]
         paths = [path for path in paths if "/data/" in path]
-        paths = [path for path in paths if self.durable_size(path) > 64]
+        spared = 64 if suffix == ".log" else 0
+        paths = [path for path in paths if self.durable_size(path) > spared]
         if not paths:
             return None
         path = chance.choice(paths)
-        self.flip_bit(path, chance.randrange(64 * 8, self.durable_size(path) * 8))
+        self.flip_bit(path, chance.randrange(spared * 8, self.durable_size(path) * 8))
         return path
+
+    def paths(self) -> list[str]:
+        """All files."""
+        return sorted(self._names)

@@ -15,6 +15,7 @@ from quiverlog.wire import messages as m
 
 from .actors import SCHEMA, Actor, Key, Producer, Reader, Trimmer
 from .checker import Checker, Violation
+from .follower import Follower
 from .scenario import Scenario
 from .world import World
 
@@ -34,7 +35,10 @@ class RunResult:
     lives: int
     power_losses: int
     errors: dict[int, int]
+    faults: dict[str, int]
     simulated_s: float
+    trace: str
+    """Equal traces: every frame and every line of the broker's log was the same."""
 
 
 class _Admin(Actor):
@@ -60,11 +64,11 @@ class _Admin(Actor):
             self.ask(request)
             connection = self.connection
             wanted = type(request).API
-            self.world.run(
-                5_000_000,
-                until=lambda: self.connection != connection
-                or any(a.api == wanted for a in self.answers),
-            )
+
+            def settled(lost: int = connection, api: int = wanted) -> bool:
+                return self.connection != lost or any(a.api == api for a in self.answers)
+
+            self.world.run(5_000_000, until=settled)
             for response, body in zip(self.answers, self.bodies, strict=True):
                 if response.api == wanted:
                     return response, body
@@ -123,6 +127,8 @@ class _Run:
             Reader(world, checker, number, keys)
         for number in range(scenario.trimmers):
             Trimmer(world, checker, number, keys)
+        for number in range(scenario.followers):
+            Follower(world, checker, number, keys)
         self._schedule_death()
         self._schedule_full_disk()
         world.run(scenario.duration_ms * 1000)
@@ -134,7 +140,9 @@ class _Run:
             world.life,
             self.power_losses,
             checker.errors_seen,
+            dict(world.faults),
             world.mono_us / 1e6,
+            world.trace.hexdigest(),
         )
 
     # --- faults --------------------------------------------------------------------------------
@@ -161,13 +169,19 @@ class _Run:
                 self._flip_bit()
 
     def _flip_bit(self) -> None:
-        """Damage a byte that was durable, in some log file; the checker then expects errors."""
-        path = self.world.disk.flip_somewhere(self.rng, ".log")
+        """Damage a bit that was durable.
+
+        In a segment the checker then expects errors, but no wrong row; all else must be rebuilt and
+        nobody notice.
+        """
+        kind = self.rng.choice((".log", ".index", "leader-epochs", ".snapshot", "recovery-point"))
+        path = self.world.disk.flip_somewhere(self.rng, kind)
         if path is None:
             return
+        self.world.faults[f"bit flip in {kind}"] += 1
         name = path.split("/")[-2]
         for (_, partition), model in self.checker.partitions.items():
-            if name == f"{model.plan.name}-{partition}":
+            if kind == ".log" and name == f"{model.plan.name}-{partition}":
                 model.damaged = True
 
     def _schedule_full_disk(self) -> None:
@@ -179,6 +193,7 @@ class _Run:
             if self.world.calm:
                 return
             self.world.disk.set_full(True)
+            self.world.faults["full disk"] += 1
             self.world.at(self.rng.randrange(10_000, 1_000_000), self._empty_disk)
             self._schedule_full_disk()
 
@@ -201,6 +216,10 @@ class _Run:
         if not all(producer.idle for producer in self.producers):
             raise Violation("a producer could not finish although nothing failed any more")
         reader = Reader(world, checker, 1_000, keys)
+        world.faults["segment rolled"] += sum(
+            path.endswith(".log") and not path.endswith(f"{0:020d}.log")
+            for path in world.disk.paths()
+        )
         for key in keys:
             start = admin.offset(key, EARLIEST)
             admin.log_start(key, start)

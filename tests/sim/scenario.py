@@ -33,9 +33,13 @@ class Scenario:
     producers: int
     readers: int
     trimmers: int
+    followers: int
     topics: tuple[TopicPlan, ...]
     lost_request: float
     lost_response: float
+    half_open: float
+    """Chance that the broker hears late of a broken connection, and of requests sent over it."""
+    slow_network: float
     power_loss_in_call: float
     slow_sync: float
     failed_sync: float
@@ -59,9 +63,12 @@ class Scenario:
             producers=rng.randint(1, 3),
             readers=rng.randint(1, 2),
             trimmers=rng.randint(0, 1),
+            followers=rng.randint(0, 2),
             topics=tuple(_topic(rng, i) for i in range(rng.randint(1, 3))),
             lost_request=rng.choice((0.01, 0.05)) if faulty_network else 0.0,
             lost_response=rng.choice((0.01, 0.05)) if faulty_network else 0.0,
+            half_open=rng.choice((0.0, 0.5)),
+            slow_network=rng.choice((0.0, 0.0, 0.05)),
             power_loss_in_call=rng.choice((0.0, 0.001, 0.005)),
             slow_sync=rng.choice((0.0, 0.1, 0.5)),
             failed_sync=0.002 if faulty_disk else 0.0,

@@ -9,8 +9,10 @@ Must not know: what actors want, what is right or wrong (`actors`, `checker`).
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -67,17 +69,22 @@ class World:
         """Counts the processes; what was meant for an earlier one is dropped."""
         self.connections: dict[int, Owner] = {}
         self.log_lines: list[str] = []
+        self.faults: Counter[str] = Counter()
+        """What went wrong on purpose, by kind."""
+        self.trace = hashlib.blake2b(digest_size=16)
+        """Of every frame and every line of the broker's log, with its moment."""
         self.on_started: list[Callable[[], None]] = []
         self.on_died: list[Callable[[bool], None]] = []
         self.calm = False
         """No more faults: the end of a run, when all must come out right."""
+        self._open: set[int] = set()
+        """Connections that the broker takes for open; a client may have given some up."""
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
         self._next_connection = 0
         self._arrival_us: dict[int, int] = {}
         self._tick_us: int | None = None
         self._shutdown_done = False
-        self._incarnations = 0
 
     # --- time ----------------------------------------------------------------------------------
     @property
@@ -126,23 +133,31 @@ class World:
             for listener in self.on_started:
                 listener()
 
+    def _note(self, what: bytes) -> None:
+        self.trace.update(b"%d %d " % (self.mono_us, len(what)))
+        self.trace.update(what)
+
     def power_loss(self) -> None:
         """The machine dies: what was not synced is lost, torn or kept, as the disk decides."""
+        self.faults["power loss"] += 1
         self.disk.power_loss()
         self._died(clean=False)
 
     def kill(self) -> None:
         """The process dies (kill -9): what it wrote stays."""
+        self.faults["kill"] += 1
         self.disk.process_death()
         self._died(clean=False)
 
     def stop(self) -> None:
         """SIGTERM: the node drains and marks its directory clean."""
+        self.faults["stop"] += 1
         self._feed(Shutdown())
 
     def _died(self, *, clean: bool) -> None:
         self.node = None
         self._tick_us = None
+        self._open.clear()
         for connection in list(self.connections):
             self._drop(connection)
         for listener in self.on_died:
@@ -161,6 +176,7 @@ class World:
         try:
             effects = call()
         except PowerLoss:
+            self.faults["power loss inside a call"] += 1
             self.power_loss()
             return
         except (DiskFull, StorageFault, OSError) as error:
@@ -168,6 +184,7 @@ class World:
             if self.connections or self.calm:
                 raise
             self.log_lines.append(f"start failed: {error}")
+            self.faults["start refused"] += 1
             self.kill()
             return
         self.disk.fail_power_after(None)
@@ -208,17 +225,20 @@ class World:
                 case StartSync():
                     self._sync(effect)
                 case CloseConnection():
+                    self._open.discard(effect.connection_id)
                     self._drop(effect.connection_id)
                 case ShutdownComplete():
                     self._shutdown_done = True
                 case _:
                     self.log_lines.append(f"{effect.level} {effect.event} {dict(effect.fields)}")
+                    self._note(self.log_lines[-1].encode())
 
     def _sync(self, effect: StartSync) -> None:
         """fsync: its work is done at one moment, its return is noticed at a later one."""
         life = self.life
         slow = self.rng.random() < self.scenario.slow_sync
         work_us = self.rng.randrange(50, 200_000 if slow else 4_000)
+        self.faults["slow fsync"] += slow
 
         def work() -> None:
             if self.life != life or self.node is None:
@@ -229,15 +249,19 @@ class World:
             try:
                 effect.ticket.run()
             except PowerLoss:
+                self.faults["power loss inside a flush"] += 1
                 self.power_loss()
                 return
             except Exception as failure:
+                self.faults["failed fsync"] += 1
                 error = failure
             event = Synced(effect.ticket, error)
 
             def done() -> None:
                 if self.life == life:
                     self._feed(event)
+                else:
+                    self.faults["death between flush and its notice"] += 1
 
             self.at(self.rng.randrange(1, 500), done)
 
@@ -250,6 +274,7 @@ class World:
         body = b"".join(effect.body)
         frame = encode(effect.response, effect.correlation_id, len(body))
         response = decode_response(memoryview(frame)[_PREFIX_BYTES:], effect.response.api)
+        self._note(frame + body)
 
         def arrive() -> None:
             owner = self.connections.get(connection)
@@ -257,6 +282,7 @@ class World:
                 owner.on_response(connection, response, body)
 
         if not self.calm and self.rng.random() < self.scenario.lost_response:
+            self.faults["lost response"] += 1
             self.at(1, lambda: self.drop(connection))
             return
         self.at(self._latency(-connection - 1), arrive)
@@ -268,6 +294,7 @@ class World:
             return -1
         self._next_connection += 1
         self.connections[self._next_connection] = owner
+        self._open.add(self._next_connection)
         return self._next_connection
 
     def send(self, connection: int, request: m.Request, correlation_id: int, body: bytes) -> None:
@@ -276,28 +303,44 @@ class World:
         life = self.life
 
         def arrive() -> None:
-            if self.life != life or connection not in self.connections or self.node is None:
+            if self.life != life or connection not in self._open or self.node is None:
                 return
+            self.faults["late request"] += connection not in self.connections
             decoded = decode_request(memoryview(frame)[_PREFIX_BYTES:])
             self._feed(RequestReceived(connection, decoded, memoryview(bytearray(body))))
 
         if not self.calm and self.rng.random() < self.scenario.lost_request:
+            self.faults["lost request"] += 1
             self.at(1, lambda: self.drop(connection))
             return
         self.at(self._latency(connection), arrive)
 
     def _latency(self, channel: int) -> int:
         """Random, but a connection keeps its order in each direction."""
-        arrival_us = self.mono_us + self.rng.randrange(20, 2_000)
+        slow = self.rng.random() < self.scenario.slow_network
+        arrival_us = self.mono_us + self.rng.randrange(20, 100_000 if slow else 2_000)
         arrival_us = max(arrival_us, self._arrival_us.get(channel, 0) + 1)
         self._arrival_us[channel] = arrival_us
         return arrival_us - self.mono_us
 
     def drop(self, connection: int) -> None:
-        """The connection breaks; both ends hear of it."""
-        if connection in self.connections:
-            self._drop(connection)
-            self._feed(ConnectionClosed(connection))
+        """The connection breaks. The client hears of it at once; the broker perhaps much later.
+
+        Until then it goes on with requests that were under way: they may take effect after the
+        client has sent them again over a new connection.
+        """
+        if connection not in self.connections:
+            return
+        self._drop(connection)
+        life = self.life
+
+        def heard() -> None:
+            if self.life == life and connection in self._open:
+                self._open.discard(connection)
+                self._feed(ConnectionClosed(connection))
+
+        late = not self.calm and self.rng.random() < self.scenario.half_open
+        self.at(self.rng.randrange(1_000, 300_000) if late else 0, heard)
 
     def _drop(self, connection: int) -> None:
         owner = self.connections.pop(connection, None)
