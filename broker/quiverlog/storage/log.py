@@ -273,7 +273,10 @@ class Log:
             and self.segments[0].end_offset <= self._start_saved
         ):
             self._remove_files(self.segments.pop())
-        if not self.segments:
+        if not self.segments or (
+            # Its rows were given up and lost in a crash: a row at the end is not its first.
+            self.segments[-1].empty and self.segments[-1].base_offset != self.log_end_offset
+        ):
             self._sealed = True
         self._bases = [segment.base_offset for segment in self.segments]
         self.epochs.trim(self.log_start_offset)
@@ -308,7 +311,8 @@ class Log:
                 for _, header in segment.headers(offset):
                     yield header
             except CorruptLog as error:
-                self.recovery.damages.append(error.message)
+                if error.message not in self.recovery.damages:  # Retention asks every round.
+                    self.recovery.damages.append(error.message)
 
     # --- appending -----------------------------------------------------------------------------
     def append(
