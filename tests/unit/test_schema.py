@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -217,6 +218,43 @@ def test_casts(given_type: pa.DataType, stored: pa.DataType, values: list[object
     assert got.type == stored
     assert got.null_count == 1
     assert str(data.column(0)[0].as_py())[:5] in str(got[0].as_py())
+
+
+@pytest.mark.parametrize(
+    ("given_type", "values"),
+    [
+        (pa.list_view(pa.int32()), [[1, None], None, [], [2, 3]]),
+        (pa.large_list_view(pa.string_view()), [["a"], None, ["b" * 40]]),
+        (pa.list_(pa.list_view(pa.int32())), [[[1], None], None, [[2, 3], []]]),
+        (
+            pa.list_view(
+                pa.list_view(pa.int32()),
+            ),
+            [[[1], [2, 3]], None, [None]],
+        ),
+        (pa.struct([("a", pa.list_view(pa.int32()))]), [{"a": [1, None]}, None, {"a": None}]),
+    ],
+    ids=str,
+)
+def test_list_views_at_any_depth_become_lists(given_type: pa.DataType, values: list[Any]) -> None:
+    stored = normalize_schema(pa.schema([("x", given_type)]))
+    arrays = [
+        pa.array(values, given_type),
+        pa.array(values[::-1] + values, given_type).slice(len(values)),
+        pa.array(values, given_type).slice(0, 0),
+    ]
+    for array in arrays:
+        found = normalize_data(pa.record_batch([array], names=["x"]), stored)
+        found.validate(full=True)
+        assert found.schema.equals(stored, check_metadata=True)
+        assert found.column(0).to_pylist() == array.to_pylist()
+
+
+def test_list_views_in_maps_are_refused() -> None:
+    views = pa.array([[("k", [1])]], pa.map_(pa.string(), pa.list_view(pa.int32())))
+    data = pa.record_batch([views], names=["x"])
+    with pytest.raises(SchemaMismatch, match="convert them to lists"):
+        normalize_data(data, normalize_schema(data.schema))
 
 
 def test_run_ends_are_decoded() -> None:

@@ -88,4 +88,28 @@ def cast_array(array: pa.Array, data_type: pa.DataType) -> pa.Array:
         return cast_array(array.storage, data_type)
     if pa.types.is_run_end_encoded(array.type):
         return cast_array(pc.run_end_decode(array), data_type)
-    return array.cast(data_type)
+    return _without_list_views(array).cast(data_type)
+
+
+def _without_list_views(array: pa.Array) -> pa.Array:
+    """List views at any depth become lists: pyarrow's own cast makes invalid arrays of them."""
+    if not _holds_list_view(array.type):
+        return array
+    if pa.types.is_struct(array.type):
+        fields = [_without_list_views(array.field(i)) for i in range(array.type.num_fields)]
+        names = [field.name for field in array.type]
+        return pa.StructArray.from_arrays(fields, names, mask=array.is_null())
+    if pa.types.is_map(array.type):
+        raise TypeError("list views inside of maps are not supported: convert them to lists")
+    ends = pc.cumulative_sum(pc.list_value_length(array).fill_null(0)).cast(pa.int32())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    values = _without_list_views(array.flatten())
+    return pa.ListArray.from_arrays(offsets, values, mask=array.is_null())
+
+
+def _holds_list_view(data_type: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_list_view(data_type) or types.is_large_list_view(data_type):
+        return True
+    children = (data_type.field(i) for i in range(data_type.num_fields))
+    return types.is_nested(data_type) and any(_holds_list_view(child.type) for child in children)
