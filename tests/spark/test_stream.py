@@ -225,8 +225,12 @@ def trim(client: Any, name: str) -> None:
     client.delete_records(name, {0: 30})
 
 
-def recreate(client: Any, name: str) -> None:
+def delete(client: Any, name: str) -> None:
     client.delete_topic(name)
+
+
+def recreate(client: Any, name: str) -> None:
+    delete(client, name)
     client.create_topic(name, schema=TRADES, partitions=1)
     produce(client, name, 1000, 5)
 
@@ -240,6 +244,7 @@ def recreate(client: Any, name: str) -> None:
             r"was created anew: partition 0 from offset 10",
             [*range(10), *range(1000, 1005)],
         ),
+        (delete, r"was deleted: partition 0 from offset 10", list(range(10))),
     ],
 )
 def test_lost_rows_fail_the_query_or_are_passed_over(

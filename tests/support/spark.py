@@ -1,7 +1,7 @@
 """One Spark for a whole test run, and what Spark tests need around it.
 
 Starting a session costs ten seconds and its first micro-batch as many again, so all tests of a run
-share one `local[2]` session; each makes its own topics and checkpoints. Owns the session's
+share one local session; each makes its own topics and checkpoints. Owns the session's
 settings, and the small helpers for queries. Imported by tests/spark/conftest.py.
 """
 
@@ -46,7 +46,8 @@ def new_session(**conf: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     scratch = tempfile.mkdtemp(prefix="quiverlog-spark-")
-    builder = SparkSession.builder.master("local[2]").appName("quiverlog-tests")
+    # Two threads, and two attempts per task: plain local[2] never runs a failed task again.
+    builder = SparkSession.builder.master("local[2,2]").appName("quiverlog-tests")
     settings = CONF | {"spark.sql.warehouse.dir": scratch, "spark.local.dir": scratch} | conf
     for key, value in settings.items():
         builder = builder.config(key, value)
