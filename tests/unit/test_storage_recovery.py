@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from quiverlog.errors import CorruptLog
@@ -10,6 +12,7 @@ from quiverlog.storage.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
+from tests.support.node import NodeDriver, batch_of
 
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
@@ -92,3 +95,22 @@ def test_damage_in_the_middle_of_several_segments(scanned: bool) -> None:
             (view,) = log.read(offset, bytes_max=1, end_offset=offset + 3)
             assert len(view) == 128
     assert [len(v) for v in log.read(12, bytes_max=10_000, end_offset=45)] == [128]
+
+
+def test_the_node_tells_of_damage_that_its_start_found(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path)
+    topic = node.create()
+    for _ in range(3):
+        node.produced(topic, batch_of([1, 2]))
+    (path,) = Path(node.config.data_dir, "data").rglob("*.log")
+    point = path.with_name("recovery-point")
+    data = bytearray(path.read_bytes())
+    data[64 + 100] ^= 1
+    path.write_bytes(data)
+    point.unlink(missing_ok=True)
+    node.crash()
+    (line,) = [line for line in node.lines if line.event == "damaged rows found"]
+    assert (line.level, line.fields["partition"], line.fields["places"]) == ("warning", "t-0", 1)
+    assert "00.log: bytes 64 to" in str(line.fields["first"])
+    assert "rows 0 to 2" in str(line.fields["first"])
+    assert node.fetched(topic, 2)[0].error_code == 0

@@ -127,6 +127,14 @@ def _report_recovery(broker: Broker, replica: Replica) -> None:
             bytes=report.bytes_truncated,
             log_end_offset=replica.log.log_end_offset,
         )
+    if report.damages:
+        broker.log(
+            "warning",
+            "damaged rows found",
+            partition=str(replica.name),
+            places=len(report.damages),
+            first=report.damages[0],
+        )
 
 
 def drop_topic(broker: Broker, topic: TopicImage, now: Now) -> None:

@@ -84,10 +84,10 @@ class SyncTicket:
         self.end_offset = log.log_end_offset
 
     def run(self) -> None:
-        """Flush. An OSError is final for the log.
+        """Flush. An error is final for the log.
 
         Raises:
-            OSError, DiskFull, StorageFault
+            OSError, StorageFault
         """
         try:
             for segment in self.segments:
@@ -97,15 +97,27 @@ class SyncTicket:
                     if not segment.dropped:
                         raise
             self._disk.sync_dir(self._directory)
+            self._save_notes()
+        except (OSError, QuiverlogError) as error:
+            self._log.fault = f"flush failed: {error}"
+            raise
+
+    def _save_notes(self) -> None:
+        """Epochs, then the recovery point, which says that the epochs before it are saved.
+
+        Both can be read again from the batches. The rows are on the disk by now: a disk that has
+        no room for the notes postpones them to a later flush (`complete_sync`).
+        """
+        try:
             if self._epochs is not None:
                 self._disk.write_file_atomic(f"{self._directory}/{EPOCHS_FILE}", self._epochs)
+                self._epochs = None
             if self._point is not None:
                 data = checkpoint.pack_recovery_point(self._point)
                 path = f"{self._directory}/{checkpoint.RECOVERY_FILE}"
                 self._disk.write_file_atomic(path, data)
-        except (OSError, QuiverlogError) as error:
-            self._log.fault = f"flush failed: {error}"
-            raise
+        except DiskFull:
+            self._point = None
 
 
 class Log:
@@ -415,6 +427,8 @@ class Log:
         """
         if self.fault:
             raise StorageFault(f"{self.directory}: {self.fault}.")
+        if ticket._epochs is not None:
+            self.epochs.dirty = True
         if ticket._point is not None:
             self._point = ticket._point
         self.flushed_offset = max(self.flushed_offset, min(ticket.end_offset, self.log_end_offset))

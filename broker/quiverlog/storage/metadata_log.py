@@ -169,7 +169,7 @@ def _parse(path: str, data: bytes) -> tuple[list[bytes], int, int]:
             if looks_unwritten(view, at, min(at + _FRAME.size + size, len(data))) or (
                 at + _FRAME.size + size > len(data) or len(data) - at < _FRAME.size
             ):
-                if _valid_frame_after(view, at + 1):
+                if _only_size_is_wrong(view, at) or _valid_frame_after(view, at + 1):
                     raise _damaged(path, at)
                 return records, at, last
             raise _damaged(path, at)
@@ -199,6 +199,14 @@ def _frame_end(view: memoryview, at: int) -> int | None:
         return None
     payload = view[at + _FRAME.size : end]
     return end if crc32c(payload, crc32c(view[at : at + 4])) == crc else None
+
+
+def _only_size_is_wrong(view: memoryview, at: int) -> bool:
+    """Does the rest of the file have the checksum at `at`? Then it was whole, and not cut short."""
+    if len(view) - at < _FRAME.size:
+        return False
+    payload = view[at + _FRAME.size :]
+    return bool(_FRAME.unpack_from(view, at)[1] == crc32c(payload, crc32c(_U32.pack(len(payload)))))
 
 
 def _valid_frame_after(view: memoryview, at: int) -> bool:
