@@ -1,0 +1,77 @@
+"""A flush on a full disk: rows that are on the disk are acknowledged, the notes follow later."""
+
+from __future__ import annotations
+
+import pytest
+
+from quiverlog.storage.epochs import EPOCHS_FILE
+from quiverlog.storage.log import Log, LogConfig
+from quiverlog.types import Now
+from tests.model.test_log_model import make_batch
+from tests.sim.disk import SimDisk
+
+NOW = Now(0, 1_000_000_000_000_000)
+DIRECTORY = "data/t-0"
+
+
+def open_log(disk: SimDisk) -> Log:
+    return Log.open(disk, DIRECTORY, config=LogConfig(), clean=False, now=NOW)
+
+
+def append(log: Log, epoch: int) -> None:
+    log.append([make_batch(3, NOW.wall_us, 1, 7)], epoch, NOW)
+
+
+def flush(log: Log) -> int:
+    ticket = log.begin_sync()
+    ticket.run()
+    return log.complete_sync(ticket)
+
+
+@pytest.fixture(params=range(4))
+def disk(request: pytest.FixtureRequest) -> SimDisk:
+    disk = SimDisk(request.param)
+    disk.make_dir(DIRECTORY)
+    return disk
+
+
+def flushed_without_room(disk: SimDisk) -> Log:
+    """Epoch 1 is saved; epoch 2, from row 3 on, met a full disk."""
+    log = open_log(disk)
+    append(log, 1)
+    flush(log)
+    append(log, 2)
+    disk.capacity = 0
+    assert flush(log) == 6
+    assert not log.fault
+    disk.capacity = None
+    return log
+
+
+def test_rows_and_epochs_survive_a_crash_before_the_notes_are_written(disk: SimDisk) -> None:
+    flushed_without_room(disk)
+    disk.crash()
+    log = open_log(disk)
+    assert log.log_end_offset == 6
+    assert log.epochs.end_offset_for(1) == (1, 3)
+    assert log.epochs.newest == 2
+
+
+def test_the_next_flush_writes_what_was_postponed(disk: SimDisk) -> None:
+    log = flushed_without_room(disk)
+    before = disk.read_file(f"{DIRECTORY}/{EPOCHS_FILE}")
+    append(log, 2)
+    assert flush(log) == 9
+    assert disk.read_file(f"{DIRECTORY}/{EPOCHS_FILE}") != before
+    assert not log.epochs.dirty
+
+
+def test_a_new_log_flushes_on_a_full_disk(disk: SimDisk) -> None:
+    log = open_log(disk)
+    append(log, 1)
+    disk.capacity = 0
+    assert flush(log) == 3
+    disk.capacity = None
+    disk.crash()
+    log = open_log(disk)
+    assert (log.log_end_offset, log.epochs.newest) == (3, 1)
