@@ -281,7 +281,7 @@ class Segment:
         expected = self.base_offset + index.relative_offsets[entry]
         if self.damages:
             floor, expected = self._skip_damage(floor, expected, offset)
-        elif 0 <= self._tail_offset <= offset:
+        elif floor < self._tail_at and offset >= self._tail_offset:
             floor, expected = self._tail_at, self._tail_offset
         size = self.file.size
         need = min(size - floor, bytes_max + 2 * BATCH_HEADER_BYTES + 4096)
