@@ -9,6 +9,8 @@
 20  ... payload
 ```
 
+The frame itself is the same in every version, so that the checksum can be looked at first.
+
 Owns the refusal of what is damaged (CorruptLog) and of what is newer (UnsupportedFormat). Whoever
 reads a file that can be rebuilt catches the first; nobody catches the second: a newer version is a
 mistake of the operator, and guessing would destroy.
@@ -46,12 +48,13 @@ def unpack_file(path: str, data: bytes, magic: bytes, version: int) -> bytes:
     if len(data) < _PAYLOAD_AT or data[:8] != magic:
         raise CorruptLog(f"{path} is not a {magic.decode()} file.", file=path)
     _, found, _, size = _HEAD.unpack_from(data)
-    if found != version:
-        check_version(path, found, version)
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     payload = data[_PAYLOAD_AT:]
+    # Before the version is believed: a flipped bit in it is damage, no message from the future.
     if len(payload) != size or crc32c(payload, crc32c(data[: _HEAD.size])) != crc:
         raise CorruptLog(f"{path}: the checksum does not match its {len(data)} bytes.", file=path)
+    if found != version:
+        check_version(path, found, version)
     return payload
 
 
