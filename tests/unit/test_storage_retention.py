@@ -1,0 +1,139 @@
+"""Giving up rows: by size, by time, on an idle topic; never too much, never too little."""
+
+from __future__ import annotations
+
+import pytest
+
+from quiverlog.errors import OffsetOutOfRange
+from quiverlog.storage.log import Log, LogConfig
+from quiverlog.types import Now
+from tests.model.test_log_model import make_batch
+from tests.sim.disk import SimDisk
+
+DIRECTORY = "data/t-0"
+START_US = 1_000_000_000_000_000
+BATCH_BYTES = 128
+
+
+def at(ms: int) -> Now:
+    return Now(ms * 1000, START_US + ms * 1000)
+
+
+def open_log(disk: SimDisk, *, clean: bool = False, **settings: int) -> Log:
+    disk.make_dir(DIRECTORY)
+    config = LogConfig(index_interval_bytes=100, **settings)
+    return Log.open(disk, DIRECTORY, config=config, clean=clean, now=at(0))
+
+
+def append(log: Log, ms: int, rows: int = 1) -> None:
+    """A batch of 128 bytes whose rows have the time `ms`."""
+    log.append([make_batch(rows, START_US + ms * 1000, 1, 7)], 0, at(ms))
+
+
+@pytest.mark.parametrize("high_watermark", [0, 1, 5, 6, 20])
+@pytest.mark.parametrize("age_ms", [99, 100, 101, 104, 10_000])
+def test_by_time_exactly_the_rows_older_than_the_bound(age_ms: int, high_watermark: int) -> None:
+    log = open_log(SimDisk(), retention_ms=100, segment_bytes=500)
+    for ms in range(20):
+        append(log, ms)
+    log.apply_retention(at(age_ms), high_watermark)
+    # The row of the moment `ms` is older than 100 ms once `ms + 100 < age`.
+    expired = min(20, max(0, age_ms - 100))
+    assert log.log_start_offset == min(expired, high_watermark)
+
+
+def test_by_time_an_older_row_behind_a_younger_one_waits() -> None:
+    log = open_log(SimDisk(), retention_ms=100)
+    for ms in (10, 500, 20, 30):
+        append(log, ms)
+    log.apply_retention(at(600), 4)
+    assert log.log_start_offset == 1
+    log.apply_retention(at(601), 4)
+    assert log.log_start_offset == 4
+
+
+def test_an_idle_topic_gives_up_its_newest_segment_and_remembers_its_end() -> None:
+    disk = SimDisk()
+    log = open_log(disk, retention_ms=100)
+    for ms in range(5):
+        append(log, ms)
+    result = log.apply_retention(at(200), 5)
+    assert (result.log_start_offset, result.segments_deleted) == (5, 1)
+    assert (log.segment_count, log.size_bytes) == (0, 0)
+    assert [name for name in disk.list(DIRECTORY) if name.endswith((".log", ".index"))] == []
+    disk.crash()
+    log = open_log(disk)
+    assert (log.log_start_offset, log.log_end_offset) == (5, 5)
+
+
+@pytest.mark.parametrize("high_watermark", [0, 7, 100])
+def test_by_size_whole_segments_until_the_bound_holds(high_watermark: int) -> None:
+    log = open_log(SimDisk(), retention_bytes=8 * 320, segment_bytes=1 << 20, retention_ms=-1)
+    for ms in range(100):
+        append(log, ms)
+    bases = [segment.base_offset for segment in log.segments]
+    assert bases == list(range(0, 100, 2)), "an eighth of the bound: two batches a segment"
+    log.apply_retention(at(100), high_watermark)
+    if high_watermark == 100:
+        assert log.size_bytes == 8 * 320
+        assert log.log_start_offset == 84
+    else:
+        assert log.log_start_offset == high_watermark
+        assert log.segments[0].base_offset <= high_watermark
+
+
+def test_by_size_a_log_of_exactly_the_bound_keeps_all() -> None:
+    log = open_log(SimDisk(), retention_bytes=8 * 320, retention_ms=-1)
+    for ms in range(16):
+        append(log, ms)
+    assert log.size_bytes == 8 * 320
+    log.apply_retention(at(100), 16)
+    assert log.log_start_offset == 0
+    append(log, 16)
+    log.apply_retention(at(100), 17)
+    assert log.log_start_offset == 2
+
+
+def test_without_bounds_nothing_goes() -> None:
+    log = open_log(SimDisk(), retention_ms=-1, retention_bytes=-1, segment_bytes=300)
+    for ms in range(20):
+        append(log, ms)
+    log.apply_retention(at(10**9), 20)
+    assert (log.log_start_offset, log.log_end_offset) == (0, 20)
+
+
+def test_an_idle_segment_is_finished_when_its_time_has_come() -> None:
+    log = open_log(SimDisk(), segment_ms=50, retention_ms=-1)
+    append(log, 0)
+    log.apply_retention(at(49), 1)
+    append(log, 49)
+    assert log.segment_count == 1
+    log.apply_retention(at(50), 2)
+    append(log, 50)
+    assert log.segment_count == 2
+
+
+@pytest.mark.parametrize("offset", [1, 3, 10])
+@pytest.mark.parametrize("seed", range(6))
+def test_deleted_records_stay_deleted_after_a_crash(offset: int, seed: int) -> None:
+    disk = SimDisk(seed)
+    log = open_log(disk, segment_bytes=500)
+    for ms in range(10):
+        append(log, ms)
+    ticket = log.begin_sync()
+    ticket.run()
+    log.complete_sync(ticket)
+    assert log.delete_before(offset) == offset
+    disk.crash()
+    log = open_log(disk)
+    assert (log.log_start_offset, log.log_end_offset) == (offset, 10)
+    with pytest.raises(OffsetOutOfRange):
+        log.read(offset - 1, bytes_max=1, end_offset=10)
+
+
+def test_offsets_beyond_the_end_cannot_be_deleted() -> None:
+    log = open_log(SimDisk())
+    append(log, 0)
+    with pytest.raises(OffsetOutOfRange):
+        log.delete_before(2)
+    assert log.log_start_offset == 0
