@@ -262,6 +262,7 @@ class ClientScenarios:
 
     def test_nonsense_is_refused_with_a_reason(self, client: Any, topic: str) -> None:
         client.create_topic(topic, SCHEMA)
+        options: dict[str, Any]
         for options in (
             {"start": "yesterday"},
             {"start": datetime(2020, 1, 1)},  # noqa: DTZ001 - that is what is refused
@@ -269,9 +270,19 @@ class ClientScenarios:
             {"end": "never"},
             {"follow": True, "end": "latest"},
             {"fetch_bytes": 1},
+            {"columns": []},
+            {"partitions": 0},
+            {"start": {"0": 1}},
         ):
             with pytest.raises(quiverlog.InvalidArgument):
                 read(client, topic, **options)
+        for before in (5, {0: -1}, {0: "1"}):  # on the wire, -1 would mean all there is
+            with pytest.raises(quiverlog.InvalidArgument, match="delete_records"):
+                client.delete_records(topic, before)
+        with client.producer(topic) as producer, pytest.raises(quiverlog.InvalidArgument):
+            producer.send({"id": 1}, partition="0")
+        with pytest.raises(quiverlog.InvalidArgument, match="partitions='4'"):
+            client.create_topic("another", SCHEMA, partitions="4")
         with pytest.raises(quiverlog.UnknownPartition):
             read(client, topic, partitions=[4])
         with pytest.raises(quiverlog.InvalidArgument, match="none, lz4, zstd"):
@@ -366,6 +377,20 @@ class BlockingScenarios:
             client.delete_records(topic, {0: 100})
             with pytest.raises(quiverlog.OffsetOutOfRange, match="100 to 200"):
                 list(PartitionFetcher(client, topic, 0, 5, 150))
+
+    def test_a_fetcher_knows_a_topic_that_was_created_anew_behind_its_client(
+        self, address: str
+    ) -> None:
+        topic = f"f-{uuid.uuid4().hex[:12]}"
+        with quiverlog.connect(address) as client, quiverlog.connect(address) as other:
+            for first in (0, 100):
+                info = other.create_topic(topic, SCHEMA)
+                with other.producer(topic) as producer:
+                    producer.send(rows(5, first=first))
+                with PartitionFetcher(client, topic, 0, 0, 5, topic_id=info.topic_id) as found:
+                    ids = [i for batch in found for i in batch.data.column("id").to_pylist()]
+                assert ids == [*range(first, first + 5)]
+                other.delete_topic(topic)
 
     def test_threads_share_a_client_and_a_producer(self, address: str) -> None:
         topic = f"s-{uuid.uuid4().hex[:12]}"

@@ -7,6 +7,8 @@ from typing import Any
 
 import duckdb
 import hypothesis.strategies as st
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -82,6 +84,9 @@ def test_other_shapes_of_text_are_text(column: pa.Array) -> None:
         ([{"id": 2**63}], r"'id' .*row 0 holds 9223372036854775808"),
         ([{"id": 1}, 5], r"Item 1 of the list is a int"),
         (7, "Cannot send a int"),
+        (pa.array([1]), "Cannot send a Int64Array .*give a pyarrow RecordBatch"),
+        (pd.Series([1], name="id"), "Cannot send a Series .*give a pyarrow RecordBatch"),
+        (pa.table({"id": [1], "__index_level_0__": [1]}), "no column '__index_level_0__'"),
         ("rows", "Cannot send a str"),
         (pa.table({"id": ["1"]}), r"'id' .*is int64, the data has string: convert it first"),
         (pa.table({"id": [1.5]}), r"'id' .*the data has double"),
@@ -115,6 +120,21 @@ def test_the_number_of_a_bad_row_counts_from_the_start_of_the_list() -> None:
     with pytest.raises(SchemaMismatch, match=f"row {ROWS_AT_ONCE + 3} holds") as caught:
         CONVERTER.batches(rows)
     assert caught.value.details["column"] == "id"
+
+
+def test_rows_picked_from_pandas_come_without_their_index() -> None:
+    frame = pd.DataFrame({"id": [1, 2, 3], "name": ["a", "b", "c"]})
+    (batch,) = CONVERTER.batches(frame[frame.id > 1])
+    assert batch.column(0).to_pylist() == [2, 3]
+    (batch,) = CONVERTER.batches(frame.set_index("name"))
+    assert batch.column(1).to_pylist() == ["a", "b", "c"], "a named index is a column"
+
+
+@pytest.mark.parametrize("kind", [pl.Categorical, pl.Enum(["a", "b"])], ids=str)
+def test_polars_categories_are_text(kind: Any) -> None:
+    frame = pl.DataFrame({"id": [1, 2], "name": pl.Series(["a", "b"], dtype=kind)})
+    (batch,) = CONVERTER.batches(frame)
+    assert batch.column(1).to_pylist() == ["a", "b"]
 
 
 def test_a_duckdb_result_is_taken() -> None:

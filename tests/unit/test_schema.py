@@ -233,6 +233,7 @@ def test_casts(given_type: pa.DataType, stored: pa.DataType, values: list[object
             [[[1], [2, 3]], None, [None]],
         ),
         (pa.struct([("a", pa.list_view(pa.int32()))]), [{"a": [1, None]}, None, {"a": None}]),
+        (pa.list_(pa.string_view()), [["a", None], None, ["b" * 40]]),
     ],
     ids=str,
 )
@@ -250,10 +251,25 @@ def test_list_views_at_any_depth_become_lists(given_type: pa.DataType, values: l
         assert found.column(0).to_pylist() == array.to_pylist()
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()], ids=str)
+def test_dictionaries_of_views_are_decoded(kind: pa.DataType) -> None:
+    """What polars makes of its categories."""
+    words = pa.array([b"a", b"bb" * 20], pa.binary()).cast(pa.string()).cast(kind)
+    indices = pa.array([1, None, 0, 1], pa.uint32())
+    array = pa.DictionaryArray.from_arrays(indices, words)
+    nested = pa.ListArray.from_arrays(pa.array([0, 1, 4], pa.int32()), array)
+    data = pa.record_batch([array.slice(0, 2), nested], names=["x", "y"])
+    found = normalize_data(data, normalize_schema(data.schema))
+    found.validate(full=True)
+    x, y = found.column("x").to_pylist(), found.column("y").to_pylist()
+    big, small = (words[1].as_py(), words[0].as_py())
+    assert (x, y) == ([big, None], [[big], [None, small, big]])
+
+
 def test_list_views_in_maps_are_refused() -> None:
     views = pa.array([[("k", [1])]], pa.map_(pa.string(), pa.list_view(pa.int32())))
     data = pa.record_batch([views], names=["x"])
-    with pytest.raises(SchemaMismatch, match="convert them to lists"):
+    with pytest.raises(SchemaMismatch, match="convert it first"):
         normalize_data(data, normalize_schema(data.schema))
 
 

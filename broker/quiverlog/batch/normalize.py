@@ -88,28 +88,45 @@ def cast_array(array: pa.Array, data_type: pa.DataType) -> pa.Array:
         return cast_array(array.storage, data_type)
     if pa.types.is_run_end_encoded(array.type):
         return cast_array(pc.run_end_decode(array), data_type)
-    return _without_list_views(array).cast(data_type)
+    return _castable(array).cast(data_type)
 
 
-def _without_list_views(array: pa.Array) -> pa.Array:
-    """List views at any depth become lists: pyarrow's own cast makes invalid arrays of them."""
-    if not _holds_list_view(array.type):
+def _castable(array: pa.Array) -> pa.Array:
+    """What pyarrow's own casts cannot take, at any depth, in a plainer layout.
+
+    List views become lists (the cast makes invalid arrays of them), dictionaries of views are
+    decoded (polars' categories), and so are run ends.
+    """
+    if not _needs_help(array.type):
         return array
+    if pa.types.is_dictionary(array.type):
+        values = array.dictionary
+        plain = pa.large_binary() if pa.types.is_binary_view(values.type) else pa.large_string()
+        return values.cast(plain).take(array.indices)
+    if pa.types.is_run_end_encoded(array.type):
+        return _castable(pc.run_end_decode(array))
     if pa.types.is_struct(array.type):
-        fields = [_without_list_views(array.field(i)) for i in range(array.type.num_fields)]
+        fields = [_castable(array.field(i)) for i in range(array.type.num_fields)]
         names = [field.name for field in array.type]
         return pa.StructArray.from_arrays(fields, names, mask=array.is_null())
     if pa.types.is_map(array.type):
-        raise TypeError("list views inside of maps are not supported: convert them to lists")
+        raise TypeError(f"{array.type} is not supported inside of maps: convert it first")
     ends = pc.cumulative_sum(pc.list_value_length(array).fill_null(0)).cast(pa.int32())
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
-    values = _without_list_views(array.flatten())
+    values = _castable(array.flatten())
     return pa.ListArray.from_arrays(offsets, values, mask=array.is_null())
 
 
-def _holds_list_view(data_type: pa.DataType) -> bool:
+def _needs_help(data_type: pa.DataType) -> bool:
     types = pa.types
-    if types.is_list_view(data_type) or types.is_large_list_view(data_type):
+    if types.is_dictionary(data_type):
+        value_type = data_type.value_type
+        return bool(types.is_string_view(value_type) or types.is_binary_view(value_type))
+    if (
+        types.is_list_view(data_type)
+        or types.is_large_list_view(data_type)
+        or types.is_run_end_encoded(data_type)
+    ):
         return True
     children = (data_type.field(i) for i in range(data_type.num_fields))
-    return types.is_nested(data_type) and any(_holds_list_view(child.type) for child in children)
+    return types.is_nested(data_type) and any(_needs_help(child.type) for child in children)

@@ -128,6 +128,9 @@ def create_topic(
     validate_only: bool,
 ) -> Operation[TopicInfo | None]:
     """Create a topic; None after a mere validation."""
+    for what, number in (("partitions", partitions), ("replication_factor", replication_factor)):
+        if not isinstance(number, int):
+            raise InvalidArgument(f"{what}={number!r} is not a whole number.")
     new = m.NewTopic(
         name=name,
         schema=schema_bytes(schema),
@@ -451,9 +454,7 @@ def delete_records(
     cluster: Cluster, name: str, before: Mapping[int, int | Literal["latest"]]
 ) -> Operation[dict[int, int]]:
     """Make rows below the given offsets unreadable; returns the new log start offsets."""
-    offsets = {p: -1 if offset == "latest" else int(offset) for p, offset in before.items()}
-    if any(offset < -1 for offset in offsets.values()):
-        raise InvalidArgument("delete_records: offsets are not negative.")
+    offsets = _bounds(before)
 
     def entry(partition: int, offset: int) -> Entry:
         return lambda t: m.DeleteRecordsPartition(t.topic_id, partition, offset)
@@ -467,6 +468,18 @@ def delete_records(
         return {w.partition: r.log_start_offset for w, r in _good(results)}
 
     return (yield from cluster.retrying(attempt))
+
+
+def _bounds(before: Mapping[int, int | Literal["latest"]]) -> dict[int, int]:
+    """The wire's form, where -1 is the end: a program's own -1 must not delete all there is."""
+    if not isinstance(before, Mapping):
+        raise InvalidArgument(f"delete_records: give {{partition: offset}}, not {before!r}.")
+    for offset in before.values():
+        if offset != "latest" and (not isinstance(offset, int) or offset < 0):
+            raise InvalidArgument(
+                f"delete_records: {offset!r} is neither an offset from 0 on nor 'latest'."
+            )
+    return {p: -1 if offset == "latest" else offset for p, offset in before.items()}
 
 
 # --- stored batches, as they are ------------------------------------------------------------------

@@ -209,14 +209,14 @@ class AsyncClient:
     ) -> AsyncConsumer:
         """As `Client.consumer`; `async for batch in client.consumer(...)`."""
         from .consumer import AsyncConsumer
-        from .consumer_core import ConsumerCore, ConsumerOptions
+        from .consumer_core import ConsumerCore, consumer_options
 
-        options = ConsumerOptions(
+        options = consumer_options(
             start=start,
             end=end,
             follow=follow,
-            columns=None if columns is None else tuple(columns),
-            partitions=None if partitions is None else tuple(partitions),
+            columns=columns,
+            partitions=partitions,
             fetch_bytes=fetch_bytes,
         )
         return AsyncConsumer(ConsumerCore(self.cluster, topic, options), self.driver)

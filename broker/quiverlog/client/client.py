@@ -219,14 +219,14 @@ class Client:
             (names the valid range), LogTruncated, UnknownTopicId (it was deleted).
         """
         from .consumer import Consumer
-        from .consumer_core import ConsumerCore, ConsumerOptions
+        from .consumer_core import ConsumerCore, consumer_options
 
-        options = ConsumerOptions(
+        options = consumer_options(
             start=start,
             end=end,
             follow=follow,
-            columns=None if columns is None else tuple(columns),
-            partitions=None if partitions is None else tuple(partitions),
+            columns=columns,
+            partitions=partitions,
             fetch_bytes=fetch_bytes,
         )
         return Consumer(ConsumerCore(self.cluster, topic, options), self.driver)

@@ -14,10 +14,10 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from quiverlog.errors import (
     InvalidArgument,
@@ -36,13 +36,15 @@ from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
 from .results import Address, ConsumerBatch, FetchedPartition, TopicInfo
 from .routing import Cluster, backoff_s, check, partition_info
 
-__all__ = ["ConsumerCore", "ConsumerOptions", "End", "Start_"]
+__all__ = ["ConsumerCore", "ConsumerOptions", "End", "Start_", "consumer_options"]
 
 Start_: TypeAlias = (
     "Literal['earliest', 'latest'] | datetime | "
     "Mapping[int, int | Literal['earliest', 'latest'] | datetime]"
 )
 End: TypeAlias = "Literal['latest'] | Mapping[int, int] | None"
+
+T = TypeVar("T")
 
 FETCH_BYTES_MIN = 64 * 1024
 NEW_PARTITIONS_EVERY_S = 2.0
@@ -69,10 +71,44 @@ class ConsumerOptions:
             )
         if not isinstance(self.start, Mapping):
             at_us(self.start)
+        if self.columns is not None and not self.columns:
+            raise InvalidArgument("columns is empty: leave it out, or name at least one.")
         if self.end is not None and self.end != "latest" and not isinstance(self.end, Mapping):
             raise InvalidArgument(
                 f"end={self.end!r} is neither 'latest' nor {{partition: offset}}."
             )
+
+
+def consumer_options(
+    *,
+    start: Start_,
+    end: End,
+    follow: bool,
+    columns: str | Sequence[str] | None,
+    partitions: Sequence[int] | None,
+    fetch_bytes: int,
+) -> ConsumerOptions:
+    """Check the arguments of `Client.consumer`. Raises InvalidArgument."""
+    for name, value in (("start", start), ("end", end)):
+        if isinstance(value, Mapping) and not all(isinstance(p, int) for p in value):
+            raise InvalidArgument(f"{name}={value!r}: partitions are numbers.")
+    if partitions is not None and not (
+        isinstance(partitions, Iterable) and all(isinstance(p, int) for p in partitions)
+    ):
+        raise InvalidArgument(f"partitions={partitions!r} is not a list of numbers.")
+    return ConsumerOptions(
+        start=start,
+        end=end,
+        follow=follow,
+        # One name is a sequence of letters, too.
+        columns=(columns,) if isinstance(columns, str) else _tuple(columns),
+        partitions=_tuple(partitions),
+        fetch_bytes=fetch_bytes,
+    )
+
+
+def _tuple(values: Iterable[T] | None) -> tuple[T, ...] | None:
+    return None if values is None else tuple(values)
 
 
 @dataclass(slots=True)

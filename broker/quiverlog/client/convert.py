@@ -9,6 +9,7 @@ Columns are matched by name. A nullable column may be left out and is filled wit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -23,6 +24,8 @@ from quiverlog.errors import SchemaMismatch
 __all__ = ["Converter"]
 
 _SHOWN = 5
+_INDEX = re.compile(r"__index_level_\d+__").fullmatch
+"""What pandas calls an index that has no name."""
 ROWS_AT_ONCE = 65_536
 """A list is converted in slices: the values of one still lie in the processor's cache."""
 
@@ -100,18 +103,26 @@ class Converter:
     # --- from Arrow -----------------------------------------------------------------------------
     def _arrow_batches(self, data: Any) -> list[pa.RecordBatch]:
         if isinstance(data, pa.Table):
-            table = data
-        elif hasattr(data, "__arrow_c_stream__"):
-            table = pa.RecordBatchReader.from_stream(data).read_all()
-        elif hasattr(data, "__arrow_c_array__"):
-            return [pa.record_batch(data)]
-        else:
-            raise SchemaMismatch(
-                f"Cannot send a {type(data).__name__}: give a pyarrow RecordBatch or Table, "
-                "a dict, a list of dicts, or anything with __arrow_c_stream__.",
-                topic=self.topic,
-            )
-        return list(table.to_batches())
+            return list(data.to_batches())
+        try:
+            if hasattr(data, "__arrow_c_stream__"):
+                table = pa.RecordBatchReader.from_stream(data).read_all()
+                return list(self._without_index(table).to_batches())
+            if hasattr(data, "__arrow_c_array__"):
+                return [pa.record_batch(data)]
+            why = ""
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            why = f" ({_first_line(error)})"  # one column, say, and no rows of columns
+        raise SchemaMismatch(
+            f"Cannot send a {type(data).__name__}{why}: give a pyarrow RecordBatch or Table, "
+            "a dict, a list of dicts, or anything with __arrow_c_stream__.",
+            topic=self.topic,
+        )
+
+    def _without_index(self, table: pa.Table) -> pa.Table:
+        """Without the index that pandas adds to its columns when rows were picked, say."""
+        surplus = [n for n in table.schema.names if _INDEX(n) and n not in self._names]
+        return table.drop_columns(surplus) if surplus else table
 
     def _from_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.schema.equals(self.schema):

@@ -109,6 +109,9 @@ class FetchCore:
     def _start(self) -> Operation[Ticket]:
         topic = yield from self._cluster.topic(self._topic)
         if topic.topic_id != self._topic_id:
+            # The cached picture may be older than the topic that is meant.
+            topic = yield from self._cluster.topic(self._topic, fresh=True)
+        if topic.topic_id != self._topic_id:
             raise UnknownTopicId(f"Topic {self._topic!r} is not the one that was to be read.")
         request = m.FetchRequest(
             max_wait_ms=FETCH_MAX_WAIT_MS_DEFAULT,

@@ -291,6 +291,8 @@ class ProducerCore:
 
     def check_partition(self, partition: int) -> None:
         """Raise unless the topic has the partition."""
+        if not isinstance(partition, int):
+            raise InvalidArgument(f"partition={partition!r} is not a number.")
         if not 0 <= partition < len(self.topic.partitions):
             raise UnknownPartition(
                 f"Topic {self.topic.name!r} has {len(self.topic.partitions)} partitions; "

@@ -69,7 +69,11 @@ def parse_addresses(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
     Raises:
         InvalidArgument: nothing given, or something that is not host:port.
     """
-    parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    if isinstance(bootstrap, str):
+        bootstrap = bootstrap.split(",")
+    parts = list(bootstrap) if isinstance(bootstrap, Iterable) else [bootstrap]
+    if not all(isinstance(part, str) for part in parts):
+        raise InvalidArgument(f"{bootstrap!r}: give 'host:port', or a list of such texts.")
     addresses = tuple(dict.fromkeys(_parse_address(p.strip()) for p in parts if p.strip()))
     if not addresses:
         raise InvalidArgument("Give at least one bootstrap address, as host:port.")
