@@ -171,6 +171,37 @@ def test_batch_write_keeps_rows_and_order(spark: Any, broker: Any, client: Any, 
     assert batches[0].data.equals(trades(0, 50_000))
 
 
+def test_a_topic_that_changes_between_writes(
+    spark: Any, broker: Any, client: Any, topic: Any
+) -> None:
+    """Workers keep their producers; a new column or a topic created anew must not confuse them."""
+    name = topic(schema=pa.schema([("id", pa.int64())]), partitions=1)
+    options = {"bootstrap.servers": broker.bootstrap}
+
+    def write(*columns: str) -> None:
+        frame = spark.range(3).selectExpr(*columns)
+        frame.coalesce(1).write.format("quiverlog").mode("append").options(**options).save(name)
+
+    write("id")
+    client.alter_topic(name, schema=pa.schema([("id", pa.int64()), ("a", pa.string())]))
+    write("id + 3 id", "'x' a")
+    rows = [row for b in client.consumer(name, start="earliest") for row in b.to_pylist()]
+    assert [(row["id"], row["a"]) for row in rows] == [
+        *((i, None) for i in range(3)),
+        *((i, "x") for i in range(3, 6)),
+    ]
+    client.delete_topic(name)
+    client.create_topic(name, schema=pa.schema([("id", pa.int64()), ("b", pa.int64())]))
+    write("id", "id * 2 b")
+    rows = [row for b in client.consumer(name, start="earliest") for row in b.to_pylist()]
+    assert [(row["id"], row["b"]) for row in rows] == [(0, 0), (1, 2), (2, 4)]
+    assert sorted(tuple(row) for row in read(spark, broker, name).collect()) == [
+        (0, 0),
+        (1, 2),
+        (2, 4),
+    ]
+
+
 def test_routing_by_columns(spark: Any, broker: Any, client: Any, topic: Any) -> None:
     one, two = topic("one"), topic("two")
     frame = spark.range(20).selectExpr(

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.client.client import connect
+from tests.support.spark import environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -57,6 +58,7 @@ def test_a_part_of_the_year_comes_back_as_pyarrow_works_it_out(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "quiverlog", *words, "--plot", str(plot), "--format", "json"],
         cwd=tmp_path,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=280,

@@ -1,4 +1,4 @@
-"""What a running system does to Spark: dying workers, idle connections, restarted and broken brokers.
+"""What a running system does to Spark: dying workers, idle connections, broken brokers.
 
 A broker of its own, which closes connections that rest and promises `memory` only.
 """

@@ -225,12 +225,8 @@ def trim(client: Any, name: str) -> None:
     client.delete_records(name, {0: 30})
 
 
-def delete(client: Any, name: str) -> None:
-    client.delete_topic(name)
-
-
 def recreate(client: Any, name: str) -> None:
-    delete(client, name)
+    client.delete_topic(name)
     client.create_topic(name, schema=TRADES, partitions=1)
     produce(client, name, 1000, 5)
 
@@ -244,7 +240,6 @@ def recreate(client: Any, name: str) -> None:
             r"was created anew: partition 0 from offset 10",
             [*range(10), *range(1000, 1005)],
         ),
-        (delete, r"was deleted: partition 0 from offset 10", list(range(10))),
     ],
 )
 def test_lost_rows_fail_the_query_or_are_passed_over(
@@ -267,6 +262,28 @@ def test_lost_rows_fail_the_query_or_are_passed_over(
         run_available(read_stream(spark, broker, name), Collected(), tmp_path)
     run_available(read_stream(spark, broker, name, failOnDataLoss="false"), sink, tmp_path)
     assert sink.ids == left
+
+
+def test_a_deleted_topic_fails_the_query_or_is_left_out(
+    spark: Any, broker: Any, client: Any, tmp_path: Path
+) -> None:
+    prefix = unique("gone")
+    for first, suffix in ((0, "-a"), (100, "-b")):
+        client.create_topic(prefix + suffix, schema=TRADES, partitions=1)
+        produce(client, prefix + suffix, first, 10)
+
+    def stream(fail: str) -> Any:
+        options = {"subscribe": None, "subscribePattern": prefix + ".*", "failOnDataLoss": fail}
+        return read_stream(spark, broker, "", **options)
+
+    sink = Collected()
+    run_available(stream("true"), sink, tmp_path)
+    client.delete_topic(prefix + "-b")
+    produce(client, prefix + "-a", 10, 5)
+    with pytest.raises(Exception, match=r"-b' .* was deleted: partition 0 from offset 10 on"):
+        run_available(stream("true"), Collected(), tmp_path)
+    run_available(stream("false"), sink, tmp_path)
+    assert sink.ids == [*range(15), *range(100, 110)]
 
 
 def test_rows_that_go_while_the_query_runs(
