@@ -308,3 +308,16 @@ def test_bodies_are_not_needed_after_handle(node: NodeDriver) -> None:
     node.flush()
     _, stored = node.fetched(topic)
     assert stored[64:] == expected
+
+
+def test_a_full_disk_does_not_keep_a_broker_from_stopping(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create()
+
+    def full(self: object, **options: object) -> None:
+        raise errors.DiskFull("no room for the clean mark.")
+
+    monkeypatch.setattr(type(node.node.broker.directory), "close", full)
+    effects = node.send(Shutdown())
+    assert isinstance(effects[-1], ShutdownComplete)

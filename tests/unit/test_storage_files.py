@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.errors import CorruptLog, DataDirectoryInUse, UnsupportedFormat
+from quiverlog.errors import CorruptLog, DataDirectoryInUse
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.metadata_log import MetadataLog
@@ -54,7 +54,7 @@ def test_epochs_as_bytes() -> None:
     ]  # fmt: skip
     with pytest.raises(CorruptLog):
         epochs.load("f", data[:-1] + b"\x01")
-    with pytest.raises(UnsupportedFormat):
+    with pytest.raises(CorruptLog):
         epochs.load("f", data[:8] + b"\x02" + data[9:])
 
 

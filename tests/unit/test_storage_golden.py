@@ -251,7 +251,7 @@ def outcome(load: Callable[[bytes], object], data: bytes) -> object:
 
 @pytest.mark.parametrize("name", READERS)
 def test_every_byte_counts(name: str) -> None:
-    """One bit of every byte in turn. Only the version may say that the file is newer."""
+    """One bit of every byte in turn. Only a version outside the checksum may say "newer"."""
     load, whole, damaged = READERS[name]
     data = bytes.fromhex(GOLDEN[name])
     assert load(data) == whole
@@ -260,7 +260,7 @@ def test_every_byte_counts(name: str) -> None:
             bad = bytearray(data)
             bad[at] ^= 1 << bit
             found = outcome(load, bytes(bad))
-            if at in (8, 9):
+            if at in (8, 9) and name in ("segment", "metadata-log"):
                 assert found is UnsupportedFormat, f"byte {at}: {found}"
             elif not ignored(name, at):
                 assert found == damaged, f"byte {at}: {found}"

@@ -139,7 +139,12 @@ def finish_if_drained(broker: Broker, now: Now) -> None:
         clean = logs.close(broker, replica) and clean
     broker.removal.close()
     broker.metadata_log.close()
-    broker.directory.close(clean=clean, metadata_bytes=broker.metadata_log.size_bytes)
+    try:
+        broker.directory.close(clean=clean, metadata_bytes=broker.metadata_log.size_bytes)
+    except (OSError, QuiverlogError) as error:
+        # Say, a full disk. Nothing is lost: the next start scans as after a crash.
+        clean = False
+        broker.log("error", "clean mark not written", why=str(error))
     broker.phase = Phase.CLOSED
     broker.log("info", "stopped", clean=clean)
     broker.effects.append(ShutdownComplete())
