@@ -21,6 +21,7 @@ from .world import World
 
 __all__ = ["RunResult", "simulate"]
 
+_REBUILT = (".index", "leader-epochs", ".snapshot", "recovery-point")
 _CALM_US = 120_000_000
 _MINUTE_US = 60_000_000
 
@@ -174,7 +175,7 @@ class _Run:
         In a segment the checker then expects errors, but no wrong row; all else must be rebuilt and
         nobody notice.
         """
-        kind = self.rng.choice((".log", ".index", "leader-epochs", ".snapshot", "recovery-point"))
+        kind = self.rng.choice((".log", ".log", ".log", *_REBUILT))
         path = self.world.disk.flip_somewhere(self.rng, kind)
         if path is None:
             return

@@ -1,0 +1,98 @@
+"""The simulator as a test: a corpus of seeds, the planted bugs, and that neither is a sham."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from quiverlog.errors import DiskFull, OffsetOutOfRange, StorageFault
+
+from .bugs import BUGS, Bug, hunt
+from .run import RunResult, simulate
+
+_SEEDS = 48
+_CHUNK = 6
+_DURATION_MS = 4_000
+_HUNT_SEEDS = 60
+_FAULTS = (
+    "bit flip in .log",
+    "bit flip in .index",
+    "bit flip in .snapshot",
+    "bit flip in leader-epochs",
+    "bit flip in recovery-point",
+    "death between flush and its notice",
+    "failed fsync",
+    "full disk",
+    "kill",
+    "late request",
+    "lost request",
+    "lost response",
+    "power loss",
+    "power loss inside a call",
+    "segment rolled",
+    "slow fsync",
+    "stop",
+)
+
+
+@functools.cache
+def _run(seed: int) -> RunResult:
+    return simulate(seed, duration_ms=_DURATION_MS)
+
+
+@pytest.mark.parametrize("first", range(0, _SEEDS, _CHUNK))
+def test_every_promise_is_kept(first: int) -> None:
+    for seed in range(first, first + _CHUNK):
+        _run(seed)
+
+
+def test_the_runs_are_not_vacuous() -> None:
+    faults: Counter[str] = Counter()
+    errors: Counter[int] = Counter()
+    results = [_run(seed) for seed in range(_SEEDS)]
+    for result in results:
+        faults.update(result.faults)
+        errors.update(result.errors)
+    assert not [kind for kind in _FAULTS if not faults[kind]]
+    assert {DiskFull.code, OffsetOutOfRange.code, StorageFault.code} <= errors.keys()
+    assert sum(result.lives for result in results) > 3 * _SEEDS
+    assert sum(result.power_losses for result in results) > _SEEDS
+    assert sum(result.rows_acknowledged for result in results) > 1_000 * _SEEDS
+    assert sum(result.rows_seen for result in results) > 1_000 * _SEEDS
+    idle = [result.seed for result in results if not result.rows_acknowledged]
+    assert len(idle) <= 2, f"nothing was written in {idle}"
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_caught(bug: Bug) -> None:
+    """By a seed that the healthy broker passes (`hunt` looks)."""
+    seed, _ = hunt(bug, seeds=_HUNT_SEEDS, duration_ms=_DURATION_MS)
+    assert seed is not None
+
+
+@pytest.mark.parametrize("seed", [3, 17])
+def test_a_seed_says_it_all(seed: int) -> None:
+    """The same frames at the same moments: again here, and where strings hash otherwise."""
+    code = (
+        "from tests.sim.run import simulate;"
+        f"print(simulate({seed}, duration_ms={_DURATION_MS}).trace)"
+    )
+    traces = {_run(seed).trace, simulate(seed, duration_ms=_DURATION_MS).trace}
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        traces.add(done.stdout.strip())
+    assert len(traces) == 1
+    assert _run(seed + 1).trace not in traces
