@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.errors import CorruptLog
+from quiverlog.batch.header import BatchHeader
+from quiverlog.errors import CorruptLog, StorageFault
+from quiverlog.storage import checkpoint
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.storage.segment import segment_path
 from quiverlog.types import Now
@@ -114,3 +116,176 @@ def test_the_node_tells_of_damage_that_its_start_found(tmp_path: Path) -> None:
     assert "00.log: bytes 64 to" in str(line.fields["first"])
     assert "rows 0 to 2" in str(line.fields["first"])
     assert node.fetched(topic, 2)[0].error_code == 0
+
+
+class Seen:
+    """Producer states that are the list of the batches' first offsets."""
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.replayed: list[int] = []
+
+    def snapshot(self) -> bytes:
+        return b",".join(b"%d" % offset for offset in self.offsets)
+
+    def restore(self, blob: bytes) -> None:
+        self.offsets = [int(part) for part in blob.split(b",") if part]
+        self.replayed = []
+
+    def replay(self, header: BatchHeader) -> None:
+        self.offsets.append(header.base_offset)
+        self.replayed.append(header.base_offset)
+
+
+def open_with(disk: SimDisk, *, clean: bool = False) -> tuple[Log, Seen]:
+    disk.make_dir(DIRECTORY)
+    seen = Seen()
+    log = Log.open(disk, DIRECTORY, config=CONFIG, clean=clean, now=NOW, producers=seen)
+    return log, seen
+
+
+def append_seen(log: Log, seen: Seen, count: int) -> None:
+    for _ in range(count):
+        # As the node does it: the state follows the append.
+        offset = log.log_end_offset
+        append(log)
+        seen.offsets.append(offset)
+
+
+def snapshots(disk: SimDisk) -> list[int]:
+    return checkpoint.snapshot_offsets(disk.list(DIRECTORY))
+
+
+def test_producers_come_from_the_newest_snapshot_and_what_follows() -> None:
+    disk = SimDisk(1)
+    log, seen = open_with(disk)
+    append_seen(log, seen, 10)  # Four batches a segment: snapshots at 12 and 24.
+    assert snapshots(disk) == [24, 12]
+    disk.kill()
+    _, again = open_with(disk)
+    assert again.offsets == list(range(0, 30, 3))
+    assert again.replayed == [24, 27]
+
+
+@pytest.mark.parametrize("damaged", [24, 12, None])
+def test_damaged_snapshots_are_passed_over(damaged: int | None) -> None:
+    disk = SimDisk(1)
+    log, seen = open_with(disk)
+    append_seen(log, seen, 10)
+    disk.kill()
+    for offset in (24, 12) if damaged is None else (damaged,):
+        disk.flip_bit(f"{DIRECTORY}/producers-{offset:020d}.snapshot", 21 * 8)
+    _, again = open_with(disk)
+    assert again.offsets == list(range(0, 30, 3))
+    assert again.replayed == list(range({24: 12, 12: 24, None: 0}[damaged], 30, 3))
+
+
+def test_a_clean_stop_needs_no_replay() -> None:
+    disk = SimDisk(1)
+    log, seen = open_with(disk)
+    append_seen(log, seen, 10)
+    log.close(clean=True)
+    disk.kill()
+    _, again = open_with(disk, clean=True)
+    assert (again.offsets, again.replayed) == (list(range(0, 30, 3)), [])
+
+
+@pytest.mark.parametrize("cut_to", [27, 24, 21, 12, 3])
+def test_snapshots_ahead_of_a_cut_never_come_back(cut_to: int) -> None:
+    disk = SimDisk(1)
+    log, seen = open_with(disk)
+    append_seen(log, seen, 10)
+    flush(log)
+    log.truncate_to(cut_to)
+    assert seen.offsets == list(range(0, cut_to, 3))
+    assert all(offset <= cut_to for offset in snapshots(disk))
+    disk.crash()
+    log, again = open_with(disk)
+    assert again.offsets == list(range(0, log.log_end_offset, 3)) == list(range(0, cut_to, 3))
+
+
+def test_a_snapshot_ahead_of_what_a_crash_left_is_dropped() -> None:
+    disk = SimDisk(1)
+    log, seen = open_with(disk)
+    append_seen(log, seen, 4)
+    flush(log)
+    append_seen(log, seen, 6)
+    disk.kill()
+    for base in (12, 24):  # The power took the segments, the snapshots made it.
+        disk.remove(segment_path(DIRECTORY, base))
+    disk.remove(f"{DIRECTORY}/recovery-point")
+    log, again = open_with(disk)
+    assert (log.log_end_offset, again.offsets, snapshots(disk)) == (12, [0, 3, 6, 9], [12])
+
+
+def test_nothing_is_cut_under_a_flush() -> None:
+    log = open_log(SimDisk(1))
+    append(log)
+    append(log)
+    ticket = log.begin_sync()
+    with pytest.raises(AssertionError, match="a flush is outstanding"):
+        log.truncate_to(3)
+    ticket.run()
+    log.complete_sync(ticket)
+    log.truncate_to(3)
+    assert log.log_end_offset == log.flushed_offset == 3
+
+
+# --- what can be rebuilt ------------------------------------------------------------------------
+@pytest.mark.parametrize("how", ["removed", "empty", "cut short", "flipped", "other bytes"])
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("name", ["index", "leader-epochs", "recovery-point", "producers"])
+def test_what_can_be_rebuilt_is_and_no_row_is_lost(name: str, clean: bool, how: str) -> None:
+    disk = SimDisk(1)
+    log, seen = open_with(disk)
+    for epoch in range(3):
+        log.epochs.assign(epoch, log.log_end_offset)
+        log.append([make_batch(3, NOW.wall_us, 1, 7)], epoch, NOW)
+        seen.offsets.append(log.log_end_offset - 3)
+        append_seen_under(log, seen, epoch)
+    flush(log)
+    end, entries = log.log_end_offset, log.epochs.entries()
+    log.close(clean=clean)
+    disk.kill()
+    paths = [f"{DIRECTORY}/{n}" for n in disk.list(DIRECTORY) if name in n]
+    assert paths or not clean
+    for path in paths:
+        data = disk.read_file(path)
+        if how == "removed":
+            disk.remove(path)
+        else:
+            bad = {
+                "empty": b"",
+                "cut short": data[:-1],
+                "flipped": data[:-1] + bytes([data[-1] ^ 1]),
+                "other bytes": b"something else entirely, and long enough for a header",
+            }[how]
+            disk.write_file_atomic(path, bad)
+    log, again = open_with(disk, clean=clean)
+    assert (log.log_start_offset, log.log_end_offset) == (0, end)
+    assert log.epochs.entries() == entries
+    assert again.offsets == list(range(0, end, 3))
+    for offset in range(0, end, 3):
+        assert log.read(offset, bytes_max=1, end_offset=end)
+    assert log.offset_for_timestamp(NOW.wall_us) == (0, NOW.wall_us)
+    assert not log.recovery.damages
+
+
+def append_seen_under(log: Log, seen: Seen, epoch: int) -> None:
+    for _ in range(3):
+        log.append([make_batch(3, NOW.wall_us, 1, 7)], epoch, NOW)
+        seen.offsets.append(log.log_end_offset - 3)
+
+
+def test_a_sync_that_fails_makes_nothing_durable_and_is_final() -> None:
+    disk = SimDisk(1)
+    log = open_log(disk)
+    append(log)
+    ticket = log.begin_sync()
+    disk.fail_syncs = 1
+    with pytest.raises(OSError, match="simulated"):
+        ticket.run()
+    for call in (lambda: log.complete_sync(ticket), log.begin_sync, lambda: append(log)):
+        with pytest.raises(StorageFault):
+            call()
+    assert (log.flushed_offset, log.log_end_offset) == (0, 3)

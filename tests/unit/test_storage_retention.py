@@ -137,3 +137,20 @@ def test_offsets_beyond_the_end_cannot_be_deleted() -> None:
     with pytest.raises(OffsetOutOfRange):
         log.delete_before(2)
     assert log.log_start_offset == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_deleting_what_retention_took_already_is_durable_too(seed: int) -> None:
+    disk = SimDisk(seed)
+    log = open_log(disk, retention_ms=100)
+    for ms in range(10):
+        append(log, ms)
+    ticket = log.begin_sync()
+    ticket.run()
+    log.complete_sync(ticket)
+    log.apply_retention(at(104), 10)
+    assert log.log_start_offset == 4
+    assert log.delete_before(3) == 4
+    disk.crash()
+    log = open_log(disk, retention_ms=100)
+    assert (log.log_start_offset, log.log_end_offset) == (4, 10)

@@ -134,6 +134,7 @@ class Log:
         "_sealed",
         "_snapshots",
         "_start_saved",
+        "_ticket",
         "_unsynced",
         "config",
         "directory",
@@ -162,6 +163,7 @@ class Log:
         self._producers: Producers | None = None
         self._snapshots: list[int] = []
         self._start_saved = 0
+        self._ticket: SyncTicket | None = None
         self.epochs = LeaderEpochs(lambda: self.log_end_offset)
         self.fault = ""
         self.log_start_offset = 0
@@ -222,6 +224,8 @@ class Log:
 
     def _load_epochs(self, names: list[str]) -> bool:
         if EPOCHS_FILE not in names:
+            if self.segments:
+                self._point = RecoveryPoint()
             return not self.segments
         path = f"{self.directory}/{EPOCHS_FILE}"
         try:
@@ -408,7 +412,7 @@ class Log:
         epochs = self.epochs.dump() if self.epochs.dirty else None
         self.epochs.dirty = False
         segments, self._unsynced = self._unsynced, []
-        ticket = SyncTicket(self, segments, epochs)
+        self._ticket = ticket = SyncTicket(self, segments, epochs)
         if segments:
             last = self.segments[-1] if self.segments else segments[-1]
             point = RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
@@ -429,6 +433,7 @@ class Log:
             raise StorageFault(f"{self.directory}: {self.fault}.")
         if ticket._epochs is not None:
             self.epochs.dirty = True
+        self._ticket = None
         if ticket._point is not None:
             self._point = ticket._point
         self.flushed_offset = max(self.flushed_offset, min(ticket.end_offset, self.log_end_offset))
@@ -559,7 +564,9 @@ class Log:
         """
         if offset > self.log_end_offset or offset < 0:
             raise OffsetOutOfRange(f"offset {offset} is beyond the end {self.log_end_offset}.")
-        if offset > self.log_start_offset:
+        if offset > self._start_saved:
+            # Retention may have come further without writing it down; a promise is kept in any case.
+            offset = max(offset, self.log_start_offset)
             self._save_start(offset)
             self.move_start(offset)
         return self.log_start_offset
@@ -639,8 +646,10 @@ class Log:
     def truncate_to(self, offset: int) -> None:
         """Cut the rows from `offset` on; must be a batch's first row (or cuts the whole batch).
 
-        Producers and epochs are rewound too. No ticket may be outstanding.
+        Producers and epochs are rewound too. No ticket may be outstanding: its thread knows the
+        files by name, and its offset would count rows as flushed that came later.
         """
+        assert self._ticket is None, "a flush is outstanding"
         if offset >= self.log_end_offset:
             self.epochs.truncate_to(max(offset, self.log_end_offset))
             return

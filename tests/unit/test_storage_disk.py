@@ -1,0 +1,196 @@
+"""The real disk: full for real, descriptors that come and go, views that outlive everything."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quiverlog.errors import DiskFull, StorageFault
+from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.storage.posix import PosixDisk, PosixFile
+from quiverlog.types import Now
+from tests.model.test_log_model import make_batch
+
+NOW = Now(0, 1_000_000_000_000_000)
+ROOM_BYTES = 1024 * 1024
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one MiB. Who may not mount gets its likeness by a limit, see below."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM_BYTES}", "none", str(place)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+        why = mounted.stderr.strip() if mounted.returncode else ""
+    except FileNotFoundError:
+        why = "there is no mount command"
+    if why:
+        pytest.skip(f"NOT TESTED on a real full file system: {why}. (The limit's likeness runs.)")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)  # Open files may linger.
+
+
+def test_a_full_file_system_refuses_whole_appends_and_recovers(small: Path) -> None:
+    fill_and_recover(small, small / "ballast")
+
+
+def fill_and_recover(place: Path, ballast: Path | None) -> None:
+    """Append until there is no room; nothing is half there; with room it goes on."""
+    disk = PosixDisk()
+    directory = str(place / "t-0")
+    disk.make_dir(directory)
+    if ballast is not None:
+        ballast.write_bytes(b"x" * (ROOM_BYTES // 2))
+    config = LogConfig(segment_bytes=1 << 30)
+    log = Log.open(disk, directory, config=config, clean=True, now=NOW)
+    stored: list[bytes] = []
+
+    def append() -> None:
+        header, view = make_batch(1, NOW.wall_us, 999, len(stored) % 250 + 1)
+        log.append([(header, view)], 0, NOW)
+        stored.append(bytes(view))
+
+    def append_until_full() -> None:
+        for _ in range(100):
+            append()
+
+    with pytest.raises(DiskFull):
+        append_until_full()
+    assert 0 < len(stored) < 100
+    assert log.log_end_offset == len(stored)
+    path = log.segments[-1].path
+    assert os.path.getsize(path) == log.segments[-1].file.size == log.size_bytes
+    with pytest.raises(DiskFull):
+        append()
+    if ballast is not None:
+        ballast.unlink()
+        append()
+        ticket = log.begin_sync()
+        ticket.run()
+        assert log.complete_sync(ticket) == len(stored)
+    log.close(clean=False)
+    log = Log.open(disk, directory, config=config, clean=False, now=NOW)
+    assert not log.recovery.damages
+    assert log.recovery.bytes_truncated == 0
+    got = [bytes(log.read(n, bytes_max=1, end_offset=n + 1)[0]) for n in range(len(stored))]
+    assert got == stored
+
+
+_LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from tests.unit.test_storage_disk import fill_and_recover
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+fill_and_recover(Path(sys.argv[1]), None)
+print("fine")
+"""
+
+
+def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE, in a process of its own: short writes, then EFBIG, for everybody."""
+    command = [sys.executable, "-c", _LIMITED, str(tmp_path)]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_a_full_disk_leaves_the_metadata_log_as_it_was(small: Path) -> None:
+    disk = PosixDisk()
+    log = MetadataLog.open(disk, str(small))
+    kept = 0
+
+    def append_until_full() -> None:
+        nonlocal kept
+        while True:
+            log.append([b"x" * 100_000])
+            kept += 1
+
+    with pytest.raises(DiskFull):
+        append_until_full()
+    with pytest.raises(DiskFull):
+        log.compact([b"y" * ROOM_BYTES])
+    log.append([b"small"])
+    log.close()
+    assert sorted(os.listdir(small)) == ["metadata.log"], "no half-written copy takes the room"
+    assert len(list(MetadataLog.open(disk, str(small)).records())) == kept + 1
+
+
+def test_other_failures_are_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = PosixDisk().open(str(tmp_path / "a"), create=True)
+    file.append([b"kept"])
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(StorageFault, match="Input/output error"):
+        file.append([b"lost"])
+    assert file.size == 4
+
+
+# --- descriptors and views ----------------------------------------------------------------------
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_no_more_descriptors_than_allowed(tmp_path: Path) -> None:
+    before = open_descriptors()
+    disk = PosixDisk(files_open_max=4)
+    files: list[PosixFile] = [disk.open(str(tmp_path / f"{n}"), create=True) for n in range(20)]
+    for number, file in enumerate(files):
+        file.append([b"%d" % number])
+        assert sum(f.is_open for f in files) <= 4
+        assert open_descriptors() <= before + 4
+    for number, file in enumerate(files):  # Opened again without a word.
+        assert bytes(file.read(0, 10)) == b"%d" % number
+        file.append([b"!"])
+        file.sync()
+    assert open_descriptors() <= before + 4
+    assert [Path(f.path).read_bytes() for f in files] == [b"%d!" % n for n in range(20)]
+
+
+def test_descriptors_go_with_the_last_reference(tmp_path: Path) -> None:
+    before = open_descriptors()
+    file = PosixDisk().open(str(tmp_path / "a"), create=True)
+    file.append([b"x" * 200_000])
+    view = file.read(0, 200_000)
+    file.close()
+    Path(file.path).unlink()
+    assert bytes(view) == b"x" * 200_000
+    del view
+    assert open_descriptors() == before
+
+
+def test_views_of_a_log_outlive_growth_retention_and_close(tmp_path: Path) -> None:
+    log = Log.open(
+        PosixDisk(files_open_max=2),
+        str(tmp_path),
+        config=LogConfig(segment_bytes=400_000),
+        clean=True,
+        now=NOW,
+    )
+    kept: list[tuple[memoryview, bytes]] = []
+    for number in range(40):
+        header, view = make_batch(1, NOW.wall_us, 1_500, number + 1)
+        log.append([(header, view)], 0, NOW)
+        (read,) = log.read(number, bytes_max=1, end_offset=number + 1)
+        kept.append((read, bytes(view)))
+    assert log.segment_count > 5
+    log.delete_before(39)
+    log.close(clean=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert all(bytes(view) == data for view, data in kept)
