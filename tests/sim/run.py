@@ -175,7 +175,7 @@ class _Run:
         In a segment the checker then expects errors, but no wrong row; all else must be rebuilt and
         nobody notice.
         """
-        kind = self.rng.choice((".log", ".log", ".log", *_REBUILT))
+        kind = ".log" if self.rng.random() < 0.4 else self.rng.choice((*_REBUILT, ".snapshot"))
         path = self.world.disk.flip_somewhere(self.rng, kind)
         if path is None:
             return

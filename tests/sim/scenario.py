@@ -74,7 +74,7 @@ class Scenario:
             failed_sync=rng.choice((0.002, 0.01)) if faulty_disk else 0.0,
             death_interval_ms=rng.choice((400, 1_000, 4_000)),
             full_disk_interval_ms=rng.choice((0, 0, 5_000)),
-            bit_flip=rng.choice((0.0, 0.7)),
+            bit_flip=rng.choice((0.0, 1.0)),
             retention_check_ms=rng.choice((200, 1_000)),
             rows_max=rng.choice((1, 8, 64)),
         )

@@ -258,7 +258,7 @@ class World:
             event = Synced(effect.ticket, error)
 
             def done() -> None:
-                if self.life == life:
+                if self.life == life and self.node is not None:
                     self._feed(event)
                 else:
                     self.faults["death between flush and its notice"] += 1
