@@ -222,6 +222,38 @@ def test_http(tmp_path: Path) -> None:
         assert get(broker, "/nothing")[0] == 404
 
 
+def not_ready(broker: BrokerProcess) -> str:
+    """The reason that `/readyz` gives with its 503; empty as long as nobody listens."""
+    try:
+        status, text = get(broker, "/readyz")
+    except OSError:
+        return ""
+    return str(json.loads(text)["reason"]) if status == 503 else ""
+
+
+def test_not_ready_while_recovering_and_while_stopping() -> None:
+    with BrokerProcess() as broker:
+        with RawClient(broker.address) as client:
+            client.create_topic("many", partitions=2_000)
+        broker.kill()
+        broker.launch()
+        until(lambda: not_ready(broker) == "recovering")
+        assert get(broker, "/healthz")[0] == 200
+        broker.wait_ready()
+        assert get(broker, "/readyz")[0] == 200
+        with RawClient(broker.address, receive_bytes=4096) as client:
+            topic_id = client.create_topic("t")
+            for i in range(4):
+                client.produce(topic_id, make_batch(10 * i, text="x" * 100_000))
+            for _ in range(4):  # replies that nobody takes keep it for a moment
+                client.send(client.fetch_request(topic_id, 0))
+            until(lambda: 'requests_total{api="fetch"} 4.0' in get(broker, "/metrics")[1])
+            broker.terminate()
+            until(lambda: not_ready(broker) == "stopping")
+            assert get(broker, "/healthz")[0] == 200
+            assert broker.wait() == 0
+
+
 def test_http_can_be_switched_off() -> None:
     with BrokerProcess(http_listen="off") as broker:
         assert ", http off," in broker.ready_line

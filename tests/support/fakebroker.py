@@ -23,6 +23,7 @@ from typing import Any
 
 from quiverlog import errors as e
 from quiverlog.batch.header import BatchHeader, peek, stamp
+from quiverlog.batch.schema import deserialize_schema, normalize_schema, serialize_schema
 from quiverlog.types import EARLIEST, LATEST, Durability
 from quiverlog.wire import frames, registry
 from quiverlog.wire import messages as m
@@ -33,6 +34,10 @@ Fault = str | e.QuiverlogError | Callable[[Any], None]
 """`drop_reply`: done, but the connection breaks before the answer. `drop`: breaks before it is
 done. `hang`: done, and never answered. An error: answered with it (per partition where there are
 any). A function: called with the request, which is then served."""
+
+
+def _as_stored(schema: bytes) -> bytes:
+    return serialize_schema(normalize_schema(deserialize_schema(schema)))
 
 
 @dataclass
@@ -209,7 +214,7 @@ class FakeBroker:
             topic = FakeTopic(
                 new.name,
                 os.urandom(16),
-                [new.schema],
+                [_as_stored(new.schema)],
                 new.key_columns,
                 [FakePartition() for _ in range(max(1, new.partitions))],
                 new.configs,

@@ -89,6 +89,9 @@ def test_a_lost_answer_is_asked_for_again(broker: FakeBroker, client: Any) -> No
 def test_a_lost_answer_to_a_creation_is_no_error(broker: FakeBroker, client: Any) -> None:
     broker.fault(m.CreateTopicsRequest, "drop_reply")
     assert client.create_topic("t", SCHEMA).name == "t"
+    broker.fault(m.CreateTopicsRequest, "drop_reply")
+    words = pa.schema([("word", pa.dictionary(pa.int32(), pa.string()))])  # stored as text
+    assert client.create_topic("words", words).name == "words"
     broker.fault(m.DeleteTopicsRequest, "drop_reply")
     client.delete_topic("t")
     client.create_topic("t", SCHEMA)

@@ -169,9 +169,15 @@ def _is_ours(cluster: Cluster, new: m.NewTopic) -> Operation[bool]:
     return (
         len(found.partitions) == new.partitions
         and list(found.key_columns) == new.key_columns
-        and schema_bytes(found.schema) == new.schema
+        and schema_bytes(found.schema) == _as_stored(new.schema)
         and all(found.configs.get(k, ("",))[0] == v for k, v in new.configs.items())
     )
+
+
+def _as_stored(schema: bytes) -> bytes:
+    from quiverlog.batch.schema import deserialize_schema, normalize_schema
+
+    return schema_bytes(normalize_schema(deserialize_schema(schema)))
 
 
 def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[None]:
