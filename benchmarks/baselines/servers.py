@@ -33,6 +33,8 @@ import uvloop
 
 _SIZE = struct.Struct("<I")
 BUFFER_BYTES = 8 * 1024 * 1024
+LARGE_BYTES = 64 * 1024
+PROBE_BYTES = 4 * 1024
 
 
 class Answerer:
@@ -101,12 +103,17 @@ class Send(Answerer):
 
 
 class Framed(asyncio.BufferedProtocol):
-    """Receives into one buffer and hands every whole frame, prefix included, to the answerer."""
+    """Receives into one buffer and hands every whole frame, prefix included, to the answerer.
+
+    Large frames are received to their end and no further, so that next to nothing is ever moved
+    to the buffer's front; small ones come as many at once as there are.
+    """
 
     def __init__(self, make_answerer: Callable[[], Answerer]) -> None:
         self._answerer = make_answerer()
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._filled = 0
+        self._until = BUFFER_BYTES
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -116,14 +123,15 @@ class Framed(asyncio.BufferedProtocol):
         self._answerer.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer[self._filled :]
+        return self._buffer[self._filled : self._until]
 
     def buffer_updated(self, nbytes: int) -> None:
         filled = self._filled + nbytes
         buffer, answer, transport = self._buffer, self._answerer.answer, self._transport
-        at = 0
+        at = size = 0
         while filled - at >= 4:
-            end = at + 4 + _SIZE.unpack_from(buffer, at)[0]
+            size = 4 + _SIZE.unpack_from(buffer, at)[0]
+            end = at + size
             if end > filled:
                 break
             answer(transport, buffer[at:end])
@@ -131,6 +139,10 @@ class Framed(asyncio.BufferedProtocol):
         if at:
             buffer[: filled - at] = buffer[at:filled]
         self._filled = filled - at
+        if size < LARGE_BYTES:
+            self._until = BUFFER_BYTES
+        else:
+            self._until = PROBE_BYTES if self._filled < 4 else size
 
 
 def answerer(mode: str, *options: str) -> Callable[[], Answerer]:
