@@ -194,3 +194,14 @@ def test_views_of_a_log_outlive_growth_retention_and_close(tmp_path: Path) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert all(bytes(view) == data for view, data in kept)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_small_file_is_replaced_and_nothing_is_left_beside_it(
+    tmp_path: Path, durable: bool
+) -> None:
+    disk = PosixDisk()
+    for data in (b"first", b"second"):
+        disk.write_file_atomic(str(tmp_path / "a"), data, durable=durable)
+        assert disk.read_file(str(tmp_path / "a")) == data
+    assert disk.list(str(tmp_path)) == ["a"]

@@ -289,3 +289,43 @@ def test_a_sync_that_fails_makes_nothing_durable_and_is_final() -> None:
         with pytest.raises(StorageFault):
             call()
     assert (log.flushed_offset, log.log_end_offset) == (0, 3)
+
+
+# --- torn or damaged ----------------------------------------------------------------------------
+@pytest.mark.parametrize("batch", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("at", [12, 16, 20, 24, 36, 48, 64, 100, 127])
+def test_a_scan_keeps_every_byte_that_was_written_whole(batch: int, at: int) -> None:
+    """Whatever byte of whichever batch is wrong: reported, kept, and one batch at most is lost."""
+    disk = SimDisk(1)
+    log = open_log(disk)
+    for _ in range(3):
+        append(log)
+    flush(log)
+    disk.kill()
+    disk.remove(f"{DIRECTORY}/recovery-point")
+    path = segment_path(DIRECTORY, 0)
+    disk.flip_bit(path, (64 + 128 * batch + at) * 8 + 1)
+    before = disk.read_file(path)
+    log = open_log(disk)
+    assert disk.read_file(path) == before
+    assert (log.recovery.bytes_truncated, len(log.recovery.damages)) == (0, 1)
+    for number in (n for n in range(3) if n != batch):
+        assert len(log.read(3 * number, bytes_max=1, end_offset=3 * number + 3)[0]) == 128
+    with pytest.raises(CorruptLog):
+        log.read(3 * batch, bytes_max=1, end_offset=3 * batch + 1)
+    append(log)
+    assert log.read(log.log_end_offset - 3, bytes_max=1, end_offset=log.log_end_offset)
+
+
+@pytest.mark.parametrize("left", [1, 20, 63, 64, 65, 127])
+def test_a_scan_cuts_an_append_that_never_finished(left: int) -> None:
+    disk = SimDisk(1)
+    log = open_log(disk)
+    append(log)
+    append(log)
+    disk.kill()
+    path = segment_path(DIRECTORY, 0)
+    disk.open(path, create=False).truncate(64 + 128 + left)
+    log = open_log(disk)
+    assert (log.recovery.bytes_truncated, log.recovery.damages) == (left, [])
+    assert (log.log_end_offset, len(disk.read_file(path))) == (3, 64 + 128)
