@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -165,6 +166,50 @@ def test_completion_of_words():
     assert {"create", "list", "describe", "alter", "delete", "trim"} <= set(completed("topic", ""))
     assert "--bootstrap-server" in completed("topic", "list", "--b")
     assert completed("topic", "describe", "fl") == []  # no broker: no names, and no error
+
+
+def sourced(shell: str, script: str) -> str:
+    """What a shell prints that has `quiverlog` on its PATH."""
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {"PATH": path, "QUIVERLOG_BOOTSTRAP_SERVER": NOBODY}
+    done = subprocess.run(
+        [shell, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_bash_completes_after_sourcing_the_script():
+    script = """
+        eval "$(quiverlog completion bash)"
+        complete -p quiverlog
+        COMP_WORDS=(quiverlog topic de) COMP_CWORD=2
+        _quiverlog_completion quiverlog
+        echo "${COMPREPLY[@]}"
+    """
+    registered, words = sourced("bash", script).splitlines()
+    assert "-F _quiverlog_completion" in registered
+    assert words == "delete describe"
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh on this machine")
+def test_zsh_completes_after_sourcing_the_script():
+    """`compdef` and `_describe` belong to an interactive shell: here they say what they get."""
+    script = """
+        compdef() { print registered $2 }
+        _describe() { print -l ${(P)3} }
+        eval "$(quiverlog completion zsh)"
+        words=(quiverlog topic de) CURRENT=3
+        _quiverlog_completion
+    """
+    lines = sourced("zsh", script).splitlines()
+    assert lines[0] == "registered quiverlog"
+    assert [line.partition(":")[0] for line in lines[1:]] == ["delete", "describe"]
 
 
 def test_version_is_fast():
