@@ -321,9 +321,17 @@ class ClientScenarios:
             with quiverlog.connect(address) as other:
                 other.alter_topic(topic, partitions=3, schema=wider)
             assert client.list_offsets(topic, at="latest") == {0: 1, 1: 0, 2: 0}
-            assert client.schemas(topic).current == wider
+            (batch,) = client.consumer(topic)
+            assert batch.to_pylist() == [{**rows(1)[0], "more": None}]
+            with quiverlog.connect(address) as other:
+                PartitionFetcher(other, topic, 0, 0, 1, columns=["id"]).close()
+                widest = wider.append(pa.field("most", pa.int64()))
+                other.alter_topic(topic, schema=widest)
+                fetcher = PartitionFetcher(other, topic, 0, 0, 1, columns=["most"])
+                assert [b.to_pylist() for b in fetcher] == [[{"most": None}]]
+            assert client.schemas(topic).current == widest
             with client.producer(topic) as new:
-                assert new.schema == wider
+                assert new.schema == widest
             used: set[int] = set()
             deadline = time.monotonic() + 20
             while used != {0, 1, 2}:

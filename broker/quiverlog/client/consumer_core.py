@@ -171,7 +171,7 @@ class ConsumerCore:
         self._decoder = BatchDecoder(
             self._cluster, self.topic, topic.topic_id, columns=self._options.columns
         )
-        yield from self._decoder.prepare()
+        yield from self._decoder.prepare(topic.schema_id)
         wanted = self._options.partitions
         chosen = [p.partition for p in topic.partitions] if wanted is None else list(wanted)
         for partition in self._named_partitions(chosen):

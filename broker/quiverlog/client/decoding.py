@@ -101,18 +101,25 @@ class BatchDecoder:
         self._verify_crc = verify_crc
         self._history: SchemaHistory | None = None
 
-    def prepare(self) -> Operation[pa.Schema]:
+    def prepare(self, schema_id: int = -1) -> Operation[pa.Schema]:
         """Fetch the schema history; returns what rows will look like.
+
+        Args:
+            schema_id: the topic's newest, if it is known.
 
         Raises:
             InvalidArgument: a column that the topic does not have.
         """
-        self._history = yield from self._cluster.history(self._topic_id)
+        history = yield from self._cluster.history(self._topic_id, needed_id=schema_id)
+        if not set(self._columns or ()).issubset(history.current.names):
+            # The column may be younger than what is remembered here.
+            history = yield from self._cluster.history(self._topic_id, fresh=True)
+        self._history = history
         if self._reader_schema is not None:
             return self._reader_schema
         if self._columns is not None:
-            return self._history.projected(self._columns)
-        return self._history.current
+            return history.projected(self._columns)
+        return history.current
 
     def decode(self, stored: StoredBatch) -> Operation[ConsumerBatch | None]:
         """The rows asked for; None where there are none for a reader (a control batch)."""

@@ -259,9 +259,11 @@ class Cluster:
         """A topic's schema history if it was asked for before."""
         return self._histories.get(topic_id)
 
-    def history(self, topic_id: bytes, *, needed_id: int = -1) -> Operation[SchemaHistory]:
+    def history(
+        self, topic_id: bytes, *, needed_id: int = -1, fresh: bool = False
+    ) -> Operation[SchemaHistory]:
         """A topic's schema history that holds `needed_id`. No retry."""
-        known = self._histories.get(topic_id)
+        known = None if fresh else self._histories.get(topic_id)
         if known is not None and (needed_id < 0 or needed_id in known):
             return known
         reply = yield from self.call_any(m.TopicSchemasRequest(topic_id=topic_id))
