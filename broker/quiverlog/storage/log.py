@@ -565,7 +565,7 @@ class Log:
         if offset > self.log_end_offset or offset < 0:
             raise OffsetOutOfRange(f"offset {offset} is beyond the end {self.log_end_offset}.")
         if offset > self._start_saved:
-            # Retention may have come further without writing it down; a promise is kept in any case.
+            # Retention may have come further, unwritten: what is promised here is written down.
             offset = max(offset, self.log_start_offset)
             self._save_start(offset)
             self.move_start(offset)
