@@ -283,6 +283,8 @@ class ClientScenarios:
             producer.send({"id": 1}, partition="0")
         with pytest.raises(quiverlog.InvalidArgument, match="partitions='4'"):
             client.create_topic("another", SCHEMA, partitions="4")
+        with pytest.raises(quiverlog.InvalidArgument, match="name is text, not 5"):
+            client.create_topic(5, SCHEMA)
         with pytest.raises(quiverlog.UnknownPartition):
             read(client, topic, partitions=[4])
         with pytest.raises(quiverlog.InvalidArgument, match="none, lz4, zstd"):

@@ -128,6 +128,8 @@ def create_topic(
     validate_only: bool,
 ) -> Operation[TopicInfo | None]:
     """Create a topic; None after a mere validation."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"A topic's name is text, not {name!r}.")
     for what, number in (("partitions", partitions), ("replication_factor", replication_factor)):
         if not isinstance(number, int):
             raise InvalidArgument(f"{what}={number!r} is not a whole number.")
