@@ -36,7 +36,8 @@ class _Pool:
         self.pid = pid
         self.lock = threading.Lock()
         self.clients: dict[Endpoint, Client] = {}
-        self.producers: dict[tuple[Any, ...], Any] = {}
+        self.producers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        """Endpoint, topic and settings -> (what the topic was then, the producer)."""
 
 
 _pool: _Pool | None = None
@@ -83,19 +84,32 @@ def client(where: Endpoint) -> Client:
 
 
 def producer(where: Endpoint, topic: str, **settings: Any) -> Any:
-    """This process's producer for a topic. A task that fails must `drop_producer` it."""
+    """This process's producer for a topic. A task that fails must `drop_producer` it.
+
+    One request, once per task: a topic that was altered or created anew since the last task gets a
+    new producer. Spark may have many idle workers with old ones, more than it retries a task.
+
+    Raises:
+        UnknownTopic: there is none of this name.
+    """
     key = (where, topic, *sorted(settings.items()))
     pool = _current()
-    found = pool.producers.get(key)
+    info = client(where).metadata([topic]).topics.get(topic)
+    version = info and (info.topic_id, info.schema_id, len(info.partitions))
+    known, found = pool.producers.get(key, (None, None))
+    if found is not None and known != version:
+        drop_producer(found)
+        found = None
     if found is None:
-        found = pool.producers[key] = client(where).producer(topic, **settings)
+        found = client(where).producer(topic, **settings)
+        pool.producers[key] = (version, found)
     return found
 
 
 def drop_producer(found: Any) -> None:
     """Forget a producer whose state is in doubt; the next task opens a new one."""
     pool = _current()
-    for key in [k for k, p in pool.producers.items() if p is found]:
+    for key in [k for k, (_, p) in pool.producers.items() if p is found]:
         del pool.producers[key]
     with contextlib.suppress(Exception):  # its failure is already on its way up
         found.close()

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,8 +85,14 @@ def test_stand_ins_are_distinct() -> None:
 
 
 class FakeClient:
+    schema_id = 0
+
     def __init__(self) -> None:
         self.made: list[Any] = []
+
+    def metadata(self, topics: list[str]) -> Any:
+        info = SimpleNamespace(topic_id=b"id", schema_id=self.schema_id, partitions=[0])
+        return SimpleNamespace(topics=dict.fromkeys(topics, info))
 
     def producer(self, topic: str, **settings: Any) -> Any:
         made = type("Producer", (), {"close": lambda self: None})()
@@ -119,6 +126,16 @@ def test_a_process_keeps_its_client_and_its_producers(connections: list[FakeClie
     pool.drop_producer(first)
     assert pool.producer(WHERE, "t", linger=1) is not first
     assert len(connections) == 1
+
+
+def test_a_topic_that_changed_gets_a_new_producer(connections: list[FakeClient]) -> None:
+    first = pool.producer(WHERE, "t", linger=1)
+    other = pool.producer(WHERE, "u", linger=1)
+    connections[0].schema_id = 1
+    second = pool.producer(WHERE, "t", linger=1)
+    assert second is not first
+    assert pool.producer(WHERE, "t", linger=1) is second
+    assert pool.producer(WHERE, "u", linger=1) is not other
 
 
 def test_a_forked_child_opens_its_own(connections: list[FakeClient]) -> None:

@@ -167,7 +167,7 @@ def test_replicas_go_round_the_brokers() -> None:
     assert found == [(4, 5), (5, 6), (6, 4)]
 
 
-# --- alter -------------------------------------------------------------------------------------
+# --- alter --------------------------------------------------------------------------------------
 def test_configs_are_set_and_deleted(image: Image) -> None:
     image.replay_entry(alter(image, set_configs={"retention.ms": "5000", "durability": "memory"}))
     assert image.topics["flights"].config.retention_ms == 5000
@@ -225,7 +225,7 @@ def test_a_key_column_keeps_its_type() -> None:
     assert alter(image, schema=serialize_schema(wider_value))
 
 
-# --- other records -------------------------------------------------------------------------------
+# --- other records ------------------------------------------------------------------------------
 def test_delete_and_create_again_gives_another_id(image: Image) -> None:
     before = image.topics["flights"].topic_id
     image.replay_entry(delete_topic(image.topics["flights"]))
@@ -298,7 +298,7 @@ def test_snapshot_is_the_same_image(image: Image) -> None:
     assert described(again) == described(image)
 
 
-# --- bytes ---------------------------------------------------------------------------------------
+# --- bytes --------------------------------------------------------------------------------------
 def test_entries_survive_their_encoding() -> None:
     records: list[Record] = [
         TopicRecord(b"i" * 16, "t", 5, 1, ("k",)),
