@@ -107,6 +107,24 @@ def test_splits_of_a_stream(
     assert sink.ids == list(range(100))
 
 
+def test_once_reads_all_there_is_of_the_partitions_assigned(
+    spark: Any, broker: Any, client: Any, topic: Any
+) -> None:
+    name = topic()
+    produce(client, name, 0, 60, 0)
+    produce(client, name, 60, 40, 1)
+    options = {"subscribe": None, "assign": f'{{"{name}":[1]}}', "maxOffsetsPerTrigger": 30}
+    sink = Collected()
+    stream = read_stream(spark, broker, name, **options)
+    query = stream.writeStream.foreachBatch(sink).trigger(once=True).start()
+    try:
+        assert query.awaitTermination(60)
+    finally:
+        query.stop()
+    assert sink.ids == list(range(60, 100))
+    assert sink.sizes == [40]
+
+
 def test_processing_time_new_partitions_and_new_topics(
     spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
 ) -> None:
