@@ -109,6 +109,7 @@ def draw(delays: pa.Table, path: Path) -> None:
         OSError: the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.dates import DateFormatter, MonthLocator
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")
@@ -121,6 +122,8 @@ def draw(delays: pa.Table, path: Path) -> None:
     through_year.set_title("Departures at least 15 minutes late, per day")
     through_year.set_ylabel("percent of departures")
     through_year.margins(x=0)
+    through_year.xaxis.set_major_locator(MonthLocator())
+    through_year.xaxis.set_major_formatter(DateFormatter("%b"))
     carriers = by_carrier(delays).sort_by("mean_min")
     per_airline.barh(
         carriers["airline"].to_pylist(),
