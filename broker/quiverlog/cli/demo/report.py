@@ -122,8 +122,8 @@ def draw(delays: pa.Table, path: Path) -> None:
     through_year.set_title("Departures at least 15 minutes late, per day")
     through_year.set_ylabel("percent of departures")
     through_year.margins(x=0)
-    through_year.xaxis.set_major_locator(MonthLocator())
-    through_year.xaxis.set_major_formatter(DateFormatter("%b"))
+    through_year.xaxis.set_major_locator(MonthLocator())  # type: ignore[no-untyped-call]
+    through_year.xaxis.set_major_formatter(DateFormatter("%b"))  # type: ignore[no-untyped-call]
     carriers = by_carrier(delays).sort_by("mean_min")
     per_airline.barh(
         carriers["airline"].to_pylist(),
