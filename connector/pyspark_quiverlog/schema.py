@@ -85,6 +85,7 @@ def _plain_leaf(data_type: pa.DataType) -> pa.DataType | None:
         or pt.is_string(data_type)
         or pt.is_binary(data_type)
         or pt.is_date32(data_type)
+        or data_type == pa.time64("ns")
     )
     return data_type if same else None
 

@@ -23,7 +23,7 @@ SIMPLE = st.sampled_from(
     [
         pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
         pa.string(), pa.binary(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us"),
-        pa.duration("us"),
+        pa.duration("us"), pa.time64("ns"),
     ]
 )  # fmt: skip
 DECIMALS = st.integers(1, 38).flatmap(

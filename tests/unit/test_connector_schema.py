@@ -39,6 +39,7 @@ EVERY_TYPE = pa.schema(
         pa.field("instant", pa.timestamp("us", tz="UTC")),
         pa.field("local", pa.timestamp("us")),
         pa.field("interval", pa.duration("us")),
+        pa.field("time", pa.time64("ns")),
         pa.field("list", pa.list_(pa.field("element", pa.int64(), nullable=False))),
         pa.field("struct", NESTED),
         pa.field("map", pa.map_(pa.string(), NESTED)),
@@ -238,6 +239,7 @@ def rows_of_every_type() -> list[dict[str, Any]]:
         "instant": datetime.datetime(2013, 3, 10, 2, 30, tzinfo=datetime.UTC),
         "local": datetime.datetime(2013, 3, 10, 2, 30),  # noqa: DTZ001
         "interval": datetime.timedelta(days=-1, microseconds=1),
+        "time": datetime.time(23, 59, 59, 999999),
         "list": [1, 2, 3],
         "struct": nested,
         "map": [("k", nested)],

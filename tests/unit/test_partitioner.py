@@ -123,6 +123,7 @@ def test_equal_values_of_any_width_go_together() -> None:
         [moment], pa.timestamp("us", tz="UTC")
     )
     assert hashes([dt.timedelta(seconds=1)], pa.duration("us")) == hashes([10**6], pa.int64())
+    assert hashes([dt.time(0, 0, 1)], pa.time64("ns")) == hashes([10**9], pa.int64())
     text = pa.array(["a", "b", "a", None])
     batch = pa.record_batch([text, text.dictionary_encode()], names=["t", "d"])
     assert hash_rows(batch, ["t"]).equals(hash_rows(batch, ["d"]))

@@ -39,13 +39,13 @@ _SCALARS: Final = frozenset(
         _UTC,
         pa.timestamp("us"),
         pa.duration("us"),
+        pa.time64("ns"),  # Spark's TIME, from 4.1 on; older ones refuse the column by name.
     }
 )
 
 _WHY_REFUSED: Final[tuple[tuple[str, str], ...]] = (
     ("uint", "Spark has no unsigned types: use the next larger signed one"),
     ("halffloat", "Spark has no 16-bit floats: use float32"),
-    ("time", "not every supported Spark has a time of day: use a duration since midnight"),
     ("decimal", "a decimal has at most 38 digits and a scale from 0 to its precision"),
     ("month_day_nano", "Spark cannot read this interval: use a duration"),
     ("union", "use a struct with one nullable field per alternative"),
@@ -75,6 +75,8 @@ def normalize_type(data_type: pa.DataType) -> pa.DataType:
         return pa.timestamp("us") if data_type.tz is None else _UTC
     if types.is_duration(data_type):
         return pa.duration("us")
+    if types.is_time(data_type):
+        return pa.time64("ns")
     if types.is_date64(data_type):
         return pa.date32()
     if types.is_decimal(data_type):

@@ -129,6 +129,8 @@ def _bits_of_values(column: pa.Array) -> pa.Array:
         return pc.take(_bits_of_values(column.dictionary), column.indices)
     if types.is_int64(data_type) or types.is_timestamp(data_type) or types.is_duration(data_type):
         return column.view(pa.uint64())
+    if types.is_time64(data_type):
+        return column.view(pa.uint64())
     if types.is_date32(data_type):
         return column.view(pa.int32()).cast(pa.int64()).view(pa.uint64())
     if types.is_integer(data_type) or types.is_boolean(data_type):

@@ -28,7 +28,7 @@ __all__ = ["SchemaSyntaxError", "format_schema", "format_type", "load_schema", "
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|(\w+)|([<>(),:])|(\S))")
 _TYPE_HINT = (
     "boolean, byte, short, int, long, float, double, decimal(p,s), string, binary, date, "
-    "timestamp, timestamp_ntz, duration, array<t>, map<k,v>, struct<name: t, ...>"
+    "timestamp, timestamp_ntz, duration, time, array<t>, map<k,v>, struct<name: t, ...>"
 )
 
 
@@ -53,6 +53,7 @@ def _simple_types() -> dict[str, pa.DataType]:
         pa.timestamp("us", "UTC"): "timestamp timestamp_ltz",
         pa.timestamp("us"): "timestamp_ntz",
         pa.duration("us"): "duration",
+        pa.time64("ns"): "time",
     }
     return {name: kind for kind, names in by_type.items() for name in names.split()}
 
