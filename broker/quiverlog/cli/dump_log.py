@@ -27,13 +27,12 @@ from quiverlog.cli.failures import ExitCode
 from quiverlog.cli.options import debug_option, format_option
 from quiverlog.cli.output import human_bytes, human_count, print_json, print_table
 from quiverlog.storage.scan import Damage, Found, Torn, batch_at, scan
-from quiverlog.storage.segment import SEGMENT_HEADER_BYTES
+from quiverlog.storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_MAGIC
 from quiverlog.types import Compression
 
 __all__ = ["DumpedBatch", "dump_log", "walk"]
 
 # As storage/segment.py draws the first 64 bytes of a segment.
-_SEGMENT_MAGIC = b"QVSEGMNT"
 _BASE_OFFSET = struct.Struct("<q")
 _BASE_OFFSET_AT = 16
 _CODECS = {codec.value: codec.label for codec in Compression}
@@ -66,7 +65,7 @@ def walk(buffer: memoryview) -> Iterator[DumpedBatch | str]:
 
     A batch that is whole but whose checksum is wrong is among the batches.
     """
-    if len(buffer) < SEGMENT_HEADER_BYTES or bytes(buffer[:8]) != _SEGMENT_MAGIC:
+    if len(buffer) < SEGMENT_HEADER_BYTES or bytes(buffer[:8]) != SEGMENT_MAGIC:
         yield "this is not a segment file"
         return
     base_offset = _BASE_OFFSET.unpack_from(buffer, _BASE_OFFSET_AT)[0]

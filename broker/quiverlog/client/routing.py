@@ -255,10 +255,6 @@ class Cluster:
         self.metadata = replace(self.metadata, topics={})
 
     # --- schemas --------------------------------------------------------------------------------
-    def cached_history(self, topic_id: bytes) -> SchemaHistory | None:
-        """A topic's schema history if it was asked for before."""
-        return self._histories.get(topic_id)
-
     def history(
         self, topic_id: bytes, *, needed_id: int = -1, fresh: bool = False
     ) -> Operation[SchemaHistory]:

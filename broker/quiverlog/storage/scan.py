@@ -22,7 +22,7 @@ from quiverlog.batch.header import CRC_START, MAGIC, BatchHeader
 from quiverlog.limits import BATCH_HEADER_BYTES, BATCH_ROWS_MAX
 from quiverlog.storage.tail import looks_unwritten
 
-__all__ = ["Damage", "Found", "Torn", "batch_at", "checksum_matches", "scan"]
+__all__ = ["Damage", "Found", "Torn", "batch_at", "scan"]
 
 _ALIGNMENT: Final = 64
 _MAGIC_AT: Final = 20
@@ -68,7 +68,7 @@ def batch_at(view: memoryview, at: int, offset: int) -> BatchHeader | None:
     return header
 
 
-def checksum_matches(view: memoryview, at: int, header: BatchHeader) -> bool:
+def _checksum_matches(view: memoryview, at: int, header: BatchHeader) -> bool:
     """Do the stored bytes match the stored checksum?"""
     return crc32c(view[at + CRC_START : at + header.total_bytes]) == header.crc32c
 
@@ -83,7 +83,7 @@ def scan(
     """
     while at < len(view):
         header = batch_at(view, at, offset)
-        if header is not None and (not verify or checksum_matches(view, at, header)):
+        if header is not None and (not verify or _checksum_matches(view, at, header)):
             yield Found(at, header)
             at += header.total_bytes
             offset = header.next_offset
@@ -130,6 +130,6 @@ def _next_good_batch(view: memoryview, at: int, offset: int) -> int | None:
         if not offset < base_offset <= offset + 2**31:
             continue
         header = batch_at(view, position, base_offset)
-        if header is not None and checksum_matches(view, position, header):
+        if header is not None and _checksum_matches(view, position, header):
             return position
     return None

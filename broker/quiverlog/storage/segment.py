@@ -28,12 +28,12 @@ from quiverlog.storage.frames import check_version
 from quiverlog.storage.index import NO_TIME, IndexSummary, SparseIndex
 from quiverlog.storage.scan import Damage, Found, scan
 
-__all__ = ["LOG_SUFFIX", "SEGMENT_HEADER_BYTES", "Segment", "segment_path"]
+__all__ = ["LOG_SUFFIX", "SEGMENT_HEADER_BYTES", "SEGMENT_MAGIC", "Segment", "segment_path"]
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
 SEGMENT_HEADER_BYTES: Final = 64
-_MAGIC: Final = b"QVSEGMNT"
+SEGMENT_MAGIC: Final = b"QVSEGMNT"
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<8sHHI")
 _BODY: Final = struct.Struct("<qq32x")
@@ -113,13 +113,13 @@ class Segment:
     def write_header(self, now_us: int) -> None:
         """The first 64 bytes of an empty file."""
         body = _BODY.pack(self.base_offset, now_us)
-        self.file.append([_HEAD.pack(_MAGIC, _VERSION, 0, crc32c(body)), body])
+        self.file.append([_HEAD.pack(SEGMENT_MAGIC, _VERSION, 0, crc32c(body)), body])
         self.created_us = now_us
 
     def check_header(self) -> None:
         """Raises CorruptLog or UnsupportedFormat unless the file is this segment's."""
         head = bytes(self.file.read(0, SEGMENT_HEADER_BYTES))
-        if len(head) < SEGMENT_HEADER_BYTES or head[:8] != _MAGIC:
+        if len(head) < SEGMENT_HEADER_BYTES or head[:8] != SEGMENT_MAGIC:
             raise CorruptLog(f"{self.path} is not a segment.", file=self.path, position=0)
         _, version, _, crc = _HEAD.unpack_from(head)
         check_version(self.path, version, _VERSION)
