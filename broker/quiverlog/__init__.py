@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors
 from .errors import QuiverlogError
+from .version import VERSION as __version__
 
 if TYPE_CHECKING:
     from . import aio
     from .batch.schema import RAW_SCHEMA
     from .client.client import Client, connect
     from .types import Compression, Durability, TopicPartition
-
-__version__ = "0.1.0"
 
 __all__ = [
     "RAW_SCHEMA",

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from quiverlog.addresses import parse_address
+
 EARLIEST = -2
 LATEST = -1
 
@@ -34,12 +36,11 @@ def parse_names(value: str) -> tuple[str, ...]:
 
 
 def parse_addresses(value: str) -> tuple[str, ...]:
-    addresses = parse_names(value)
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"host:port, separated by commas ({address!r} is not host:port)")
-    return addresses
+    names = parse_names(value)
+    try:
+        return tuple(str(parse_address(name)) for name in names)
+    except ValueError as error:
+        raise ValueError(f"host:port, separated by commas ({error})") from None
 
 
 def parse_pattern(value: str) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from quiverlog.addresses import Address
 from quiverlog.core.controller.configs import CONFIG_DEFS
 from quiverlog.errors import InvalidConfig
-from quiverlog.server.config import CONFIG_KEYS, Address, BrokerConfig, load_config
+from quiverlog.server.config import CONFIG_KEYS, BrokerConfig, load_config
 from quiverlog.server.config_docs import render
 
 ROOT = Path(__file__).resolve().parents[2]

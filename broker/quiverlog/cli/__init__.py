@@ -25,9 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words == ["--version"]:
         # Scripts ask this often: it shall not even cost the import of click.
-        from quiverlog import __version__
+        from quiverlog.version import VERSION
 
-        print(f"quiverlog {__version__}")
+        print(f"quiverlog {VERSION}")
         return 0
     try:
         from quiverlog.cli.app import run

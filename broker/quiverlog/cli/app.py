@@ -62,9 +62,9 @@ class LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from quiverlog import __version__
+        from quiverlog.version import VERSION
 
-        click.echo(f"quiverlog {__version__}")
+        click.echo(f"quiverlog {VERSION}")
         ctx.exit()
 
 

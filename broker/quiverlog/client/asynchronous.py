@@ -21,11 +21,12 @@ from quiverlog.errors import (
     QuiverlogError,
     RequestTimedOut,
 )
+from quiverlog.version import VERSION
 from quiverlog.wire import frames
 from quiverlog.wire.connection import ClientConnection
 from quiverlog.wire.messages import Request
 
-from .blocking import _reason, _software_version
+from .blocking import _reason
 from .commands import (
     Abandon,
     Buffer,
@@ -94,7 +95,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     # --- the driver's side ----------------------------------------------------------------------
     async def hello(self, settings: Settings, timeout_s: float) -> None:
         """Introduce ourselves; no request may go out before."""
-        head = self._protocol.hello(settings.client_id, _software_version())
+        head = self._protocol.hello(settings.client_id, VERSION)
         reply = await self._transmit(HELLO_ID, head, (), timeout_s)
         check(reply.response)
 

@@ -28,6 +28,7 @@ from quiverlog.errors import (
     QuiverlogError,
     RequestTimedOut,
 )
+from quiverlog.version import VERSION
 from quiverlog.wire import frames
 from quiverlog.wire.connection import ClientConnection
 
@@ -68,7 +69,7 @@ class BlockingConnection:
         self._deadline = time.monotonic() + timeout_s
         self._socket = _connect(address, timeout_s)
         try:
-            self._send_all([self._protocol.hello(settings.client_id, _software_version())])
+            self._send_all([self._protocol.hello(settings.client_id, VERSION)])
             check(self._next_reply()[1].response)
         except BaseException:
             self.close()
@@ -338,9 +339,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(".")
-
-
-def _software_version() -> str:
-    from quiverlog import __version__
-
-    return __version__

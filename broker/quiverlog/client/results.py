@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from quiverlog.addresses import Address
 from quiverlog.types import NO_EPOCH, Compression, Durability
 from quiverlog.wire import messages as m
 
@@ -32,16 +33,6 @@ __all__ = [
     "TopicDetail",
     "TopicInfo",
 ]
-
-
-class Address(NamedTuple):
-    """Where a broker listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from quiverlog.addresses import PORT_DEFAULT
+from quiverlog.addresses import parse_addresses as parse_address_list
 from quiverlog.errors import (
     ConnectionFailed,
     InvalidArgument,
@@ -43,8 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "Settings", "backoff_s", "check", "parse_addresses"]
 
 T = TypeVar("T")
-
-PORT_DEFAULT = 9292
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +74,10 @@ def parse_addresses(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
     parts = list(bootstrap) if isinstance(bootstrap, Iterable) else [bootstrap]
     if not all(isinstance(part, str) for part in parts):
         raise InvalidArgument(f"{bootstrap!r}: give 'host:port', or a list of such texts.")
-    addresses = tuple(dict.fromkeys(_parse_address(p.strip()) for p in parts if p.strip()))
-    if not addresses:
-        raise InvalidArgument("Give at least one bootstrap address, as host:port.")
-    return addresses
-
-
-def _parse_address(text: str) -> Address:
-    bracketed = text.startswith("[")
-    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
-    if not bracketed and host.count(":"):  # a bare IPv6 address cannot carry a port
-        host, colon, port = text, "", ""
-    if not colon:
-        host = text
-    if bracketed:
-        host = host.strip("[]")
-    number = int(port) if port.isascii() and port.isdigit() else (-1 if colon else PORT_DEFAULT)
-    if not host or "/" in host or not 0 < number < 65_536:
-        raise InvalidArgument(
-            f"{text!r} is not a broker's address: write host:port, for example 127.0.0.1:9292."
-        )
-    return Address(host, number)
+    try:
+        return parse_address_list(",".join(parts), port_default=PORT_DEFAULT)
+    except ValueError as error:
+        raise InvalidArgument(f"bootstrap address: {error}.") from None
 
 
 def backoff_s(attempt: int, chance: float) -> float:

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from quiverlog import limits
+from quiverlog.addresses import Address, parse_address
 from quiverlog.core.controller.configs import CONFIG_DEFS, topic_config
 from quiverlog.errors import InvalidConfig
 
 __all__ = [
     "CONFIG_KEYS",
-    "Address",
     "BrokerConfig",
     "ConfigKey",
     "KeyKind",
@@ -44,16 +44,6 @@ _ENV_OF_OTHERS: Final = re.compile(
     # every container of a namespace that has a service called `quiverlog`.
     r"QUIVERLOG_(CONFIG|DEBUG|BOOTSTRAP_SERVER|(CLIENT|TEST|DEMO|BENCH)_\w+|PORT|PORT_\d\w+|SERVICE_\w+)"
 )
-
-
-class Address(NamedTuple):
-    """A host and a port, as people write them: `127.0.0.1:9292`, `[::1]:9292`."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class KeyKind(enum.Enum):
@@ -135,11 +125,10 @@ def _parse_address(text: str) -> Address | None:
     """`host:port`; empty or `off`: none."""
     if text in ("", OFF):
         return None
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
-        raise InvalidConfig(f"is {text!r}, not host:port (for example 127.0.0.1:9292).")
-    return Address(host, int(port))
+    try:
+        return parse_address(text, port_min=0)
+    except ValueError:
+        raise InvalidConfig(f"is {text!r}, not host:port (for example 127.0.0.1:9292).") from None
 
 
 _INT, _TEXT, _CHOICE, _ADDRESS = KeyKind.INT, KeyKind.TEXT, KeyKind.CHOICE, KeyKind.ADDRESS

@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 import uvloop
 
+from quiverlog.addresses import Address
 from quiverlog.errors import (
     AddressInUse,
     DataDirectoryInUse,
@@ -32,7 +33,7 @@ from quiverlog.errors import (
     QuiverlogError,
     UnsupportedFormat,
 )
-from quiverlog.server.config import Address, BrokerConfig
+from quiverlog.server.config import BrokerConfig
 from quiverlog.server.logs import Logger, bridge_logging, make_logger
 from quiverlog.server.shell import BrokerShell
 

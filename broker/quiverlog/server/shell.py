@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from quiverlog import __version__
+from quiverlog.addresses import Address
 from quiverlog.errors import AddressInUse
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.events import DiskSpace, Shutdown
 from quiverlog.node.node import Node
-from quiverlog.server.config import Address, BrokerConfig
+from quiverlog.server.config import BrokerConfig
 from quiverlog.server.connections import (
     ConnectionLimits,
     ConnectionTable,
@@ -30,6 +30,7 @@ from quiverlog.server.metrics import LogSize, MetricsExporter, ServerMetrics
 from quiverlog.server.performer import Performer, read_clocks
 from quiverlog.server.protocol import ClientProtocol, Shell
 from quiverlog.storage.posix import PosixDisk
+from quiverlog.version import VERSION
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES
 
@@ -114,7 +115,7 @@ class BrokerShell:
             http=self._addresses[1],
             advertised=str(self._advertised),
             recovery_ms=round((time.monotonic() - started) * 1000),
-            version=__version__,
+            version=VERSION,
         )
 
     async def _start_http(self, sock: socket.socket) -> None:
@@ -122,7 +123,7 @@ class BrokerShell:
             self._metrics,
             self._log_sizes,
             topics_max=self._config.metrics_topics_max,
-            version=__version__,
+            version=VERSION,
         )
         self._http = HttpServer(render_metrics=exporter.render, not_ready=lambda: self._state)
         await self._http.start(sock)
@@ -154,7 +155,7 @@ class BrokerShell:
             advertised_host=self._advertised.host,
             advertised_port=self._advertised.port,
             rack=config.rack,
-            software_version=__version__,
+            software_version=VERSION,
             topic_defaults=dict(config.topic_defaults),
             disk_reserve_bytes=config.disk_reserve_bytes,
             frame_bytes_max=config.frame_bytes_max,
