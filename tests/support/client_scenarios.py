@@ -1,7 +1,7 @@
 """What a client must do, whichever its face and whatever broker answers.
 
-The classes are collected where they are subclassed: with the fake broker in tests/unit, with real
-broker processes in tests/integration. A subclass gives the fixture `address`.
+The classes are collected where they are subclassed: with the scripted broker in tests/unit, with
+real broker processes in tests/integration. A subclass gives the fixture `address`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Both faces of the client, against the fake broker."""
+"""Both faces of the client, against the scripted broker."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.client_scenarios import BlockingScenarios, ClientScenarios
-from tests.support.fakebroker import FakeBroker
+from tests.support.scripted_broker import ScriptedBroker
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    with FakeBroker() as broker:
+    with ScriptedBroker() as broker:
         yield broker.bootstrap
 
 

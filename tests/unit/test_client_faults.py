@@ -1,4 +1,4 @@
-"""The client when brokers, networks and programs misbehave; both faces, against the fake broker."""
+"""The client when brokers, networks and programs misbehave; both clients, a scripted broker."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
-from quiverlog.batch.codec import encode_batch
+from quiverlog.batch.codec import encode_batch, split_batches
 from quiverlog.client import routing
 from quiverlog.client.async_client import AsyncClient
 from quiverlog.client.client import Client
 from quiverlog.wire import messages as m
 from tests.support.client_scenarios import SCHEMA, read, rows
 from tests.support.faces import FACES, connect
-from tests.support.fakebroker import FakeBroker
+from tests.support.scripted_broker import Door, ScriptedBroker
 
 
 @pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker() as broker:
+def broker() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as broker:
         yield broker
 
 
 @pytest.fixture(params=FACES)
-def client(request: pytest.FixtureRequest, broker: FakeBroker) -> Iterator[Any]:
+def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[Any]:
     with connect(request.param, broker.bootstrap, request_timeout=2.0) as client:
         yield client
 
@@ -53,14 +53,14 @@ def test_something_else_listens(face: str) -> None:
         assert isinstance(caught.value, (quiverlog.ConnectionFailed, quiverlog.RequestTimedOut))
 
 
-def test_connections_closed_while_idle_are_replaced(broker: FakeBroker, client: Any) -> None:
+def test_connections_closed_while_idle_are_replaced(broker: ScriptedBroker, client: Any) -> None:
     for _ in range(3):
         assert client.list_topics() == []
         broker.drop_connections()
     assert client.list_topics() == []
 
 
-def test_what_is_sent_once_only_never_meets_a_dead_connection(broker: FakeBroker) -> None:
+def test_what_is_sent_once_only_never_meets_a_dead_connection(broker: ScriptedBroker) -> None:
     with quiverlog.connect(broker.bootstrap) as client:
         client.create_topic("t", SCHEMA)
         batch = encode_batch(
@@ -72,7 +72,7 @@ def test_what_is_sent_once_only_never_meets_a_dead_connection(broker: FakeBroker
             assert client.raw_produce("t", {0: [batch]})[0].base_offset == offset
 
 
-def test_a_silent_broker_is_not_waited_for_for_ever(broker: FakeBroker, client: Any) -> None:
+def test_a_silent_broker_is_not_waited_for_for_ever(broker: ScriptedBroker, client: Any) -> None:
     broker.fault(m.MetadataRequest, "hang")
     started = time.monotonic()
     with pytest.raises(quiverlog.RequestTimedOut, match=re.escape(broker.bootstrap)):
@@ -81,12 +81,12 @@ def test_a_silent_broker_is_not_waited_for_for_ever(broker: FakeBroker, client: 
     assert client.list_topics() == []
 
 
-def test_a_lost_answer_is_asked_for_again(broker: FakeBroker, client: Any) -> None:
+def test_a_lost_answer_is_asked_for_again(broker: ScriptedBroker, client: Any) -> None:
     broker.fault(m.MetadataRequest, "drop_reply", "drop", quiverlog.ThrottledBroker("busy"))
     assert client.list_topics() == []
 
 
-def test_a_lost_answer_to_a_creation_is_no_error(broker: FakeBroker, client: Any) -> None:
+def test_a_lost_answer_to_a_creation_is_no_error(broker: ScriptedBroker, client: Any) -> None:
     broker.fault(m.CreateTopicsRequest, "drop_reply")
     assert client.create_topic("t", SCHEMA).name == "t"
     broker.fault(m.CreateTopicsRequest, "drop_reply")
@@ -100,7 +100,7 @@ def test_a_lost_answer_to_a_creation_is_no_error(broker: FakeBroker, client: Any
         client.create_topic("t", "raw")
 
 
-def test_a_closed_client_says_so(broker: FakeBroker) -> None:
+def test_a_closed_client_says_so(broker: ScriptedBroker) -> None:
     client = quiverlog.connect(broker.bootstrap)
     client.create_topic("t", SCHEMA)
     producer = client.producer("t", linger=60)
@@ -127,7 +127,7 @@ FAULTS = (
 
 @pytest.mark.parametrize("faults", FAULTS, ids=lambda f: "+".join(str(x)[:10] for x in f))
 def test_whatever_is_repeated_is_stored_once(
-    broker: FakeBroker, client: Any, faults: list[Any]
+    broker: ScriptedBroker, client: Any, faults: list[Any]
 ) -> None:
     client.create_topic("t", SCHEMA)
     broker.fault(m.ProduceRequest, *faults)
@@ -137,7 +137,7 @@ def test_whatever_is_repeated_is_stored_once(
     assert read(client, "t") == rows(50)
 
 
-def test_a_refused_batch_does_not_stop_the_next(broker: FakeBroker, client: Any) -> None:
+def test_a_refused_batch_does_not_stop_the_next(broker: ScriptedBroker, client: Any) -> None:
     client.create_topic("t", SCHEMA)
     broker.fault(m.ProduceRequest, quiverlog.CorruptBatch("damaged"))
     with client.producer("t", linger=0) as producer:
@@ -150,7 +150,7 @@ def test_a_refused_batch_does_not_stop_the_next(broker: FakeBroker, client: Any)
     assert [row["id"] for row in read(client, "t")] == kept
 
 
-def test_a_delivery_ends_when_its_time_is_up(broker: FakeBroker, client: Any) -> None:
+def test_a_delivery_ends_when_its_time_is_up(broker: ScriptedBroker, client: Any) -> None:
     client.create_topic("t", SCHEMA)
     broker.fault(m.ProduceRequest, *[quiverlog.DiskFull("full")] * 500)
     producer = client.producer("t", delivery_timeout=0.3)
@@ -159,7 +159,7 @@ def test_a_delivery_ends_when_its_time_is_up(broker: FakeBroker, client: Any) ->
     producer.close()
 
 
-def test_the_buffer_is_bounded(broker: FakeBroker, client: Any) -> None:
+def test_the_buffer_is_bounded(broker: ScriptedBroker, client: Any) -> None:
     client.create_topic("t", SCHEMA)
     broker.fault(m.ProduceRequest, *[quiverlog.DiskFull("full")] * 500)
     producer = client.producer("t", buffer_bytes=10_000, delivery_timeout=0.5, batch_rows=100)
@@ -176,21 +176,20 @@ def test_the_buffer_is_bounded(broker: FakeBroker, client: Any) -> None:
 
 
 def test_rows_too_large_for_one_batch_are_split_and_a_row_is_refused(
-    broker: FakeBroker, client: Any
+    broker: ScriptedBroker, client: Any
 ) -> None:
-    client.create_topic("t", "raw")
-    broker.topics["t"].batch_bytes_max = 4_096
-    client.metadata(["t"])
+    client.create_topic("t", "raw", config={"max.message.bytes": 4_096})
     with client.producer("t") as producer:
         producer.send([{"value": bytes(1_000)} for _ in range(20)])
         too_large = producer.send([{"value": bytes(10_000)}])
         with pytest.raises(quiverlog.BatchTooLarge, match="4096"):
             too_large.result()
     assert sum(len(batch) for batch in client.consumer("t")) == 20
-    assert all(len(batch) <= 4_096 for batch in broker.topics["t"].partitions[0].batches)
+    stored = client.raw_fetch("t", {0: 0})[0].body
+    assert all(len(view) <= 4_096 for _, view in split_batches(stored))
 
 
-def test_a_topic_made_anew_is_not_taken_for_the_old(broker: FakeBroker, client: Any) -> None:
+def test_a_topic_made_anew_is_not_taken_for_the_old(broker: ScriptedBroker, client: Any) -> None:
     client.create_topic("t", SCHEMA)
     with client.producer("t") as producer, client.consumer("t", follow=True) as consumer:
         producer.send(rows(1)).result()
@@ -205,7 +204,7 @@ def test_a_topic_made_anew_is_not_taken_for_the_old(broker: FakeBroker, client: 
 
 # --- consuming ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("fault", ["drop", "drop_reply", quiverlog.NotLeader("moved")], ids=str)
-def test_a_reader_survives(broker: FakeBroker, client: Any, fault: Any) -> None:
+def test_a_reader_survives(broker: ScriptedBroker, client: Any, fault: Any) -> None:
     client.create_topic("t", SCHEMA, partitions=2)
     with client.producer("t", batch_rows=5) as producer:
         producer.send(rows(40))
@@ -214,7 +213,7 @@ def test_a_reader_survives(broker: FakeBroker, client: Any, fault: Any) -> None:
 
 
 def test_the_next_fetch_is_under_way_before_rows_are_handed_out(
-    broker: FakeBroker, client: Any
+    broker: ScriptedBroker, client: Any
 ) -> None:
     client.create_topic("t", SCHEMA)
     with client.producer("t", batch_rows=1_000, batch_bytes=1 << 20) as producer:
@@ -230,18 +229,14 @@ def test_the_next_fetch_is_under_way_before_rows_are_handed_out(
 
 # --- several brokers ------------------------------------------------------------------------------
 @pytest.fixture
-def pair(broker: FakeBroker) -> Iterator[tuple[FakeBroker, FakeBroker]]:
+def pair(broker: ScriptedBroker) -> tuple[ScriptedBroker, Door]:
     """Two brokers of one cluster: partition n is led by broker n modulo 2."""
-    with FakeBroker(node_id=1) as second:
-        second.topics = broker.topics
-        endpoints = [m.BrokerEndpoint(b.node_id, "127.0.0.1", b.port) for b in (broker, second)]
-        for each in (broker, second):
-            each.endpoints = endpoints
-            each.leader_of = lambda _name, partition: partition % 2
-        yield broker, second
+    second = broker.door(1)
+    broker.leader_of = lambda partition: partition % 2
+    return broker, second
 
 
-def test_requests_go_to_the_leaders(pair: tuple[FakeBroker, FakeBroker], client: Any) -> None:
+def test_requests_go_to_the_leaders(pair: tuple[ScriptedBroker, Door], client: Any) -> None:
     client.create_topic("t", SCHEMA, partitions=4)
     with client.producer("t", batch_rows=10) as producer:
         producer.send(rows(120))
@@ -255,7 +250,7 @@ def test_requests_go_to_the_leaders(pair: tuple[FakeBroker, FakeBroker], client:
 
 
 def test_a_broker_that_hangs_is_not_the_first_choice_again(
-    pair: tuple[FakeBroker, FakeBroker], client: Any
+    pair: tuple[ScriptedBroker, Door], client: Any
 ) -> None:
     assert client.list_topics() == []
     for broker in pair:
@@ -267,13 +262,12 @@ def test_a_broker_that_hangs_is_not_the_first_choice_again(
     assert len(pair[1].seen(m.MetadataRequest)) == first + 1
 
 
-def test_a_moved_leader_is_found(pair: tuple[FakeBroker, FakeBroker], client: Any) -> None:
+def test_a_moved_leader_is_found(pair: tuple[ScriptedBroker, Door], client: Any) -> None:
     client.create_topic("t", SCHEMA, partitions=1)
     with client.producer("t") as producer, client.consumer("t", follow=True) as consumer:
         producer.send(rows(1)).result()
         assert consumer.poll(timeout=5) is not None
-        for each in pair:
-            each.leader_of = lambda _name, _partition: 1
+        pair[0].leader_of = lambda _partition: 1
         pair[0].fault(m.ProduceRequest, quiverlog.NotLeader("moved"))
         pair[0].fault(m.FetchRequest, *[quiverlog.NotLeader("moved")] * 2)
         producer.send(rows(1, first=1)).result()
@@ -283,7 +277,7 @@ def test_a_moved_leader_is_found(pair: tuple[FakeBroker, FakeBroker], client: An
     assert pair[1].seen(m.ProduceRequest)
 
 
-def test_partitions_take_turns_when_replies_are_small(broker: FakeBroker, client: Any) -> None:
+def test_partitions_take_turns_when_replies_are_small(broker: ScriptedBroker, client: Any) -> None:
     client.create_topic("t", "raw", partitions=3)
     with client.producer("t", batch_rows=1) as producer:
         for partition in range(3):
