@@ -18,14 +18,14 @@ from typing import Protocol
 
 from quiverlog.errors import DiskFull, StorageFault
 from quiverlog.node.config import NodeConfig
-from quiverlog.node.effects import CloseConnection, Effect, Respond, ShutdownComplete, StartSync
+from quiverlog.node.effects import CloseConnection, Effect, Job, Respond, ShutdownComplete, StartJob
 from quiverlog.node.events import (
     ConnectionClosed,
     DiskSpace,
     Event,
+    JobDone,
     RequestReceived,
     Shutdown,
-    Synced,
     Tick,
 )
 from quiverlog.node.metrics import NodeMetrics
@@ -222,8 +222,8 @@ class World:
             match effect:
                 case Respond():
                     self._respond(effect)
-                case StartSync():
-                    self._sync(effect)
+                case StartJob():
+                    self._run_job(effect.job)
                 case CloseConnection():
                     self._open.discard(effect.connection_id)
                     self._drop(effect.connection_id)
@@ -233,8 +233,8 @@ class World:
                     self.log_lines.append(f"{effect.level} {effect.event} {dict(effect.fields)}")
                     self._note(self.log_lines[-1].encode())
 
-    def _sync(self, effect: StartSync) -> None:
-        """fsync: its work is done at one moment, its return is noticed at a later one."""
+    def _run_job(self, job: Job) -> None:
+        """A job: its work is done at one moment, its return is noticed at a later one."""
         life = self.life
         slow = self.rng.random() < self.scenario.slow_sync
         work_us = self.rng.randrange(50, 200_000 if slow else 4_000)
@@ -243,11 +243,12 @@ class World:
         def work() -> None:
             if self.life != life or self.node is None:
                 return
+            result: object = None
             error: BaseException | None = None
             if not self.calm and self.rng.random() < self.scenario.failed_sync:
                 self.disk.fail_syncs = 1
             try:
-                effect.ticket.run()
+                result = job.run()
             except PowerLoss:
                 self.faults["power loss inside a flush"] += 1
                 self.power_loss()
@@ -255,7 +256,7 @@ class World:
             except Exception as failure:
                 self.faults["failed fsync"] += 1
                 error = failure
-            event = Synced(effect.ticket, error)
+            event = JobDone(job, result, error)
 
             def done() -> None:
                 if self.life == life and self.node is not None:

@@ -25,15 +25,15 @@ from quiverlog.node.effects import (
     LogLine,
     Respond,
     ShutdownComplete,
-    StartSync,
+    StartJob,
 )
 from quiverlog.node.events import (
     ConnectionClosed,
     DiskSpace,
     Event,
+    JobDone,
     RequestReceived,
     Shutdown,
-    Synced,
     Tick,
 )
 from quiverlog.node.metrics import NodeMetrics
@@ -99,7 +99,7 @@ class NodeDriver:
         self._random = itertools.count(1)
         self.mono_us = 1_000_000
         self.wall_us = START_WALL_US
-        self.syncs: list[StartSync] = []
+        self.syncs: list[StartJob] = []
         self.lines: list[LogLine] = []
         self.responses: list[Respond] = []
         self.closed: list[CloseConnection] = []
@@ -214,15 +214,14 @@ class NodeDriver:
         """Perform the flushes that were asked for so far (or let them fail)."""
         syncs, self.syncs = self.syncs, []
         for sync in syncs:
-            if error is None:
-                sync.ticket.run()
-            self.send(Synced(sync.ticket, error))
+            result = sync.job.run() if error is None else None
+            self.send(JobDone(sync.job, result, error))
 
     def _perform(self, effects: list[Effect]) -> list[Effect]:
         for effect in effects:
             if isinstance(effect, Respond):
                 self.responses.append(effect)
-            elif isinstance(effect, StartSync):
+            elif isinstance(effect, StartJob):
                 self.syncs.append(effect)
             elif isinstance(effect, LogLine):
                 self.lines.append(effect)

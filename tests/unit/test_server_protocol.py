@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from quiverlog.errors import CorruptFrame, error_class
-from quiverlog.node.effects import CloseConnection, Effect, Respond, StartSync
-from quiverlog.node.events import ConnectionClosed, RequestReceived, Synced, Tick
+from quiverlog.node.effects import CloseConnection, Effect, Respond, StartJob
+from quiverlog.node.events import ConnectionClosed, JobDone, RequestReceived, Tick
 from quiverlog.server.config import load_config
 from quiverlog.server.connections import ConnectionLimits, ConnectionTable
 from quiverlog.server.logs import make_logger
@@ -76,7 +76,7 @@ class Server:
             self.table,
             metrics=self.metrics,
             log=log,
-            sync_threads=1,
+            job_threads=1,
         )
         self.shell = Shell(
             self.performer, self.table, self.metrics, log, bytearray(SCRATCH_BYTES), BufferPool()
@@ -367,8 +367,11 @@ async def test_each_connection_is_forgotten_once() -> None:
 
 
 async def test_flushes_come_back_to_the_node_with_their_error() -> None:
-    class Ticket:
-        def __init__(self, error: Exception | None = None) -> None:
+    class Flush:
+        kind = "flush"
+
+        def __init__(self, key: str, error: Exception | None = None) -> None:
+            self.key = key
             self.error = error
 
         def run(self) -> None:
@@ -376,12 +379,12 @@ async def test_flushes_come_back_to_the_node_with_their_error() -> None:
                 raise self.error
 
     async with serving() as server:
-        good, bad = Ticket(), Ticket(OSError("no"))
-        server.performer.perform([StartSync(good), StartSync(bad)])  # type: ignore[arg-type]
-        await until(lambda: len(server.node.events(Synced)) == 2)
-        errors = {id(e.ticket): e.error for e in server.node.events(Synced)}
+        good, bad = Flush("a"), Flush("b", OSError("no"))
+        server.performer.perform([StartJob(good), StartJob(bad)])
+        await until(lambda: len(server.node.events(JobDone)) == 2)
+        errors = {id(e.job): e.error for e in server.node.events(JobDone)}
         assert errors == {id(good): None, id(bad): bad.error}
-        assert server.performer.syncs_running == 0
+        assert server.performer.jobs_running == 0
         assert sum(server.metrics.sync.counts) == 2
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import Record, encode_entry
@@ -27,8 +28,9 @@ from quiverlog.errors import (
     UnknownTopicId,
 )
 from quiverlog.node.config import NodeConfig
-from quiverlog.node.effects import Effect, LogLine, Respond, StartSync
+from quiverlog.node.effects import Effect, LogLine, Respond
 from quiverlog.node.events import RequestReceived
+from quiverlog.node.jobs import Jobs, TicketJob
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.purgatory import Purgatory, Waiter
 from quiverlog.node.removal import Removal
@@ -73,6 +75,7 @@ class Broker:
         "effects",
         "entropy",
         "image",
+        "jobs",
         "metadata_cache",
         "metadata_log",
         "metadata_waiters",
@@ -86,7 +89,6 @@ class Broker:
         "removal",
         "replicas",
         "sync_queue",
-        "syncs",
     )
 
     directory: DataDirectory
@@ -109,6 +111,7 @@ class Broker:
         self.replicas: dict[tuple[bytes, int], Replica] = {}
         self.purgatory = Purgatory()
         self.effects: list[Effect] = []
+        self.jobs = Jobs(self.emit)
         # Connections that have said HELLO, with the name they gave.
         self.connections: dict[int, str] = {}
         # Replicas whose readers may see something new since the last `settle`.
@@ -121,8 +124,6 @@ class Broker:
         self.metadata_cache: dict[str, m.TopicMetadata] = {}
         self.removal = Removal(self)
         self.sync_queue: deque[Replica] = deque()
-        # By identity of the ticket, which the value keeps alive.
-        self.syncs: dict[int, tuple[SyncTicket, Replica]] = {}
         self.disk_full = False
         self.producer_id_next = 0
         self.producer_id_end = 0
@@ -147,6 +148,10 @@ class Broker:
             raise BrokerShuttingDown
         if self.disk_full:
             raise DiskFull("the broker has too little room to write.")
+
+    def emit(self, effect: Effect) -> None:
+        """Ask the shell for something."""
+        self.effects.append(effect)
 
     # --- saying --------------------------------------------------------------------------------
     def respond(self, connection_id: int, correlation_id: int, response: m.Response) -> None:
@@ -240,15 +245,50 @@ class Broker:
 
     def start_syncs(self) -> None:
         """Start what the bound allows."""
-        while self.sync_queue and len(self.syncs) < self.config.syncs_in_flight_max:
+        while self.sync_queue and self.jobs.running < self.config.syncs_in_flight_max:
             replica = self.sync_queue.popleft()
             replica.sync_queued = False
             if replica.deleted or replica.fault:
                 continue
             ticket = replica.log.begin_sync()
             replica.sync_in_flight = True
-            self.syncs[id(ticket)] = (ticket, replica)
-            self.effects.append(StartSync(ticket))
+            job = TicketJob(replica.log.directory, ticket)
+            self.jobs.start(job, partial(self._flushed, replica, ticket))
+
+    def _flushed(
+        self,
+        replica: Replica,
+        ticket: SyncTicket,
+        _result: object,
+        error: BaseException | None,
+        now: Now,
+    ) -> None:
+        """A flush is back: acknowledge what it covers; begin the next if rows came meanwhile."""
+        replica.sync_in_flight = False
+        if replica.deleted:
+            self.removal.flushing.discard(str(replica.name))
+            self.removal.add([replica], now)
+            return
+        if error is None:
+            try:
+                flushed_offset = replica.log.complete_sync(ticket)
+            except (OSError, QuiverlogError) as failure:
+                self.declare_fault(replica, f"flush failed: {failure}")
+                return
+            self.metrics.syncs_completed += 1
+            if replica.state.flushed(flushed_offset):
+                self.moved[replica] = None
+            acks = replica.acks
+            while acks and acks[0][0] <= flushed_offset:
+                _, waiter, result = acks.popleft()
+                waiter.flushed(self, result)
+            if replica.sync_queued:
+                self.sync_queue.append(replica)
+            return
+        # The kernel may have thrown away the pages that it could not write: a second fsync that
+        # succeeds would prove nothing. Only recovery from the disk tells what is there.
+        self.metrics.sync_failures += 1
+        self.declare_fault(replica, f"flush failed: {error}")
 
     def settle(self, now: Now) -> None:
         """After the events of one call, with no produce pending: wake readers, start flushes."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
-from quiverlog.storage.log import SyncTicket
 from quiverlog.wire.messages import Response
 
-__all__ = ["CloseConnection", "Effect", "LogLine", "Respond", "ShutdownComplete", "StartSync"]
+__all__ = ["CloseConnection", "Effect", "Job", "LogLine", "Respond", "ShutdownComplete", "StartJob"]
 
 
 class Respond(msgspec.Struct, gc=False):
@@ -24,10 +24,25 @@ class Respond(msgspec.Struct, gc=False):
     body: Sequence[memoryview] = ()
 
 
-class StartSync(msgspec.Struct, frozen=True):
-    """Run `ticket.run()` off the loop, then send `Synced`."""
+class Job(Protocol):
+    """Work that may block: a value that captured all it needs when it was made.
 
-    ticket: SyncTicket
+    `run` is called once, off the loop; it returns a value and changes nothing that the loop reads.
+    """
+
+    key: str
+    """Jobs of one key run one after another, in the order in which they were started."""
+    kind: str
+    """What it does, for metrics and logs."""
+
+    def run(self) -> object:
+        """Do the work. Whatever it raises becomes the `error` of its JobDone."""
+
+
+class StartJob(msgspec.Struct, frozen=True):
+    """Run `job.run()` off the loop, then send `JobDone`, exactly once."""
+
+    job: Job
 
 
 class CloseConnection(msgspec.Struct, frozen=True):
@@ -49,4 +64,4 @@ class LogLine(msgspec.Struct, frozen=True):
     fields: Mapping[str, object]
 
 
-Effect = Respond | StartSync | CloseConnection | ShutdownComplete | LogLine
+Effect = Respond | StartJob | CloseConnection | ShutdownComplete | LogLine

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from quiverlog.storage.log import SyncTicket
+from quiverlog.node.effects import Job
 from quiverlog.wire.messages import Request
 
 __all__ = [
     "ConnectionClosed",
     "DiskSpace",
     "Event",
+    "JobDone",
     "RequestReceived",
     "Shutdown",
-    "Synced",
     "Tick",
 ]
 
@@ -35,10 +35,11 @@ class ConnectionClosed(msgspec.Struct, frozen=True):
     connection_id: int
 
 
-class Synced(msgspec.Struct, frozen=True):
-    """`ticket.run()` has returned (`error` None) or raised. Every StartSync gets exactly one."""
+class JobDone(msgspec.Struct, frozen=True):
+    """`job.run()` has returned `result` (`error` None) or raised. Every StartJob gets one."""
 
-    ticket: SyncTicket
+    job: Job
+    result: object = None
     error: BaseException | None = None
 
 
@@ -56,4 +57,4 @@ class Shutdown(msgspec.Struct, frozen=True):
     """Stop: refuse new work, flush, close, then say ShutdownComplete."""
 
 
-Event = RequestReceived | ConnectionClosed | Synced | Tick | DiskSpace | Shutdown
+Event = RequestReceived | ConnectionClosed | JobDone | Tick | DiskSpace | Shutdown

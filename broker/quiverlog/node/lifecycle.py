@@ -18,7 +18,6 @@ from quiverlog.errors import CorruptLog, QuiverlogError
 from quiverlog.node import logs
 from quiverlog.node.broker import Phase
 from quiverlog.node.effects import ShutdownComplete
-from quiverlog.node.events import Synced
 from quiverlog.node.produce import ProduceWaiter
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.metadata_log import MetadataLog
@@ -27,7 +26,7 @@ from quiverlog.types import Now
 if TYPE_CHECKING:
     from quiverlog.node.broker import Broker
 
-__all__ = ["finish_if_drained", "shut_down", "start", "synced"]
+__all__ = ["finish_if_drained", "shut_down", "start"]
 
 
 def start(broker: Broker, now: Now) -> None:
@@ -85,36 +84,6 @@ def start(broker: Broker, now: Now) -> None:
     )
 
 
-def synced(broker: Broker, event: Synced, now: Now) -> None:
-    """A flush is back: acknowledge what it covers; begin the next if rows came meanwhile."""
-    ticket, replica = broker.syncs.pop(id(event.ticket))
-    replica.sync_in_flight = False
-    if replica.deleted:
-        broker.removal.flushing.discard(str(replica.name))
-        broker.removal.add([replica], now)
-        return
-    if event.error is None:
-        try:
-            flushed_offset = replica.log.complete_sync(ticket)
-        except (OSError, QuiverlogError) as error:
-            broker.declare_fault(replica, f"flush failed: {error}")
-            return
-        broker.metrics.syncs_completed += 1
-        if replica.state.flushed(flushed_offset):
-            broker.moved[replica] = None
-        acks = replica.acks
-        while acks and acks[0][0] <= flushed_offset:
-            _, waiter, result = acks.popleft()
-            waiter.flushed(broker, result)
-        if replica.sync_queued:
-            broker.sync_queue.append(replica)
-        return
-    # The kernel may have thrown away the pages that it could not write: a second fsync that
-    # succeeds would prove nothing. Only recovery from the disk tells what is there.
-    broker.metrics.sync_failures += 1
-    broker.declare_fault(replica, f"flush failed: {event.error}")
-
-
 def shut_down(broker: Broker, now: Now) -> None:
     """Begin to stop; a second call changes nothing."""
     if broker.phase is not Phase.RUNNING:
@@ -131,7 +100,7 @@ def shut_down(broker: Broker, now: Now) -> None:
 
 def finish_if_drained(broker: Broker, now: Now) -> None:
     """Close all when the last flush is back."""
-    if broker.syncs or broker.sync_queue:
+    if broker.jobs.running or broker.sync_queue:
         return
     assert not broker.purgatory.live, "every produce has heard of its flush"
     clean = True

@@ -35,9 +35,9 @@ from quiverlog.node.events import (
     ConnectionClosed,
     DiskSpace,
     Event,
+    JobDone,
     RequestReceived,
     Shutdown,
-    Synced,
     Tick,
 )
 from quiverlog.node.fetch import handle_fetch
@@ -159,8 +159,8 @@ class Node:
         if broker.produces:
             finish_produces(broker, now)
         match event:
-            case Synced():
-                lifecycle.synced(broker, event, now)
+            case JobDone():
+                broker.jobs.done(event, now)
             case ConnectionClosed():
                 _forget_connection(broker, event.connection_id)
             case Tick():

@@ -21,13 +21,13 @@ from quiverlog.node.effects import (
     LogLine,
     Respond,
     ShutdownComplete,
-    StartSync,
+    StartJob,
 )
-from quiverlog.node.events import Event, Synced, Tick
+from quiverlog.node.events import Event, JobDone, Tick
 from quiverlog.server.connections import ConnectionTable
+from quiverlog.server.jobs import JobPool
 from quiverlog.server.logs import Logger
 from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.syncs import SyncPool
 from quiverlog.types import Now
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Performer:
         *,
         metrics: ServerMetrics,
         log: Logger,
-        sync_threads: int,
+        job_threads: int,
         clocks: Callable[[], Now] = read_clocks,
     ) -> None:
         self._loop = loop
@@ -62,8 +62,8 @@ class Performer:
         self._metrics = metrics
         self._log = log
         self._clocks = clocks
-        self._syncs = SyncPool(
-            threads=sync_threads, wake=lambda: loop.call_soon_threadsafe(self._synced)
+        self._jobs = JobPool(
+            threads=job_threads, wake=lambda: loop.call_soon_threadsafe(self._jobs_done)
         )
         self._dirty: list[ClientProtocol] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -90,8 +90,8 @@ class Performer:
                     if not connection.out:
                         self._dirty.append(connection)
                     connection.queue(effect.response, effect.correlation_id, effect.body)
-            elif type(effect) is StartSync:
-                self._syncs.submit(effect.ticket)
+            elif type(effect) is StartJob:
+                self._jobs.submit(effect.job)
             elif type(effect) is LogLine:
                 getattr(self._log, effect.level)(effect.event, **effect.fields)
             elif type(effect) is CloseConnection:
@@ -116,12 +116,12 @@ class Performer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        return self._syncs.close(timeout_s)
+        return self._jobs.close(timeout_s)
 
     @property
-    def syncs_running(self) -> int:
-        """Flushes that have not come back."""
-        return self._syncs.running
+    def jobs_running(self) -> int:
+        """Jobs that have not come back."""
+        return self._jobs.running
 
     def _set_timer(self, deadline_us: int) -> None:
         if self._timer is not None:
@@ -135,13 +135,14 @@ class Performer:
         self._timer = None
         self.tell(Tick())
 
-    def _synced(self) -> None:
+    def _jobs_done(self) -> None:
         metrics = self._metrics
         events = []
-        for ticket, error, elapsed_us in self._syncs.collect():
-            metrics.sync.observe(elapsed_us)
+        for job, result, error, elapsed_us in self._jobs.collect():
+            if job.kind == "flush":
+                metrics.sync.observe(elapsed_us)
             if error is not None:
-                self._log.error("fsync failed", error=repr(error))
-            events.append(Synced(ticket, error))
+                self._log.error("job failed", kind=job.kind, error=repr(error))
+            events.append(JobDone(job, result, error))
         self.handle_many(events, self._clocks())
         self.flush()

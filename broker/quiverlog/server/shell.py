@@ -99,7 +99,7 @@ class BrokerShell:
             self._connections,
             metrics=self._metrics,
             log=self._log,
-            sync_threads=self._config.fsync_threads,
+            job_threads=self._config.fsync_threads,
         )
         self._performer.perform(effects)
         self._performer.flush()
