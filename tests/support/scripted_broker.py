@@ -29,8 +29,8 @@ from typing import Any
 
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.config import NodeConfig
-from quiverlog.node.effects import CloseConnection, Effect, Respond, StartSync
-from quiverlog.node.events import ConnectionClosed, Event, RequestReceived, Synced, Tick
+from quiverlog.node.effects import CloseConnection, Effect, Respond, StartJob
+from quiverlog.node.events import ConnectionClosed, Event, JobDone, RequestReceived, Tick
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.node import Node
 from quiverlog.storage.posix import PosixDisk
@@ -220,9 +220,8 @@ class ScriptedBroker(Door):
                 connection = self._by_id.get(effect.connection_id)
                 if connection is not None:
                     connection.answer(effect.correlation_id, effect.response, b"".join(effect.body))
-            elif isinstance(effect, StartSync):
-                effect.ticket.run()
-                waiting.extend(self.node.handle(Synced(effect.ticket), _now()))
+            elif isinstance(effect, StartJob):
+                waiting.extend(self.node.handle(JobDone(effect.job, effect.job.run()), _now()))
             elif isinstance(effect, CloseConnection):
                 connection = self._by_id.get(effect.connection_id)
                 if connection is not None:
