@@ -24,6 +24,7 @@ BENCHMARKS = (
     "produce",
     "fetch",
     "small_produce",
+    "churn",
     "client_dicts",
     "spark_read",
     "spark_write",
