@@ -1,122 +1,103 @@
 """A disk that loses, tears and fails on demand, all from one seed.
 
-Owns two pictures of every file and directory: what programs see, and what would be there after the
-power went. `sync` copies contents from the first to the second, `sync_dir` copies names. `crash`
-goes back to the second picture, with chance deciding how much of the difference made it: unsynced
-bytes survive up to any byte, unsynced creations, renames and removals happened or did not.
+`SimDisk` keeps the promises of `quiverlog.storage.disk.Disk` and not one more: contents are durable
+after `sync`, names after `sync_dir`, whatever else a power failure may take (`inodes`). A file's
+descriptor may go at any time; the next use opens the file again, by its name.
 
-Faults: `flip_bit`, `capacity` (a full disk), `fail_syncs` (each failed fsync drops the bytes that
-it stood for: a later success does not bring them to the disk). Slow flushes need nothing here: who
-drives the simulation decides when to call `SyncTicket.run`.
+Faults from outside: `crash` (power), `kill` (the process), `flip_bit`, `capacity` (a full disk),
+`fail_syncs` (each failed fsync drops the bytes that it stood for: a later success does not bring
+them to the disk). Every operation passes `step` first, where `faults.FaultyDisk` may raise.
 
-Simplifications: directories are durable when made or renamed; a removed tree does not come back.
+Simplification: the data directory itself is durable at once.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from quiverlog.errors import DataDirectoryInUse, DiskFull, StorageFault
+from quiverlog.errors import DataDirectoryInUse, DiskFull, QuiverlogError, StorageFault
 from quiverlog.storage.disk import Buffer
+
+from .inodes import Directory, Inode, Node
 
 __all__ = ["SimDisk", "SimFile"]
 
-
-class _Inode:
-    """Contents: as seen, and as on the disk. `dropped`: ranges that a failed fsync lost."""
-
-    __slots__ = ("data", "dropped", "durable")
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.durable = b""
-        self.dropped: list[tuple[int, int]] = []
-
-    def sync(self) -> None:
-        durable = bytearray(self.data)
-        for start, end in self.dropped:
-            end = min(end, len(durable))
-            if start < end:
-                durable[start:end] = bytes(end - start)
-        self.durable = bytes(durable)
-
-    def rewritten(self, start: int, end: int) -> None:
-        """These bytes were written again: they are dirty, the next sync takes them."""
-        kept = [(a, min(b, start)) for a, b in self.dropped if a < start]
-        kept += [(max(a, end), b) for a, b in self.dropped if b > end]
-        self.dropped = kept
-
-    def sync_failed(self) -> None:
-        if len(self.data) > len(self.durable):
-            self.dropped.append((len(self.durable), len(self.data)))
-
-    def crash(self, chance: random.Random) -> None:
-        seen, kept = bytes(self.data), self.durable
-        if len(seen) >= len(kept):
-            extra = chance.choice(
-                [0, len(seen) - len(kept), chance.randint(0, len(seen) - len(kept))]
-            )
-            lost = _Inode()
-            lost.data, lost.dropped = self.data, self.dropped
-            lost.sync()
-            kept += lost.durable[len(kept) : len(kept) + extra]
-        elif chance.random() < 0.5:
-            kept = seen
-        self.data = bytearray(kept)
-        self.durable = kept
-        self.dropped = []
+_NAME_BYTES_MAX = 255
+_COPY_BYTES_MAX = 512
+"""Reads up to here are copies; larger ones are mappings."""
 
 
 class SimFile:
     """See `quiverlog.storage.disk.File`. Dead after a crash."""
 
-    def __init__(self, disk: SimDisk, path: str, inode: _Inode) -> None:
+    def __init__(self, disk: SimDisk, path: str, inode: Inode) -> None:
         self._disk = disk
         self._life = disk.life
-        self._inode = inode
+        self._inode: Inode | None = inode
         self.path = path
         self.size = len(inode.data)
 
-    def _check(self) -> None:
-        assert self._life == self._disk.life, f"{self.path} is used after a crash"
+    def _use(self, kind: str) -> Inode:
+        """The file's contents; opened again by name when the descriptor is gone."""
+        disk = self._disk
+        assert self._life == disk.life, f"{self.path} is used after a crash"
+        if self._inode is not None and disk.evicts():
+            self._inode = None
+        if self._inode is None:
+            disk.step("open", self.path)
+            self._inode = disk.inode(self.path)
+        disk.step(kind, self.path)
+        return self._inode
 
     def append(self, buffers: Sequence[Buffer]) -> int:
-        self._check()
         data = b"".join(buffers)
-        self._disk.take_room(len(data), self.path)
         position = self.size
-        del self._inode.data[position:]
-        self._inode.data += data
-        self._inode.rewritten(position, self.size + len(data))
+        try:
+            inode = self._use("append")
+        except OSError as error:
+            left = self._disk.half_written(len(data))
+            if left and self._inode is not None:
+                self._inode.write(position, data[:left])
+            raise StorageFault(f"writing {self.path}: {error.strerror}.") from error
+        self._disk.take_room(len(data), self.path)
+        inode.write(position, data)
         self.size += len(data)
         return position
 
     def rewrite(self, position: int, data: Buffer) -> None:
-        self._check()
+        try:
+            inode = self._use("append")
+        except OSError as error:
+            raise StorageFault(f"writing {self.path}: {error.strerror}.") from error
         end = position + len(data)
-        assert self._inode.data[position:end] == data, "rewrite must not change anything"
-        self._inode.rewritten(position, end)
+        assert inode.data[position:end] == data, "rewrite must not change anything"
+        inode.rewrite(position, bytes(data))
 
     def read(self, position: int, size: int) -> memoryview:
-        self._check()
-        return memoryview(bytes(self._inode.data[position : min(position + size, self.size)]))
+        inode = self._use("read")
+        end = min(position + size, self.size)
+        if end > len(inode.data):
+            raise OSError(errno.EIO, f"is shorter than {self.size} bytes", self.path)
+        if end - position <= _COPY_BYTES_MAX:
+            return memoryview(bytes(inode.data[position:end]))
+        return inode.view(position, end)
 
     def truncate(self, size: int) -> None:
-        self._check()
-        del self._inode.data[size:]
+        self._use("truncate").truncate(size)
         self.size = size
 
     def sync(self) -> None:
-        self._check()
+        inode = self._use("fsync")
         if self._disk.sync_fails():
-            self._inode.sync_failed()
+            inode.sync_failed()
             raise OSError(errno.EIO, "simulated fsync failure", self.path)
-        self._inode.sync()
+        inode.sync()
 
     def close(self) -> None:
-        pass
+        self._inode = None
 
 
 class _SimLock:
@@ -140,31 +121,45 @@ class SimDisk:
         self.capacity = capacity
         self.fail_syncs = 0
         """So many of the next fsyncs fail."""
+        self.reorder_pages = False
+        """May pages of one file reach the disk out of order?"""
+        self.pages_reordered = 0
+        self.directories_durable = True
+        """Is a new directory's name durable at once? For tests of what lies in it."""
         self.life = 0
         self.locks: set[str] = set()
-        self._names: dict[str, _Inode] = {}
-        self._durable_names: dict[str, _Inode] = {}
-        self._dirs: set[str] = set()
+        self._root = Directory()
 
     # --- faults --------------------------------------------------------------------------------
+    def step(self, kind: str, path: str) -> None:
+        """Called before every operation, with its kind; may raise."""
+
+    def evicts(self) -> bool:
+        """Is this file's descriptor wanted for another file just now?"""
+        return False
+
+    def half_written(self, byte_count: int) -> int:
+        """How much of a failed write is left in the file."""
+        return 0
+
     def crash(self) -> None:
         """The power goes and comes back."""
-        self.life += 1
-        self.locks.clear()
+        self.kill()
         self.fail_syncs = 0
-        names: dict[str, _Inode] = {}
-        for path in sorted(self._names.keys() | self._durable_names.keys()):
-            seen, durable = self._names.get(path), self._durable_names.get(path)
-            inode = seen if seen is durable or self.chance.random() < 0.5 else durable
-            if inode is not None:
-                names[path] = inode
         done: set[int] = set()
-        for inode in names.values():
-            if id(inode) not in done:
-                done.add(id(inode))
-                inode.crash(self.chance)
-        self._names = names
-        self._durable_names = dict(names)
+        self._crash(self._root, done)
+
+    def _crash(self, directory: Directory, done: set[int]) -> None:
+        directory.crash(self.chance)
+        for name in sorted(directory.entries):
+            node = directory.entries[name]
+            if id(node) in done:
+                continue
+            done.add(id(node))
+            if isinstance(node, Directory):
+                self._crash(node, done)
+            else:
+                self.pages_reordered += node.crash(self.chance, reorder=self.reorder_pages)
 
     def kill(self) -> None:
         """The process dies, the machine lives: everything written stays."""
@@ -173,23 +168,21 @@ class SimDisk:
 
     def flip_bit(self, path: str, bit: int) -> None:
         """Damage a file, on the disk and in the cache alike."""
-        inode = self._names[path]
-        inode.data[bit // 8] ^= 1 << bit % 8
-        if bit // 8 < len(inode.durable):
-            durable = bytearray(inode.durable)
-            durable[bit // 8] ^= 1 << bit % 8
-            inode.durable = bytes(durable)
+        self.inode(path).flip(bit)
 
     def durable_size(self, path: str) -> int:
         """Bytes of a file that a crash cannot take."""
-        inode = self._durable_names.get(path)
-        return len(inode.durable) if inode is not None else 0
+        directory, name = self._parent(path)
+        node = directory.durable.get(name)
+        return len(node.durable) if isinstance(node, Inode) else 0
 
     def take_room(self, byte_count: int, path: str) -> None:
+        """Raises DiskFull when so many bytes do not fit any more."""
         if self.capacity is not None and self.used_bytes + byte_count > self.capacity:
             raise DiskFull(f"writing {path}: simulated full disk.")
 
     def sync_fails(self) -> bool:
+        """Does this fsync fail?"""
         if self.fail_syncs > 0:
             self.fail_syncs -= 1
             return True
@@ -198,87 +191,168 @@ class SimDisk:
     @property
     def used_bytes(self) -> int:
         """Bytes of all files."""
-        return sum(len(inode.data) for inode in self._names.values())
+        return sum(len(inode.data) for _, inode in self._walk("", self._root))
+
+    def paths(self) -> list[str]:
+        """All files."""
+        return sorted(path for path, _ in self._walk("", self._root))
+
+    def _walk(self, above: str, directory: Directory) -> Iterator[tuple[str, Inode]]:
+        for name, node in directory.entries.items():
+            if isinstance(node, Directory):
+                yield from self._walk(f"{above}{name}/", node)
+            else:
+                yield f"{above}{name}", node
+
+    # --- names ---------------------------------------------------------------------------------
+    def _find(self, path: str) -> Node | None:
+        node: Node = self._root
+        for name in path.split("/"):
+            if not isinstance(node, Directory):
+                return None
+            found = node.entries.get(name)
+            if found is None:
+                return None
+            node = found
+        return node
+
+    def _parent(self, path: str) -> tuple[Directory, str]:
+        above, _, name = path.rpartition("/")
+        if len(os.fsencode(name)) > _NAME_BYTES_MAX:
+            raise OSError(errno.ENAMETOOLONG, "File name too long", path)
+        node = self._find(above) if above else self._root
+        if not isinstance(node, Directory):
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+        return node, name
+
+    def inode(self, path: str) -> Inode:
+        """The file of this name. Raises FileNotFoundError."""
+        node = self._find(path)
+        if not isinstance(node, Inode):
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return node
+
+    def _directory(self, path: str) -> Directory:
+        node = self._find(path)
+        if not isinstance(node, Directory):
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+        return node
 
     # --- the protocol --------------------------------------------------------------------------
     def open(self, path: str, *, create: bool) -> SimFile:
         if create:
-            if path in self._names:
-                raise FileExistsError(path)
-            self._names[path] = _Inode()
-        return SimFile(self, path, self._inode(path))
-
-    def _inode(self, path: str) -> _Inode:
-        if path not in self._names:
-            raise FileNotFoundError(errno.ENOENT, "no such file", path)
-        return self._names[path]
+            try:
+                self.step("create", path)
+                directory, name = self._parent(path)
+            except OSError as error:
+                raise StorageFault(f"writing {path}: {error.strerror}.") from error
+            if name in directory.entries:
+                raise StorageFault(f"writing {path}: File exists.")
+            directory.change({name: Inode()})
+        else:
+            self.step("stat", path)
+        return SimFile(self, path, self.inode(path))
 
     def read_file(self, path: str) -> bytes:
-        return bytes(self._inode(path).data)
+        self.step("open", path)
+        self.step("read", path)
+        return bytes(self.inode(path).data)
 
     def write_file_atomic(self, path: str, data: Buffer, *, durable: bool = True) -> None:
+        temporary = f"{path}.tmp"
+        try:
+            self._write_file(path, temporary, data, durable)
+        except (OSError, QuiverlogError) as error:
+            directory, _, name = temporary.rpartition("/")
+            node = self._find(directory) if directory else self._root
+            if isinstance(node, Directory) and name in node.entries:
+                node.change({name: None})
+            if isinstance(error, OSError):
+                raise StorageFault(f"writing {path}: {error.strerror}.") from error
+            raise
+
+    def _write_file(self, path: str, temporary: str, data: Buffer, durable: bool) -> None:
+        self.step("atomic", path)
+        directory, name = self._parent(temporary)
+        inode = Inode()
+        directory.change({name: inode})
         self.take_room(len(data), path)
-        inode = _Inode()
-        inode.data += data
+        inode.write(0, bytes(data))
         if durable:
+            self.step("fsync", path)
             if self.sync_fails():
-                raise StorageFault(f"writing {path}: simulated fsync failure.")
+                inode.sync_failed()
+                raise OSError(errno.EIO, "simulated fsync failure", path)
             inode.sync()
-        self._names[path] = inode
+        self.step("rename", path)
+        directory.change({name: None, path.rpartition("/")[2]: inode})
         if durable:
             self.sync_dir(path.rpartition("/")[0])
 
     def rename(self, old: str, new: str) -> None:
-        if old in self._names:
-            self._names[new] = self._names.pop(old)
-            return
-        if old not in self._dirs:
+        self.step("rename", old)
+        source, old_name = self._parent(old)
+        target, new_name = self._parent(new)
+        assert source is target, "renames stay in their directory"
+        node = source.entries.get(old_name)
+        if node is None:
             raise FileNotFoundError(errno.ENOENT, "no such file", old)
-        for names in (self._names, self._durable_names):
-            for path in [p for p in names if p.startswith(f"{old}/")]:
-                names[new + path[len(old) :]] = names.pop(path)
-        for path in [d for d in self._dirs if d == old or d.startswith(f"{old}/")]:
-            self._dirs.discard(path)
-            self._dirs.add(new + path[len(old) :])
+        there = target.entries.get(new_name)
+        if isinstance(there, Directory) and there.entries:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", new)
+        source.change({old_name: None, new_name: node})
 
     def remove(self, path: str) -> None:
-        self._inode(path)
-        del self._names[path]
+        self.step("unlink", path)
+        self.inode(path)
+        directory, name = self._parent(path)
+        directory.change({name: None})
 
     def remove_tree(self, path: str) -> None:
-        for names in (self._names, self._durable_names):
-            for name in [p for p in names if p.startswith(f"{path}/")]:
-                del names[name]
-        self._dirs = {d for d in self._dirs if d != path and not d.startswith(f"{path}/")}
+        node = self._find(path)
+        if not isinstance(node, Directory):
+            return
+        for name in sorted(node.entries):
+            if isinstance(node.entries[name], Directory):
+                self.remove_tree(f"{path}/{name}")
+            else:
+                self.remove(f"{path}/{name}")
+        self.step("unlink", path)
+        directory, name = self._parent(path)
+        directory.change({name: None})
 
     def list(self, path: str) -> list[str]:
-        if path not in self._dirs:
-            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
-        prefix = f"{path}/"
-        below = [p[len(prefix) :] for p in [*self._names, *self._dirs] if p.startswith(prefix)]
-        return sorted({name.split("/")[0] for name in below})
+        self.step("open", path)
+        return sorted(self._directory(path).entries)
 
     def make_dir(self, path: str) -> None:
-        parts = path.split("/")
-        self._dirs.update("/".join(parts[: n + 1]) for n in range(len(parts)))
+        above: list[str] = []
+        for name in path.split("/"):
+            directory = self._directory("/".join(above)) if above else self._root
+            above.append(name)
+            if name in directory.entries:
+                continue
+            self.step("mkdir", path)
+            self._parent("/".join(above))
+            directory.change({name: Directory()})
+            if directory is self._root or self.directories_durable:
+                directory.sync()
 
     def sync_dir(self, path: str) -> None:
+        self.step("open", path)
+        self.step("fsync_dir", path)
         if self.sync_fails():
             raise OSError(errno.EIO, "simulated fsync failure", path)
-        for name in [p for p in self._durable_names if p.rpartition("/")[0] == path]:
-            if name not in self._names:
-                del self._durable_names[name]
-        for name, inode in self._names.items():
-            if name.rpartition("/")[0] == path:
-                self._durable_names[name] = inode
+        self._directory(path).sync()
 
     def exists(self, path: str) -> bool:
-        return path in self._names or path in self._dirs
+        return self._find(path) is not None
 
     def free_bytes(self, path: str) -> int:
         return 2**40 if self.capacity is None else max(0, self.capacity - self.used_bytes)
 
     def lock(self, path: str) -> _SimLock:
+        self.step("open", path)
         if path in self.locks:
             raise DataDirectoryInUse(f"{path} is locked by another broker.")
         self.locks.add(path)

@@ -35,13 +35,8 @@ class FaultyDisk(SimDisk):
                 self._fuse = None
                 raise PowerLoss
 
-    def take_room(self, byte_count: int, path: str) -> None:
+    def step(self, kind: str, path: str) -> None:
         self._burn()
-        super().take_room(byte_count, path)
-
-    def sync_fails(self) -> bool:
-        self._burn()
-        return super().sync_fails()
 
     def power_loss(self) -> None:
         """What was not synced is lost, torn or kept."""
@@ -61,7 +56,7 @@ class FaultyDisk(SimDisk):
 
     def flip_somewhere(self, chance: random.Random, suffix: str) -> str | None:
         """Flip a durable bit of some partition's file; its path, None when there is none."""
-        paths = [path for path in sorted(self._names) if path.endswith(suffix)]
+        paths = [path for path in self.paths() if path.endswith(suffix)]
         paths = [path for path in paths if "/data/" in path]
         spared = 64 if suffix == ".log" else 0
         paths = [path for path in paths if self.durable_size(path) > spared]
@@ -70,7 +65,3 @@ class FaultyDisk(SimDisk):
         path = chance.choice(paths)
         self.flip_bit(path, chance.randrange(spared * 8, self.durable_size(path) * 8))
         return path
-
-    def paths(self) -> list[str]:
-        """All files."""
-        return sorted(self._names)
