@@ -19,7 +19,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from quiverlog.errors import DataDirectoryInUse, DiskFull, QuiverlogError, StorageFault
-from quiverlog.storage.disk import Buffer
+from quiverlog.storage.disk import Buffer, File
 
 from .inodes import Directory, Inode, Node
 
@@ -81,9 +81,21 @@ class SimFile:
         end = min(position + size, self.size)
         if end > len(inode.data):
             raise OSError(errno.EIO, f"is shorter than {self.size} bytes", self.path)
+        inode.warm(position, end)
         if end - position <= _COPY_BYTES_MAX:
             return memoryview(bytes(inode.data[position:end]))
         return inode.view(position, end)
+
+    def read_copy(self, position: int, size: int) -> bytes:
+        inode = self._use("read")
+        end = min(position + size, self.size)
+        inode.warm(position, end)
+        return bytes(inode.data[position:end])
+
+    def resident(self, position: int, size: int) -> bool:
+        assert self._life == self._disk.life, f"{self.path} is used after a crash"
+        inode = self._disk.inode(self.path) if self._inode is None else self._inode
+        return inode.resident(position, min(position + size, self.size))
 
     def truncate(self, size: int) -> None:
         self._use("truncate").truncate(size)
@@ -106,6 +118,9 @@ class _SimLock:
 
     def release(self) -> None:
         self._disk.locks.discard(self._path)
+
+    def holds(self) -> bool:
+        return self._path in self._disk.locks
 
 
 class SimDisk:
@@ -302,6 +317,10 @@ class SimDisk:
             raise OSError(errno.ENOTEMPTY, "Directory not empty", new)
         source.change({old_name: None, new_name: node})
 
+    def replace(self, file: File, path: str) -> None:
+        self.rename(file.path, path)
+        file.path = path
+
     def remove(self, path: str) -> None:
         self.step("unlink", path)
         self.inode(path)
@@ -347,6 +366,12 @@ class SimDisk:
 
     def exists(self, path: str) -> bool:
         return self._find(path) is not None
+
+    def is_dir(self, path: str) -> bool:
+        return isinstance(self._find(path), Directory)
+
+    def restrict(self, path: str) -> bool:
+        return False
 
     def free_bytes(self, path: str) -> int:
         return 2**40 if self.capacity is None else max(0, self.capacity - self.used_bytes)

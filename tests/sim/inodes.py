@@ -27,14 +27,18 @@ class _Pages(bytearray):
 
 
 class Inode:
-    """Contents: as seen, and as on the disk. `dropped`: ranges that a failed fsync lost."""
+    """Contents: as seen, and as on the disk. `dropped`: ranges that a failed fsync lost.
 
-    __slots__ = ("_views", "data", "dropped", "durable", "views_changed")
+    `cold`: numbers of the pages that are not in memory after a crash, until they are read.
+    """
+
+    __slots__ = ("_views", "cold", "data", "dropped", "durable", "views_changed")
 
     def __init__(self) -> None:
         self.data = bytearray()
         self.durable = b""
         self.dropped: list[tuple[int, int]] = []
+        self.cold: set[int] = set()
         self.views_changed = 0
         self._views: list[tuple[weakref.ref[_Pages], int]] = []
 
@@ -76,6 +80,15 @@ class Inode:
             if pages[low:] != now:
                 pages[low:] = now
                 self.views_changed += 1
+
+    def resident(self, start: int, end: int) -> bool:
+        """Are these bytes in memory?"""
+        return not self.cold or self.cold.isdisjoint(_pages(start, end))
+
+    def warm(self, start: int, end: int) -> None:
+        """These bytes were read."""
+        if self.cold:
+            self.cold.difference_update(_pages(start, end))
 
     # --- what the disk has ---------------------------------------------------------------------
     def sync(self) -> None:
@@ -125,6 +138,8 @@ class Inode:
         self.durable = kept
         self.dropped = []
         self._views = []
+        share = chance.choice((0.0, 0.1, 1.0))
+        self.cold = {page for page in _pages(0, len(kept)) if chance.random() < share}
         return reordered
 
     @staticmethod
@@ -139,6 +154,11 @@ class Inode:
                 lost = True
             at += PAGE_BYTES
         return lost
+
+
+def _pages(start: int, end: int) -> range:
+    """Numbers of the pages that hold these bytes."""
+    return range(start // PAGE_BYTES, -(-end // PAGE_BYTES))
 
 
 class Directory:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import DiskFull, StorageFault
+from quiverlog.storage import mapping
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.storage.posix import PosixDisk, PosixFile
@@ -205,3 +206,79 @@ def test_a_small_file_is_replaced_and_nothing_is_left_beside_it(
         disk.write_file_atomic(str(tmp_path / "a"), data, durable=durable)
         assert disk.read_file(str(tmp_path / "a")) == data
     assert disk.list(str(tmp_path)) == ["a"]
+
+
+# --- what is in memory --------------------------------------------------------------------------
+def evict_from_page_cache(path: str) -> None:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def test_resident_tells_what_is_in_memory(tmp_path: Path) -> None:
+    size = 1024 * 1024
+    file = PosixDisk().open(str(tmp_path / "a"), create=True)
+    file.append([b"x" * size])
+    assert file.resident(0, size), "just written"
+    evict_from_page_cache(file.path)
+    if file.resident(0, size):
+        pytest.skip("NOT TESTED: this file system keeps everything in memory")
+    assert not file.resident(size // 2, 1)
+    assert file.read_copy(0, 4096) == b"x" * 4096
+    assert file.resident(0, 4096)
+    assert file.read_copy(0, size) == b"x" * size
+    assert file.resident(0, size)
+    assert file.resident(100, 100_000)
+    assert file.resident(size, 10), "nothing behind the end"
+
+
+def test_resident_says_yes_where_nobody_can_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = PosixDisk().open(str(tmp_path / "a"), create=True)
+    file.append([b"x" * 8192])
+    evict_from_page_cache(file.path)
+    monkeypatch.setattr(mapping, "_MINCORE", lambda *_: -1)
+    assert file.resident(0, 8192)
+    monkeypatch.setattr(mapping, "_MINCORE", None)
+    assert file.resident(0, 8192)
+
+
+def test_a_file_that_grows_under_its_readers_costs_no_descriptors(tmp_path: Path) -> None:
+    """Every growth step cost a mapping with a descriptor of its own while views lived."""
+    disk = PosixDisk(files_open_max=2)
+    before = open_descriptors()
+    file = disk.open(str(tmp_path / "a"), create=True)
+    views: list[memoryview] = []
+    step = 70_000
+    for number in range(100):
+        file.append([bytes([number]) * step])
+        views.append(file.read(number * step, step))
+        assert open_descriptors() <= before + 1
+    assert len(views) == 100
+    for number, view in enumerate(views):
+        assert view.readonly
+        assert bytes(view) == bytes([number]) * step
+    with open("/proc/self/maps") as maps:
+        assert sum(file.path in line for line in maps) <= 5, "a mapping for each doubling"
+    with pytest.raises(AssertionError, match="somebody looks at"):
+        file.truncate(step)
+    views.clear()
+    del view
+    file.close()
+    with open("/proc/self/maps") as maps:
+        assert not any(file.path in line for line in maps)
+    file.truncate(step)
+    assert bytes(file.read(0, 2 * step)) == bytes(step)
+
+
+def test_a_file_cut_by_somebody_else_is_an_error(tmp_path: Path) -> None:
+    file = PosixDisk().open(str(tmp_path / "a"), create=True)
+    file.append([b"x" * 200_000])
+    os.truncate(file.path, 1000)
+    with pytest.raises(OSError, match="shorter than 200000"):
+        file.read(0, 200_000)
+    assert file.read_copy(0, 200_000) == b"x" * 1000

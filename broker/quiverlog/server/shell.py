@@ -29,7 +29,7 @@ from quiverlog.server.logs import Logger
 from quiverlog.server.metrics import LogSize, MetricsExporter, ServerMetrics
 from quiverlog.server.performer import Performer, read_clocks
 from quiverlog.server.protocol import ClientProtocol, Shell
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.posix import RESERVED_DESCRIPTORS, PosixDisk
 from quiverlog.version import VERSION
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES
@@ -57,7 +57,9 @@ class BrokerShell:
         self._loop.set_exception_handler(self._on_exception)
         self._metrics = ServerMetrics()
         files_max = raise_file_limit()
-        self._disk = PosixDisk(files_open_max=log_files_max(files_max))
+        self._disk = PosixDisk(
+            files_open_max=log_files_max(files_max), reserved_descriptors=RESERVED_DESCRIPTORS
+        )
         limits = ConnectionLimits.from_config(config, files_max=files_max)
         if limits.connections_max < config.connections_max:
             log.warning(

@@ -118,7 +118,7 @@ class DataDirectory:
         """
         disk.make_dir(f"{path}/data")
         disk.make_dir(f"{path}/metadata")
-        lock = disk.lock(f"{path}/lock")
+        lock = disk.lock(path)
         try:
             node, fresh = _load_node(disk, path, node_id, cluster_id, entropy)
             metadata_bytes = _consume_clean_mark(disk, path)

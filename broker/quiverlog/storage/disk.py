@@ -7,21 +7,44 @@ What a disk promises:
 - `File.append` stores all or nothing as far as `size` tells; after an error `size` is unchanged
   and whatever was half written is overwritten by the next append.
 - Views that `File.read` returned stay valid and unchanged for as long as they are referenced,
-  whatever happens to the file: growth, deletion, `close`. (`truncate` only ever takes bytes that
-  no reader was given.)
+  whatever happens to the file: growth, deletion, replacement, `close`. A file under a view is never
+  cut: whoever wants fewer bytes writes another file and gives it the name (`Disk.replace`).
 - Nothing is durable before `sync` (contents) and `sync_dir` (names) have returned.
-- All methods are called from one thread, except `File.sync` and those that a `SyncTicket` uses
-  (`sync_dir`, `write_file_atomic`), which may run in another.
+- The methods of a `Disk`, and `File.sync`, `read_copy`, `resident` and `close`, may be called from
+  any thread. `append`, `read`, `rewrite` and `truncate` of one file are called by one thread at a
+  time.
+- No operation needs a descriptor that the process may not have: a disk keeps some in reserve. When
+  those are gone too, the error is `out_of_descriptors`: nothing was attempted.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
-__all__ = ["Buffer", "Disk", "DiskLock", "File"]
+__all__ = ["Buffer", "Disk", "DiskLock", "File", "out_of_descriptors", "short_name"]
 
 Buffer = bytes | bytearray | memoryview
+
+_OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
+
+
+def out_of_descriptors(error: BaseException | None) -> bool:
+    """Did an operation fail before it began, because the process or machine had no descriptor?
+
+    Such a failure says nothing about the disk: the same operation may succeed a moment later.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS:
+            return True
+        error = error.__cause__
+    return False
+
+
+def short_name(path: str) -> str:
+    """A file as clients may hear of it: its directory's name and its own, never the whole path."""
+    return "/".join(path.rsplit("/", 2)[-2:])
 
 
 class File(Protocol):
@@ -35,14 +58,31 @@ class File(Protocol):
 
         Raises:
             DiskFull: no room; nothing was appended.
+            ThrottledBroker: no descriptor to be had; nothing was attempted.
             StorageFault: another failure; nothing was appended.
         """
 
     def read(self, position: int, size: int) -> memoryview:
         """`size` bytes from `position`: small ones copied, large ones mapped. Short at the end.
 
+        Mapped bytes are for a socket. Looking at a mapped byte that the disk cannot deliver ends
+        the process (SIGBUS): ask `resident` before, or take `read_copy`.
+
         Raises:
             OSError: the file cannot be read.
+        """
+
+    def read_copy(self, position: int, size: int) -> bytes:
+        """`size` bytes from `position`, copied: a bad sector is an error. Short at the end.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+
+    def resident(self, position: int, size: int) -> bool:
+        """Are these bytes in memory, so that reading them cannot wait for the disk?
+
+        True where the system cannot tell. The answer may be old a moment later.
         """
 
     def rewrite(self, position: int, data: Buffer) -> None:
@@ -56,7 +96,7 @@ class File(Protocol):
         """
 
     def truncate(self, size: int) -> None:
-        """Cut to `size` bytes. Only for bytes that no view covers."""
+        """Cut to `size` bytes. No view of the file may be alive."""
 
     def sync(self) -> None:
         """fdatasync. May be called from another thread. Raises OSError."""
@@ -70,6 +110,9 @@ class DiskLock(Protocol):
 
     def release(self) -> None:
         """Give the lock back; safe to call twice."""
+
+    def holds(self) -> bool:
+        """Is the directory that was locked still the one that its path names?"""
 
 
 class Disk(Protocol):
@@ -88,11 +131,18 @@ class Disk(Protocol):
         contents that carry a checksum and can be rebuilt.
 
         Raises:
-            DiskFull, StorageFault: the old file is untouched.
+            DiskFull, StorageFault: the old file is untouched, or (when the flush of the directory
+                failed) the new one is there and may be gone after a power failure.
         """
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file or directory; durable after `sync_dir` of the parent."""
+
+    def replace(self, file: File, path: str) -> None:
+        """Give an open file the name `path`, whatever had it; durable after `sync_dir`.
+
+        Views of the file that had the name stay as they are.
+        """
 
     def remove(self, path: str) -> None:
         """Remove a file."""
@@ -104,7 +154,10 @@ class Disk(Protocol):
         """Names in a directory, sorted."""
 
     def make_dir(self, path: str) -> None:
-        """Make a directory (and its parents) unless it exists."""
+        """Make a directory (and its parents) unless it exists, for its owner's eyes only."""
+
+    def restrict(self, path: str) -> bool:
+        """Take a directory from all but its owner. Returns whether that changed anything."""
 
     def sync_dir(self, path: str) -> None:
         """Make the names in a directory durable. May be called from another thread."""
@@ -112,11 +165,14 @@ class Disk(Protocol):
     def exists(self, path: str) -> bool:
         """Is there a file or directory?"""
 
+    def is_dir(self, path: str) -> bool:
+        """Is there a directory?"""
+
     def free_bytes(self, path: str) -> int:
         """Room left for an ordinary user on the file system that holds `path`."""
 
     def lock(self, path: str) -> DiskLock:
-        """Take the lock file `path`, made when missing.
+        """Lock the directory `path` itself, and the file `lock` in it, made when missing.
 
         Raises:
             DataDirectoryInUse: another process (or another holder in this one) has it.

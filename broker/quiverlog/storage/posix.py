@@ -1,11 +1,15 @@
 """The real disk: positional writes, mapped reads, descriptors that come and go.
 
 Owns descriptors and mappings. At most `files_open_max` files hold one (thousands of partitions lie
-idle); a file that is not open is opened again at its next use. Descriptors are closed when the last
-reference goes, never by hand: another thread may be in fdatasync on one that was just evicted.
+idle); a file that is not open is opened again at its next use. Mappings hold none (mapping.py).
+Descriptors are closed when the last reference goes, never by hand: another thread may be in
+fdatasync on one that was just evicted. So whoever uses a number holds the `_Descriptor` meanwhile.
 
-Mappings are never closed either: a view keeps its mapping alive, the collector unmaps. A file that
-grew is mapped anew and the old mapping lives as long as its views.
+Mappings are never closed either: a view keeps its mapping alive. A file that outgrew its mapping is
+mapped anew and the old mapping lives as long as its views.
+
+`_Reserve` keeps descriptors back, so that neither a flush nor a removal fails because clients have
+taken all that the process may have.
 """
 
 from __future__ import annotations
@@ -13,31 +17,51 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
-import shutil
+import stat
+import weakref
 from collections import deque
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
-from quiverlog.errors import DataDirectoryInUse, DiskFull, QuiverlogError, StorageFault
-from quiverlog.storage.disk import Buffer
+from quiverlog.errors import (
+    DataDirectoryInUse,
+    DiskFull,
+    QuiverlogError,
+    StorageFault,
+    ThrottledBroker,
+)
+from quiverlog.storage.disk import Buffer, File, out_of_descriptors, short_name
+from quiverlog.storage.mapping import Mapping
 
-__all__ = ["PosixDisk", "PosixFile"]
+__all__ = ["RESERVED_DESCRIPTORS", "PosixDisk", "PosixFile"]
 
 READ_COPY_BYTES_MAX: Final = 64 * 1024
 """Up to here a pread into fresh bytes is cheaper than mapping, faulting and unmapping."""
 FILES_OPEN_MAX: Final = 1024
+RESERVED_DESCRIPTORS: Final = 16
+"""More than the jobs that run at the same time, each of which opens one file at a time."""
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
 _BUFFERS_PER_WRITE_MAX: Final = 1024
 """IOV_MAX on Linux."""
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_READ: Final = 1
+_WRITTEN: Final = 2
+"""How often the eviction hand passes a file that was read, and one that was written: a file with
+unflushed bytes keeps its descriptor until the flush wherever that is possible."""
+
+T = TypeVar("T")
 
 
 def _storage_error(path: str, error: OSError) -> QuiverlogError:
-    """The error table's name for a failed write."""
+    """The error table's name for a failed write. Clients see the message: no whole path in it."""
+    what = f"writing {short_name(path)}: {error.strerror}."
     if error.errno in _NO_ROOM:
-        return DiskFull(f"writing {path}: {error.strerror}.")
-    return StorageFault(f"writing {path}: {error.strerror}.")
+        return DiskFull(what, file=path)
+    if out_of_descriptors(error):
+        return ThrottledBroker(what, file=path)
+    return StorageFault(what, file=path)
 
 
 class _Descriptor:
@@ -47,38 +71,76 @@ class _Descriptor:
 
     def __init__(self, path: str, flags: int) -> None:
         self.fd = -1
-        self.fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        self.fd = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
 
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
 
 
-class PosixFile:
-    """See `disk.File`. `recent`: used since the eviction hand last passed."""
+class _Reserve:
+    """Descriptors that stand for nothing, given up one by one where an operation finds none.
 
-    __slots__ = ("_descriptor", "_disk", "_view", "path", "recent", "size")
+    Another thread may take the descriptor that was given up; then the next one goes. They are taken
+    back at the next operation that finds some. Any thread may call: what is done to the deque is
+    atomic.
+    """
+
+    __slots__ = ("_kept", "_kept_max")
+
+    def __init__(self, kept_max: int) -> None:
+        assert kept_max >= 0
+        self._kept: deque[_Descriptor] = deque()
+        self._kept_max = kept_max
+        self._refill()
+
+    def _refill(self) -> None:
+        with contextlib.suppress(OSError):
+            while len(self._kept) < self._kept_max:
+                self._kept.append(_Descriptor(os.devnull, os.O_RDONLY))
+
+    def spend(self, operation: Callable[[], T]) -> T:
+        """Run an operation that needs a descriptor for itself."""
+        if len(self._kept) < self._kept_max:
+            self._refill()
+        for _ in range(self._kept_max):
+            try:
+                return operation()
+            except OSError as error:
+                if not out_of_descriptors(error):
+                    raise
+            with contextlib.suppress(IndexError):  # Another thread has taken the last one.
+                self._kept.popleft()
+        return operation()
+
+
+class PosixFile:
+    """See `disk.File`. `passes`: how often the eviction hand lets it go on."""
+
+    __slots__ = ("_descriptor", "_disk", "_mapping", "_regions", "passes", "path", "size")
 
     def __init__(self, disk: PosixDisk, path: str, size: int) -> None:
         self._disk = disk
         self._descriptor: _Descriptor | None = None
-        self._view: memoryview | None = None
+        self._mapping: Mapping | None = None
+        self._regions: list[weakref.ref[Any]] = []
         self.path = path
         self.size = size
-        self.recent = False
+        self.passes = 0
 
     def _open(self) -> _Descriptor:
-        descriptor = self._descriptor = _Descriptor(self.path, os.O_RDWR)
+        descriptor = self._descriptor = self._disk.open_descriptor(self.path, os.O_RDWR)
         self._disk.opened(self)
         return descriptor
 
     def append(self, buffers: Sequence[Buffer]) -> int:
         position = self.size
-        self.recent = True
+        self.passes = _WRITTEN
         try:
-            fd = (self._descriptor or self._open()).fd
+            descriptor = self._descriptor or self._open()
         except OSError as error:
             raise _storage_error(self.path, error) from error
+        fd = descriptor.fd
         try:
             if len(buffers) == 1:
                 total = len(buffers[0])
@@ -97,47 +159,77 @@ class PosixFile:
         return position
 
     def read(self, position: int, size: int) -> memoryview:
-        self.recent = True
         if size <= READ_COPY_BYTES_MAX:
-            fd = (self._descriptor or self._open()).fd
-            return memoryview(os.pread(fd, size, position))
+            return memoryview(self.read_copy(position, size))
         end = min(position + size, self.size)
-        view = self._view
-        if view is None or len(view) < end:
-            view = self._map()
-        return view[position:end]
+        if position >= end:
+            return memoryview(b"")
+        return self._mapped(end).view(position, end)
 
-    def _map(self) -> memoryview:
-        fd = (self._descriptor or self._open()).fd
+    def read_copy(self, position: int, size: int) -> bytes:
+        self.passes = max(self.passes, _READ)
+        descriptor = self._descriptor or self._open()
+        data = os.pread(descriptor.fd, size, position)
+        while len(data) < size and (
+            more := os.pread(descriptor.fd, size - len(data), position + len(data))
+        ):
+            data += more
+        return data
+
+    def resident(self, position: int, size: int) -> bool:
+        end = min(position + size, self.size)
+        if position >= end:
+            return True
         try:
-            mapping = mmap.mmap(fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
-        except ValueError as error:  # Somebody else has cut the file.
-            raise OSError(errno.EIO, f"is shorter than {self.size} bytes", self.path) from error
-        view = self._view = memoryview(mapping)
-        return view
+            return self._mapped(end).resident(position, end)
+        except OSError:
+            return True  # Reading it will tell what is wrong.
+
+    def _mapped(self, end: int) -> Mapping:
+        """A mapping that reaches to `end`, a position in the file."""
+        assert 0 < end <= self.size
+        mapping = self._mapping
+        if mapping is None or mapping.capacity < end:
+            self.passes = max(self.passes, _READ)
+            descriptor = self._descriptor or self._open()
+            try:
+                mapping = Mapping(descriptor.fd, self.size)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self.path) from error
+            self._mapping = mapping
+            alive = [region for region in self._regions if region() is not None]
+            self._regions = [*alive, mapping.region]
+        return mapping
 
     def rewrite(self, position: int, data: Buffer) -> None:
+        assert position >= 0
         assert position + len(data) <= self.size
+        self.passes = _WRITTEN
         try:
-            _write_rest((self._descriptor or self._open()).fd, [data], position, 0)
+            descriptor = self._descriptor or self._open()
+            _write_rest(descriptor.fd, [data], position, 0)
         except OSError as error:
             raise _storage_error(self.path, error) from error
 
     def truncate(self, size: int) -> None:
-        self._view = None
-        os.ftruncate((self._descriptor or self._open()).fd, size)
+        assert 0 <= size <= self.size
+        self._mapping = None
+        views = sum(region() is not None for region in self._regions)
+        assert not views, f"{self.path} is cut under {views} mappings that somebody looks at"
+        descriptor = self._descriptor or self._open()
+        os.ftruncate(descriptor.fd, size)
         self.size = size
 
     def sync(self) -> None:
-        # Taken once: the loop's thread may evict this file's descriptor meanwhile.
+        # Taken once: another thread may evict this file's descriptor meanwhile.
         descriptor = self._descriptor
         if descriptor is None:
-            descriptor = _Descriptor(self.path, os.O_RDWR)
+            descriptor = self._disk.open_descriptor(self.path, os.O_RDWR)
         os.fdatasync(descriptor.fd)
 
     def close(self) -> None:
         self._descriptor = None
-        self._view = None
+        self._mapping = None
 
     @property
     def is_open(self) -> bool:
@@ -165,77 +257,117 @@ def _write_rest(fd: int, buffers: Sequence[Buffer], position: int, written: int)
 
 
 class _PosixLock:
-    """flock on a file: the kernel drops it with the process, however that ends."""
+    """flock on the directory itself, and on the file `lock` in it.
 
-    __slots__ = ("_descriptor",)
+    The kernel drops both with the process, however that ends. The directory cannot be deleted and
+    made anew by accident as a file can. Older brokers lock the file.
+    """
 
-    def __init__(self, path: str) -> None:
-        self._descriptor: _Descriptor | None = _Descriptor(path, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(self._descriptor.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._descriptor = None
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise DataDirectoryInUse(f"{path} is locked by another broker.") from None
-            raise
+    __slots__ = ("_descriptors", "_path")
+
+    def __init__(self, disk: PosixDisk, path: str) -> None:
+        self._path = path
+        self._descriptors: list[_Descriptor] = []
+        names = (
+            (path, os.O_RDONLY | os.O_DIRECTORY),
+            (f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW),
+        )
+        for name, flags in names:
+            descriptor = disk.open_descriptor(name, flags)
+            try:
+                fcntl.flock(descriptor.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                self.release()
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise DataDirectoryInUse(f"{path} is locked by another broker.") from None
+                raise
+            self._descriptors.append(descriptor)
 
     def release(self) -> None:
-        self._descriptor = None
+        self._descriptors.clear()
+
+    def holds(self) -> bool:
+        if not self._descriptors:
+            return False
+        mine = os.fstat(self._descriptors[0].fd)
+        try:
+            there = os.stat(self._path)
+        except OSError:
+            return False
+        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 
 
 class PosixDisk:
     """See `disk.Disk`.
 
     Args:
-        files_open_max: files that hold a descriptor at the same time. A mapped file holds a second
-            one (the mapping's own), so count two each against the process's limit.
+        files_open_max: files that hold a descriptor at the same time. The reserve and one for each
+            operation under way come on top.
+        reserved_descriptors: kept back for flushes and removals (`RESERVED_DESCRIPTORS` in a
+            broker; a tool that reads a file needs none).
     """
 
-    __slots__ = ("_files_open_max", "_open_files")
+    __slots__ = ("_files_open_max", "_open_files", "_reserve")
 
-    def __init__(self, *, files_open_max: int = FILES_OPEN_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        files_open_max: int = FILES_OPEN_MAX,
+        reserved_descriptors: int = 0,
+    ) -> None:
         assert files_open_max >= 1
         self._files_open_max = files_open_max
         self._open_files: deque[PosixFile] = deque()
+        self._reserve = _Reserve(reserved_descriptors)
+
+    # --- descriptors ---------------------------------------------------------------------------
+    def open_descriptor(self, path: str, flags: int) -> _Descriptor:
+        """Open a file, at the expense of the reserve where there is no other way."""
+        return self._reserve.spend(lambda: _Descriptor(path, flags))
 
     def opened(self, file: PosixFile) -> None:
-        """A file took a descriptor: let others go when there are too many (second chance)."""
+        """A file took a descriptor: let others go when there are too many (second chance).
+
+        Any thread may call this: each step is one atomic operation of the deque.
+        """
         files = self._open_files
         files.append(file)
-        for _ in range(2 * len(files)):
+        for _ in range((_WRITTEN + 1) * len(files)):
             if len(files) <= self._files_open_max:
                 return
-            oldest = files.popleft()
-            if oldest is file or (oldest.recent and oldest.is_open):
-                oldest.recent = False
+            try:
+                oldest = files.popleft()
+            except IndexError:
+                return
+            if oldest is file or (oldest.passes > 0 and oldest.is_open):
+                oldest.passes -= oldest is not file
                 files.append(oldest)
             else:
                 oldest.close()
 
+    # --- files ---------------------------------------------------------------------------------
     def open(self, path: str, *, create: bool) -> PosixFile:
         if not create:
             return PosixFile(self, path, os.stat(path).st_size)
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            self.open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except OSError as error:
             raise _storage_error(path, error) from error
         return PosixFile(self, path, 0)
 
     def read_file(self, path: str) -> bytes:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            size = os.fstat(fd).st_size
-            data = os.pread(fd, size, 0)
-            while len(data) < size and (more := os.pread(fd, size - len(data), len(data))):
-                data += more
-            return data
-        finally:
-            os.close(fd)
+        descriptor = self.open_descriptor(path, os.O_RDONLY)
+        fd = descriptor.fd
+        size = os.fstat(fd).st_size
+        data = os.pread(fd, size, 0)
+        while len(data) < size and (more := os.pread(fd, size - len(data), len(data))):
+            data += more
+        return data
 
     def write_file_atomic(self, path: str, data: Buffer, *, durable: bool = True) -> None:
         temporary = f"{path}.tmp"
         try:
-            descriptor = _Descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            descriptor = self.open_descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             _write_rest(descriptor.fd, [data], 0, 0)
             if durable:
                 os.fsync(descriptor.fd)
@@ -250,32 +382,65 @@ class PosixDisk:
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new)
 
+    def replace(self, file: File, path: str) -> None:
+        assert os.path.dirname(file.path) == os.path.dirname(path), "names of one directory"
+        os.rename(file.path, path)
+        file.path = path
+
     def remove(self, path: str) -> None:
         os.unlink(path)
 
+    # --- directories ---------------------------------------------------------------------------
     def remove_tree(self, path: str) -> None:
+        try:
+            names = self.list(path)
+        except FileNotFoundError:
+            return
+        for name in names:
+            entry = f"{path}/{name}"
+            try:
+                if stat.S_ISDIR(os.lstat(entry).st_mode):
+                    self.remove_tree(entry)
+                else:
+                    os.unlink(entry)
+            except FileNotFoundError:
+                continue
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(path)
+            os.rmdir(path)
 
     def list(self, path: str) -> list[str]:
-        return sorted(os.listdir(path))
+        return sorted(self._reserve.spend(lambda: os.listdir(path)))
 
     def make_dir(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        missing: list[str] = []
+        while path and not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for name in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, DIRECTORY_MODE)
+        if missing and not os.path.isdir(missing[0]):
+            raise NotADirectoryError(errno.ENOTDIR, "is no directory", missing[0])
+
+    def restrict(self, path: str) -> bool:
+        if not os.stat(path).st_mode & 0o077:
+            return False
+        os.chmod(path, DIRECTORY_MODE)
+        return True
 
     def sync_dir(self, path: str) -> None:
-        fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        descriptor = self.open_descriptor(path or ".", os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(descriptor.fd)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
 
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
     def free_bytes(self, path: str) -> int:
-        stat = os.statvfs(path)
-        return stat.f_bavail * stat.f_frsize
+        room = os.statvfs(path)
+        return room.f_bavail * room.f_frsize
 
     def lock(self, path: str) -> _PosixLock:
-        return _PosixLock(path)
+        return _PosixLock(self, path)
