@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -33,6 +33,8 @@ MEANINGS: Final[dict[str, str]] = {
     "configs": "configuration entries, see docs/config.md",
     "controller_id": "node id of the active controller",
     "created_us": "when it was made, microseconds since 1970",
+    "damage_end_offset": "first offset after the damage that may be read again; -1: not known",
+    "damage_start_offset": "first offset that cannot be read; -1: no damage, or not known",
     "delete_configs": "keys that go back to their defaults",
     "diverging_end_offset": "where `diverging_epoch` ended in the leader's log; -1: no divergence",
     "diverging_epoch": "newest leader epoch that both logs may share; -1: no divergence",
@@ -42,6 +44,8 @@ MEANINGS: Final[dict[str, str]] = {
     "epoch": "the leader epoch in question",
     "error_code": "0, or the number of an error",
     "error_message": "what happened, for people",
+    "first_name": "first name of the page that is asked for; nil: no pages",
+    "first_schema_id": "first schema of the page that is asked for; 0: no pages",
     "flushed_offset": "rows below it are on disk",
     "frame_bytes_max": "largest frame the broker takes, in bytes",
     "high_watermark": "offset of the first row that may not be read yet",
@@ -63,6 +67,8 @@ MEANINGS: Final[dict[str, str]] = {
     "min_bytes": "answer as soon as so many bytes are there",
     "name": "name of the topic",
     "names": "names of topics; nil: all",
+    "next_name": "`first_name` of the next page; empty: there is none",
+    "next_schema_id": "`first_schema_id` of the next page; 0: there is none",
     "node_id": "number of the broker",
     "offset": "a row's offset, see above",
     "partition": "number of the partition, from 0",
@@ -119,6 +125,11 @@ def _parts(cls: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
 
 
 def _type_name(hint: Any) -> str:
+    if get_origin(hint) is Annotated:
+        base, bounds = get_args(hint)
+        if base is int:
+            return "int32" if bounds.le < 2**31 else "int64"
+        return _type_name(base)
     if get_origin(hint) is list:
         return f"array of {_type_name(get_args(hint)[0])}"
     if get_origin(hint) is dict:

@@ -276,6 +276,11 @@ class CorruptLog(QuiverlogError):
     code = 58
     hint = "Stored bytes no longer match their checksum; see docs/storage-format.md on repair."
 
+    def damage(self) -> tuple[int, int]:
+        """(first offset that cannot be read, next one that may be again); -1 where not known."""
+        start, end = self.details.get("offset", -1), self.details.get("end_offset", -1)
+        return (start if isinstance(start, int) else -1), (end if isinstance(end, int) else -1)
+
 
 class NotEnoughReplicas(QuiverlogError):
     code = 59

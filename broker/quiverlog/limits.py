@@ -24,6 +24,14 @@ REQUESTS_IN_FLIGHT_MAX: Final = 1_024
 """Requests of one connection that the broker holds unanswered before it stops reading from it."""
 PARTITIONS_PER_REQUEST_MAX: Final = 10_000
 TOPICS_PER_REQUEST_MAX: Final = 10_000
+CONFIGS_PER_REQUEST_MAX: Final = 256
+"""Entries of the small lists and maps in a message: configurations, key columns, replicas."""
+REPLY_PAGE_BYTES: Final = 2 * MIB
+"""A reply in pages is cut after so many bytes; one entry may take more, but fits a header."""
+PARTITION_DESCRIPTION_BYTES_MAX: Final = 256
+"""One partition in METADATA or DESCRIBE_TOPICS, with every number at its widest."""
+SCHEMAS_DESCRIBED_BYTES_MAX: Final = 512 * KIB
+"""Newest schemas in one topic's description; TOPIC_SCHEMAS gives the older ones."""
 CONNECTIONS_MAX: Final = 12_000
 """Connections that a broker accepts at once."""
 CONNECTION_IDLE_MS: Final = 600_000
@@ -46,6 +54,8 @@ SCHEMA_BYTES_MAX: Final = 256 * KIB
 SCHEMA_FIELDS_MAX: Final = 2_000
 SCHEMA_NESTING_MAX: Final = 32
 SCHEMAS_PER_TOPIC_MAX: Final = 1_000
+SCHEMA_HISTORY_BYTES_MAX: Final = 32 * MIB
+"""All schemas of a topic together: every broker and client holds them in memory."""
 KEY_COLUMNS_MAX: Final = 16
 REPLICATION_FACTOR_MAX: Final = 15
 
@@ -99,6 +109,18 @@ RETRY_BACKOFF_MS_MAX: Final = 1_000
 assert BATCH_BYTES_DEFAULT_MAX <= BATCH_BYTES_MAX
 assert BATCH_BYTES_MAX <= BATCH_DECODED_BYTES_MAX
 assert BATCH_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
+assert SCHEMA_BYTES_MAX + KIB <= REPLY_PAGE_BYTES, "a page holds the largest schema"
+assert REPLY_PAGE_BYTES + 64 * KIB <= HEADER_BYTES_MAX, "a page fits a header"
+assert SCHEMA_BYTES_MAX <= SCHEMAS_DESCRIBED_BYTES_MAX, "a description has the current schema"
+assert (
+    PARTITIONS_PER_TOPIC_MAX * PARTITION_DESCRIPTION_BYTES_MAX
+    + SCHEMAS_DESCRIBED_BYTES_MAX
+    + SCHEMA_BYTES_MAX  # names of key columns
+    + 64 * KIB  # configuration, names
+    <= HEADER_BYTES_MAX
+), "the largest description of one topic fits a header"
+assert PARTITIONS_PER_TOPIC_MAX <= PARTITIONS_PER_REQUEST_MAX
+assert SCHEMA_BYTES_MAX <= SCHEMA_HISTORY_BYTES_MAX
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_BATCHES_REMEMBERED
 assert FETCH_BYTES_DEFAULT + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert FETCH_PARTITION_BYTES_DEFAULT <= FETCH_BYTES_DEFAULT

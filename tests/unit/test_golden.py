@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -23,6 +24,8 @@ from tests.golden.samples import (
 )
 
 FRAMES = regenerate.load("frames.txt")
+FIRST_FRAMES = regenerate.load("frames-first.txt")
+"""As they were before any field was appended; this file is never written again."""
 BATCHES = regenerate.load("batches.txt")
 
 
@@ -46,6 +49,27 @@ def test_golden_frames_are_read(spec) -> None:  # type: ignore[no-untyped-def]
         wanted = sample(cls)
         wanted.api, wanted.version, wanted.correlation_id = int(spec.api), 1, 7
         assert got == wanted
+
+
+@pytest.mark.parametrize("spec", APIS.values(), ids=lambda spec: spec.api.name)
+def test_frames_of_the_first_release_are_read(spec) -> None:  # type: ignore[no-untyped-def]
+    """Fields that have been appended since then have their defaults."""
+    for cls in (spec.request, spec.response):
+        header = FIRST_FRAMES[cls.__name__][8:]
+        if cls is spec.request:
+            got = frames.decode_request(header)
+        else:
+            got = frames.decode_response(header, spec.api)
+        now = frames.encode(got, 7)[8:]
+        ours, theirs = msgspec.msgpack.decode(now), msgspec.msgpack.decode(header)
+        assert _begins_with(ours, theirs)
+
+
+def _begins_with(longer: object, shorter: object) -> bool:
+    """Are all fields of `shorter` in `longer`, at their places, at every depth?"""
+    if not isinstance(longer, list) or not isinstance(shorter, list):
+        return longer == shorter
+    return len(longer) >= len(shorter) and all(map(_begins_with, longer, shorter))
 
 
 @pytest.mark.parametrize("compression", Compression)

@@ -40,7 +40,7 @@ from .results import (
     TopicInfo,
     moment,
 )
-from .routing import Cluster, check, partition_info
+from .routing import Cluster, check, next_page, partition_info
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -241,14 +241,21 @@ def describe_topics(
     """Everything about some topics, or about all."""
 
     def attempt() -> Operation[dict[str, TopicDetail]]:
-        reply = yield from cluster.call_any(
-            m.DescribeTopicsRequest(names=None if names is None else list(names))
-        )
-        response = reply.response
-        assert isinstance(response, m.DescribeTopicsResponse)
-        for topic in response.topics:
-            _raise_for(topic, f"Topic {topic.name!r}")
-        return {t.name: _topic_detail(t) for t in response.topics}
+        wanted = None if names is None else list(names)
+        found: dict[str, TopicDetail] = {}
+        first_name = ""
+        while True:
+            reply = yield from cluster.call_any(
+                m.DescribeTopicsRequest(names=wanted, first_name=first_name)
+            )
+            response = reply.response
+            assert isinstance(response, m.DescribeTopicsResponse)
+            for topic in response.topics:
+                _raise_for(topic, f"Topic {topic.name!r}")
+            found.update((t.name, _topic_detail(t)) for t in response.topics)
+            first_name = next_page(first_name, response.next_name)
+            if not first_name:
+                return found
 
     return (yield from cluster.retrying(attempt))
 

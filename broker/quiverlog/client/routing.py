@@ -20,6 +20,7 @@ from quiverlog.addresses import PORT_DEFAULT
 from quiverlog.addresses import parse_addresses as parse_address_list
 from quiverlog.errors import (
     ConnectionFailed,
+    CorruptFrame,
     InvalidArgument,
     NotLeader,
     QuiverlogError,
@@ -42,7 +43,7 @@ from .results import Address, ClusterMetadata, PartitionInfo, TopicInfo, topic_i
 if TYPE_CHECKING:
     from quiverlog.batch.schema import SchemaHistory
 
-__all__ = ["Cluster", "Settings", "backoff_s", "check", "parse_addresses"]
+__all__ = ["Cluster", "Settings", "backoff_s", "check", "next_page", "parse_addresses"]
 
 T = TypeVar("T")
 
@@ -202,10 +203,16 @@ class Cluster:
     def refresh(self, names: Sequence[str] | None = None) -> Operation[ClusterMetadata]:
         """Ask for all topics (None) or for some, and renew the picture. No retry."""
         wanted = None if names is None else list(names)
-        reply = yield from self.call_any(m.MetadataRequest(topics=wanted))
-        response = reply.response
-        assert isinstance(response, m.MetadataResponse)
-        found = {t.name: topic_info(t) for t in response.topics if not t.error_code}
+        found: dict[str, TopicInfo] = {}
+        next_name = ""
+        while True:
+            reply = yield from self.call_any(m.MetadataRequest(topics=wanted, first_name=next_name))
+            response = reply.response
+            assert isinstance(response, m.MetadataResponse)
+            found.update((t.name, topic_info(t)) for t in response.topics if not t.error_code)
+            next_name = next_page(next_name, response.next_name)
+            if not next_name:
+                break
         kept = {} if names is None else dict(self.metadata.topics)
         for name in names or ():
             kept.pop(name, None)
@@ -245,12 +252,32 @@ class Cluster:
         known = None if fresh else self._histories.get(topic_id)
         if known is not None and (needed_id < 0 or needed_id in known):
             return known
-        reply = yield from self.call_any(m.TopicSchemasRequest(topic_id=topic_id))
-        response = reply.response
-        assert isinstance(response, m.TopicSchemasResponse)
-        history = history_from_wire(response.schemas)
+        versions: list[m.SchemaVersion] = []
+        first_id = 1
+        while first_id:
+            reply = yield from self.call_any(
+                m.TopicSchemasRequest(topic_id=topic_id, first_schema_id=first_id)
+            )
+            response = reply.response
+            assert isinstance(response, m.TopicSchemasResponse)
+            versions += response.schemas
+            if 0 < response.next_schema_id <= first_id:
+                raise CorruptFrame("the broker's pages of schemas do not move on.")
+            first_id = response.next_schema_id
+        history = history_from_wire(versions)
         self._histories[topic_id] = history
         return history
+
+
+def next_page(asked: str, answered: str) -> str:
+    """The name with which the next page begins; "" when there is none.
+
+    Raises:
+        CorruptFrame: the pages do not move on, asking would never end.
+    """
+    if answered and answered <= asked:
+        raise CorruptFrame("the broker's pages of topics do not move on.")
+    return answered
 
 
 def history_from_wire(versions: Iterable[m.SchemaVersion]) -> SchemaHistory:

@@ -98,7 +98,7 @@ class _Answer:
         self.byte_count = 0
         self.final = False
         self.rows: list[tuple[Replica, int, int]] = []
-        limit = request.bytes_max or broker.config.fetch_bytes_default
+        limit = request.bytes_max if request.bytes_max > 0 else broker.config.fetch_bytes_default
         limit = min(limit, _BODY_BYTES_MAX)
         for entry in request.partitions:
             room = min(limit - self.byte_count, _partition_limit(entry))
@@ -185,6 +185,7 @@ def _read(
     except QuiverlogError as error:
         if isinstance(error, CorruptLog):
             broker.corrupt_read(replica, error)
+            result.damage_start_offset, result.damage_end_offset = error.damage()
         result.error_code = error.code
         result.error_message = error.message
     except OSError as error:

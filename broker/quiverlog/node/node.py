@@ -214,7 +214,6 @@ def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
     assert isinstance(request, m.HelloRequest)
     if len(request.client_id) > CLIENT_ID_CHARS_MAX:
         raise InvalidRequest(f"a client id has at most {CLIENT_ID_CHARS_MAX} characters.")
-    broker.connections[event.connection_id] = request.client_id
     response = m.HelloResponse(
         cluster_id=broker.cluster_id,
         node_id=broker.config.node_id,
@@ -223,6 +222,12 @@ def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         apis=api_ranges(),
         frame_bytes_max=broker.config.frame_bytes_max,
     )
+    if request.version > m.HelloRequest.VERSION:
+        # The client reads the versions spoken here and says HELLO again (KIP-511).
+        response.error_code = UnsupportedVersion.code
+        response.error_message = f"HELLO is spoken here up to version {m.HelloRequest.VERSION}."
+    else:
+        broker.connections[event.connection_id] = request.client_id
     broker.respond(event.connection_id, request.correlation_id, response)
 
 

@@ -8,12 +8,13 @@ removes them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from quiverlog.core.controller import topics as decide
 from quiverlog.core.controller.configs import CONFIG_DEFS, default_text
 from quiverlog.core.controller.image import TopicImage
-from quiverlog.core.controller.records import PartitionRecord, Record
+from quiverlog.core.controller.records import PartitionRecord, Record, SchemaRecord
 from quiverlog.errors import (
     InvalidRequest,
     QuiverlogError,
@@ -21,7 +22,7 @@ from quiverlog.errors import (
     UnknownTopicId,
 )
 from quiverlog.limits import TOPICS_PER_REQUEST_MAX
-from quiverlog.node import logs
+from quiverlog.node import logs, paging
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.replica import log_config
 from quiverlog.types import Now
@@ -46,16 +47,21 @@ def handle_metadata(broker: Broker, event: RequestReceived, now: Now) -> None:
     request = event.request
     assert isinstance(request, m.MetadataRequest)
     image = broker.image
+    if request.first_name is not None and request.topic_ids:
+        raise InvalidRequest("a page of topics is asked for by names, not by ids.")
     names = request.topics
     if names is None:
         names = [] if request.topic_ids else list(image.topics)
     _check_count(len(names) + len(request.topic_ids))
-    topics = [
-        _topic_metadata(broker, image.topics[name])
-        if name in image.topics
-        else m.TopicMetadata(name=name, error_code=UnknownTopic.code)
-        for name in names
-    ]
+    topics, next_name = paging.by_name(
+        names,
+        request.first_name,
+        lambda name: (
+            _topic_metadata(broker, image.topics[name])
+            if name in image.topics
+            else m.TopicMetadata(name=name, error_code=UnknownTopic.code)
+        ),
+    )
     for topic_id in request.topic_ids:
         topic = image.topics_by_id.get(topic_id)
         topics.append(
@@ -72,6 +78,7 @@ def handle_metadata(broker: Broker, event: RequestReceived, now: Now) -> None:
             for record in image.brokers.values()
         ],
         topics=topics,
+        next_name=next_name,
     )
     broker.respond(event.connection_id, request.correlation_id, response)
 
@@ -103,20 +110,24 @@ def _topic_metadata(broker: Broker, topic: TopicImage) -> m.TopicMetadata:
 
 
 def handle_topic_schemas(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """The whole schema history of one topic."""
+    """The schema history of one topic, whole or in pages."""
     request = event.request
     assert isinstance(request, m.TopicSchemasRequest)
     topic = broker.image.topics_by_id.get(request.topic_id)
     if topic is None:
         raise UnknownTopicId(f"there is no topic with id {request.topic_id[:16].hex()}.")
-    response = m.TopicSchemasResponse(schemas=_schema_versions(topic))
+    if request.first_schema_id < 0:
+        raise InvalidRequest(f"{request.first_schema_id} is no schema id.")
+    records, next_schema_id = paging.schema_page(topic.schema_records, request.first_schema_id)
+    response = m.TopicSchemasResponse(
+        schemas=_schema_versions(records), next_schema_id=next_schema_id
+    )
     broker.respond(event.connection_id, request.correlation_id, response)
 
 
-def _schema_versions(topic: TopicImage) -> list[m.SchemaVersion]:
+def _schema_versions(records: Iterable[SchemaRecord]) -> list[m.SchemaVersion]:
     return [
-        m.SchemaVersion(record.schema_id, record.created_us, record.schema)
-        for record in topic.schema_records
+        m.SchemaVersion(record.schema_id, record.created_us, record.schema) for record in records
     ]
 
 
@@ -252,16 +263,18 @@ def handle_describe_topics(broker: Broker, event: RequestReceived, now: Now) -> 
     assert isinstance(request, m.DescribeTopicsRequest)
     names = list(broker.image.topics) if request.names is None else request.names
     _check_count(len(names))
-    topics: list[m.TopicDescription] = []
-    for name in names:
-        try:
-            topics.append(_describe(broker, decide.find_topic(broker.image, name)))
-        except QuiverlogError as error:
-            topics.append(
-                m.TopicDescription(name=name, error_code=error.code, error_message=error.message)
-            )
-    response = m.DescribeTopicsResponse(topics=topics)
+    topics, next_name = paging.by_name(
+        names, request.first_name, lambda name: _describe_name(broker, name)
+    )
+    response = m.DescribeTopicsResponse(topics=topics, next_name=next_name)
     broker.respond(event.connection_id, request.correlation_id, response)
+
+
+def _describe_name(broker: Broker, name: str) -> m.TopicDescription:
+    try:
+        return _describe(broker, decide.find_topic(broker.image, name))
+    except QuiverlogError as error:
+        return m.TopicDescription(name=name, error_code=error.code, error_message=error.message)
 
 
 def _describe(broker: Broker, topic: TopicImage) -> m.TopicDescription:
@@ -291,7 +304,7 @@ def _describe(broker: Broker, topic: TopicImage) -> m.TopicDescription:
         key_columns=list(topic.key_columns),
         replication_factor=topic.replication_factor,
         configs=[_config_entry(broker, topic, key) for key in CONFIG_DEFS],
-        schemas=_schema_versions(topic),
+        schemas=_schema_versions(paging.newest_schemas(topic.schema_records)),
         partitions=partitions,
     )
 

@@ -22,13 +22,18 @@ from quiverlog.errors import (
 from quiverlog.limits import FRAME_BYTES_MAX
 
 from . import frames
-from .messages import ApiRange, HelloRequest, HelloResponse, Request, Response
+from .messages import (
+    CORRELATION_ID_MAX,
+    ApiRange,
+    HelloRequest,
+    HelloResponse,
+    Request,
+    Response,
+)
 
 __all__ = ["ClientConnection", "ConnectionState"]
 
 SOFTWARE: Final = "quiverlog-python"
-CORRELATION_ID_MAX: Final = 2**31 - 1
-"""Ids start at 1: an answer with id 0 is about no request that the broker could read."""
 
 
 class ConnectionState(enum.Enum):

@@ -37,7 +37,7 @@ from quiverlog.limits import (
 )
 
 from .buffers import BufferPool
-from .messages import Message, Request, Response
+from .messages import CORRELATION_ID_MAX, Api, HelloRequest, Message, Request, Response
 from .registry import APIS
 
 __all__ = [
@@ -94,7 +94,23 @@ def encode(message: Request | Response, correlation_id: int, body_bytes: int = 0
     message.api = int(message.API)
     message.version = message.VERSION
     message.correlation_id = correlation_id
-    return _frame_head(_encode_header(message), body_bytes)
+    header = _encode_header(message)
+    if len(header) > HEADER_BYTES_MAX and isinstance(message, Response):
+        _drop_entry_messages(message)
+        header = _encode_header(message)
+    return _frame_head(header, body_bytes)
+
+
+def _drop_entry_messages(response: Response) -> None:
+    """Leave out the error texts of the entries: ten thousand of them may not fit one header.
+
+    The codes stay. A whole answer that were refused for its texts would hide which entries were
+    stored.
+    """
+    for name in ("partitions", "topics"):
+        for entry in getattr(response, name, ()):
+            if getattr(entry, "error_message", ""):
+                entry.error_message = ""
 
 
 def encode_error(error: QuiverlogError, *, api: int = 0, correlation_id: int = 0) -> bytes:
@@ -102,6 +118,7 @@ def encode_error(error: QuiverlogError, *, api: int = 0, correlation_id: int = 0
 
     `api` and `correlation_id` stay 0 when the request could not be read that far.
     """
+    assert 0 <= correlation_id <= CORRELATION_ID_MAX
     response = Response(
         api=api,
         version=1,
@@ -142,23 +159,42 @@ def decode_request(header: memoryview | bytes) -> Request:
     """Decode a request.
 
     Raises:
-        CorruptFrame: not a message, or fields of the wrong type.
+        CorruptFrame: not a message, fields of the wrong type or out of their bounds, or a
+            correlation id outside 1 to 2^31 - 1.
         UnknownApi: no such API here.
-        UnsupportedVersion: a version that this code does not speak.
+        UnsupportedVersion: a version that this code does not speak. A newer HELLO is no error
+            here: its `version` tells, and its other fields have their defaults.
     """
     api, version = _peek_api(header)
     spec = APIS.get(api)
     if spec is None:
         raise UnknownApi(f"no API has the number {api}.")
     if not spec.version_min <= version <= spec.version_max:
+        if api == Api.HELLO and version > spec.version_max:
+            return _newer_hello(header)
         raise UnsupportedVersion(
             f"{spec.api.name} version {version} is not spoken here, only "
             f"{spec.version_min} to {spec.version_max}."
         )
     try:
-        return spec.request_decoder.decode(header)
+        request = spec.request_decoder.decode(header)
     except _DECODE_ERRORS as error:
         raise CorruptFrame(f"cannot read a {spec.api.name} request: {error}.") from None
+    if request.correlation_id == 0:
+        raise CorruptFrame("correlation id 0 is no request's.")
+    return request
+
+
+def _newer_hello(header: memoryview | bytes) -> Request:
+    """A HELLO of a version from the future: only its first three fields can be relied on.
+
+    It is answered with the versions that are spoken here, so that a newer client can choose one
+    and ask again (KIP-511); every other API's version it learns from that answer.
+    """
+    _, version, correlation_id = peek_preamble(header)
+    if correlation_id == 0:
+        raise CorruptFrame("correlation id 0 is no request's.")
+    return HelloRequest(int(Api.HELLO), version, correlation_id)
 
 
 def decode_response(header: memoryview | bytes, api: int) -> Response:

@@ -7,16 +7,47 @@ so that an older decoder ignores what it does not know and a newer one fills in 
 
 A partition inside a request is named by topic id, not by name: a topic that was deleted and
 created again must not be taken for the old one (KIP-516).
+
+The types carry their bounds: integers have a width, lists a largest length. msgspec checks a
+list's length before it makes room for the list, so that a header of four million empty arrays
+costs what it weighs and no more.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import ClassVar
+from typing import Annotated, ClassVar, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 
+from quiverlog.limits import (
+    CONFIGS_PER_REQUEST_MAX,
+    PARTITIONS_PER_REQUEST_MAX,
+    PARTITIONS_PER_TOPIC_MAX,
+    SCHEMAS_PER_TOPIC_MAX,
+    TOPICS_PER_REQUEST_MAX,
+)
 from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, NO_PRODUCER_ID, Durability
+
+CORRELATION_ID_MAX: Final = 2**31 - 1
+"""Requests have ids from 1 on; id 0 is in an answer that belongs to no readable request."""
+
+_T = TypeVar("_T")
+
+UInt31 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TopicId = Annotated[bytes, Meta(max_length=16)]
+PerTopic = Annotated[list[_T], Meta(max_length=TOPICS_PER_REQUEST_MAX)]
+"""A list with an entry per topic of a request."""
+PerPartition = Annotated[list[_T], Meta(max_length=PARTITIONS_PER_REQUEST_MAX)]
+"""A list with an entry per partition of a request."""
+Few = Annotated[list[_T], Meta(max_length=CONFIGS_PER_REQUEST_MAX)]
+"""A list whose real bound is small and checked elsewhere, with a better message."""
+Configs = Annotated[dict[str, str], Meta(max_length=CONFIGS_PER_REQUEST_MAX)]
+
+assert PARTITIONS_PER_TOPIC_MAX <= PARTITIONS_PER_REQUEST_MAX, "a topic's partitions fit a request"
 
 
 class Api(enum.IntEnum):
@@ -45,9 +76,9 @@ class Part(msgspec.Struct, array_like=True, gc=False):
 class Message(msgspec.Struct, array_like=True, gc=False):
     """First fields of every message. `frames.encode` fills them in; handlers never do."""
 
-    api: int = 0
-    version: int = 0
-    correlation_id: int = 0
+    api: UInt31 = 0
+    version: UInt31 = 0
+    correlation_id: UInt31 = 0
 
 
 class Request(Message, array_like=True, gc=False):
@@ -62,7 +93,7 @@ class Response(Message, array_like=True, gc=False):
 
     API: ClassVar[Api]
     VERSION: ClassVar[int] = 1
-    error_code: int = 0
+    error_code: Int32 = 0
     error_message: str = ""
 
 
@@ -76,58 +107,64 @@ class HelloRequest(Request, array_like=True, gc=False):
 
 class ApiRange(Part, array_like=True, gc=False):
     api: int = 0
-    version_min: int = 1
-    version_max: int = 1
+    version_min: Int32 = 1
+    version_max: Int32 = 1
 
 
 class HelloResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.HELLO
     cluster_id: str = ""
-    node_id: int = -1
-    roles: list[str] = []
+    node_id: Int32 = -1
+    roles: Few[str] = []
     software_version: str = ""
-    apis: list[ApiRange] = []
-    frame_bytes_max: int = 0
+    apis: Few[ApiRange] = []
+    frame_bytes_max: Int64 = 0
 
 
 # --- METADATA: brokers, topics, partitions, leaders --------------------------------------------
 class MetadataRequest(Request, array_like=True, gc=False):
-    """`topics` None asks for all; `topic_ids` are looked up as well as the names."""
+    """`topics` nil asks for all; `topic_ids` are looked up as well as the names.
+
+    With `first_name` (not nil) the answer is a page: topics in the order of their names, from
+    that name on ("" from the first). `topic_ids` must then be empty. Without it the answer is
+    whole, or FRAME_TOO_LARGE.
+    """
 
     API: ClassVar[Api] = Api.METADATA
-    topics: list[str] | None = None
-    topic_ids: list[bytes] = []
+    topics: PerTopic[str] | None = None
+    topic_ids: PerTopic[TopicId] = []
+    first_name: str | None = None
 
 
 class BrokerEndpoint(Part, array_like=True, gc=False):
-    node_id: int = -1
+    node_id: Int32 = -1
     host: str = ""
-    port: int = 0
+    port: Int32 = 0
     rack: str = ""
 
 
 class PartitionMetadata(Part, array_like=True, gc=False):
-    partition: int = -1
-    error_code: int = 0
-    leader_id: int = -1
-    leader_epoch: int = NO_EPOCH
-    replicas: list[int] = []
-    in_sync_replicas: list[int] = []
+    partition: Int32 = -1
+    error_code: Int32 = 0
+    leader_id: Int32 = -1
+    leader_epoch: Int32 = NO_EPOCH
+    replicas: Few[Int32] = []
+    in_sync_replicas: Few[Int32] = []
 
 
 class TopicMetadata(Part, array_like=True, gc=False):
     """For an unknown name, `error_code` is set and the rest is empty."""
 
     name: str = ""
-    topic_id: bytes = b""
-    error_code: int = 0
+    topic_id: TopicId = b""
+    error_code: Int32 = 0
     is_internal: bool = False
-    schema_id: int = 0
-    key_columns: list[str] = []
-    durability: int = Durability.FLUSHED
-    batch_bytes_max: int = 0
-    partitions: list[PartitionMetadata] = []
-    compression: int = 0
+    schema_id: Int32 = 0
+    key_columns: Few[str] = []
+    durability: Int32 = Durability.FLUSHED
+    batch_bytes_max: Int64 = 0
+    partitions: PerPartition[PartitionMetadata] = []
+    compression: Int32 = 0
 
 
 class MetadataResponse(Response, array_like=True, gc=False):
@@ -135,49 +172,50 @@ class MetadataResponse(Response, array_like=True, gc=False):
 
     API: ClassVar[Api] = Api.METADATA
     cluster_id: str = ""
-    controller_id: int = -1
-    metadata_version: int = 0
-    brokers: list[BrokerEndpoint] = []
-    topics: list[TopicMetadata] = []
+    controller_id: Int32 = -1
+    metadata_version: Int64 = 0
+    brokers: Few[BrokerEndpoint] = []
+    topics: PerTopic[TopicMetadata] = []
+    next_name: str = ""
 
 
 # --- PRODUCE: body = the partitions' batches, one after the other, in the order of `partitions` --
 class ProducePartition(Part, array_like=True, gc=False):
     """All batches of one entry are appended together or not at all."""
 
-    topic_id: bytes = b""
-    partition: int = -1
-    leader_epoch: int = NO_EPOCH
-    batch_bytes: int = 0
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    leader_epoch: Int32 = NO_EPOCH
+    batch_bytes: Int64 = 0
 
 
 class ProduceRequest(Request, array_like=True, gc=False):
     """`durability` TOPIC_DEFAULT takes the topic's; another level may only be stronger."""
 
     API: ClassVar[Api] = Api.PRODUCE
-    durability: int = Durability.TOPIC_DEFAULT
-    timeout_ms: int = 30_000
-    partitions: list[ProducePartition] = []
+    durability: Int32 = Durability.TOPIC_DEFAULT
+    timeout_ms: Int32 = 30_000
+    partitions: PerPartition[ProducePartition] = []
 
 
 class ProducePartitionResult(Part, array_like=True, gc=False):
     """`durability` is what the acknowledgement rests on. `duplicate`: stored by an earlier try."""
 
-    topic_id: bytes = b""
-    partition: int = -1
-    error_code: int = 0
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    error_code: Int32 = 0
     error_message: str = ""
-    base_offset: int = -1
-    row_count: int = 0
-    durability: int = Durability.MEMORY
-    leader_epoch: int = NO_EPOCH
-    log_start_offset: int = -1
+    base_offset: Int64 = -1
+    row_count: Int64 = 0
+    durability: Int32 = Durability.MEMORY
+    leader_epoch: Int32 = NO_EPOCH
+    log_start_offset: Int64 = -1
     duplicate: bool = False
 
 
 class ProduceResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.PRODUCE
-    partitions: list[ProducePartitionResult] = []
+    partitions: PerPartition[ProducePartitionResult] = []
 
 
 # --- FETCH: body = the partitions' batches, one after the other, in the order of `partitions` ----
@@ -186,53 +224,61 @@ class FetchPartition(Part, array_like=True, gc=False):
 
     `last_epoch` is the leader epoch of the last row read before `offset` (NO_EPOCH if none): the
     broker answers with the point of divergence when that row is no longer in its log (KIP-320).
-    `end_offset` >= 0: send no batch that starts at or after it.
+    `end_offset` >= 0: send no batch that starts at or after it. `bytes_max` 0 or less stands for
+    4 MiB.
     """
 
-    topic_id: bytes = b""
-    partition: int = -1
-    leader_epoch: int = NO_EPOCH
-    offset: int = 0
-    last_epoch: int = NO_EPOCH
-    bytes_max: int = 0
-    end_offset: int = -1
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    leader_epoch: Int32 = NO_EPOCH
+    offset: Int64 = 0
+    last_epoch: Int32 = NO_EPOCH
+    bytes_max: Int64 = 0
+    end_offset: Int64 = -1
 
 
 class FetchRequest(Request, array_like=True, gc=False):
     """Answered when `min_bytes` are there, or `max_wait_ms` have passed, or an entry has an error.
 
-    `bytes_max` bounds the body; the first batch of the first partition with rows always travels,
-    whatever its size, so that a reader cannot get stuck.
+    `bytes_max` bounds the body; 0 or less stands for the broker's default (16 MiB). The first
+    batch of the first partition with rows always travels, whatever its size, so that a reader
+    cannot get stuck.
     """
 
     API: ClassVar[Api] = Api.FETCH
-    max_wait_ms: int = 0
-    min_bytes: int = 1
-    bytes_max: int = 0
-    isolation_level: int = 1
+    max_wait_ms: Int32 = 0
+    min_bytes: Int64 = 1
+    bytes_max: Int64 = 0
+    isolation_level: Int32 = 1
     rack: str = ""
-    replica_id: int = -1
-    partitions: list[FetchPartition] = []
+    replica_id: Int32 = -1
+    partitions: PerPartition[FetchPartition] = []
 
 
 class FetchPartitionResult(Part, array_like=True, gc=False):
-    topic_id: bytes = b""
-    partition: int = -1
-    error_code: int = 0
+    """With CORRUPT_LOG, the rows from `damage_start_offset` to before `damage_end_offset` cannot
+    be read; a reader that gives them up goes on at `damage_end_offset`. -1: not known.
+    """
+
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    error_code: Int32 = 0
     error_message: str = ""
-    leader_epoch: int = NO_EPOCH
-    log_start_offset: int = -1
-    high_watermark: int = -1
-    last_stable_offset: int = -1
-    diverging_epoch: int = NO_EPOCH
-    diverging_end_offset: int = -1
-    preferred_replica: int = -1
-    batch_bytes: int = 0
+    leader_epoch: Int32 = NO_EPOCH
+    log_start_offset: Int64 = -1
+    high_watermark: Int64 = -1
+    last_stable_offset: Int64 = -1
+    diverging_epoch: Int32 = NO_EPOCH
+    diverging_end_offset: Int64 = -1
+    preferred_replica: Int32 = -1
+    batch_bytes: Int64 = 0
+    damage_start_offset: Int64 = -1
+    damage_end_offset: Int64 = -1
 
 
 class FetchResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.FETCH
-    partitions: list[FetchPartitionResult] = []
+    partitions: PerPartition[FetchPartitionResult] = []
 
 
 # --- LIST_OFFSETS ---------------------------------------------------------------------------------
@@ -242,11 +288,11 @@ class ListOffsetsPartition(Part, array_like=True, gc=False):
     `known_offset` matters with `max_wait_ms` alone: the offset the asker already has.
     """
 
-    topic_id: bytes = b""
-    partition: int = -1
-    leader_epoch: int = NO_EPOCH
-    at: int = LATEST
-    known_offset: int = -1
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    leader_epoch: Int32 = NO_EPOCH
+    at: Int64 = LATEST
+    known_offset: Int64 = -1
 
 
 class ListOffsetsRequest(Request, array_like=True, gc=False):
@@ -256,29 +302,29 @@ class ListOffsetsRequest(Request, array_like=True, gc=False):
     """
 
     API: ClassVar[Api] = Api.LIST_OFFSETS
-    max_wait_ms: int = 0
-    metadata_version: int = -1
-    isolation_level: int = 1
-    partitions: list[ListOffsetsPartition] = []
+    max_wait_ms: Int32 = 0
+    metadata_version: Int64 = -1
+    isolation_level: Int32 = 1
+    partitions: PerPartition[ListOffsetsPartition] = []
 
 
 class ListOffsetsPartitionResult(Part, array_like=True, gc=False):
     """No row at or after a timestamp: `offset` is -1. `leader_epoch` is that of the row before
     `offset` (what a reader that starts there must carry as `last_epoch`)."""
 
-    topic_id: bytes = b""
-    partition: int = -1
-    error_code: int = 0
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    error_code: Int32 = 0
     error_message: str = ""
-    offset: int = -1
-    timestamp_us: int = -1
-    leader_epoch: int = NO_EPOCH
+    offset: Int64 = -1
+    timestamp_us: Int64 = -1
+    leader_epoch: Int32 = NO_EPOCH
 
 
 class ListOffsetsResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.LIST_OFFSETS
-    metadata_version: int = 0
-    partitions: list[ListOffsetsPartitionResult] = []
+    metadata_version: Int64 = 0
+    partitions: PerPartition[ListOffsetsPartitionResult] = []
 
 
 # --- INIT_PRODUCER_ID ----------------------------------------------------------------------------
@@ -287,14 +333,14 @@ class InitProducerIdRequest(Request, array_like=True, gc=False):
 
     API: ClassVar[Api] = Api.INIT_PRODUCER_ID
     transactional_id: str = ""
-    producer_id: int = NO_PRODUCER_ID
-    producer_epoch: int = NO_EPOCH
+    producer_id: Int64 = NO_PRODUCER_ID
+    producer_epoch: Int32 = NO_EPOCH
 
 
 class InitProducerIdResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.INIT_PRODUCER_ID
-    producer_id: int = NO_PRODUCER_ID
-    producer_epoch: int = NO_EPOCH
+    producer_id: Int64 = NO_PRODUCER_ID
+    producer_epoch: Int32 = NO_EPOCH
 
 
 # --- administration ---------------------------------------------------------------------------
@@ -303,38 +349,38 @@ class NewTopic(Part, array_like=True, gc=False):
 
     name: str = ""
     schema: bytes = b""
-    partitions: int = -1
-    replication_factor: int = -1
-    key_columns: list[str] = []
-    configs: dict[str, str] = {}
+    partitions: Int32 = -1
+    replication_factor: Int32 = -1
+    key_columns: Few[str] = []
+    configs: Configs = {}
 
 
 class CreateTopicsRequest(Request, array_like=True, gc=False):
     API: ClassVar[Api] = Api.CREATE_TOPICS
-    topics: list[NewTopic] = []
+    topics: PerTopic[NewTopic] = []
     validate_only: bool = False
 
 
 class TopicResult(Part, array_like=True, gc=False):
     name: str = ""
-    topic_id: bytes = b""
-    error_code: int = 0
+    topic_id: TopicId = b""
+    error_code: Int32 = 0
     error_message: str = ""
 
 
 class CreateTopicsResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.CREATE_TOPICS
-    topics: list[TopicResult] = []
+    topics: PerTopic[TopicResult] = []
 
 
 class DeleteTopicsRequest(Request, array_like=True, gc=False):
     API: ClassVar[Api] = Api.DELETE_TOPICS
-    names: list[str] = []
+    names: PerTopic[str] = []
 
 
 class DeleteTopicsResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.DELETE_TOPICS
-    topics: list[TopicResult] = []
+    topics: PerTopic[TopicResult] = []
 
 
 class AlterTopicRequest(Request, array_like=True, gc=False):
@@ -342,21 +388,24 @@ class AlterTopicRequest(Request, array_like=True, gc=False):
 
     API: ClassVar[Api] = Api.ALTER_TOPIC
     name: str = ""
-    set_configs: dict[str, str] = {}
-    delete_configs: list[str] = []
-    partitions: int = -1
+    set_configs: Configs = {}
+    delete_configs: Few[str] = []
+    partitions: Int32 = -1
     schema: bytes = b""
     validate_only: bool = False
 
 
 class AlterTopicResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.ALTER_TOPIC
-    schema_id: int = 0
+    schema_id: Int32 = 0
 
 
 class DescribeTopicsRequest(Request, array_like=True, gc=False):
+    """`names` nil asks for all. `first_name` asks for a page, as in METADATA."""
+
     API: ClassVar[Api] = Api.DESCRIBE_TOPICS
-    names: list[str] | None = None
+    names: PerTopic[str] | None = None
+    first_name: str | None = None
 
 
 class ConfigEntry(Part, array_like=True, gc=False):
@@ -368,140 +417,152 @@ class ConfigEntry(Part, array_like=True, gc=False):
 
 
 class SchemaVersion(Part, array_like=True, gc=False):
-    schema_id: int = 0
-    created_us: int = 0
+    schema_id: Int32 = 0
+    created_us: Int64 = 0
     schema: bytes = b""
 
 
 class PartitionDescription(Part, array_like=True, gc=False):
-    partition: int = -1
-    leader_id: int = -1
-    leader_epoch: int = NO_EPOCH
-    replicas: list[int] = []
-    in_sync_replicas: list[int] = []
-    log_start_offset: int = 0
-    high_watermark: int = 0
-    log_end_offset: int = 0
-    flushed_offset: int = 0
-    size_bytes: int = 0
-    segments: int = 0
+    partition: Int32 = -1
+    leader_id: Int32 = -1
+    leader_epoch: Int32 = NO_EPOCH
+    replicas: Few[Int32] = []
+    in_sync_replicas: Few[Int32] = []
+    log_start_offset: Int64 = 0
+    high_watermark: Int64 = 0
+    log_end_offset: Int64 = 0
+    flushed_offset: Int64 = 0
+    size_bytes: Int64 = 0
+    segments: Int32 = 0
 
 
 class TopicDescription(Part, array_like=True, gc=False):
+    """`schemas` are the newest ones, at most 512 KiB of them; TOPIC_SCHEMAS gives them all."""
+
     name: str = ""
-    topic_id: bytes = b""
-    error_code: int = 0
+    topic_id: TopicId = b""
+    error_code: Int32 = 0
     error_message: str = ""
     is_internal: bool = False
-    created_us: int = 0
-    key_columns: list[str] = []
-    replication_factor: int = 1
-    configs: list[ConfigEntry] = []
-    schemas: list[SchemaVersion] = []
-    partitions: list[PartitionDescription] = []
+    created_us: Int64 = 0
+    key_columns: Few[str] = []
+    replication_factor: Int32 = 1
+    configs: Few[ConfigEntry] = []
+    schemas: Annotated[list[SchemaVersion], Meta(max_length=SCHEMAS_PER_TOPIC_MAX)] = []
+    partitions: PerPartition[PartitionDescription] = []
 
 
 class DescribeTopicsResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.DESCRIBE_TOPICS
-    topics: list[TopicDescription] = []
+    topics: PerTopic[TopicDescription] = []
+    next_name: str = ""
 
 
 class TopicSchemasRequest(Request, array_like=True, gc=False):
+    """With `first_schema_id` > 0 the answer is a page: schemas from that id on.
+
+    With 0 it is the whole history, or FRAME_TOO_LARGE.
+    """
+
     API: ClassVar[Api] = Api.TOPIC_SCHEMAS
-    topic_id: bytes = b""
+    topic_id: TopicId = b""
+    first_schema_id: Int32 = 0
 
 
 class TopicSchemasResponse(Response, array_like=True, gc=False):
-    """The topic's whole schema history, oldest first; the last one is the current one."""
+    """Schemas of the topic, oldest first. When `next_schema_id` is 0, the last one is the current
+    one; otherwise ask again with it as `first_schema_id`.
+    """
 
     API: ClassVar[Api] = Api.TOPIC_SCHEMAS
-    schemas: list[SchemaVersion] = []
+    schemas: Annotated[list[SchemaVersion], Meta(max_length=SCHEMAS_PER_TOPIC_MAX)] = []
+    next_schema_id: Int32 = 0
 
 
 class DeleteRecordsPartition(Part, array_like=True, gc=False):
     """`before_offset` -1 stands for the high watermark."""
 
-    topic_id: bytes = b""
-    partition: int = -1
-    before_offset: int = -1
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    before_offset: Int64 = -1
 
 
 class DeleteRecordsRequest(Request, array_like=True, gc=False):
     API: ClassVar[Api] = Api.DELETE_RECORDS
-    partitions: list[DeleteRecordsPartition] = []
+    partitions: PerPartition[DeleteRecordsPartition] = []
 
 
 class DeleteRecordsPartitionResult(Part, array_like=True, gc=False):
-    topic_id: bytes = b""
-    partition: int = -1
-    error_code: int = 0
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    error_code: Int32 = 0
     error_message: str = ""
-    log_start_offset: int = -1
+    log_start_offset: Int64 = -1
 
 
 class DeleteRecordsResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.DELETE_RECORDS
-    partitions: list[DeleteRecordsPartitionResult] = []
+    partitions: PerPartition[DeleteRecordsPartitionResult] = []
 
 
 # --- what a careful reader asks ---------------------------------------------------------------
 class EpochEndOffsetsPartition(Part, array_like=True, gc=False):
-    topic_id: bytes = b""
-    partition: int = -1
-    leader_epoch: int = NO_EPOCH
-    epoch: int = NO_EPOCH
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    leader_epoch: Int32 = NO_EPOCH
+    epoch: Int32 = NO_EPOCH
 
 
 class EpochEndOffsetsRequest(Request, array_like=True, gc=False):
     """Where did `epoch` end? An offset above the answer, read under `epoch`, was truncated away."""
 
     API: ClassVar[Api] = Api.EPOCH_END_OFFSETS
-    partitions: list[EpochEndOffsetsPartition] = []
+    partitions: PerPartition[EpochEndOffsetsPartition] = []
 
 
 class EpochEndOffsetsPartitionResult(Part, array_like=True, gc=False):
-    topic_id: bytes = b""
-    partition: int = -1
-    error_code: int = 0
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    error_code: Int32 = 0
     error_message: str = ""
-    epoch: int = NO_EPOCH
-    end_offset: int = -1
+    epoch: Int32 = NO_EPOCH
+    end_offset: Int64 = -1
 
 
 class EpochEndOffsetsResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.EPOCH_END_OFFSETS
-    partitions: list[EpochEndOffsetsPartitionResult] = []
+    partitions: PerPartition[EpochEndOffsetsPartitionResult] = []
 
 
 class RangePartition(Part, array_like=True, gc=False):
     """`bytes_max` -1: no bound. `end_offset` -1: the high watermark."""
 
-    topic_id: bytes = b""
-    partition: int = -1
-    start_offset: int = EARLIEST
-    end_offset: int = -1
-    bytes_max: int = -1
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    start_offset: Int64 = EARLIEST
+    end_offset: Int64 = -1
+    bytes_max: Int64 = -1
 
 
 class DescribeRangesRequest(Request, array_like=True, gc=False):
     """How many stored bytes lie between two offsets, and how far do `bytes_max` reach?"""
 
     API: ClassVar[Api] = Api.DESCRIBE_RANGES
-    partitions: list[RangePartition] = []
+    partitions: PerPartition[RangePartition] = []
 
 
 class RangePartitionResult(Part, array_like=True, gc=False):
     """`end_offset`: the largest batch boundary (or the asked end) that `bytes_max` reach, but
     always at least one batch. `byte_count`: stored bytes of the batches touched up to there."""
 
-    topic_id: bytes = b""
-    partition: int = -1
-    error_code: int = 0
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    error_code: Int32 = 0
     error_message: str = ""
-    end_offset: int = -1
-    byte_count: int = 0
+    end_offset: Int64 = -1
+    byte_count: Int64 = 0
 
 
 class DescribeRangesResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.DESCRIBE_RANGES
-    partitions: list[RangePartitionResult] = []
+    partitions: PerPartition[RangePartitionResult] = []

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from quiverlog.batch.partitioner import check_key_columns
 from quiverlog.batch.schema import check_schema, deserialize_schema, evolve, normalize_schema
 from quiverlog.batch.schema import serialize_schema as serialize
 from quiverlog.core.controller.configs import CONFIG_DEFS, check_configs, topic_config
@@ -43,6 +44,7 @@ from quiverlog.limits import (
     PARTITIONS_PER_TOPIC_MAX,
     REPLICATION_FACTOR_MAX,
     SCHEMA_BYTES_MAX,
+    SCHEMA_HISTORY_BYTES_MAX,
     SCHEMAS_PER_TOPIC_MAX,
     TOPIC_NAME_CHARS_MAX,
     TOPICS_MAX,
@@ -242,11 +244,7 @@ def _checked_schema(schema: bytes) -> tuple[pa.Schema, bytes]:
 def _check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
     if len(key_columns) > KEY_COLUMNS_MAX:
         raise InvalidSchema(f"{len(key_columns)} key columns, allowed are {KEY_COLUMNS_MAX}.")
-    if len(set(key_columns)) != len(key_columns):
-        raise InvalidSchema(f"a key column is named twice in {list(key_columns)}.")
-    for column in key_columns:
-        if schema.get_field_index(column) < 0:
-            raise InvalidSchema(f"key column {column!r} is not in the schema: {schema.names}.")
+    check_key_columns(schema, key_columns)
 
 
 def _alter_configs(
@@ -283,4 +281,10 @@ def _alter_schema(topic: TopicImage, schema: bytes, now_us: int) -> list[Record]
             raise IncompatibleSchema(f"key column {column!r} cannot change its type.")
     if len(topic.schema_records) >= SCHEMAS_PER_TOPIC_MAX:
         raise InvalidSchema(f"topic {topic.name!r} has had {SCHEMAS_PER_TOPIC_MAX} schemas.")
+    history_bytes = len(serialized) + sum(len(r.schema) for r in topic.schema_records)
+    if history_bytes > SCHEMA_HISTORY_BYTES_MAX:
+        raise InvalidSchema(
+            f"the schemas of topic {topic.name!r} would take {history_bytes} bytes together, "
+            f"allowed are {SCHEMA_HISTORY_BYTES_MAX}."
+        )
     return [SchemaRecord(topic.topic_id, topic.schema_id + 1, now_us, serialized)]

@@ -1,0 +1,141 @@
+"""What a header may claim: counts, widths and ids are checked before memory is taken for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from quiverlog import limits
+from quiverlog.errors import CorruptFrame
+from quiverlog.limits import HEADER_BYTES_MAX, MIB
+from quiverlog.wire import frames
+from quiverlog.wire import messages as m
+from quiverlog.wire.registry import APIS
+
+PREAMBLE = 3
+EMPTY_ARRAY = b"\x90"
+
+
+def header_of_empty_arrays(cls: type[m.Message], field: str) -> bytes:
+    """A header of 4 MiB whose list `field` holds nothing but empty arrays."""
+    at = cls.__struct_fields__.index(field)
+    defaults = list(msgspec.to_builtins(cls()))
+    defaults[:PREAMBLE] = [int(cls.API), 1, 7]  # type: ignore[attr-defined]
+    before = b"".join(map(msgspec.msgpack.encode, defaults[:at]))
+    count = HEADER_BYTES_MAX - len(before) - 6
+    return (
+        bytes([0x90 | at + 1]) + before + b"\xdd" + count.to_bytes(4, "big") + EMPTY_ARRAY * count
+    )
+
+
+def list_fields() -> list[tuple[type[m.Message], str]]:
+    """Every list of parts in a request or response."""
+    return [
+        (cls, field.encode_name)
+        for spec in APIS.values()
+        for cls in (spec.request, spec.response)
+        for field in msgspec.structs.fields(cls)
+        if "Part" in str(field.type) or ".m." in str(field.type) or "messages." in str(field.type)
+        if "list[" in str(field.type)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cls", "field"), list_fields(), ids=lambda x: x if isinstance(x, str) else x.__name__
+)
+def test_lists_of_millions_are_refused_before_they_are_made(
+    cls: type[m.Message], field: str
+) -> None:
+    header = header_of_empty_arrays(cls, field)
+    api = int(cls.API)  # type: ignore[attr-defined]
+    with pytest.raises(CorruptFrame, match="length <="):
+        frames.decode_request(header) if issubclass(cls, m.Request) else frames.decode_response(
+            header, api
+        )
+
+
+def test_what_a_header_of_empty_arrays_costs() -> None:
+    """In a process of its own: the largest memory that it ever had is known there."""
+    script = (
+        "import resource\n"
+        "from tests.unit.test_wire_bounds import *\n"
+        "header = header_of_empty_arrays(m.ProduceRequest, 'partitions')\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n"
+        "    frames.decode_request(header)\n"
+        "except Exception: pass\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert int(out.stdout) * 1024 < 8 * MIB
+
+
+def test_the_largest_count_is_taken() -> None:
+    entries = [m.FetchPartition()] * limits.PARTITIONS_PER_REQUEST_MAX
+    request = frames.decode_request(frames.encode(m.FetchRequest(partitions=entries), 1)[8:])
+    assert isinstance(request, m.FetchRequest)
+    assert len(request.partitions) == limits.PARTITIONS_PER_REQUEST_MAX
+
+
+@pytest.mark.parametrize("correlation_id", [0, -1, 2**31, 2**63, -(2**63)])
+def test_correlation_ids_out_of_their_range(correlation_id: int) -> None:
+    header = msgspec.msgpack.encode([int(m.Api.METADATA), 1, correlation_id])
+    with pytest.raises(CorruptFrame):
+        frames.decode_request(header)
+    header = msgspec.msgpack.encode([int(m.Api.HELLO), 99, correlation_id])
+    with pytest.raises(CorruptFrame):
+        frames.decode_request(header)
+
+
+@pytest.mark.parametrize("correlation_id", [1, 2**31 - 1])
+def test_correlation_ids_in_their_range(correlation_id: int) -> None:
+    header = msgspec.msgpack.encode([int(m.Api.METADATA), 1, correlation_id])
+    assert frames.decode_request(header).correlation_id == correlation_id
+
+
+@pytest.mark.parametrize("correlation_id", [-1, 2**31, 2**63])
+def test_a_client_takes_no_answer_with_an_impossible_id(correlation_id: int) -> None:
+    header = msgspec.msgpack.encode([int(m.Api.METADATA), 1, correlation_id, 0, ""])
+    with pytest.raises(CorruptFrame):
+        frames.peek_preamble(header)
+
+
+@pytest.mark.parametrize("offset", [2**63, 2**64 - 1])
+def test_an_offset_wider_than_64_bits_is_refused(offset: int) -> None:
+    entry = [bytes(16), 0, -1, offset]
+    header = msgspec.msgpack.encode([int(m.Api.FETCH), 1, 5, 0, 1, 0, 1, "", -1, [entry]])
+    with pytest.raises(CorruptFrame):
+        frames.decode_request(header)
+
+
+def test_a_hello_from_the_future_is_read() -> None:
+    header = msgspec.msgpack.encode([int(m.Api.HELLO), 200, 9, {"other": "layout"}, [1]])
+    request = frames.decode_request(header)
+    assert request == m.HelloRequest(int(m.Api.HELLO), 200, 9)
+
+
+def test_texts_give_way_where_ten_thousand_entries_failed() -> None:
+    entries = [m.ProducePartitionResult(bytes(16), n, 50, "why " * 200) for n in range(10_000)]
+    response = m.ProduceResponse(partitions=entries)
+    got = frames.decode_response(frames.encode(response, 1)[8:], int(m.Api.PRODUCE))
+    assert isinstance(got, m.ProduceResponse)
+    assert [(e.partition, e.error_code) for e in got.partitions] == [(n, 50) for n in range(10_000)]
+    assert not any(entry.error_message for entry in got.partitions)
+
+
+def test_the_widest_partition_is_no_larger_than_the_limits_say() -> None:
+    node, offset = -(2**31), -(2**63)
+    nodes = [node] * limits.REPLICATION_FACTOR_MAX
+    for widest in (
+        m.PartitionMetadata(node, node, node, node, nodes, nodes),
+        m.PartitionDescription(
+            node, node, node, nodes, nodes, offset, offset, offset, offset, offset, node
+        ),
+    ):
+        size = len(msgspec.msgpack.encode(widest))
+        assert size <= limits.PARTITION_DESCRIPTION_BYTES_MAX
