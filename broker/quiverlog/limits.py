@@ -83,6 +83,10 @@ RETENTION_MS_DEFAULT: Final = 7 * 24 * 3_600_000
 RETENTION_CHECK_MS: Final = 10_000
 """How often retention looks; well under the minute within which a bound must hold."""
 INDEX_INTERVAL_BYTES: Final = 4 * KIB
+UNFLUSHED_BYTES_MAX: Final = 64 * MIB
+"""A log with so many unflushed bytes is flushed, whatever its topic's durability."""
+UNFLUSHED_MS_MAX: Final = 30_000
+"""A row is flushed so long after it was written at the latest, whatever its topic's durability."""
 PRODUCERS_PER_PARTITION_MAX: Final = 10_000
 PRODUCER_BATCHES_REMEMBERED: Final = 5
 """Batches per producer that are recognised as duplicates (Kafka's five; in flight <= this)."""

@@ -125,8 +125,10 @@ class LogMachine(RuleBasedStateMachine):
                 ticket.run()
             except (OSError, StorageFault):
                 self.crash()
-            return
-        ticket.run()
+                return
+            self.disk.fail_syncs = 0  # There was nothing to flush.
+        else:
+            ticket.run()
         assert self.log.complete_sync(ticket) == max(end, self.promised)
         self.promised = max(end, self.promised)
 

@@ -160,6 +160,7 @@ def test_producers_come_from_the_newest_snapshot_and_what_follows() -> None:
     disk = SimDisk(1)
     log, seen = open_with(disk)
     append_seen(log, seen, 10)  # Four batches a segment: snapshots at 12 and 24.
+    flush(log)
     assert snapshots(disk) == [24, 12]
     disk.kill()
     _, again = open_with(disk)
@@ -172,6 +173,7 @@ def test_damaged_snapshots_are_passed_over(damaged: int | None) -> None:
     disk = SimDisk(1)
     log, seen = open_with(disk)
     append_seen(log, seen, 10)
+    flush(log)
     disk.kill()
     for offset in (24, 12) if damaged is None else (damaged,):
         disk.flip_bit(f"{DIRECTORY}/producers-{offset:020d}.snapshot", 21 * 8)
@@ -207,9 +209,8 @@ def test_snapshots_ahead_of_a_cut_never_come_back(cut_to: int) -> None:
 def test_a_snapshot_ahead_of_what_a_crash_left_is_dropped() -> None:
     disk = SimDisk(1)
     log, seen = open_with(disk)
-    append_seen(log, seen, 4)
+    append_seen(log, seen, 10)
     flush(log)
-    append_seen(log, seen, 6)
     disk.kill()
     for base in (12, 24):  # The power took the segments, the snapshots made it.
         disk.remove(segment_path(DIRECTORY, base))

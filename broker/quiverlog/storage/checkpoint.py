@@ -27,6 +27,7 @@ from quiverlog.storage.frames import pack_file, unpack_file
 __all__ = [
     "LOG_START_FILE",
     "RECOVERY_FILE",
+    "SNAPSHOTS_KEPT",
     "Producers",
     "RecoveryPoint",
     "drop_snapshot",
@@ -37,6 +38,7 @@ __all__ = [
     "pack_recovery_point",
     "save_snapshot",
     "snapshot_offsets",
+    "write_snapshot",
 ]
 
 LOG_START_FILE: Final = "log-start"
@@ -116,13 +118,18 @@ def _snapshot_path(directory: str, offset: int) -> str:
 
 def save_snapshot(disk: Disk, directory: str, offset: int, blob: bytes, kept: list[int]) -> None:
     """Write a snapshot and remove all but the newest; `kept` (newest first) is updated."""
-    data = pack_file(_SNAPSHOT_MAGIC, _VERSION, _OFFSET.pack(offset) + blob)
-    disk.write_file_atomic(_snapshot_path(directory, offset), data, durable=False)
+    write_snapshot(disk, directory, offset, blob)
     if offset in kept:
         kept.remove(offset)
     kept.insert(0, offset)
     while len(kept) > SNAPSHOTS_KEPT:
         drop_snapshot(disk, directory, kept.pop())
+
+
+def write_snapshot(disk: Disk, directory: str, offset: int, blob: bytes) -> None:
+    """Write one; a power failure may tear it, which its checksum tells."""
+    data = pack_file(_SNAPSHOT_MAGIC, _VERSION, _OFFSET.pack(offset) + blob)
+    disk.write_file_atomic(_snapshot_path(directory, offset), data, durable=False)
 
 
 def drop_snapshot(disk: Disk, directory: str, offset: int) -> None:

@@ -18,106 +18,35 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final, Protocol
 
 from quiverlog.batch.header import BatchHeader, stamp
 from quiverlog.errors import CorruptLog, DiskFull, OffsetOutOfRange, QuiverlogError, StorageFault
 from quiverlog.limits import (
-    INDEX_INTERVAL_BYTES,
-    RETENTION_MS_DEFAULT,
-    SEGMENT_BYTES_DEFAULT,
-    SEGMENT_MS_DEFAULT,
     SEGMENT_ROWS_MAX,
 )
 from quiverlog.storage import checkpoint, retention
 from quiverlog.storage.checkpoint import Producers, RecoveryPoint
-from quiverlog.storage.disk import Disk
+from quiverlog.storage.disk import Disk, out_of_descriptors
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
+from quiverlog.storage.flushing import Unflushed
+from quiverlog.storage.jobs import (
+    FlushJob,
+    FlushResult,
+    LoadIndexJob,
+    NotResident,
+    ReadJob,
+    ReadResult,
+    RemoveFilesJob,
+    TrimJob,
+)
+from quiverlog.storage.log_config import LogConfig
 from quiverlog.storage.recovery import RecoveryReport, find_segments, recover_segments
 from quiverlog.storage.retention import RetentionResult
-from quiverlog.storage.segment import SEGMENT_HEADER_BYTES, Segment
+from quiverlog.storage.segment import SEGMENT_HEADER_BYTES, LoadedIndex, Segment
+from quiverlog.storage.sync_ticket import SyncTicket
 from quiverlog.types import Now
 
 __all__ = ["Log", "LogConfig", "RecoveryReport", "RetentionResult", "SyncTicket"]
-
-_CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
-"""So many flushed bytes after the last recovery point a new one is written."""
-
-
-class Replay(Protocol):
-    """Called at opening with the header of every batch that the snapshot does not cover."""
-
-    def __call__(self, header: BatchHeader, /) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig:
-    """A topic's settings for its logs; -1 keeps for ever, or without bound."""
-
-    segment_bytes: int = SEGMENT_BYTES_DEFAULT
-    segment_ms: int = SEGMENT_MS_DEFAULT
-    index_interval_bytes: int = INDEX_INTERVAL_BYTES
-    retention_ms: int = RETENTION_MS_DEFAULT
-    retention_bytes: int = -1
-
-    @property
-    def roll_bytes(self) -> int:
-        """Segments are at most an eighth of `retention_bytes`, so that the bound can hold."""
-        if self.retention_bytes < 0:
-            return self.segment_bytes
-        return max(1, min(self.segment_bytes, self.retention_bytes // 8))
-
-
-class SyncTicket:
-    """One flush: what is to be written where. `run` may be called in a thread, once."""
-
-    __slots__ = ("_directory", "_disk", "_epochs", "_log", "_point", "end_offset", "segments")
-
-    def __init__(self, log: Log, segments: list[Segment], epochs: bytes | None) -> None:
-        self._log = log
-        self._disk = log._disk
-        self._directory = log.directory
-        self._epochs = epochs
-        self._point: RecoveryPoint | None = None
-        self.segments = segments
-        self.end_offset = log.log_end_offset
-
-    def run(self) -> None:
-        """Flush. An error is final for the log.
-
-        Raises:
-            OSError, StorageFault
-        """
-        try:
-            for segment in self.segments:
-                try:
-                    segment.file.sync()
-                except FileNotFoundError:
-                    if not segment.dropped:
-                        raise
-            self._disk.sync_dir(self._directory)
-            self._save_notes()
-        except (OSError, QuiverlogError) as error:
-            self._log.fault = f"flush failed: {error}"
-            raise
-
-    def _save_notes(self) -> None:
-        """Epochs, then the recovery point, which says that the epochs before it are saved.
-
-        Both can be read again from the batches. The rows are on the disk by now: a disk that has
-        no room for the notes postpones them to a later flush (`complete_sync`).
-        """
-        try:
-            if self._epochs is not None:
-                self._disk.write_file_atomic(f"{self._directory}/{EPOCHS_FILE}", self._epochs)
-                self._epochs = None
-            if self._point is not None:
-                data = checkpoint.pack_recovery_point(self._point)
-                path = f"{self._directory}/{checkpoint.RECOVERY_FILE}"
-                self._disk.write_file_atomic(path, data)
-        except DiskFull:
-            self._point = None
 
 
 class Log:
@@ -127,15 +56,12 @@ class Log:
         "_bases",
         "_changed",
         "_disk",
-        "_names_dirty",
         "_oldest_us",
-        "_point",
         "_producers",
         "_sealed",
-        "_snapshots",
         "_start_saved",
-        "_ticket",
-        "_unsynced",
+        "_trim",
+        "_unflushed",
         "config",
         "directory",
         "epochs",
@@ -155,15 +81,12 @@ class Log:
         self.segments: list[Segment] = []
         self._bases: list[int] = []
         self._sealed = True
-        self._unsynced: list[Segment] = []
-        self._names_dirty = False
+        self._unflushed = Unflushed(disk, directory)
         self._changed = False
         self._oldest_us: int | None = None
-        self._point = RecoveryPoint()
         self._producers: Producers | None = None
-        self._snapshots: list[int] = []
         self._start_saved = 0
-        self._ticket: SyncTicket | None = None
+        self._trim: TrimJob | None = None
         self.epochs = LeaderEpochs(lambda: self.log_end_offset)
         self.fault = ""
         self.log_start_offset = 0
@@ -202,9 +125,9 @@ class Log:
         """
         log = cls(disk, directory, config)
         names = disk.list(directory)
-        log._snapshots = checkpoint.snapshot_offsets(names)
+        log._unflushed.snapshots = checkpoint.snapshot_offsets(names)
         log._start_saved = checkpoint.load_log_start(disk, directory)
-        log._point = checkpoint.load_recovery_point(disk, directory)
+        log._unflushed.point = checkpoint.load_recovery_point(disk, directory)
         log.segments = find_segments(disk, directory, names)
         log._drop_given_up()
         intact = log._load_epochs(names)
@@ -225,19 +148,21 @@ class Log:
     def _load_epochs(self, names: list[str]) -> bool:
         if EPOCHS_FILE not in names:
             if self.segments:
-                self._point = RecoveryPoint()
+                self._unflushed.point = RecoveryPoint()
             return not self.segments
         path = f"{self.directory}/{EPOCHS_FILE}"
         try:
             self.epochs.load(path, self._disk.read_file(path))
         except CorruptLog:
-            self._point = RecoveryPoint()  # Read them again from the batches, from the start on.
+            self._unflushed.point = (
+                RecoveryPoint()
+            )  # Read them again from the batches, from the start on.
             return False
         return True
 
     def _open_clean(self) -> bool:
         """Take the recovery point's word for the end, if the files agree with it."""
-        point = self._point
+        point = self._unflushed.point
         if not self.segments:
             self.log_end_offset = self.flushed_offset = max(point.offset, self._start_saved)
             return True
@@ -252,21 +177,21 @@ class Log:
     def _recover(self, now: Now) -> None:
         kept = list(self.segments)
         touched, self.recovery = recover_segments(
-            self.segments, self._point, self.epochs, now.wall_us
+            self.segments, self._unflushed.point, self.epochs, now.wall_us
         )
         for segment in kept:
             if segment.dropped:
                 self._remove_files(segment)
         end = self.segments[-1].end_offset if self.segments else 0
-        end = max(end, self._start_saved, self._point.offset)
+        end = max(end, self._start_saved, self._unflushed.point.offset)
         self.log_end_offset = end
         for segment in touched:
             segment.drop_index()
             # The last process may have died of a failed flush. What it wrote is in the cache, and
             # was just read there; the kernel may hold it for written and a bare sync do nothing.
             # In place, because the rows may be acknowledged: none may be missing for a moment.
-            in_point = segment.base_offset == self._point.base_offset
-            position = self._point.position if in_point else 0
+            in_point = segment.base_offset == self._unflushed.point.base_offset
+            position = self._unflushed.point.position if in_point else 0
             segment.rewrite(position if position > SEGMENT_HEADER_BYTES else 0)
             segment.file.sync()
         if touched:
@@ -300,7 +225,7 @@ class Log:
     def _restore_producers(self, producers: Producers) -> None:
         """The newest snapshot that is whole and not ahead of the log; then the headers after it."""
         start = self.log_start_offset
-        for offset in list(self._snapshots):
+        for offset in list(self._unflushed.snapshots):
             if offset <= self.log_end_offset:
                 blob = checkpoint.load_snapshot(self._disk, self.directory, offset)
                 try:
@@ -310,7 +235,7 @@ class Log:
                         break
                 except QuiverlogError:
                     producers.restore(b"")
-            self._snapshots.remove(offset)
+            self._unflushed.snapshots.remove(offset)
             checkpoint.drop_snapshot(self._disk, self.directory, offset)
             # One that is ahead must not come back once other rows have taken its offsets.
             self._disk.sync_dir(self.directory)
@@ -355,8 +280,7 @@ class Log:
         self.log_end_offset = offset
         self.size_bytes += total
         self._changed = True
-        if not self._unsynced or self._unsynced[-1] is not segment:
-            self._unsynced.append(segment)
+        self._unflushed.appended(segment, total, now)
         return base_offset
 
     def _writable(self, byte_count: int, end_offset: int, now: Now) -> Segment:
@@ -373,85 +297,94 @@ class Log:
                 and end_offset - segment.base_offset <= SEGMENT_ROWS_MAX
             ):
                 return segment
-            self.seal()
+            self.roll()
         segment = Segment.create(self._disk, self.directory, self.log_end_offset, now.wall_us)
         self.segments.append(segment)
         self._bases.append(segment.base_offset)
         self.size_bytes += SEGMENT_HEADER_BYTES
         self._sealed = False
-        self._names_dirty = True
+        self._unflushed.names_changed = True
         return segment
 
-    def seal(self) -> None:
-        """Finish the last segment: the next append begins a new one."""
-        if self._sealed:
-            return
-        self._sealed = True
-        try:
-            self.segments[-1].save_index()
-            if self._producers is not None:
-                self._save_snapshot(self._producers)
-        except (DiskFull, CorruptLog):
-            pass  # Both can be rebuilt from the segment.
+    def roll(self) -> None:
+        """The next append begins a new segment. No I/O: the next flush writes what it leaves."""
+        if not self._sealed:
+            self._sealed = True
+            self._unflushed.rolled(self.segments[-1], self.log_end_offset, self._producers)
 
-    def _save_snapshot(self, producers: Producers) -> None:
-        blob = producers.snapshot()
-        checkpoint.save_snapshot(
-            self._disk, self.directory, self.log_end_offset, blob, self._snapshots
-        )
+    def roll_if_due(self, now: Now) -> None:
+        """An idle topic's segment is finished when its time has come."""
+        if self.segments:
+            last = self.segments[-1]
+            age_us = now.wall_us - last.created_us
+            if last.created_us >= 0 and not last.empty and age_us >= self.config.segment_ms * 1000:
+                self.roll()
 
     # --- flushing ------------------------------------------------------------------------------
-    def begin_sync(self) -> SyncTicket:
-        """What a flush has to cover now. At most one ticket at a time.
+    def begin_flush(self) -> FlushJob:
+        """What a flush has to cover now. At most one at a time.
 
         Raises:
             StorageFault: an earlier flush failed.
         """
         if self.fault:
             raise StorageFault(f"{self.directory}: {self.fault}.")
-        epochs = self.epochs.dump() if self.epochs.dirty else None
-        self.epochs.dirty = False
-        segments, self._unsynced = self._unsynced, []
-        self._ticket = ticket = SyncTicket(self, segments, epochs)
-        if segments:
-            last = self.segments[-1] if self.segments else segments[-1]
-            point = RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
-            if (
-                point.base_offset != self._point.base_offset
-                or point.position - self._point.position >= _CHECKPOINT_BYTES
-            ):
-                ticket._point = point
-        return ticket
+        last = self.segments[-1] if self.segments else None
+        return self._unflushed.begin(self.log_end_offset, last, self.epochs)
+
+    def complete_flush(self, job: FlushJob, result: FlushResult) -> int:
+        """The flush is done: returns the new flushed offset."""
+        self._unflushed.complete(job, result, self.epochs)
+        self.flushed_offset = max(self.flushed_offset, min(job.end_offset, self.log_end_offset))
+        return self.flushed_offset
+
+    def fail_flush(self, job: FlushJob, error: BaseException) -> bool:
+        """The flush raised `error`. True: a write or fsync failed, which is final for the log.
+
+        False: there was no descriptor, so nothing was tried; flush again later.
+        """
+        self._unflushed.postpone(job, self.epochs)
+        if not out_of_descriptors(error):
+            self.fault = f"flush failed: {error}"
+        return bool(self.fault)
+
+    def flush_due_us(self) -> int | None:
+        """When a flush in the background is due (`Now.mono_us`): None for never, 0 for at once.
+
+        At a roll, after 64 MiB and after 30 s, for every level of durability: it bounds what a
+        start after a crash has to scan.
+        """
+        return None if self.fault else self._unflushed.due_us()
+
+    def begin_sync(self) -> SyncTicket:
+        """The older `begin_flush`. Raises StorageFault when an earlier flush failed."""
+        return SyncTicket(self, self.begin_flush())
 
     def complete_sync(self, ticket: SyncTicket) -> int:
-        """The ticket has run: returns the new flushed offset.
-
-        Raises:
-            StorageFault: it failed.
-        """
+        """The older `complete_flush`. Raises StorageFault when the flush failed."""
         if self.fault:
             raise StorageFault(f"{self.directory}: {self.fault}.")
-        if ticket._epochs is not None:
-            self.epochs.dirty = True
-        self._ticket = None
-        if ticket._point is not None:
-            self._point = ticket._point
-        self.flushed_offset = max(self.flushed_offset, min(ticket.end_offset, self.log_end_offset))
-        return self.flushed_offset
+        return self.complete_flush(ticket.job, ticket.result)
 
     # --- reading -------------------------------------------------------------------------------
     def _segment_index(self, offset: int) -> int:
         return max(0, bisect_right(self._bases, offset) - 1)
 
-    def read(self, offset: int, *, bytes_max: int, end_offset: int) -> list[memoryview]:
+    def read(
+        self, offset: int, *, bytes_max: int, end_offset: int, cold_ok: bool = True
+    ) -> list[memoryview]:
         """Whole batches from the one that holds `offset` on, none that begins at `end_offset`.
 
         At least one batch, more while they fit `bytes_max`. Views hold whole batches in order; the
         last view holds exactly one. Empty when `offset` is the end.
 
+        Args:
+            cold_ok: the disk may be waited for.
+
         Raises:
             OffsetOutOfRange: not between log start and log end.
             CorruptLog: the batch at `offset` is damaged.
+            NotResident: only when not `cold_ok`.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(
@@ -471,7 +404,13 @@ class Log:
                     break
                 raise self._missing(offset)
             try:
+                if not cold_ok:
+                    self._check_resident(segment, offset, bytes_max, end_offset)
                 more = segment.read(offset, bytes_max, end_offset)
+            except NotResident:
+                if views:
+                    break
+                raise
             except CorruptLog:
                 if views:
                     break
@@ -487,32 +426,68 @@ class Log:
             number += offset >= segment.end_offset
         return views
 
+    def _check_resident(
+        self, segment: Segment, offset: int, bytes_max: int, end_offset: int
+    ) -> None:
+        """Raises NotResident when `read` would wait for the disk."""
+        self._check_loaded(segment)
+        position, size = segment.span(offset, bytes_max, end_offset)
+        if not segment.file.resident(position, size):
+            raise NotResident(ReadJob(self.directory, segment, segment.file, position, size))
+
+    def _check_loaded(self, segment: Segment) -> None:
+        if segment.index is None:
+            raise NotResident(LoadIndexJob(self.directory, segment))
+
+    def begin_load(self, offset: int | None = None) -> LoadIndexJob | None:
+        """The load that an append (or a read at `offset`) would wait for; None: none."""
+        if not self.segments or (offset is None and self._sealed):
+            return None
+        number = -1 if offset is None else self._segment_index(offset)
+        segment = self.segments[number]
+        return LoadIndexJob(self.directory, segment) if segment.index is None else None
+
+    def complete_load(self, job: LoadIndexJob, result: LoadedIndex) -> None:
+        """An index was loaded."""
+        if not job.segment.dropped:
+            job.segment.take_index(result)
+
+    def complete_read(self, job: ReadJob, result: ReadResult) -> None:
+        """A cold range was read. What the disk refused is verified before it is served."""
+        if result.unreadable_from >= 0:
+            job.segment.distrust(result.unreadable_from)
+
     def _missing(self, offset: int) -> CorruptLog:
         return CorruptLog(
             f"{self.directory}: row {offset} is missing.", file=self.directory, offset=offset
         )
 
-    def offset_for_timestamp(self, at_us: int) -> tuple[int, int] | None:
+    def offset_for_timestamp(self, at_us: int, *, cold_ok: bool = True) -> tuple[int, int] | None:
         """(offset, time) of the first row whose time is `at_us` or later, None when there is none.
 
         Raises:
             CorruptLog: damage lies in the way.
+            NotResident: only when not `cold_ok`.
         """
         start = self.log_start_offset
         for segment in self.segments[self._segment_index(start) :]:
+            if not cold_ok:
+                self._check_loaded(segment)
             header = segment.first_at_or_after(at_us, start)
             if header is not None:
                 return max(header.base_offset, start), header.timestamp_max_us
         return None
 
-    def bytes_between(self, start: int, end: int, bytes_max: int = -1) -> tuple[int, int]:
+    def bytes_between(
+        self, start: int, end: int, bytes_max: int = -1, *, cold_ok: bool = True
+    ) -> tuple[int, int]:
         """(end offset, bytes) of the whole batches that hold the rows [start, end).
 
         Args:
             bytes_max: stop at the batch end that so many bytes reach, after one batch at least.
 
         Raises:
-            OffsetOutOfRange, CorruptLog: as `read`.
+            OffsetOutOfRange, CorruptLog, NotResident: as `read`.
         """
         if not self.log_start_offset <= start <= end <= self.log_end_offset:
             raise OffsetOutOfRange(
@@ -524,6 +499,8 @@ class Log:
                 break
             if start >= segment.end_offset:
                 continue
+            if not cold_ok:
+                self._check_loaded(segment)
             first = next(segment.headers(start), None)
             if first is None:
                 start = segment.end_offset
@@ -555,6 +532,77 @@ class Log:
         return min(end, offset), total + at - position
 
     # --- giving up rows ------------------------------------------------------------------------
+    def begin_trim(self, offset: int) -> TrimJob | None:
+        """Give up the rows below `offset`; None when that was done before. One at a time.
+
+        Raises:
+            OffsetOutOfRange: beyond the log's end.
+        """
+        assert self._trim is None, "a trim is outstanding"
+        if offset > self.log_end_offset or offset < 0:
+            raise OffsetOutOfRange(f"offset {offset} is beyond the end {self.log_end_offset}.")
+        if offset <= self._start_saved:
+            return None
+        offset = max(offset, self.log_start_offset)
+        scratch = tuple(s.index_path for s in self.segments if s.end_offset <= offset)
+        self._trim = TrimJob(self._disk, self.directory, offset, scratch)
+        return self._trim
+
+    def complete_trim(self, job: TrimJob) -> RemoveFilesJob | None:
+        """The new log start is on the disk: the rows below it are gone for readers from here on.
+
+        Returns the job that removes their files, None when there are none.
+        """
+        assert job is self._trim
+        self._trim = None
+        self._start_saved = max(self._start_saved, job.offset)
+        offset = min(job.offset, self.log_end_offset)
+        if offset > self.log_start_offset:
+            self.log_start_offset = offset
+            self._oldest_us = None
+            self._changed = True
+            self.epochs.trim(offset)
+        return self._detach_below(offset)
+
+    def fail_trim(self, job: TrimJob) -> None:
+        """The trim's `run` raised: nothing changed."""
+        assert job is self._trim
+        self._trim = None
+
+    def _detach_below(self, offset: int) -> RemoveFilesJob | None:
+        paths: list[str] = []
+        byte_count = self.size_bytes
+        count = len(self.segments)
+        while self.segments and self.segments[0].end_offset <= offset:
+            if len(self.segments) == 1:
+                self.roll()
+            segment = self.segments.pop(0)
+            del self._bases[0]
+            segment.dropped = True
+            self.size_bytes -= segment.file.size
+            paths += [segment.index_path, segment.path]
+            self._unflushed.forget(segment)
+            segment.file.close()
+        if not paths:
+            return None
+        return RemoveFilesJob(
+            self._disk,
+            self.directory,
+            tuple(paths),
+            byte_count - self.size_bytes,
+            count - len(self.segments),
+        )
+
+    def retention_target(self, now: Now, high_watermark: int, *, cold_ok: bool = True) -> int:
+        """Where the log should start: too old or too much goes. Decides only; see `begin_trim`.
+
+        Raises:
+            NotResident: only when not `cold_ok`.
+        """
+        if not cold_ok and self.segments:
+            self._check_loaded(self.segments[0])
+        return retention.target(self, now, high_watermark)
+
     def delete_before(self, offset: int) -> int:
         """Give up the rows below `offset`; durable when this returns. Returns the log start.
 
@@ -594,7 +642,7 @@ class Log:
         self.epochs.trim(offset)
         while self.segments and self.segments[0].end_offset <= offset:
             if len(self.segments) == 1:
-                self.seal()
+                self.roll()
             self._drop_first()
         return count - len(self.segments), byte_count - self.size_bytes
 
@@ -619,8 +667,7 @@ class Log:
 
     def _remove_files(self, segment: Segment) -> None:
         segment.dropped = True
-        if segment in self._unsynced:
-            self._unsynced.remove(segment)
+        self._unflushed.forget(segment)
         segment.file.close()
         for path in (segment.index_path, segment.path):
             try:
@@ -649,7 +696,7 @@ class Log:
         Producers and epochs are rewound too. No ticket may be outstanding: its thread knows the
         files by name, and its offset would count rows as flushed that came later.
         """
-        assert self._ticket is None, "a flush is outstanding"
+        assert self._unflushed.outstanding is None, "a flush is outstanding"
         if offset >= self.log_end_offset:
             self.epochs.truncate_to(max(offset, self.log_end_offset))
             return
@@ -681,20 +728,22 @@ class Log:
         old.file.truncate(position)
         old.file.sync()
         old.file.close()
-        fresh = Segment(
-            self._disk, old.path, self._disk.open(old.path, create=False), old.base_offset
-        )
+        file = self._disk.open(old.path, create=False)
+        fresh = Segment(self._disk, old.path, file, old.base_offset)
         fresh.end_offset = self.log_end_offset = header.base_offset
         self.segments[-1] = fresh
-        self._unsynced = [fresh if segment is old else segment for segment in self._unsynced]
+        unflushed = self._unflushed.segments
+        self._unflushed.segments = [fresh if s is old else s for s in unflushed]
         self._sealed = False
 
     def _save_after_cut(self) -> None:
         """The recovery point and the snapshots must not be ahead of the log."""
-        if self._point.offset > self.log_end_offset:
-            self._point = RecoveryPoint()
+        point = self._unflushed.point
+        last = self.segments[-1].base_offset if self.segments else -1
+        if point.offset > self.log_end_offset or point.base_offset > last:
+            self._unflushed.point = point = RecoveryPoint()
             path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"
-            self._disk.write_file_atomic(path, checkpoint.pack_recovery_point(self._point))
+            self._disk.write_file_atomic(path, checkpoint.pack_recovery_point(point))
         self._disk.write_file_atomic(f"{self.directory}/{EPOCHS_FILE}", self.epochs.dump())
         self.epochs.dirty = False
         if self._producers is not None:
@@ -717,11 +766,13 @@ class Log:
     def _close_clean(self) -> None:
         if not self._changed and not self.epochs.dirty:
             return
-        for segment in self._unsynced:
+        for segment in self._unflushed.segments:
             segment.file.sync()
-        if self._unsynced or self._names_dirty:
+        if self._unflushed.segments or self._unflushed.names_changed:
             self._disk.sync_dir(self.directory)
-        self._unsynced = []
+        self._unflushed.segments = []
+        for path, summary, index in self._unflushed.indexes:
+            self._disk.write_file_atomic(path, index.dump(summary), durable=False)
         self.flushed_offset = self.log_end_offset
         if self.epochs.dirty:
             path = f"{self.directory}/{EPOCHS_FILE}"
@@ -736,7 +787,13 @@ class Log:
             last.save_index()
             point = RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
         if self._producers is not None:
-            self._save_snapshot(self._producers)
+            checkpoint.save_snapshot(
+                self._disk,
+                self.directory,
+                self.log_end_offset,
+                self._producers.snapshot(),
+                self._unflushed.snapshots,
+            )
         # Not durable: it only counts if it agrees with the files, and old ones do no harm.
         path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"
         self._disk.write_file_atomic(path, checkpoint.pack_recovery_point(point), durable=False)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quiverlog.storage.log import Log
     from quiverlog.types import Now
 
-__all__ = ["RetentionResult", "apply"]
+__all__ = ["RetentionResult", "apply", "target"]
 
 
 class RetentionResult(NamedTuple):
@@ -30,13 +30,17 @@ class RetentionResult(NamedTuple):
 
 def apply(log: Log, now: Now, high_watermark: int) -> RetentionResult:
     """See the module docstring; as `Log.apply_retention`."""
-    segments, byte_count = 0, 0
-    if log.log_start_offset < log.log_end_offset:
-        target = max(_by_time(log, now), _by_size(log))
-        target = min(target, high_watermark)
-        segments, byte_count = log.move_start(target)
-        _roll_by_age(log, now)
+    segments, byte_count = log.move_start(target(log, now, high_watermark))
+    log.roll_if_due(now)
     return RetentionResult(log.log_start_offset, segments, byte_count)
+
+
+def target(log: Log, now: Now, high_watermark: int) -> int:
+    """Where the log should start, at least where it does; as `Log.retention_target`."""
+    if log.log_start_offset >= log.log_end_offset:
+        return log.log_start_offset
+    wanted = min(max(_by_time(log, now), _by_size(log)), high_watermark)
+    return max(wanted, log.log_start_offset)
 
 
 def _by_time(log: Log, now: Now) -> int:
@@ -62,15 +66,3 @@ def _by_size(log: Log) -> int:
             size -= segment.file.size
             target = segment.end_offset
     return target
-
-
-def _roll_by_age(log: Log, now: Now) -> None:
-    """An idle topic's segment is finished when its time has come."""
-    if log.segments:
-        last = log.segments[-1]
-        if (
-            last.created_us >= 0
-            and not last.empty
-            and now.wall_us - last.created_us >= log.config.segment_ms * 1000
-        ):
-            log.seal()

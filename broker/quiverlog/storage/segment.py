@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.header import BatchHeader
@@ -28,7 +28,14 @@ from quiverlog.storage.frames import check_version
 from quiverlog.storage.index import NO_TIME, IndexSummary, SparseIndex
 from quiverlog.storage.scan import Damage, Found, scan
 
-__all__ = ["LOG_SUFFIX", "SEGMENT_HEADER_BYTES", "SEGMENT_MAGIC", "Segment", "segment_path"]
+__all__ = [
+    "LOG_SUFFIX",
+    "SEGMENT_HEADER_BYTES",
+    "SEGMENT_MAGIC",
+    "LoadedIndex",
+    "Segment",
+    "segment_path",
+]
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
@@ -47,6 +54,16 @@ assert _HEAD.size + _BODY.size == SEGMENT_HEADER_BYTES
 def segment_path(directory: str, base_offset: int) -> str:
     """Path of the .log file."""
     return f"{directory}/{base_offset:020d}{LOG_SUFFIX}"
+
+
+class LoadedIndex(NamedTuple):
+    """What a load brings to memory, for the first `size` bytes of the file."""
+
+    entries: SparseIndex
+    newest_us: int
+    size: int
+    created_us: int
+    damages: tuple[Damage, ...] = ()
 
 
 class Segment:
@@ -118,7 +135,11 @@ class Segment:
 
     def check_header(self) -> None:
         """Raises CorruptLog or UnsupportedFormat unless the file is this segment's."""
-        head = bytes(self.file.read(0, SEGMENT_HEADER_BYTES))
+        self.created_us = self._read_header()
+
+    def _read_header(self) -> int:
+        """When the segment was made. Raises as `check_header`. From any thread."""
+        head = self.file.read_copy(0, SEGMENT_HEADER_BYTES)
         if len(head) < SEGMENT_HEADER_BYTES or head[:8] != SEGMENT_MAGIC:
             raise CorruptLog(f"{self.path} is not a segment.", file=self.path, position=0)
         _, version, _, crc = _HEAD.unpack_from(head)
@@ -126,7 +147,7 @@ class Segment:
         base_offset, created_us = _BODY.unpack_from(head, _HEAD.size)
         if crc32c(head[_HEAD.size :]) != crc or base_offset != self.base_offset:
             raise CorruptLog(f"{self.path}: its header is damaged.", file=self.path, position=0)
-        self.created_us = created_us
+        return int(created_us)
 
     def rewrite(self, position: int) -> None:
         """Write all from `position` on once more, as it is (why: `disk.File.rewrite`)."""
@@ -145,44 +166,66 @@ class Segment:
         Raises:
             CorruptLog: the file is not this segment's.
         """
-        if self.index is not None:
-            return self.index
-        self.check_header()
-        index = self._load_index_file()
-        if index is None:
-            index = self._rebuild_index()
-        self.index = index
-        return index
+        if self.index is None:
+            self.take_index(self.read_index(self.file.size))
+        assert self.index is not None
+        return self.index
 
-    def _load_index_file(self) -> SparseIndex | None:
+    def take_index(self, loaded: LoadedIndex) -> None:
+        """A load came back. What was loaded for other bytes than there are now is dropped."""
+        if self.index is not None or loaded.size != self.file.size:
+            return
+        index = self.index = loaded.entries
+        self.newest_us = loaded.newest_us
+        self.created_us = loaded.created_us
+        self._indexed_at = index.positions[-1] if len(index) else 0
+        for damage in loaded.damages:
+            self._note_found(damage)
+
+    def read_index(self, size: int) -> LoadedIndex:
+        """The index for the first `size` bytes. Changes nothing; may run in another thread.
+
+        Raises:
+            CorruptLog: the file is not this segment's.
+        """
+        created_us = self._read_header()
+        return self._read_index_file(size, created_us) or self._rebuild_index(size, created_us)
+
+    def _read_index_file(self, size: int, created_us: int) -> LoadedIndex | None:
         path = self.index_path
         try:
             summary, index = SparseIndex.load(path, self._disk.read_file(path))
         except (FileNotFoundError, CorruptLog):
             return None
         if (
-            summary.covered_bytes != self.file.size
+            summary.covered_bytes != size
             or summary.base_offset != self.base_offset
             or summary.end_offset != self.end_offset
         ):
             return None
-        self.newest_us = summary.newest_us
-        self._indexed_at = index.positions[-1] if len(index) else 0
-        return index
+        return LoadedIndex(index, summary.newest_us, size, created_us)
 
-    def _rebuild_index(self, *, interval_bytes: int = 4096, verify: bool = False) -> SparseIndex:
+    def _rebuild_index(
+        self, size: int, created_us: int, *, interval_bytes: int = 4096, verify: bool = False
+    ) -> LoadedIndex:
         index = SparseIndex()
-        self.newest_us = NO_TIME
-        view = self.file.read(0, self.file.size)
+        newest_us = NO_TIME
+        indexed_at = 0
+        damages: list[Damage] = []
+        view = memoryview(self.file.read_copy(0, size))
         for entry in scan(view, SEGMENT_HEADER_BYTES, self.base_offset, verify=verify):
             if isinstance(entry, Found):
-                self._index_batch(index, entry.position, entry.header, interval_bytes)
+                position, header = entry
+                if position - indexed_at >= interval_bytes or not len(index):
+                    index.add(header.base_offset - self.base_offset, position, newest_us)
+                    indexed_at = position
+                newest_us = max(newest_us, header.timestamp_max_us)
             elif not verify:
                 # Headers do not join up: only checksums tell which of the neighbours lies.
-                return self._rebuild_index(interval_bytes=interval_bytes, verify=True)
+                return self._rebuild_index(size, created_us, verify=True)
             elif isinstance(entry, Damage):
-                self._note_found(entry)
-        return index
+                damages.append(entry)
+        return LoadedIndex(index, newest_us, size, created_us, tuple(damages))
 
     def note_damage(self, damage: Damage) -> None:
         """Remember rows that cannot be read."""
@@ -199,6 +242,27 @@ class Segment:
         """Everything from `position` on was verified by a scan."""
         self._trusted_from = min(self._trusted_from, position)
 
+    def distrust(self, position: int) -> None:
+        """The disk refused bytes at `position`: verify from there on before anything is served."""
+        self._trusted_from = self.file.size
+        self._verified_from = self._verified_to = 0
+        self._tail_at, self._tail_offset = 0, -1
+
+    def span(self, offset: int, bytes_max: int, end_offset: int) -> tuple[int, int]:
+        """(position, size) of what `read` looks at, a little more rather than less."""
+        index = self.load()
+        if not len(index):
+            return SEGMENT_HEADER_BYTES, 0
+        size = self.file.size
+        position = index.positions[index.floor_offset(offset - self.base_offset)]
+        end = size
+        last = index.floor_offset(max(0, end_offset - 1 - self.base_offset)) + 1
+        if last < len(index):
+            end = index.positions[last]
+        after = index.floor_offset(offset - self.base_offset) + 1
+        first_end = index.positions[after] if after < len(index) else size
+        return position, min(end, max(first_end, position + bytes_max)) - position
+
     @property
     def index_path(self) -> str:
         """Path of the .index file."""
@@ -206,9 +270,13 @@ class Segment:
 
     def save_index(self) -> None:
         """Write the index file. Not durable: it can be rebuilt and says what it covers."""
-        index = self.load()
-        summary = IndexSummary(self.base_offset, self.end_offset, self.newest_us, self.file.size)
-        self._disk.write_file_atomic(self.index_path, index.dump(summary), durable=False)
+        data = self.load().dump(self.summary)
+        self._disk.write_file_atomic(self.index_path, data, durable=False)
+
+    @property
+    def summary(self) -> IndexSummary:
+        """What an index file says of this segment. The index must be loaded."""
+        return IndexSummary(self.base_offset, self.end_offset, self.newest_us, self.file.size)
 
     def drop_index(self) -> None:
         """Bytes are cut or may have been: others may come to fill the same length."""
@@ -237,14 +305,6 @@ class Segment:
             offset += header.row_count
         assert offset == end_offset
         self.end_offset = end_offset
-
-    def _index_batch(
-        self, index: SparseIndex, position: int, header: BatchHeader, interval_bytes: int
-    ) -> None:
-        if position - self._indexed_at >= interval_bytes or not len(index):
-            index.add(header.base_offset - self.base_offset, position, self.newest_us)
-            self._indexed_at = position
-        self.newest_us = max(self.newest_us, header.timestamp_max_us)
 
     # --- reading -------------------------------------------------------------------------------
     def read(self, offset: int, bytes_max: int, end_offset: int) -> list[memoryview]:

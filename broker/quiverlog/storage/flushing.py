@@ -1,0 +1,162 @@
+"""What of a log is not on the disk yet, and the jobs that bring it there.
+
+Owns the list of segments with unflushed bytes, what finished segments leave to be written (index
+and producer snapshot, which cost the loop no I/O that way), the recovery point, and the rule when a
+log must be flushed although nobody waits for it.
+
+Invariant: at most one FlushJob is outstanding. What it captured belongs to it until it is complete
+(then it is on the disk) or postponed (then it is here again).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quiverlog.limits import UNFLUSHED_BYTES_MAX, UNFLUSHED_MS_MAX
+from quiverlog.storage.checkpoint import SNAPSHOTS_KEPT, Producers, RecoveryPoint
+from quiverlog.storage.disk import Disk
+from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.jobs import FlushJob, FlushResult, IndexFile, SnapshotFile
+from quiverlog.storage.segment import Segment
+from quiverlog.types import Now
+
+__all__ = ["Unflushed"]
+
+_CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
+"""So many flushed bytes after the last recovery point a new one is written."""
+
+
+class Unflushed:
+    """See the module docstring.
+
+    Attributes:
+        point: the recovery point that is on the disk.
+        snapshots: offsets of the producer snapshots on the disk, newest first.
+        outstanding: the flush under way.
+        segments: those with unflushed bytes, oldest first.
+        names_changed: files were made whose names may not be durable.
+        indexes: of finished segments, not written yet.
+    """
+
+    __slots__ = (
+        "_directory",
+        "_disk",
+        "_rolled",
+        "_since_us",
+        "byte_count",
+        "indexes",
+        "names_changed",
+        "outstanding",
+        "point",
+        "segments",
+        "snapshots",
+        "snapshots_unsaved",
+    )
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._rolled = False
+        self._since_us: int | None = None
+        self.byte_count = 0
+        self.indexes: list[IndexFile] = []
+        self.names_changed = False
+        self.outstanding: FlushJob | None = None
+        self.point = RecoveryPoint()
+        self.segments: list[Segment] = []
+        self.snapshots: list[int] = []
+        self.snapshots_unsaved: list[SnapshotFile] = []
+
+    # --- what happened -------------------------------------------------------------------------
+    def appended(self, segment: Segment, byte_count: int, now: Now) -> None:
+        """Rows were written to the page cache."""
+        if not self.segments or self.segments[-1] is not segment:
+            self.segments.append(segment)
+        self.byte_count += byte_count
+        if self._since_us is None:
+            self._since_us = now.mono_us
+
+    def rolled(self, segment: Segment, end_offset: int, producers: Producers | None) -> None:
+        """`segment` takes no more appends: its index and a snapshot go with the next flush."""
+        self._rolled = True
+        if segment.index is not None:
+            self.indexes.append(IndexFile(segment.index_path, segment.summary, segment.index))
+        if producers is not None:
+            self.snapshots_unsaved.append(SnapshotFile(end_offset, producers.snapshot()))
+            del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
+
+    def forget(self, segment: Segment) -> None:
+        """The segment's files are about to go."""
+        if segment in self.segments:
+            self.segments.remove(segment)
+        self.indexes = [file for file in self.indexes if file.path != segment.index_path]
+
+    # --- flushing ------------------------------------------------------------------------------
+    def begin(self, end_offset: int, last: Segment | None, epochs: LeaderEpochs) -> FlushJob:
+        """Hand everything over to a job. `last`: the segment that holds the log's end."""
+        assert self.outstanding is None, "a flush is outstanding"
+        kept = (*(s.offset for s in reversed(self.snapshots_unsaved)), *self.snapshots)
+        job = FlushJob(
+            self._disk,
+            self._directory,
+            end_offset,
+            tuple(self.segments),
+            self.names_changed,
+            epochs=epochs.dump() if epochs.dirty else None,
+            point=self._next_point(end_offset, last),
+            indexes=tuple(self.indexes),
+            snapshots=tuple(self.snapshots_unsaved),
+            snapshots_doomed=kept[SNAPSHOTS_KEPT:],
+        )
+        epochs.dirty = False
+        self.segments = []
+        self.names_changed = False
+        self.indexes = []
+        self.snapshots_unsaved = []
+        self.byte_count = 0
+        self._rolled = False
+        self._since_us = None
+        self.outstanding = job
+        return job
+
+    def _next_point(self, end_offset: int, last: Segment | None) -> RecoveryPoint | None:
+        """The recovery point that this flush should write; None when the last one will do."""
+        if not self.segments or last is None:
+            return None
+        point = RecoveryPoint(end_offset, last.base_offset, last.file.size)
+        near = point.position - self.point.position < _CHECKPOINT_BYTES
+        return None if near and point.base_offset == self.point.base_offset else point
+
+    def complete(self, job: FlushJob, result: FlushResult, epochs: LeaderEpochs) -> None:
+        """The job has run."""
+        assert job is self.outstanding
+        self.outstanding = None
+        if not result.epochs_saved:
+            epochs.dirty = True
+        if result.point is not None:
+            self.point = result.point
+        for offset, _ in job.snapshots:
+            self.snapshots.insert(0, offset)
+        self.snapshots = [o for o in self.snapshots if o not in job.snapshots_doomed]
+
+    def postpone(self, job: FlushJob, epochs: LeaderEpochs) -> None:
+        """Nothing was tried: all that the job had is to be flushed still."""
+        assert job is self.outstanding
+        self.outstanding = None
+        mine = [s for s in job.segments if not s.dropped and s not in self.segments]
+        self.segments = mine + self.segments
+        self.names_changed = self.names_changed or job.names_changed
+        epochs.dirty = epochs.dirty or job.epochs is not None
+        self.indexes = [*job.indexes, *self.indexes]
+        self.snapshots_unsaved = [*job.snapshots, *self.snapshots_unsaved]
+        del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
+
+    def due_us(self) -> int | None:
+        """When a flush in the background is due: see `Log.flush_due_us`."""
+        if self.outstanding is not None:
+            return None
+        if self._rolled or self.byte_count >= UNFLUSHED_BYTES_MAX:
+            return 0
+        if self._since_us is None:
+            return None
+        return self._since_us + UNFLUSHED_MS_MAX * 1000

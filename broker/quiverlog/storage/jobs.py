@@ -1,0 +1,262 @@
+"""Work of a log that may block: made on the loop, run off it, completed on the loop again.
+
+Owns the values that carry such work. A job captures all it needs when it is made: `run` reads
+nothing that the loop changes and changes nothing that the loop reads. It returns a value or raises,
+and the log takes either in afterwards:
+
+| job            | made by                       | taken in by                         |
+|----------------|-------------------------------|-------------------------------------|
+| FlushJob       | `Log.begin_flush`             | `complete_flush`, or `fail_flush`   |
+| TrimJob        | `Log.begin_trim`              | `complete_trim`, or `fail_trim`     |
+| RemoveFilesJob | `Log.complete_trim`           | nothing: the log is done with them  |
+| LoadIndexJob   | `Log.begin_load`, NotResident | `complete_load`                     |
+| ReadJob        | NotResident                   | `complete_read`                     |
+
+Jobs with the same `key` must run one after another, in the order in which they were started. A
+job of which `run` raised has no result; a flush and a trim must hear of it (`fail_...`).
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, NamedTuple, Protocol
+
+from quiverlog.errors import DiskFull, QuiverlogError
+from quiverlog.storage import checkpoint
+from quiverlog.storage.checkpoint import RecoveryPoint
+from quiverlog.storage.disk import Disk, File, out_of_descriptors
+from quiverlog.storage.epochs import EPOCHS_FILE
+from quiverlog.storage.index import IndexSummary, SparseIndex
+from quiverlog.storage.segment import LoadedIndex, Segment
+
+__all__ = [
+    "FlushJob",
+    "FlushResult",
+    "IndexFile",
+    "Job",
+    "LoadIndexJob",
+    "NotResident",
+    "ReadJob",
+    "ReadResult",
+    "RemoveFilesJob",
+    "SnapshotFile",
+    "TrimJob",
+]
+
+_READ_BYTES: Final = 256 * 1024
+
+
+class Job(Protocol):
+    """See the module docstring."""
+
+    @property
+    def key(self) -> str:
+        """Jobs of one key are run one after another."""
+
+    @property
+    def kind(self) -> str:
+        """For metrics and log lines."""
+
+    def run(self) -> object:
+        """Do the work, once."""
+
+
+class NotResident(Exception):
+    """What was asked for is not in memory. Run `job`, take its result in, then ask again.
+
+    Never seen by a client. For a ReadJob, ask again with `cold_ok`: on a machine with little memory
+    the pages may be gone again, and the second answer must not depend on that.
+    """
+
+    def __init__(self, job: LoadIndexJob | ReadJob) -> None:
+        super().__init__(job.kind)
+        self.job = job
+
+
+# --- flushing ---------------------------------------------------------------------------------
+class IndexFile(NamedTuple):
+    """The index of a segment that takes no more appends."""
+
+    path: str
+    summary: IndexSummary
+    entries: SparseIndex
+
+
+class SnapshotFile(NamedTuple):
+    """What the partition knew of its producers when the log ended at `offset`."""
+
+    offset: int
+    blob: bytes
+
+
+class FlushResult(NamedTuple):
+    """What a flush has written beside the rows; False or None where there was no room for it."""
+
+    epochs_saved: bool = True
+    point: RecoveryPoint | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlushJob:
+    """Everything below `end_offset` to the disk; then the notes that shorten the next start.
+
+    `names_changed`: files were made since the last flush, so the directory needs an fsync.
+    """
+
+    kind: ClassVar[str] = "flush"
+    disk: Disk
+    key: str
+    end_offset: int
+    segments: tuple[Segment, ...]
+    names_changed: bool
+    epochs: bytes | None = None
+    point: RecoveryPoint | None = None
+    indexes: tuple[IndexFile, ...] = ()
+    snapshots: tuple[SnapshotFile, ...] = ()
+    snapshots_doomed: tuple[int, ...] = ()
+
+    def run(self) -> FlushResult:
+        """Raises OSError or StorageFault; `Log.fail_flush` judges whether that is a fault."""
+        for segment in self.segments:
+            try:
+                segment.file.sync()
+            except FileNotFoundError:
+                if not segment.dropped:
+                    raise
+        if self.names_changed:
+            self.disk.sync_dir(self.key)
+        self._save_what_can_be_rebuilt()
+        return self._save_notes()
+
+    def _save_what_can_be_rebuilt(self) -> None:
+        """Indexes and snapshots are not flushed: they carry checksums and say what they cover."""
+        try:
+            for path, summary, index in self.indexes:
+                self.disk.write_file_atomic(path, index.dump(summary), durable=False)
+            for offset, blob in self.snapshots:
+                checkpoint.write_snapshot(self.disk, self.key, offset, blob)
+            for offset in self.snapshots_doomed:
+                checkpoint.drop_snapshot(self.disk, self.key, offset)
+        except (OSError, QuiverlogError) as error:
+            if not (isinstance(error, DiskFull) or out_of_descriptors(error)):
+                raise
+
+    def _save_notes(self) -> FlushResult:
+        """Epochs, then the recovery point, which says that the epochs before it are saved.
+
+        Both can be read again from the batches. The rows are on the disk by now: a disk that has
+        no room for the notes, or a process without descriptors, leaves them to a later flush.
+        """
+        epochs_saved = self.epochs is None
+        try:
+            if self.epochs is not None:
+                self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
+                epochs_saved = True
+            if self.point is not None:
+                data = checkpoint.pack_recovery_point(self.point)
+                self.disk.write_file_atomic(f"{self.key}/{checkpoint.RECOVERY_FILE}", data)
+                return FlushResult(epochs_saved, self.point)
+        except (OSError, QuiverlogError) as error:
+            if not (isinstance(error, DiskFull) or out_of_descriptors(error)):
+                raise
+        return FlushResult(epochs_saved)
+
+
+# --- giving up rows ---------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, eq=False)
+class TrimJob:
+    """Write down that the log starts at `offset`. `scratch`: indexes that may make room for it."""
+
+    kind: ClassVar[str] = "trim"
+    disk: Disk
+    key: str
+    offset: int
+    scratch: tuple[str, ...] = ()
+
+    def run(self) -> None:
+        """Raises DiskFull, StorageFault or OSError: nothing changed."""
+        path = f"{self.key}/{checkpoint.LOG_START_FILE}"
+        data = checkpoint.pack_log_start(self.offset)
+        scratch = list(self.scratch)
+        while True:
+            try:
+                self.disk.write_file_atomic(path, data)
+                return
+            except DiskFull:
+                if not scratch:
+                    raise
+                # The segments of these are about to go, and an index can be rebuilt until then.
+                _remove(self.disk, scratch.pop())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoveFilesJob:
+    """Remove files of which no row is readable any more. What resists goes at the next start."""
+
+    kind: ClassVar[str] = "remove files"
+    disk: Disk
+    key: str
+    paths: tuple[str, ...]
+    byte_count: int = 0
+    segment_count: int = 0
+
+    def run(self) -> None:
+        """Raises OSError when a file cannot be removed."""
+        for path in self.paths:
+            _remove(self.disk, path)
+
+
+def _remove(disk: Disk, path: str) -> None:
+    try:
+        disk.remove(path)
+    except FileNotFoundError:
+        return
+
+
+# --- reading ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadIndexJob:
+    """Read a segment's index from its file, or make it from the batch headers."""
+
+    kind: ClassVar[str] = "load index"
+    key: str
+    segment: Segment
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.segment.file.size)
+
+    def run(self) -> LoadedIndex:
+        """Raises CorruptLog when the file is not this segment's, OSError when it is unreadable."""
+        return self.segment.read_index(self.size)
+
+
+class ReadResult(NamedTuple):
+    """`unreadable_from`: the disk refused to give the bytes from this position on; -1: none."""
+
+    unreadable_from: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadJob:
+    """Bring a range of a segment into the page cache."""
+
+    kind: ClassVar[str] = "cold read"
+    key: str
+    segment: Segment
+    file: File
+    position: int
+    size: int
+
+    def run(self) -> ReadResult:
+        """Raises OSError when the file cannot be opened."""
+        end = min(self.position + self.size, self.file.size)
+        for at in range(self.position, end, _READ_BYTES):
+            try:
+                self.file.read_copy(at, min(_READ_BYTES, end - at))
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                return ReadResult(at)
+        return ReadResult()
