@@ -1,54 +1,209 @@
-"""The broker's own decisions, in order: a small log of opaque records.
+"""The broker's own decisions, in order: a small log of opaque entries.
 
-Owns the file `metadata/metadata.log`. `append` returns when the records are on the disk. Every
-append is one frame, so that a crash keeps all of its records or none:
+Owns the file `metadata/metadata.log`. Entries are appended by jobs, several at a time; all entries
+of one job are one frame, so that a crash keeps all of them or none:
 
 ```
 file:   8s magic "QVMETLOG" | u16 version | 6 bytes 0 | frame...
 frame:  u32 size | u32 crc32c over the size and the payload | payload
-payload: per record u32 length | bytes
+payload: per entry u32 length | bytes
 ```
 
 A frame that the file ends inside of, or whose last sector never arrived, was never acknowledged
 and is cut. Anything else that does not match its checksum is damage: the broker does not start on
 half of its decisions (replication rule 13 in spirit), the file is left as it is.
+
+A frame whose fsync failed is neither there nor not there: the log takes no more writes, and the
+next start finds the whole frame or nothing of it. Whoever proposed the entries must be able to live
+with both.
+
+Invariant: what the jobs share (`_Tail`) is used by jobs alone, which run one after another because
+they have the same key. The loop knows the log as it was when the last job was completed.
 """
 
 from __future__ import annotations
 
-import struct
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from quiverlog.batch.checksum import crc32c
-from quiverlog.errors import CorruptLog, QuiverlogError, StorageFault
-from quiverlog.storage.disk import Disk, File
-from quiverlog.storage.frames import check_version
-from quiverlog.storage.tail import looks_unwritten
+from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError, StorageFault, ThrottledBroker
+from quiverlog.storage.disk import Disk, File, out_of_descriptors, short_name
+from quiverlog.storage.metadata_frames import (
+    FILE_HEADER,
+    FILE_HEADER_BYTES,
+    Frames,
+    pack_frame,
+    parse,
+)
 
-__all__ = ["MetadataLog"]
+__all__ = ["AppendJob", "CompactJob", "MetadataLog"]
 
-_MAGIC: Final = b"QVMETLOG"
-_VERSION: Final = 1
-_HEAD: Final = struct.Struct("<8sH6x")
-_FRAME: Final = struct.Struct("<II")
-_U32: Final = struct.Struct("<I")
-_COMPACT_FRAMES_MIN: Final = 1_000
+_COMPACT_ENTRIES_MIN: Final = 1_000
 _COMPACT_BYTES_MIN: Final = 256 * 1024
+_NEW: Final = ".new"
+
+
+class _Tail:
+    """The end of the file, as the jobs know it.
+
+    `unflushed`: position and bytes of a frame that was read at the start and could not be flushed
+    then. `name_unflushed`: the file is new and its name not yet durable.
+    """
+
+    __slots__ = ("disk", "fault", "file", "name_unflushed", "path", "unflushed")
+
+    def __init__(self, disk: Disk, path: str, file: File) -> None:
+        self.disk = disk
+        self.path = path
+        self.file = file
+        self.fault = ""
+        self.unflushed: tuple[int, bytes] | None = None
+        self.name_unflushed = False
+
+    def check(self) -> None:
+        """Raises StorageFault after a failure that left open what the disk holds."""
+        if self.fault:
+            raise StorageFault(f"{short_name(self.path)} takes no writes: {self.fault}.")
+
+    def fail(self, what: str, error: BaseException) -> StorageFault:
+        """The log is out of service from now on."""
+        reason = getattr(error, "strerror", None) or str(error)
+        self.fault = f"{what} failed: {reason}"
+        return StorageFault(f"{short_name(self.path)}: {self.fault}.", file=self.path)
+
+    def settle_debts(self) -> None:
+        """What an earlier step could not make durable for want of room or descriptors."""
+        if self.unflushed is not None:
+            self.file.rewrite(*self.unflushed)
+        if self.name_unflushed:
+            self._sync_name()
+        self.unflushed = None
+
+    def _sync_name(self) -> None:
+        directory = self.path.rpartition("/")[0]
+        try:
+            self.disk.sync_dir(directory)
+        except OSError as error:
+            if out_of_descriptors(error):
+                raise ThrottledBroker(f"{short_name(self.path)}: {error.strerror}.") from error
+            raise self.fail("fsync of the directory", error) from error
+        self.name_unflushed = False
+
+    def append(self, frame: bytes) -> int:
+        """Write and flush. Returns the position after the frame."""
+        self.check()
+        self.settle_debts()
+        try:
+            self.file.append([frame])
+        except StorageFault as error:
+            raise self.fail("a write", error.__cause__ or error) from error
+        try:
+            self.file.sync()
+        except OSError as error:
+            raise self.fail("fsync", error) from error
+        return self.file.size
+
+    def replace(self, snapshot: bytes, position: int) -> int:
+        """A new file of `snapshot` and what lies behind `position`. Returns its size."""
+        self.check()
+        temporary = self.path + _NEW
+        try:
+            self._write_new(temporary, snapshot, position)
+        except (OSError, QuiverlogError) as error:
+            with contextlib.suppress(OSError):
+                self.disk.remove(temporary)
+            if isinstance(error, OSError):
+                raise StorageFault(
+                    f"{short_name(self.path)} was not compacted: {error.strerror}."
+                ) from error
+            raise
+        self.unflushed = None
+        self.name_unflushed = True
+        # Out of descriptors: the next append tries again before it writes.
+        with contextlib.suppress(ThrottledBroker):
+            self._sync_name()
+        return self.file.size
+
+    def _write_new(self, temporary: str, snapshot: bytes, position: int) -> None:
+        if self.disk.exists(temporary):
+            self.disk.remove(temporary)
+        old = self.file
+        behind = old.read_copy(position, old.size - position)
+        if len(behind) != old.size - position:
+            raise StorageFault(f"{short_name(self.path)} is shorter than what was written.")
+        new = self.disk.open(temporary, create=True)
+        new.append([snapshot, behind] if behind else [snapshot])
+        new.sync()
+        self.disk.replace(new, self.path)
+        # From here on the old file has no name: whatever else fails, nothing is written to it.
+        self.file = new
+        old.close()
+
+
+class AppendJob:
+    """Write entries as one frame and flush it; the result is the size of the file."""
+
+    __slots__ = ("_frame", "_tail", "entry_count", "key", "kind")
+
+    def __init__(self, tail: _Tail, entries: Sequence[bytes]) -> None:
+        self._tail = tail
+        self._frame = pack_frame(entries)
+        self.entry_count = len(entries)
+        self.key = tail.path
+        self.kind = "metadata append"
+
+    def run(self) -> int:
+        return self._tail.append(self._frame)
+
+
+class CompactJob:
+    """Replace the entries up to a position by a snapshot; the result is the size of the file.
+
+    Entries that were appended after the snapshot was taken are carried over.
+    """
+
+    __slots__ = ("_position", "_snapshot", "_tail", "key", "kind", "replaced_entries")
+
+    def __init__(
+        self, tail: _Tail, entries: Sequence[bytes], position: int, replaced_entries: int
+    ) -> None:
+        self._tail = tail
+        self._snapshot = FILE_HEADER + pack_frame(entries)
+        self._position = position
+        self.replaced_entries = replaced_entries
+        self.key = tail.path
+        self.kind = "metadata compaction"
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes that stand for what was replaced."""
+        return len(self._snapshot)
+
+    def run(self) -> int:
+        return self._tail.replace(self._snapshot, self._position)
 
 
 class MetadataLog:
     """See the module docstring."""
 
-    __slots__ = ("_disk", "_fault", "_file", "_offset", "_path", "_records", "_snapshot_bytes")
+    __slots__ = (
+        "_compacting",
+        "_entry_count",
+        "_fault",
+        "_records",
+        "_size",
+        "_snapshot_bytes",
+        "_tail",
+    )
 
-    def __init__(self, disk: Disk, path: str, file: File, records: list[bytes]) -> None:
-        self._disk = disk
-        self._path = path
-        self._file = file
-        self._records = records
-        self._offset = len(records)
+    def __init__(self, tail: _Tail, entries: list[bytes]) -> None:
+        self._tail = tail
+        self._records = entries
+        self._entry_count = len(entries)
+        self._size = tail.file.size
         self._snapshot_bytes = _COMPACT_BYTES_MIN
+        self._compacting = False
         self._fault = ""
 
     @classmethod
@@ -58,168 +213,192 @@ class MetadataLog:
         """Open or create the log in `directory`.
 
         Args:
-            create: a missing file may be made. Where there are partitions it may not: all of them
-                would look like leftovers of topics that were deleted.
+            create: a missing or empty file may be made. Where there are partitions it may not: all
+                of them would look like leftovers of topics that were deleted. (A broker registers
+                itself before it makes the first partition.)
             bytes_min: what the file is known to have held when it was last closed in order.
 
         Raises:
-            CorruptLog: a record is damaged, or the file is missing or cut; nothing is changed.
+            CorruptLog: an entry is damaged, or the file is missing or cut; nothing is changed.
             UnsupportedFormat: a newer version wrote it.
+            DiskFull: there is no room for a new file. A file that is there opens without room.
+            StorageFault: the disk failed.
         """
-        disk.make_dir(directory)
         path = f"{directory}/metadata.log"
+        try:
+            return cls._open(disk, directory, path, create=create, bytes_min=bytes_min)
+        except OSError as error:
+            raise StorageFault(f"{path} cannot be opened: {error.strerror}.", file=path) from error
+
+    @classmethod
+    def _open(
+        cls, disk: Disk, directory: str, path: str, *, create: bool, bytes_min: int
+    ) -> MetadataLog:
+        disk.make_dir(directory)
+        new = False
         if not disk.exists(path):
             if not create or bytes_min:
-                raise CorruptLog(
-                    f"{path} is missing, yet there are partitions: restore the file from a backup;"
-                    " nothing was changed.",
-                    file=path,
-                )
-            disk.write_file_atomic(path, _HEAD.pack(_MAGIC, _VERSION))
+                raise _restore(path, "is missing, yet there are partitions")
+            disk.write_file_atomic(path, FILE_HEADER)
+            new = True
         data = disk.read_file(path)
         if len(data) < bytes_min:
-            raise CorruptLog(
-                f"{path} has {len(data)} bytes and had {bytes_min} when the broker stopped: restore"
-                " the file from a backup; nothing was changed.",
-                file=path,
-            )
-        records, end, last = _parse(path, data)
+            raise _restore(path, f"has {len(data)} bytes and had {bytes_min} at the last stop")
+        frames = parse(path, data)
+        if not frames.entries and not create:
+            raise _restore(path, "holds no entry, yet there are partitions")
         file = disk.open(path, create=False)
-        if end < len(data):
-            file.truncate(end)
-        # The last append's flush may have failed, or never been: what was read is in the cache, and
-        # the kernel may hold it for written. Decisions are built upon it from now on.
-        file.rewrite(last, data[last:end])
-        file.sync()
-        return cls(disk, path, file, records)
+        tail = _Tail(disk, path, file)
+        if not new:
+            _flush_last(tail, data, frames)
+        return cls(tail, frames.entries)
 
+    # --- looking -------------------------------------------------------------------------------
     @property
     def size_bytes(self) -> int:
-        """Bytes of the file."""
-        return self._file.size
+        """Bytes of the file when the last job was completed."""
+        return self._size
+
+    @property
+    def fault(self) -> str:
+        """Why the log takes no more writes; empty while it does."""
+        return self._fault
 
     @property
     def wants_compaction(self) -> bool:
         """Is most of the file likely to be history that a snapshot leaves out?"""
-        return self._offset >= _COMPACT_FRAMES_MIN and self._file.size >= 2 * self._snapshot_bytes
+        return (
+            not self._compacting
+            and not self._fault
+            and self._entry_count >= _COMPACT_ENTRIES_MIN
+            and self._size >= 2 * self._snapshot_bytes
+        )
 
     def records(self) -> Iterator[bytes]:
-        """What was in the file at opening; only once, the memory is given back."""
+        """The entries that were in the file at opening; only once, the memory is given back."""
         records, self._records = self._records, []
         return iter(records)
 
-    def append(self, records: Sequence[bytes]) -> int:
-        """Make records durable, together. Returns the number of the first.
+    # --- appending -----------------------------------------------------------------------------
+    def begin_append(self, entries: Sequence[bytes]) -> AppendJob:
+        """A job that makes entries durable, together: after a crash all are there or none.
 
         Raises:
-            DiskFull: nothing was appended.
-            StorageFault: the disk failed; every further append fails until a restart, because a
-                failed fsync leaves open what the disk holds.
+            StorageFault: the log takes no writes until a restart.
         """
-        if self._fault:
-            raise StorageFault(f"{self._path} takes no writes: {self._fault}.")
-        self._file.append([_frame(records)])
+        assert entries
+        self._check_usable()
+        return AppendJob(self._tail, entries)
+
+    def complete_append(self, job: AppendJob, size: int) -> None:
+        """The job is back with `size`: its entries are durable."""
+        assert job.entry_count > 0
+        assert size > FILE_HEADER_BYTES
+        self._entry_count += job.entry_count
+        self._size = size
+
+    def fail_append(self, job: AppendJob, error: BaseException) -> bool:
+        """The job raised `error`. Returns whether the log is out of service now.
+
+        False: nothing was written (no room, no descriptor). True: a write or an fsync failed, and
+        only a restart tells whether the entries are there.
+        """
+        assert job.key == self._tail.path
+        if isinstance(error, DiskFull | ThrottledBroker):
+            return False
+        self._fault = str(getattr(error, "message", "")) or str(error)
+        return True
+
+    def append(self, entries: Sequence[bytes]) -> None:
+        """`begin_append`, run and completed at once. Raises what the job raises."""
+        job = self.begin_append(entries)
         try:
-            self._file.sync()
-        except OSError as error:
-            self._fault = f"fsync failed: {error}"
-            raise StorageFault(f"{self._path}: {self._fault}.") from error
-        first = self._offset
-        self._offset += len(records)
-        return first
+            size = job.run()
+        except QuiverlogError as error:
+            self.fail_append(job, error)
+            raise
+        self.complete_append(job, size)
 
-    def compact(self, records: Sequence[bytes]) -> None:
-        """Replace everything by `records`, which must stand for it.
+    # --- compacting ----------------------------------------------------------------------------
+    def begin_compact(self, entries: Sequence[bytes]) -> CompactJob:
+        """A job that replaces all entries whose append was completed by `entries`.
+
+        These must stand for exactly those. Appends may be begun meanwhile; they are kept.
 
         Raises:
-            DiskFull, StorageFault: the log is as it was.
+            StorageFault: the log takes no writes until a restart.
         """
-        if self._fault:
-            raise StorageFault(f"{self._path} takes no writes: {self._fault}.")
-        data = _HEAD.pack(_MAGIC, _VERSION) + _frame(records)
-        self._disk.write_file_atomic(self._path, data)
-        self._file.close()
-        self._file = self._disk.open(self._path, create=False)
-        self._snapshot_bytes = max(len(data), _COMPACT_BYTES_MIN)
-        self._offset = len(records)
+        assert entries
+        assert not self._compacting, "one compaction at a time"
+        self._check_usable()
+        self._compacting = True
+        return CompactJob(self._tail, entries, self._size, self._entry_count)
+
+    def complete_compact(self, job: CompactJob, size: int) -> None:
+        """The job is back with `size`."""
+        assert self._compacting
+        assert job.replaced_entries <= self._entry_count
+        self._compacting = False
+        self._entry_count -= job.replaced_entries
+        self._size = size
+        self._snapshot_bytes = max(job.snapshot_bytes, _COMPACT_BYTES_MIN)
+
+    def fail_compact(self, job: CompactJob, error: BaseException) -> bool:
+        """The job raised `error`. Returns whether the log is out of service now.
+
+        False: the log is as it was. True: the new file has the name, but the name may not be on the
+        disk; either file holds every entry, and nothing more may be written to one of them.
+        """
+        assert self._compacting
+        self._compacting = False
+        # The job is back, so no other thread writes this. (The next job has the same key, and sets
+        # what it finds wrong again.)
+        self._fault = self._fault or self._tail.fault
+        return bool(self._fault)
+
+    def compact(self, entries: Sequence[bytes]) -> None:
+        """`begin_compact`, run and completed at once. Raises what the job raises."""
+        job = self.begin_compact(entries)
+        try:
+            size = job.run()
+        except QuiverlogError as error:
+            self.fail_compact(job, error)
+            raise
+        self.complete_compact(job, size)
 
     def close(self) -> None:
         """Everything is durable already."""
-        self._file.close()
+        self._tail.file.close()
+
+    def _check_usable(self) -> None:
+        if self._fault:
+            raise StorageFault(
+                f"the metadata log takes no writes until a restart: {self._fault}",
+                file=self._tail.path,
+            )
 
 
-def _frame(records: Sequence[bytes]) -> bytes:
-    payload = b"".join(_U32.pack(len(record)) + record for record in records)
-    size = _U32.pack(len(payload))
-    return size + _U32.pack(crc32c(payload, crc32c(size))) + payload
+def _flush_last(tail: _Tail, data: bytes, frames: Frames) -> None:
+    """Cut a torn frame, and write the last whole one once more.
+
+    The last append's flush may have failed, or never been: what was read is in the cache, and the
+    kernel may hold it for written. Decisions are built upon it from now on.
+    """
+    file = tail.file
+    assert frames.end <= len(data) == file.size
+    if frames.end < len(data):
+        file.truncate(frames.end)
+    last = bytes(data[frames.last : frames.end])
+    try:
+        file.rewrite(frames.last, last)
+    except DiskFull:
+        # A broker must start for its readers. The next append makes up for it, or fails as well.
+        tail.unflushed = (frames.last, last)
+        return
+    file.sync()
 
 
-def _parse(path: str, data: bytes) -> tuple[list[bytes], int, int]:
-    """(records, the position after the last whole frame, the position of that frame)."""
-    if len(data) < _HEAD.size or data[:8] != _MAGIC:
-        raise CorruptLog(f"{path} is not a metadata log.", file=path)
-    check_version(path, _HEAD.unpack_from(data)[1], _VERSION)
-    records: list[bytes] = []
-    view = memoryview(data)
-    at = last = _HEAD.size
-    while at < len(data):
-        end = _frame_end(view, at)
-        if end is None:
-            size = _FRAME.unpack_from(view, at)[0] if len(data) - at >= _FRAME.size else 0
-            if looks_unwritten(view, at, min(at + _FRAME.size + size, len(data))) or (
-                at + _FRAME.size + size > len(data) or len(data) - at < _FRAME.size
-            ):
-                if _only_size_is_wrong(view, at) or _valid_frame_after(view, at + 1):
-                    raise _damaged(path, at)
-                return records, at, last
-            raise _damaged(path, at)
-        try:
-            records.extend(_split(view[at + _FRAME.size : end]))
-        except struct.error as error:
-            raise _damaged(path, at) from error
-        last, at = at, end
-    return records, at, last
-
-
-def _damaged(path: str, at: int) -> QuiverlogError:
+def _restore(path: str, what: str) -> CorruptLog:
     return CorruptLog(
-        f"{path} is damaged at byte {at}: restore the file from a backup; it was not changed.",
-        file=path,
-        position=at,
+        f"{path} {what}: restore the file from a backup; nothing was changed.", file=path
     )
-
-
-def _frame_end(view: memoryview, at: int) -> int | None:
-    """Where the frame at `at` ends; None when it is not whole."""
-    if len(view) - at < _FRAME.size:
-        return None
-    size, crc = _FRAME.unpack_from(view, at)
-    end = at + _FRAME.size + int(size)
-    if size == 0 or end > len(view):
-        return None
-    payload = view[at + _FRAME.size : end]
-    return end if crc32c(payload, crc32c(view[at : at + 4])) == crc else None
-
-
-def _only_size_is_wrong(view: memoryview, at: int) -> bool:
-    """Does the rest of the file have the checksum at `at`? Then it was whole, and not cut short."""
-    if len(view) - at < _FRAME.size:
-        return False
-    payload = view[at + _FRAME.size :]
-    return bool(_FRAME.unpack_from(view, at)[1] == crc32c(payload, crc32c(_U32.pack(len(payload)))))
-
-
-def _valid_frame_after(view: memoryview, at: int) -> bool:
-    """Is there a whole frame at or after `at`? Frames are not aligned: every byte is tried."""
-    return any(_frame_end(view, start) is not None for start in range(at, len(view) - 8))
-
-
-def _split(payload: memoryview) -> Iterator[bytes]:
-    at = 0
-    while at < len(payload):
-        (size,) = _U32.unpack_from(payload, at)
-        at += 4
-        if at + size > len(payload):
-            raise struct.error("a record is longer than its frame")
-        yield bytes(payload[at : at + size])
-        at += size

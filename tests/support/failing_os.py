@@ -1,0 +1,76 @@
+"""System calls that fail on demand, for the code that makes them through a module's `os`.
+
+Owns the counting and the failing. `with failing_calls(nth, errno.EIO) as calls:` lets the nth call
+to the file system fail and all later ones succeed (or fail too, with `for_ever`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from quiverlog.storage import posix
+
+__all__ = ["CALLS", "CallLog", "failing_calls"]
+
+FLUSHES = ("fdatasync", "fsync")
+CALLS = (
+    *FLUSHES,
+    *("listdir", "lstat", "open", "pread", "stat"),
+    *("chmod", "ftruncate", "mkdir", "pwrite", "pwritev", "rename", "rmdir", "unlink"),
+)
+"""`close` is left out: it reports nothing that a caller could act upon."""
+
+
+class CallLog:
+    """The calls that were made, and whether the one that was to fail did."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.failed = ""
+
+
+class _Os:
+    """`os`, with some functions replaced."""
+
+    def __init__(self, replaced: dict[str, Callable[..., Any]]) -> None:
+        self._replaced = replaced
+
+    def __getattr__(self, name: str) -> Any:
+        return self._replaced.get(name) or getattr(os, name)
+
+
+@contextlib.contextmanager
+def failing_calls(
+    nth: int, number: int, *, for_ever: bool = False, only: str = ""
+) -> Iterator[CallLog]:
+    """See the module docstring. Calls are counted from 0; `only` counts those of one name.
+
+    A write that fails leaves half of its bytes in the file.
+    """
+    log = CallLog()
+
+    def replace(name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            if only in ("", name):
+                count = len(log.names)
+                log.names.append(name)
+                if count == nth or (for_ever and count > nth):
+                    log.failed = log.failed or name
+                    if name == "pwrite":
+                        real(args[0], bytes(args[1])[: len(args[1]) // 2], args[2])
+                    raise OSError(number, os.strerror(number), str(args[0]))
+            return real(*args, **options)
+
+        return call
+
+    real_os = posix.os
+    posix.os = _Os({name: replace(name) for name in CALLS})  # type: ignore[assignment]
+    try:
+        yield log
+    finally:
+        posix.os = real_os
