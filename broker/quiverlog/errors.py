@@ -232,7 +232,10 @@ class PolicyViolation(QuiverlogError):
 # --- produce -----------------------------------------------------------------------------------
 class CorruptBatch(QuiverlogError):
     code = 50
-    hint = "Nothing of the batch was stored. A CRC failure means that it was damaged on the way."
+    hint = (
+        "Writing: nothing of the batch was stored. Reading: docs/python-client.md says how to step "
+        "over rows that cannot be decoded."
+    )
 
 
 class BatchTooLarge(QuiverlogError):
@@ -386,3 +389,8 @@ class InvalidOption(QuiverlogError):
 class ForkedClient(QuiverlogError):
     code = 1009
     hint = "A client does not survive fork(): open one in the child process."
+
+
+class InvalidResponse(QuiverlogError):
+    code = 1010
+    hint = "The broker broke the protocol; nothing of its answer was used. See the broker's log."

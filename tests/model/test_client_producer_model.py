@@ -104,7 +104,7 @@ class World:
             1,
             options,
             Identity(in_flight_seed + 1, 0),
-            chance=lambda: 0.5,
+            jitter=lambda: 0.5,
         )
 
     # --- what may happen ------------------------------------------------------------------------

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import CloseConnection, Effect, Respond, StartJob
@@ -282,6 +284,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def answer(self, correlation_id: int, response: m.Response, body: bytes) -> None:
         """Send the node's answer, as the script wants it."""
+        # A copy: the node keeps parts of its answers for the next one who asks.
+        response = msgspec.msgpack.decode(msgspec.msgpack.encode(response), type=type(response))
         if isinstance(response, m.MetadataResponse):
             self._broker.show_doors(response)
         request, fault = self._faults.pop(correlation_id)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from quiverlog.errors import (
     ConnectionClosed,
-    CorruptFrame,
     InvalidArgument,
     QuiverlogError,
     RequestTimedOut,
@@ -25,7 +24,9 @@ from quiverlog.errors import (
 from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, Durability, TopicPartition
 from quiverlog.wire import messages as m
 
+from .answers import about, named
 from .commands import Buffer, Call, CallMany, Operation, Reply
+from .deadline import within
 from .results import (
     Address,
     ClusterMetadata,
@@ -40,12 +41,14 @@ from .results import (
     TopicInfo,
     moment,
 )
-from .routing import Cluster, check, next_page, partition_info
+from .routing import Cluster, check, history_from_wire, partition_info
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from quiverlog.batch.schema import SchemaHistory
+
+T = TypeVar("T")
 
 Scalar: TypeAlias = "str | int | float | bool"
 At: TypeAlias = "Literal['earliest', 'latest'] | datetime"
@@ -107,11 +110,16 @@ def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names or ())
 
 
-def _raise_for(result: Any, what: str) -> None:
+def _raise_for(result: Any, what: str | TopicPartition) -> None:
     """Raise a partition's or topic's own error, naming what it is about."""
     if result.error_code:
         message = result.error_message or f"{what}: refused."
-        raise error_from_code(result.error_code, message)
+        error = error_from_code(result.error_code, message)
+        if isinstance(what, TopicPartition):
+            named(error, what.topic, what.partition)
+        else:
+            named(error, what)
+        raise error
 
 
 # --- topics ---------------------------------------------------------------------------------------
@@ -154,7 +162,7 @@ def create_topic(
         response = reply.response
         assert isinstance(response, m.CreateTopicsResponse)
         try:
-            _raise_for(response.topics[0], f"Topic {name!r}")
+            _raise_for(response.topics[0], name)
         except TopicExists:
             if not (if_not_exists or (tries and (yield from _is_ours(cluster, new)))):
                 raise
@@ -162,7 +170,7 @@ def create_topic(
             return None
         return (yield from cluster.topic(name, fresh=True))
 
-    return (yield from cluster.retrying(attempt))
+    return (yield from about(name, cluster.retrying(attempt)))
 
 
 def _is_ours(cluster: Cluster, new: m.NewTopic) -> Operation[bool]:
@@ -196,12 +204,12 @@ def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[N
         assert isinstance(response, m.DeleteTopicsResponse)
         cluster.forget_topics()
         try:
-            _raise_for(response.topics[0], f"Topic {name!r}")
+            _raise_for(response.topics[0], name)
         except UnknownTopic:
             if not (if_exists or tries):
                 raise
 
-    return (yield from cluster.retrying(attempt))
+    return (yield from about(name, cluster.retrying(attempt)))
 
 
 def alter_topic(
@@ -232,16 +240,16 @@ def alter_topic(
         cluster.forget_topics()
         return reply.response.schema_id
 
-    return (yield from cluster.retrying(attempt))
+    return (yield from about(name, cluster.retrying(attempt)))
 
 
 def describe_topics(
     cluster: Cluster, names: Sequence[str] | None
 ) -> Operation[dict[str, TopicDetail]]:
     """Everything about some topics, or about all."""
+    wanted = None if names is None else list(dict.fromkeys(names))
 
     def attempt() -> Operation[dict[str, TopicDetail]]:
-        wanted = None if names is None else list(names)
         found: dict[str, TopicDetail] = {}
         first_name = ""
         while True:
@@ -251,18 +259,20 @@ def describe_topics(
             response = reply.response
             assert isinstance(response, m.DescribeTopicsResponse)
             for topic in response.topics:
-                _raise_for(topic, f"Topic {topic.name!r}")
+                _raise_for(topic, topic.name)
             found.update((t.name, _topic_detail(t)) for t in response.topics)
-            first_name = next_page(first_name, response.next_name)
+            first_name = response.next_name
             if not first_name:
                 return found
 
-    return (yield from cluster.retrying(attempt))
+    operation = cluster.retrying(attempt)
+    if wanted is not None and len(wanted) == 1:
+        operation = about(wanted[0], operation)
+    return (yield from operation)
 
 
 def _topic_detail(topic: m.TopicDescription) -> TopicDetail:
-    from quiverlog.batch.schema import deserialize_schema
-
+    history = history_from_wire(topic.schemas, topic.name)
     return TopicDetail(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -271,7 +281,7 @@ def _topic_detail(topic: m.TopicDescription) -> TopicDetail:
         replication_factor=topic.replication_factor,
         configs={c.key: ConfigValue(c.value, c.source) for c in topic.configs},
         schemas=tuple(
-            SchemaInfo(s.schema_id, moment(s.created_us), deserialize_schema(s.schema))
+            SchemaInfo(s.schema_id, moment(s.created_us), history[s.schema_id])
             for s in topic.schemas
         ),
         partitions=tuple(
@@ -310,9 +320,9 @@ def schemas(cluster: Cluster, name: str) -> Operation[SchemaHistory]:
 
     def attempt() -> Operation[SchemaHistory]:
         topic = yield from cluster.topic(name, fresh=True)
-        return (yield from cluster.history(topic.topic_id, needed_id=topic.schema_id))
+        return (yield from cluster.history(topic.topic_id, name, needed_id=topic.schema_id))
 
-    return (yield from cluster.retrying(attempt))
+    return (yield from about(name, cluster.retrying(attempt)))
 
 
 # --- per-partition questions ----------------------------------------------------------------------
@@ -344,14 +354,36 @@ def ask_leaders(
     replies: list[Reply | QuiverlogError] = yield CallMany(calls)
     responses: list[m.Response] = []
     results: dict[TopicPartition, Any] = {}
-    for reply in replies:
+    for parts, reply in zip(by_leader.values(), replies, strict=True):
         if isinstance(reply, QuiverlogError):
-            raise reply
+            raise _named_by_entries(reply, parts, names)
         check(reply.response)
         responses.append(reply.response)
         found: Iterable[Any] = reply.response.partitions  # type: ignore[attr-defined]
         results.update((names[r.topic_id, r.partition], r) for r in found)
     return responses, results
+
+
+def _named_by_entries(
+    error: QuiverlogError,
+    entries: Sequence[Any],
+    names: Mapping[tuple[bytes, int], TopicPartition],
+) -> QuiverlogError:
+    """A whole call failed: say which partition it was about, or which ones it asked for."""
+    key = (error.details.get("topic_id"), error.details.get("partition"))
+    about = [names[e.topic_id, e.partition] for e in entries if (e.topic_id, e.partition) == key]
+    if not about:
+        about = [names[e.topic_id, e.partition] for e in entries]
+    topic = about[0].topic
+    return named(error, topic, *(w.partition for w in about if w.topic == topic))
+
+
+def _about_all(places: Iterable[TopicPartition], operation: Operation[T]) -> Operation[T]:
+    """Errors name the topic, where all places lie in one."""
+    found = list(places)
+    if len({where.topic for where in found}) != 1:
+        return operation
+    return about(found[0].topic, operation, *(where.partition for where in found))
 
 
 def _epoch(topic: TopicInfo, partition: int) -> int:
@@ -361,7 +393,7 @@ def _epoch(topic: TopicInfo, partition: int) -> int:
 def _good(results: Mapping[TopicPartition, Any]) -> list[tuple[TopicPartition, Any]]:
     """The results in order; raises the first that carries an error."""
     for where, result in results.items():
-        _raise_for(result, str(where))
+        _raise_for(result, where)
     return sorted(results.items())
 
 
@@ -379,7 +411,7 @@ def list_offsets(cluster: Cluster, name: str, at: AtSpec) -> Operation[dict[int,
         )
         return {w.partition: (r.offset if r.offset >= 0 else None) for w, r in _good(results)}
 
-    return (yield from cluster.retrying(attempt))
+    return (yield from about(name, cluster.retrying(attempt)))
 
 
 def offset_entry(partition: int, at: int, known: int = -1, topic_id: bytes = b"") -> Entry:
@@ -423,7 +455,8 @@ def offsets_with_epochs(
             for w, r in results.items()
         }
 
-    return (yield from cluster.retrying(attempt))
+    timeout_s = cluster.settings.request_timeout_s + max_wait_s
+    return (yield from _about_all(at, cluster.retrying(attempt, timeout_s=timeout_s)))
 
 
 def epoch_end_offsets(
@@ -443,7 +476,7 @@ def epoch_end_offsets(
         )
         return {w: OffsetAndEpoch(r.end_offset, r.epoch) for w, r in _good(results)}
 
-    return (yield from cluster.retrying(attempt))
+    return (yield from _about_all(epochs, cluster.retrying(attempt)))
 
 
 def describe_ranges(
@@ -462,7 +495,7 @@ def describe_ranges(
         )
         return {w: RangeSize(r.end_offset, r.byte_count) for w, r in _good(results)}
 
-    return (yield from cluster.retrying(attempt))
+    return (yield from _about_all(ranges, cluster.retrying(attempt)))
 
 
 def delete_records(
@@ -482,7 +515,7 @@ def delete_records(
         )
         return {w.partition: r.log_start_offset for w, r in _good(results)}
 
-    return (yield from cluster.retrying(attempt))
+    return (yield from about(name, cluster.retrying(attempt)))
 
 
 def _bounds(before: Mapping[int, int | Literal["latest"]]) -> dict[int, int]:
@@ -507,12 +540,23 @@ def raw_produce(
     timeout_s: float | None,
 ) -> Operation[dict[int, Produced]]:
     """Send encoded batches, one request per leader, once: the caller decides about retries."""
+    seconds = timeout_s or cluster.settings.request_timeout_s
+    operation = _raw_produce(cluster, name, batches, durability, seconds)
+    timed = within(cluster.clock, seconds, operation)
+    return (yield from about(name, timed, *batches))
 
+
+def _raw_produce(
+    cluster: Cluster,
+    name: str,
+    batches: Mapping[int, Sequence[Buffer]],
+    durability: Durability,
+    seconds: float,
+) -> Operation[dict[int, Produced]]:
     def entry(partition: int, size: int) -> Entry:
         return lambda t: m.ProducePartition(t.topic_id, partition, _epoch(t, partition), size)
 
     topic = yield from cluster.topic(name)
-    seconds = timeout_s or cluster.settings.request_timeout_s
     by_leader: dict[Address, list[int]] = {}
     for partition in batches:
         by_leader.setdefault(cluster.leader_address(topic, partition), []).append(partition)
@@ -526,13 +570,13 @@ def raw_produce(
         calls.append(Call(address, request, seconds, body))
     replies: list[Reply | QuiverlogError] = yield CallMany(calls)
     produced: dict[int, Produced] = {}
-    for reply in replies:
+    for partitions, reply in zip(by_leader.values(), replies, strict=True):
         if isinstance(reply, QuiverlogError):
-            raise reply
+            raise named(reply, name, *partitions)
         check(reply.response)
         assert isinstance(reply.response, m.ProduceResponse)
         for r in reply.response.partitions:
-            _raise_for(r, f"{name}-{r.partition}")
+            _raise_for(r, TopicPartition(name, r.partition))
             level = Durability(r.durability)
             produced[r.partition] = Produced(
                 r.partition, r.base_offset, r.row_count, level, r.duplicate
@@ -583,13 +627,15 @@ def raw_fetch(
         ]
         replies: list[Reply | QuiverlogError] = yield CallMany(calls)
         fetched: dict[int, FetchedPartition] = {}
-        for reply in replies:
+        for parts, reply in zip(by_leader.values(), replies, strict=True):
             if isinstance(reply, QuiverlogError):
-                raise reply
+                raise named(reply, name, *(p.partition for p in parts))
             fetched.update((f.partition, f) for f in split_fetch(reply))
         return fetched
 
-    return (yield from cluster.retrying(attempt))
+    timeout_s = cluster.settings.request_timeout_s + max_wait_s
+    operation = cluster.retrying(attempt, timeout_s=timeout_s)
+    return (yield from about(name, operation, *offsets))
 
 
 def raw_call(
@@ -601,21 +647,17 @@ def raw_call(
     timeout_s: float | None,
 ) -> Operation[Reply]:
     """One request to one broker, as it is, once."""
+    seconds = timeout_s or cluster.settings.request_timeout_s
     if node_id is None:
         if body:
             raise InvalidArgument("raw_call: a request with a body needs node_id.")
-        return (yield from cluster.call_any(request))
-    seconds = timeout_s or cluster.settings.request_timeout_s
+        return (yield from within(cluster.clock, seconds, cluster.call_any(request)))
     reply: Reply = yield Call(cluster.address_of(node_id), request, seconds, body)
     return reply
 
 
 def split_fetch(reply: Reply) -> list[FetchedPartition]:
-    """Cut a fetch's body into its partitions' parts.
-
-    Raises:
-        CorruptFrame: the parts' sizes do not add up to the body.
-    """
+    """Cut a fetch's body into its partitions' parts, whose sizes the driver has compared."""
     check(reply.response)
     assert isinstance(reply.response, m.FetchResponse)
     at = 0
@@ -635,9 +677,10 @@ def split_fetch(reply: Reply) -> list[FetchedPartition]:
                 error_message=r.error_message,
                 diverging_epoch=r.diverging_epoch,
                 diverging_end_offset=r.diverging_end_offset,
+                damage_start_offset=r.damage_start_offset,
+                damage_end_offset=r.damage_end_offset,
             )
         )
         at = end
-    if at != len(reply.body):
-        raise CorruptFrame(f"A fetch's parts have {at} bytes, its body {len(reply.body)}.")
+    assert at == len(reply.body)
     return fetched

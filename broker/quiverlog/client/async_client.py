@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from quiverlog.batch.schema import SchemaHistory
 
     from .consumer import AsyncConsumer
-    from .consumer_core import End, Start_
+    from .consumer_options import End, StartAt
     from .producer import AsyncProducer
 
 __all__ = ["AsyncClient", "Opening", "connect"]
@@ -105,7 +105,7 @@ def connect(
             request_timeout=request_timeout,
         )
         try:
-            await client.run(client.cluster.refresh([]))
+            await client.run(client.cluster.first_contact())
         except BaseException:
             await client.close()
             raise
@@ -127,7 +127,7 @@ class AsyncClient:
     ) -> None:
         settings = Settings(client_id, float(connect_timeout), float(request_timeout))
         self.cluster = Cluster(
-            parse_addresses(bootstrap), settings, clock=time.monotonic, chance=random.random
+            parse_addresses(bootstrap), settings, clock=time.monotonic, jitter=random.random
         )
         self.driver = AsyncDriver(settings)
         self._producers: set[AsyncProducer] = set()
@@ -200,16 +200,18 @@ class AsyncClient:
         self,
         topic: str,
         *,
-        start: Start_ = "earliest",
+        start: StartAt = "earliest",
         end: End = None,
         follow: bool = False,
         columns: Sequence[str] | None = None,
         partitions: Sequence[int] | None = None,
         fetch_bytes: int = FETCH_BYTES_DEFAULT,
+        skip_corrupt: bool = False,
     ) -> AsyncConsumer:
         """As `Client.consumer`; `async for batch in client.consumer(...)`."""
         from .consumer import AsyncConsumer
-        from .consumer_core import ConsumerCore, consumer_options
+        from .consumer_core import ConsumerCore
+        from .consumer_options import consumer_options
 
         options = consumer_options(
             start=start,
@@ -218,6 +220,7 @@ class AsyncClient:
             columns=columns,
             partitions=partitions,
             fetch_bytes=fetch_bytes,
+            skip_corrupt=skip_corrupt,
         )
         return AsyncConsumer(ConsumerCore(self.cluster, topic, options), self.driver)
 

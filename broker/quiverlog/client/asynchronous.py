@@ -1,4 +1,4 @@
-"""The asyncio driver: one multiplexed connection per broker and lane.
+"""The asyncio driver: one multiplexed connection per broker and channel.
 
 Owns connections, their timeouts and the mapping of the system's errors to ours; decides nothing.
 Replies are matched by correlation id, so a parked fetch does not hold up what comes after it.
@@ -24,8 +24,9 @@ from quiverlog.errors import (
 from quiverlog.version import VERSION
 from quiverlog.wire import frames
 from quiverlog.wire.connection import ClientConnection
-from quiverlog.wire.messages import Request
+from quiverlog.wire.messages import HelloRequest, Request, Response
 
+from .answers import check_answer
 from .blocking import _reason
 from .commands import (
     Abandon,
@@ -36,10 +37,10 @@ from .commands import (
     Finish,
     FinishAny,
     Operation,
+    PendingReply,
     Reply,
     Sleep,
     Start,
-    Ticket,
 )
 from .results import Address
 from .routing import Settings, check
@@ -63,7 +64,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.closed = False
         self._receiver = frames.FrameReceiver(own_bodies=True)
         self._protocol = ClientConnection()
-        self._pending: dict[int, asyncio.Future[Reply]] = {}
+        self._pending: dict[int, tuple[Request, asyncio.Future[Reply]]] = {}
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -82,11 +83,25 @@ class AsyncConnection(asyncio.BufferedProtocol):
         try:
             for frame in self._receiver.buffer_updated(nbytes):
                 correlation_id, response, body = self._protocol.receive(frame)
-                waiting = self._pending.pop(correlation_id, None)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(Reply(response, body))
+                asked = self._pending.pop(correlation_id, None)
+                if asked is not None and not asked[1].done():
+                    self._answer(*asked, response, body)
         except QuiverlogError as error:
             self._end(error)
+
+    def _answer(
+        self,
+        request: Request,
+        waiting: asyncio.Future[Reply],
+        response: Response,
+        body: memoryview,
+    ) -> None:
+        try:
+            check_answer(request, response, len(body))
+        except QuiverlogError as error:
+            waiting.set_exception(error)
+            return
+        waiting.set_result(Reply(response, body))
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = f"The connection to {self.address} broke: {_reason(exc)}." if exc else ""
@@ -96,7 +111,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     async def hello(self, settings: Settings, timeout_s: float) -> None:
         """Introduce ourselves; no request may go out before."""
         head = self._protocol.hello(settings.client_id, VERSION)
-        reply = await self._transmit(HELLO_ID, head, (), timeout_s)
+        reply = await self._transmit(HELLO_ID, HelloRequest(), head, (), timeout_s)
         check(reply.response)
 
     def request(
@@ -107,7 +122,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             raise ConnectionClosed(f"The connection to {self.address} is closed.")
         body_bytes = sum(memoryview(b).nbytes for b in body)
         correlation_id, head = self._protocol.send(request, body_bytes)
-        return self._transmit(correlation_id, head, body, timeout_s, body_bytes)
+        return self._transmit(correlation_id, request, head, body, timeout_s, body_bytes)
 
     def close(self) -> None:
         self._end(ConnectionClosed("The client closed the connection."))
@@ -115,6 +130,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _transmit(
         self,
         correlation_id: int,
+        request: Request,
         head: bytes,
         body: Sequence[Buffer],
         timeout_s: float,
@@ -122,7 +138,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     ) -> asyncio.Future[Reply]:
         assert self._transport is not None
         waiting: asyncio.Future[Reply] = self._loop.create_future()
-        self._pending[correlation_id] = waiting
+        self._pending[correlation_id] = (request, waiting)
         timer = self._loop.call_later(timeout_s, self._timed_out, waiting)
         waiting.add_done_callback(lambda _: timer.cancel())
         if body_bytes <= JOIN_BYTES_MAX:
@@ -146,12 +162,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         pending, self._pending = self._pending, {}
-        for waiting in pending.values():
+        for _, waiting in pending.values():
             if not waiting.done():
-                waiting.set_exception(error)
+                # One error each: whoever gets it adds what the request was about.
+                waiting.set_exception(type(error)(error.message, **error.details))
 
 
-class AsyncTicket:
+class AsyncReply:
     """A started request."""
 
     __slots__ = ("call", "waiting")
@@ -220,17 +237,17 @@ class AsyncDriver:
         match command:
             case Call():
                 return await (await self.start(command)).waiting
-            case Start(call):
-                return await self.start(call)
-            case Finish(ticket):
-                assert isinstance(ticket, AsyncTicket)
-                return await ticket.waiting
-            case FinishAny(tickets, timeout_s):
-                return await self._finish_any(tickets, timeout_s)
+            case Start(call, within_s):
+                return await self.start(call, within_s)
+            case Finish(pending):
+                assert isinstance(pending, AsyncReply)
+                return await pending.waiting
+            case FinishAny(pending_many, timeout_s):
+                return await self._finish_any(pending_many, timeout_s)
             case CallMany(calls):
                 return await self._call_many(calls)
-            case Abandon(ticket):
-                self.abandon(ticket)
+            case Abandon(pending):
+                self.abandon(pending)
                 return None
             case Sleep(seconds):
                 await asyncio.sleep(seconds)
@@ -238,15 +255,19 @@ class AsyncDriver:
             case _:
                 assert_never(command)
 
-    async def start(self, call: Call) -> AsyncTicket:
+    async def start(self, call: Call, within_s: float | None = None) -> AsyncReply:
         """Send a request, over a new connection if there is none."""
-        connection = await self.connection(call.address, call.lane, call.timeout_s)
-        return AsyncTicket(call, connection.request(call.request, call.body, call.timeout_s))
+        loop = asyncio.get_running_loop()
+        reply_by_s = loop.time() + call.timeout_s
+        connect_s = call.timeout_s if within_s is None else min(within_s, call.timeout_s)
+        connection = await self.connection(call.address, call.channel, connect_s)
+        left_s = max(0.0, reply_by_s - loop.time())
+        return AsyncReply(call, connection.request(call.request, call.body, left_s))
 
-    def abandon(self, ticket: Ticket) -> None:
+    def abandon(self, pending: PendingReply) -> None:
         """Whatever becomes of the reply is of no interest; the connection stays."""
-        assert isinstance(ticket, AsyncTicket)
-        ticket.waiting.add_done_callback(_ignore)
+        assert isinstance(pending, AsyncReply)
+        pending.waiting.add_done_callback(_ignore)
 
     async def _call_many(self, calls: Iterable[Call]) -> list[Reply | QuiverlogError]:
         async def one(call: Call) -> Reply | QuiverlogError:
@@ -257,25 +278,27 @@ class AsyncDriver:
 
         return list(await asyncio.gather(*(one(call) for call in calls)))
 
-    async def _finish_any(self, tickets: Sequence[Ticket], timeout_s: float) -> Ticket | None:
-        by_future = {t.waiting: t for t in tickets if isinstance(t, AsyncTicket)}
+    async def _finish_any(
+        self, pending_many: Sequence[PendingReply], timeout_s: float
+    ) -> PendingReply | None:
+        by_future = {p.waiting: p for p in pending_many if isinstance(p, AsyncReply)}
         if not by_future:
             await asyncio.sleep(timeout_s)
             return None
         done, _ = await asyncio.wait(
             by_future, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
-        return next((t for f, t in by_future.items() if f in done), None)
+        return next((p for f, p in by_future.items() if f in done), None)
 
     # --- connections ----------------------------------------------------------------------------
-    def ready(self, address: Address, lane: str) -> AsyncConnection | None:
+    def ready(self, address: Address, channel: str) -> AsyncConnection | None:
         """The connection to a broker, if it is open."""
-        known = self._connections.get((address, lane))
+        known = self._connections.get((address, channel))
         return None if known is None or known.closed else known
 
-    async def connection(self, address: Address, lane: str, timeout_s: float) -> AsyncConnection:
+    async def connection(self, address: Address, channel: str, timeout_s: float) -> AsyncConnection:
         """The connection to a broker; opened once, however many ask for it at the same time."""
-        key = (address, lane)
+        key = (address, channel)
         known = self._connections.get(key)
         if known is not None and not known.closed:
             return known
@@ -287,7 +310,12 @@ class AsyncDriver:
             self._opening[key] = task
             task.add_done_callback(lambda done: self._opened(key, done))
         # Shielded: the others who wait for it must not suffer when one of them is cancelled.
-        return await asyncio.shield(task)
+        # Nor may one wait longer than its own timeout because the first to ask had more time.
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(task)
+        except TimeoutError as error:
+            raise ConnectionFailed(f"{address} did not answer within {timeout_s:g} s.") from error
 
     def _opened(self, key: tuple[Address, str], task: asyncio.Task[AsyncConnection]) -> None:
         self._opening.pop(key, None)
@@ -297,6 +325,7 @@ class AsyncDriver:
     async def _open(self, address: Address, timeout_s: float) -> AsyncConnection:
         timeout_s = min(timeout_s, self._settings.connect_timeout_s)
         loop = asyncio.get_running_loop()
+        end_s = loop.time() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 _, connection = await loop.create_connection(
@@ -304,10 +333,10 @@ class AsyncDriver:
                 )
         except TimeoutError as error:
             raise ConnectionFailed(f"{address} did not answer within {timeout_s:g} s.") from error
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:
             raise ConnectionFailed(f"Cannot connect to {address}: {_reason(error)}.") from error
         try:
-            await connection.hello(self._settings, timeout_s)
+            await connection.hello(self._settings, max(0.0, end_s - loop.time()))
         except BaseException:
             connection.close()
             raise

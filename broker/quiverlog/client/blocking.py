@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar, assert_never
 
 from quiverlog.errors import (
@@ -31,7 +32,9 @@ from quiverlog.errors import (
 from quiverlog.version import VERSION
 from quiverlog.wire import frames
 from quiverlog.wire.connection import ClientConnection
+from quiverlog.wire.messages import HelloRequest, Request
 
+from .answers import check_answer
 from .commands import (
     Abandon,
     Buffer,
@@ -41,10 +44,10 @@ from .commands import (
     Finish,
     FinishAny,
     Operation,
+    PendingReply,
     Reply,
     Sleep,
     Start,
-    Ticket,
 )
 from .results import Address
 from .routing import Settings, check
@@ -63,14 +66,16 @@ class BlockingConnection:
 
     def __init__(self, address: Address, settings: Settings, timeout_s: float) -> None:
         self.address = address
+        self.is_spent = False
+        """More than the answer has come: no request may use this connection any more."""
         self._receiver = frames.FrameReceiver(own_bodies=True)
         self._protocol = ClientConnection()
-        self._replies: dict[int, Reply] = {}
-        self._deadline = time.monotonic() + timeout_s
+        self._request: Request = HelloRequest()
+        self._deadline_s = time.monotonic() + timeout_s
         self._socket = _connect(address, timeout_s)
         try:
             self._send_all([self._protocol.hello(settings.client_id, VERSION)])
-            check(self._next_reply()[1].response)
+            check(self.receive().response)
         except BaseException:
             self.close()
             raise
@@ -82,42 +87,74 @@ class BlockingConnection:
         """Bytes or an end wait on an idle connection: either way it is of no more use."""
         return bool(_readable([self], 0))
 
-    def send(self, call: Call) -> int:
-        """Send a request; returns its correlation id."""
-        self._deadline = time.monotonic() + call.timeout_s
+    def send(self, call: Call, send_by_s: float, reply_by_s: float) -> None:
+        """Send a request; both bounds are moments of the monotonic clock."""
+        self._deadline_s = send_by_s
         body_bytes = sum(memoryview(b).nbytes for b in call.body)
-        correlation_id, head = self._protocol.send(call.request, body_bytes)
+        _, head = self._protocol.send(call.request, body_bytes)
         self._send_all([head, *call.body])
-        return correlation_id
+        self._request = call.request
+        self._deadline_s = reply_by_s
 
-    def receive(self, correlation_id: int) -> Reply:
-        """The reply to a request, waiting until the request's deadline."""
-        while correlation_id not in self._replies:
-            number, reply = self._next_reply()
-            self._replies[number] = reply
-        return self._replies.pop(correlation_id)
+    def receive(self) -> Reply:
+        """The reply to the request, waiting until the request's deadline."""
+        while True:
+            # After the deadline what has arrived is still taken: the caller may have been away.
+            self._socket.settimeout(max(0.0, self.left_s))
+            try:
+                reply = self._receive_some()
+            except BlockingIOError:
+                raise self._late() from None
+            if reply is not None:
+                return reply
+
+    def receive_ready(self) -> Reply | None:
+        """What has arrived, without waiting: the reply once all of it is there.
+
+        Raises:
+            RequestTimedOut: the request's deadline has passed.
+        """
+        self._socket.settimeout(0.0)
+        try:
+            return self._receive_some()
+        except BlockingIOError:
+            if self.left_s <= 0:
+                raise self._late() from None
+            return None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the request's deadline; negative after it."""
+        return self._deadline_s - time.monotonic()
 
     def close(self) -> None:
         self._socket.close()
 
-    def _next_reply(self) -> tuple[int, Reply]:
-        while True:
-            self._set_timeout()
-            try:
-                count = self._socket.recv_into(self._receiver.get_buffer())
-            except OSError as error:
-                raise _mapped(error, self.address) from error
-            if not count:
-                raise ConnectionClosed(f"{self.address} closed the connection.")
-            for frame in self._receiver.buffer_updated(count):
-                # One request at a time: at most one whole frame can be there.
-                correlation_id, response, body = self._protocol.receive(frame)
-                return correlation_id, Reply(response, body)
+    def _receive_some(self) -> Reply | None:
+        try:
+            count = self._socket.recv_into(self._receiver.get_buffer())
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise _mapped(error, self.address) from error
+        if not count:
+            raise ConnectionClosed(f"{self.address} closed the connection.")
+        found = self._receiver.buffer_updated(count)
+        if not found:
+            return None
+        # One request at a time: whatever follows its answer was not asked for.
+        self.is_spent = len(found) > 1 or self._receiver.partial
+        _, response, body = self._protocol.receive(found[0])
+        check_answer(self._request, response, len(body))
+        return Reply(response, body)
 
     def _send_all(self, buffers: Sequence[Buffer]) -> None:
         views = [memoryview(b).cast("B") for b in buffers if len(b)]
         while views:
-            self._set_timeout()
+            left_s = self.left_s
+            if left_s <= 0:
+                raise self._late()
+            self._socket.settimeout(left_s)
             try:
                 sent = self._socket.sendmsg(views[:IOV_MAX])
             except OSError as error:
@@ -127,23 +164,25 @@ class BlockingConnection:
             if sent:
                 views[0] = views[0][sent:]
 
-    def _set_timeout(self) -> None:
-        left_s = self._deadline - time.monotonic()
-        if left_s <= 0:
-            raise RequestTimedOut(f"{self.address} did not answer in time.")
-        self._socket.settimeout(left_s)
+    def _late(self) -> RequestTimedOut:
+        return RequestTimedOut(f"{self.address} did not answer in time.")
 
 
-class BlockingTicket:
+class BlockingReply:
     """A started request: the connection is its own until the reply has been taken."""
 
-    __slots__ = ("call", "connection", "correlation_id", "failure")
+    __slots__ = ("call", "connection", "failure", "reply")
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.connection: BlockingConnection | None = None
-        self.correlation_id = -1
+        self.reply: Reply | None = None
         self.failure: QuiverlogError | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Reply or failure is at hand."""
+        return self.reply is not None or self.failure is not None
 
 
 class BlockingDriver:
@@ -206,16 +245,16 @@ class BlockingDriver:
         match command:
             case Call():
                 return self.finish(self.start(command))
-            case Start(call):
-                return self.start(call)
-            case Finish(ticket):
-                return self.finish(ticket)
-            case FinishAny(tickets, timeout_s):
-                return self._finish_any(tickets, timeout_s)
+            case Start(call, within_s):
+                return self.start(call, within_s)
+            case Finish(pending):
+                return self.finish(pending)
+            case FinishAny(pending_many, timeout_s):
+                return self._finish_any(pending_many, timeout_s)
             case CallMany(calls):
                 return self._call_many(calls)
-            case Abandon(ticket):
-                self.abandon(ticket)
+            case Abandon(pending):
+                self.abandon(pending)
                 return None
             case Sleep(seconds):
                 time.sleep(seconds)
@@ -223,77 +262,119 @@ class BlockingDriver:
             case _:
                 assert_never(command)
 
-    def start(self, call: Call) -> BlockingTicket:
+    def start(self, call: Call, within_s: float | None = None) -> BlockingReply:
         """Send a request on a connection of its own."""
-        ticket = BlockingTicket(call)
-        connection = self._take(call)
+        now_s = time.monotonic()
+        reply_by_s = now_s + call.timeout_s
+        send_by_s = reply_by_s if within_s is None else min(reply_by_s, now_s + within_s)
+        pending = BlockingReply(call)
+        connection = self._take(call, send_by_s - now_s)
         try:
-            ticket.correlation_id = connection.send(call)
+            connection.send(call, send_by_s, reply_by_s)
         except BaseException:
             connection.close()
             raise
-        ticket.connection = connection
-        return ticket
+        pending.connection = connection
+        return pending
 
-    def finish(self, ticket: Ticket) -> Reply:
+    def finish(self, pending: PendingReply) -> Reply:
         """Wait for the reply; the connection goes back to the pool, or is closed on a failure."""
-        assert isinstance(ticket, BlockingTicket)
-        if ticket.failure is not None:
-            raise ticket.failure
-        connection = ticket.connection
-        assert connection is not None, "a ticket is finished once"
-        ticket.connection = None
+        assert isinstance(pending, BlockingReply)
+        if pending.failure is not None:
+            raise pending.failure
+        reply = pending.reply
+        if reply is not None:
+            return reply
+        connection = pending.connection
+        assert connection is not None, "a reply is taken once"
+        pending.connection = None
         try:
-            reply = connection.receive(ticket.correlation_id)
+            reply = connection.receive()
         except BaseException:  # also Ctrl-C: half a reply may be waiting on this connection
             connection.close()
             raise
         self._give_back(connection)
         return reply
 
-    def abandon(self, ticket: Ticket) -> None:
+    def abandon(self, pending: PendingReply) -> None:
         """The reply may come at any time: only closing the connection makes sure of it."""
-        assert isinstance(ticket, BlockingTicket)
-        if ticket.connection is not None:
-            ticket.connection.close()
-            ticket.connection = None
+        assert isinstance(pending, BlockingReply)
+        if pending.connection is not None:
+            pending.connection.close()
+            pending.connection = None
 
     def _call_many(self, calls: Sequence[Call]) -> list[Reply | QuiverlogError]:
-        tickets = [self._start_or_failure(call) for call in calls]
+        """All are sent before any is awaited; the largest timeout bounds them together."""
+        end_s = time.monotonic() + max((call.timeout_s for call in calls), default=0.0)
+        started = [self._start_or_failure(call, end_s - time.monotonic()) for call in calls]
         results: list[Reply | QuiverlogError] = []
-        for ticket in tickets:
+        for pending in started:
             try:
-                results.append(self.finish(ticket))
+                results.append(self.finish(pending))
             except QuiverlogError as error:
                 results.append(error)
         return results
 
-    def _start_or_failure(self, call: Call) -> BlockingTicket:
+    def _start_or_failure(self, call: Call, left_s: float) -> BlockingReply:
         try:
-            return self.start(call)
+            timeout_s = min(call.timeout_s, left_s)
+            if timeout_s <= 0:
+                raise RequestTimedOut(f"{call.address} was not asked in time.")
+            return self.start(replace(call, timeout_s=timeout_s))
         except QuiverlogError as error:
-            failed = BlockingTicket(call)
+            failed = BlockingReply(call)
             failed.failure = error
             return failed
 
-    def _finish_any(self, tickets: Sequence[Ticket], timeout_s: float) -> Ticket | None:
-        by_fd: dict[int, Ticket] = {}
-        for ticket in tickets:
-            assert isinstance(ticket, BlockingTicket)
-            if ticket.connection is None:
-                return ticket
-            by_fd[ticket.connection.fileno()] = ticket
-        ready = _readable([t.connection for t in by_fd.values()], timeout_s)  # type: ignore[attr-defined]
-        return by_fd[ready[0]] if ready else None
+    def _finish_any(
+        self, pending_many: Sequence[PendingReply], timeout_s: float
+    ) -> BlockingReply | None:
+        """Take in what arrives until one reply is whole; half a reply does not block others."""
+        end_s = time.monotonic() + timeout_s
+        waiting: dict[int, BlockingReply] = {}
+        for pending in pending_many:
+            assert isinstance(pending, BlockingReply)
+            if pending.is_ready or pending.connection is None:
+                return pending
+            waiting[pending.connection.fileno()] = pending
+        while True:
+            connections = [p.connection for p in waiting.values() if p.connection is not None]
+            wait_s = min([end_s - time.monotonic(), *(c.left_s for c in connections)])
+            ready = _readable(connections, max(0.0, wait_s))
+            if not ready:  # somebody's time may be up, whether bytes came or not
+                ready = [c.fileno() for c in connections if c.left_s <= 0]
+            for fd in ready:
+                pending = waiting[fd]
+                self._receive_ready(pending)
+                if pending.is_ready:
+                    return pending
+            if time.monotonic() >= end_s:
+                return None
+
+    def _receive_ready(self, pending: BlockingReply) -> None:
+        connection = pending.connection
+        assert connection is not None
+        try:
+            pending.reply = connection.receive_ready()
+        except QuiverlogError as error:
+            pending.failure = error
+            connection.close()
+        except BaseException:
+            connection.close()
+            raise
+        if pending.is_ready:
+            pending.connection = None
+            if pending.reply is not None:
+                self._give_back(connection)
 
     # --- the pool -------------------------------------------------------------------------------
-    def _take(self, call: Call) -> BlockingConnection:
+    def _take(self, call: Call, within_s: float) -> BlockingConnection:
         while True:
             with self._lock:
                 idle = self._idle.get(call.address)
                 connection = idle.pop() if idle else None
             if connection is None:
-                timeout_s = min(call.timeout_s, self._settings.connect_timeout_s)
+                timeout_s = min(within_s, self._settings.connect_timeout_s)
                 return BlockingConnection(call.address, self._settings, timeout_s)
             if not connection.is_stale():
                 return connection
@@ -302,23 +383,45 @@ class BlockingDriver:
     def _give_back(self, connection: BlockingConnection) -> None:
         with self._lock:
             idle = self._idle.setdefault(connection.address, [])
-            if not self._closed and len(idle) < IDLE_PER_BROKER_MAX:
+            is_useful = not (self._closed or connection.is_spent)
+            if is_useful and len(idle) < IDLE_PER_BROKER_MAX:
                 idle.append(connection)
                 return
         connection.close()
 
 
 def _connect(address: Address, timeout_s: float) -> socket.socket:
+    """Try what the name resolves to, one after the other, within one timeout."""
+    end_s = time.monotonic() + timeout_s
     try:
-        connected = socket.create_connection(address, timeout_s)
-    except TimeoutError as error:
-        raise ConnectionFailed(f"{address} did not answer within {timeout_s:g} s.") from error
-    except (OSError, UnicodeError) as error:  # UnicodeError: a host name no resolver would take
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:  # ValueError: a name no resolver would take
         raise ConnectionFailed(f"Cannot connect to {address}: {_reason(error)}.") from error
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with contextlib.suppress(OSError):
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return connected
+    failure: OSError = TimeoutError()
+    for family, kind, protocol, _, where in found:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            break
+        connected = socket.socket(family, kind, protocol)
+        try:
+            connected.settimeout(left_s)
+            connected.connect(where)
+        except OSError as error:
+            connected.close()
+            failure = error
+            continue
+        except BaseException:
+            connected.close()
+            raise
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return connected
+    if isinstance(failure, TimeoutError):
+        message = f"{address} did not answer within {timeout_s:g} s."
+    else:
+        message = f"Cannot connect to {address}: {_reason(failure)}."
+    raise ConnectionFailed(message) from failure
 
 
 def _readable(connections: Sequence[BlockingConnection], timeout_s: float) -> list[int]:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from quiverlog.batch.schema import SchemaHistory
 
     from .consumer import Consumer
-    from .consumer_core import End, Start_
+    from .consumer_options import End, StartAt
     from .io_thread import IoThread
     from .producer import Producer
 
@@ -82,7 +82,7 @@ def connect(
         request_timeout=request_timeout,
     )
     try:
-        client.run(client.cluster.refresh([]))
+        client.run(client.cluster.first_contact())
     except BaseException:
         client.close()
         raise
@@ -102,7 +102,7 @@ class Client:
     ) -> None:
         settings = Settings(client_id, float(connect_timeout), float(request_timeout))
         self.cluster = Cluster(
-            parse_addresses(bootstrap), settings, clock=time.monotonic, chance=random.random
+            parse_addresses(bootstrap), settings, clock=time.monotonic, jitter=random.random
         )
         self.driver = BlockingDriver(settings)
         self._lock = threading.Lock()
@@ -195,12 +195,13 @@ class Client:
         self,
         topic: str,
         *,
-        start: Start_ = "earliest",
+        start: StartAt = "earliest",
         end: End = None,
         follow: bool = False,
         columns: Sequence[str] | None = None,
         partitions: Sequence[int] | None = None,
         fetch_bytes: int = FETCH_BYTES_DEFAULT,
+        skip_corrupt: bool = False,
     ) -> Consumer:
         """Read a topic: iterate over the result.
 
@@ -213,13 +214,17 @@ class Client:
             columns: only these, in this order.
             partitions: only these.
             fetch_bytes: stored bytes per request; about twice as many are held at most.
+            skip_corrupt: step over batches that cannot be decoded, with a warning in the log
+                `quiverlog`; by default they raise CorruptBatch at every call until `seek`.
 
         Raises:
             UnknownTopic, UnknownPartition, InvalidArgument. While iterating: OffsetOutOfRange
-            (names the valid range), LogTruncated, UnknownTopicId (it was deleted).
+            (names the valid range), LogTruncated, UnknownTopicId (it was deleted), CorruptBatch
+            (names the rows), InvalidResponse.
         """
         from .consumer import Consumer
-        from .consumer_core import ConsumerCore, consumer_options
+        from .consumer_core import ConsumerCore
+        from .consumer_options import consumer_options
 
         options = consumer_options(
             start=start,
@@ -228,6 +233,7 @@ class Client:
             columns=columns,
             partitions=partitions,
             fetch_bytes=fetch_bytes,
+            skip_corrupt=skip_corrupt,
         )
         return Consumer(ConsumerCore(self.cluster, topic, options), self.driver)
 

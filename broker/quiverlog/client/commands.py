@@ -2,17 +2,18 @@
 
 Every piece of client logic is a generator, an *operation*: it yields commands, is sent the answers
 (or has an error thrown in) and returns its result. It never touches a socket, a clock or a loop,
-so one text serves the blocking and the asyncio face, and a test can play the driver with a list.
+so one text serves the blocking and the asyncio client, and a test can play the driver with a list.
 
 A driver must answer:
 
 - `Call` with a `Reply`; `CallMany` with a list of replies and errors, in the calls' order;
-- `Start` with a ticket once the request is on its way; `Finish` with that ticket's `Reply`;
-- `FinishAny` with one ticket of those given whose reply is there, or None when the time is up;
-- `Abandon` with None: nobody will ask for the ticket's reply;
+- `Start` with a pending reply once the request is on its way; `Finish` with the `Reply` itself;
+- `FinishAny` with one of those given whose reply is there (or failed), or None when the time is up;
+- `Abandon` with None: nobody will ask for that reply;
 - `Sleep` with None, later.
 
-Failures are thrown in as `QuiverlogError`s, never as the system's own exceptions.
+Failures are thrown in as `QuiverlogError`s, never as the system's own exceptions. Every reply goes
+through `answers.check_answer` before an operation sees it.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ __all__ = [
     "Finish",
     "FinishAny",
     "Operation",
+    "PendingReply",
     "Reply",
     "Sleep",
     "Start",
-    "Ticket",
 ]
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class Reply(NamedTuple):
 class Call:
     """One request to one broker. `timeout_s` covers connecting, sending and waiting.
 
-    Calls with the same `lane` may share a connection; a lane of its own keeps large or parked
+    Calls with the same `channel` may share a connection; a channel of its own keeps large or parked
     requests from standing in front of quick ones.
     """
 
@@ -64,11 +65,11 @@ class Call:
     request: Request
     timeout_s: float
     body: Sequence[Buffer] = ()
-    lane: str = ""
+    channel: str = ""
 
 
-class Ticket(Protocol):
-    """A request that is on its way. Made by a driver; opaque to operations."""
+class PendingReply(Protocol):
+    """The reply to a request that is on its way. Made by a driver; opaque to operations."""
 
     @property
     def call(self) -> Call: ...
@@ -83,23 +84,27 @@ class CallMany:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Put a request on the wire and go on without its reply."""
+    """Put a request on the wire and go on without its reply.
+
+    `within_s` bounds connecting and sending; the call's own timeout bounds the reply.
+    """
 
     call: Call
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
     """Wait for the reply of a started request."""
 
-    ticket: Ticket
+    pending: PendingReply
 
 
 @dataclass(frozen=True, slots=True)
 class FinishAny:
     """Wait until one of the started requests has its reply (or its failure) at hand."""
 
-    tickets: Sequence[Ticket]
+    pending: Sequence[PendingReply]
     timeout_s: float
 
 
@@ -107,7 +112,7 @@ class FinishAny:
 class Abandon:
     """Forget a started request."""
 
-    ticket: Ticket
+    pending: PendingReply
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The consumer's two faces: an iterator, and an asynchronous one."""
+"""The consumer as programs see it: an iterator, and an asynchronous one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Self
 from .asynchronous import AsyncDriver
 from .blocking import BlockingDriver
 from .commands import Abandon, Operation
-from .consumer_core import ConsumerCore
+from .consumer_core import ROUND_S, ConsumerCore
+from .deadline import within
 from .results import ConsumerBatch
 
 __all__ = ["AsyncConsumer", "Consumer"]
 
 
-class _Face:
+class _ConsumerBase:
     def __init__(self, core: ConsumerCore) -> None:
         self._core = core
         self._opened = False
@@ -35,10 +36,14 @@ class _Face:
         return self._core.positions
 
     def _next(self, timeout_s: float | None) -> Operation[ConsumerBatch | None]:
-        """One round: without a time given it comes back now and then, to see a `close`."""
+        """One round: it comes back now and then, to see a `close`."""
         if self._closed:
             return None
         return (yield from self._core.next(timeout_s))
+
+    def _poll(self, timeout_s: float) -> Operation[ConsumerBatch | None]:
+        work_s = max(timeout_s, POLL_WORK_S)
+        return (yield from within(self._core.clock, work_s, self._next(timeout_s)))
 
     def _ended(self, batch: ConsumerBatch | None) -> bool:
         return batch is None and (self._closed or self._core.is_at_end)
@@ -47,13 +52,15 @@ class _Face:
 def _abandon(core: ConsumerCore) -> Operation[None]:
     requests, core.requests = core.requests, []
     for request in requests:
-        yield Abandon(request.ticket)
+        yield Abandon(request.pending)
 
 
-ROUND_S = 1.0
+POLL_WORK_S = 1.0
+"""What a `poll` may take for a connection or metadata, however short its timeout: with less, a
+program that polls with timeout=0 would never get on."""
 
 
-class Consumer(_Face):
+class Consumer(_ConsumerBase):
     """Iterates over `ConsumerBatch`es; made by `Client.consumer`. For one thread at a time.
 
     `close` may be called from another thread: the iteration ends within a second.
@@ -76,8 +83,19 @@ class Consumer(_Face):
             self._release()
 
     def poll(self, timeout: float = 1.0) -> ConsumerBatch | None:
-        """The next batch, or None when there is none within `timeout` seconds (or ever)."""
-        return self._driver.run(self._next(timeout))
+        """The next batch, or None when there is none within `timeout` seconds (or ever).
+
+        A poll that must open a connection first may take up to a second, whatever its timeout.
+        """
+        return self._driver.run(self._poll(timeout))
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Go on from `offset` of a partition: back, or past rows that cannot be decoded.
+
+        Raises:
+            UnknownPartition: the partition is not read by this consumer.
+        """
+        self._core.seek(partition, offset)
 
     def close(self) -> None:
         """End the iteration and drop the requests under way."""
@@ -100,7 +118,7 @@ class Consumer(_Face):
         self._release()
 
 
-class AsyncConsumer(_Face):
+class AsyncConsumer(_ConsumerBase):
     """`Consumer` for asyncio: `async for batch in consumer`."""
 
     def __init__(self, core: ConsumerCore, driver: AsyncDriver) -> None:
@@ -129,7 +147,12 @@ class AsyncConsumer(_Face):
     async def poll(self, timeout: float = 1.0) -> ConsumerBatch | None:
         """As `Consumer.poll`."""
         await self.open()
-        return await self._driver.run(self._next(timeout))
+        return await self._driver.run(self._poll(timeout))
+
+    async def seek(self, partition: int, offset: int) -> None:
+        """As `Consumer.seek`."""
+        await self.open()
+        self._core.seek(partition, offset)
 
     async def close(self) -> None:
         """As `Consumer.close`."""

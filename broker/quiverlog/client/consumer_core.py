@@ -5,110 +5,56 @@ Owns the positions, the requests under way (one per leader, with all its partiti
 Invariants:
 
 - A partition is in at most one request at a time, and rows of it are handed out in offset order.
+- A row is skipped only when the caller says so (`seek`, `skip_corrupt`): a batch that cannot be
+  decoded stays at the head of what waits, so that every call meets it again.
 - At most one reply waits to be handed out; the next request is under way meanwhile. The bytes held
   are bounded by twice `fetch_bytes` (plus one batch where a batch alone is larger).
 - A partition that brought rows goes to the end of the next request: as the broker fills a reply
   from the front, every partition gets its turn.
+- A leader that answers long polls early and without rows is asked again after a growing pause; a
+  partition that has rows and brings none for the request timeout is an error.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal
 
 from quiverlog.errors import (
+    CorruptBatch,
+    CorruptLog,
     InvalidArgument,
+    InvalidResponse,
     OffsetOutOfRange,
     QuiverlogError,
+    UnknownPartition,
     UnknownTopic,
     UnknownTopicId,
+    error_from_code,
 )
-from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, FRAME_BYTES_MAX, HEADER_BYTES_MAX, MIB
+from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, MIB
 from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, TopicPartition
 from quiverlog.wire import messages as m
 
 from .admin import ask_leaders, at_us, offset_entry, split_fetch
-from .commands import Call, Finish, FinishAny, Operation, Reply, Sleep, Start, Ticket
+from .answers import about, named
+from .commands import Call, Finish, FinishAny, Operation, PendingReply, Reply, Sleep, Start
+from .consumer_options import ConsumerOptions
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
 from .results import Address, ConsumerBatch, FetchedPartition, TopicInfo
-from .routing import Cluster, backoff_s, check, partition_info
+from .routing import Cluster, backoff_s, empty_pause_s, partition_info
 
-__all__ = ["ConsumerCore", "ConsumerOptions", "End", "Start_", "consumer_options"]
+__all__ = ["ConsumerCore"]
 
-Start_: TypeAlias = (
-    "Literal['earliest', 'latest'] | datetime | "
-    "Mapping[int, int | Literal['earliest', 'latest'] | datetime]"
-)
-End: TypeAlias = "Literal['latest'] | Mapping[int, int] | None"
-
-T = TypeVar("T")
-
-FETCH_BYTES_MIN = 64 * 1024
 NEW_PARTITIONS_EVERY_S = 2.0
+ROUND_S = 1.0
+"""How long one wait for replies lasts at most."""
 
-
-@dataclass(frozen=True, slots=True)
-class ConsumerOptions:
-    """What a consumer was asked for."""
-
-    start: Start_
-    end: End
-    follow: bool
-    columns: tuple[str, ...] | None
-    partitions: tuple[int, ...] | None
-    fetch_bytes: int
-
-    def __post_init__(self) -> None:
-        if self.follow and self.end is not None:
-            raise InvalidArgument("follow=True has no end: leave `end` out.")
-        if not FETCH_BYTES_MIN <= self.fetch_bytes <= FRAME_BYTES_MAX - HEADER_BYTES_MAX:
-            raise InvalidArgument(
-                f"fetch_bytes must lie between {FETCH_BYTES_MIN} and "
-                f"{FRAME_BYTES_MAX - HEADER_BYTES_MAX}."
-            )
-        if not isinstance(self.start, Mapping):
-            at_us(self.start)
-        if self.columns is not None and not self.columns:
-            raise InvalidArgument("columns is empty: leave it out, or name at least one.")
-        if self.end is not None and self.end != "latest" and not isinstance(self.end, Mapping):
-            raise InvalidArgument(
-                f"end={self.end!r} is neither 'latest' nor {{partition: offset}}."
-            )
-
-
-def consumer_options(
-    *,
-    start: Start_,
-    end: End,
-    follow: bool,
-    columns: str | Sequence[str] | None,
-    partitions: Sequence[int] | None,
-    fetch_bytes: int,
-) -> ConsumerOptions:
-    """Check the arguments of `Client.consumer`. Raises InvalidArgument."""
-    for name, value in (("start", start), ("end", end)):
-        if isinstance(value, Mapping) and not all(isinstance(p, int) for p in value):
-            raise InvalidArgument(f"{name}={value!r}: partitions are numbers.")
-    if partitions is not None and not (
-        isinstance(partitions, Iterable) and all(isinstance(p, int) for p in partitions)
-    ):
-        raise InvalidArgument(f"partitions={partitions!r} is not a list of numbers.")
-    return ConsumerOptions(
-        start=start,
-        end=end,
-        follow=follow,
-        # One name is a sequence of letters, too.
-        columns=(columns,) if isinstance(columns, str) else _tuple(columns),
-        partitions=_tuple(partitions),
-        fetch_bytes=fetch_bytes,
-    )
-
-
-def _tuple(values: Iterable[T] | None) -> tuple[T, ...] | None:
-    return None if values is None else tuple(values)
+logger = logging.getLogger("quiverlog")
 
 
 @dataclass(slots=True)
@@ -123,6 +69,10 @@ class Position:
     """The offset after the last row that was handed out."""
     is_from_earliest: bool = False
     """Nothing was read yet and the start was the first row kept, which may move on any time."""
+    known_end: int = 0
+    """Rows below are known to exist."""
+    empty_since_s: float | None = None
+    """Since when answers bring no rows although there are some."""
 
     @property
     def is_done(self) -> bool:
@@ -133,9 +83,19 @@ class Position:
 class Request:
     """A fetch under way."""
 
-    ticket: Ticket
+    pending: PendingReply
     address: Address
-    partitions: list[int]
+    offsets: dict[int, int]
+    """Partition -> the offset that was asked for; a seek makes the answer stale."""
+    sent_s: float
+
+
+@dataclass(slots=True)
+class Pause:
+    """A leader whose last answers came early and without rows."""
+
+    streak: int = 0
+    until_s: float = 0.0
 
 
 class ConsumerCore:
@@ -144,6 +104,7 @@ class ConsumerCore:
     def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions) -> None:
         self.topic = topic
         self.requests: list[Request] = []
+        self.clock = cluster.clock
         self._cluster = cluster
         self._options = options
         self._topic_id = b""
@@ -151,6 +112,7 @@ class ConsumerCore:
         self._order: list[int] = []
         self._decoder = BatchDecoder(cluster, topic, b"")
         self._ready: deque[StoredBatch] = deque()
+        self._pauses: dict[Address, Pause] = {}
         self._failures = 0
         self._failing_since_s: float | None = None
         self._look_again_s = 0.0
@@ -160,10 +122,27 @@ class ConsumerCore:
         """Partition -> offset after the last row that was handed out."""
         return {p.partition: p.delivered for p in self._positions.values()}
 
+    def seek(self, partition: int, offset: int) -> None:
+        """Go on from `offset`; rows that were fetched and not handed out are dropped."""
+        position = self._positions.get(partition)
+        if position is None:
+            raise UnknownPartition(
+                f"{self.topic}-{partition} is not read here; {sorted(self._positions)} are.",
+                topic=self.topic,
+                partition=partition,
+            )
+        if not isinstance(offset, int) or offset < 0:
+            raise InvalidArgument(f"seek: {offset!r} is not an offset from 0 on.")
+        self._ready = deque(b for b in self._ready if b.partition != partition)
+        position.offset = position.delivered = offset
+        position.last_epoch = NO_EPOCH
+        position.is_from_earliest = False
+        position.empty_since_s = None
+
     # --- opening --------------------------------------------------------------------------------
     def open(self) -> Operation[None]:
         """Find the topic, its schema, and where to begin and end."""
-        yield from self._cluster.retrying(self._open)
+        yield from about(self.topic, self._cluster.retrying(self._open))
 
     def _open(self) -> Operation[None]:
         topic = yield from self._cluster.topic(self.topic, fresh=True)
@@ -203,8 +182,14 @@ class ConsumerCore:
                 offset = latest[p]
             if p in latest and offset > latest[p]:  # nothing would be asked for, nothing refused
                 raise (yield from self._beyond(p, offset, latest[p]))
-            positions[p] = Position(p, offset, self._end_of(p, latest), delivered=offset)
-            positions[p].is_from_earliest = start == "earliest"
+            positions[p] = Position(
+                p,
+                offset,
+                self._end_of(p, latest),
+                delivered=offset,
+                is_from_earliest=start == "earliest",
+                known_end=latest.get(p, 0),
+            )
         return positions
 
     def _beyond(self, partition: int, offset: int, end: int) -> Operation[OffsetOutOfRange]:
@@ -242,8 +227,10 @@ class ConsumerCore:
         _, results = yield from ask_leaders(
             self._cluster, entries, lambda parts: m.ListOffsetsRequest(partitions=parts)
         )
-        for result in results.values():
-            check(result)
+        for where, result in results.items():
+            if result.error_code:
+                error = error_from_code(result.error_code, result.error_message)
+                raise named(error, where.topic, where.partition)
         return {where.partition: result.offset for where, result in results.items()}
 
     # --- reading --------------------------------------------------------------------------------
@@ -254,41 +241,69 @@ class ConsumerCore:
             OffsetOutOfRange: the rows at a position are not kept any more.
             LogTruncated: rows that were read were lost with an earlier leader.
             UnknownTopicId: the topic was deleted.
+            CorruptBatch: rows cannot be decoded; again at every call, until `seek`.
+            InvalidResponse: the broker does not bring the rows there are.
         """
-        clock = self._cluster.clock
-        deadline_s = None if timeout_s is None else clock() + timeout_s
+        deadline_s = None if timeout_s is None else self.clock() + timeout_s
         while True:
-            while self._ready:
-                batch = yield from self._hand_out(self._ready.popleft())
-                if batch is not None:
-                    return batch
-            if self.is_at_end:
-                return None
+            batch = yield from self._next_ready()
+            if batch is not None or self.is_at_end:
+                return batch
+            pause_s = 0.0
+            round_began_s = self.clock()
             try:
                 yield from self._look_for_new_partitions()
                 yield from self._start_fetches()
-                wait_s = 1.0 if deadline_s is None else min(1.0, deadline_s - clock())
-                ticket = yield FinishAny([r.ticket for r in self.requests], max(0.0, wait_s))
-                if ticket is not None:
-                    yield from self._receive(ticket)
+                pending = yield FinishAny(
+                    [r.pending for r in self.requests], self._wait_s(deadline_s)
+                )
+                if pending is not None:
+                    yield from self._receive(pending)
                     yield from self._start_fetches()  # under way while these rows are used
             except QuiverlogError as error:
-                yield from self._recover(error)
-            if not self._ready and deadline_s is not None and clock() >= deadline_s:
-                return None
+                pause_s = self._after_failure(error, round_began_s)
+            if self._ready:
+                continue
+            if deadline_s is not None:
+                left_s = deadline_s - self.clock()
+                if left_s <= 0:
+                    return None
+                pause_s = min(pause_s, left_s)
+            if pause_s:
+                yield Sleep(pause_s)
 
     @property
     def is_at_end(self) -> bool:
         """Everything up to the ends was handed out (never, when following)."""
         return not self._ready and all(p.is_done for p in self._positions.values())
 
-    def _hand_out(self, stored: StoredBatch) -> Operation[ConsumerBatch | None]:
-        batch = yield from self._decoder.decode(stored)
-        self._positions[stored.partition].delivered = stored.next_offset
-        return batch
+    def _next_ready(self) -> Operation[ConsumerBatch | None]:
+        """Decode what waits. What fails stays where it is."""
+        while self._ready:
+            stored = self._ready[0]
+            batch: ConsumerBatch | None = None
+            try:
+                batch = yield from self._decoder.decode(stored)
+            except CorruptBatch as error:
+                if not self._options.skip_corrupt:
+                    raise
+                logger.warning("stepping over rows (skip_corrupt): %s", error.message)
+            self._ready.popleft()
+            self._positions[stored.partition].delivered = stored.next_offset
+            if batch is not None:
+                return batch
+        return None
+
+    def _wait_s(self, deadline_s: float | None) -> float:
+        now_s = self.clock()
+        moments = [now_s + ROUND_S]
+        if deadline_s is not None:
+            moments.append(deadline_s)
+        moments.extend(p.until_s for p in self._pauses.values() if p.until_s > now_s)
+        return max(0.0, min(moments) - now_s)
 
     def _start_fetches(self) -> Operation[None]:
-        busy = {p for request in self.requests for p in request.partitions}
+        busy = {p for request in self.requests for p in request.offsets}
         free = [p for p in self._order if p not in busy and not self._positions[p].is_done]
         if not free:
             return
@@ -299,12 +314,18 @@ class ConsumerCore:
         asked = {request.address for request in self.requests}
         share = max(MIB, self._options.fetch_bytes // max(1, len(leaders.keys() | asked)))
         for address, partitions in leaders.items():
-            if address in asked:
+            pause = self._pauses.get(address)
+            if address in asked or (pause is not None and pause.until_s > self.clock()):
                 continue  # its partitions that are free join the next request
             request = self._request(topic, partitions, min(share, self._options.fetch_bytes))
             timeout_s = self._cluster.settings.request_timeout_s + request.max_wait_ms / 1000
-            ticket = yield Start(Call(address, request, timeout_s, lane="fetch"))
-            self.requests.append(Request(ticket, address, partitions))
+            try:
+                pending = yield Start(Call(address, request, timeout_s, channel="fetch"))
+            except QuiverlogError as error:
+                named(error, self.topic, *partitions)
+                raise
+            offsets = {p: self._positions[p].offset for p in partitions}
+            self.requests.append(Request(pending, address, offsets, self.clock()))
 
     def _request(self, topic: TopicInfo, partitions: list[int], bytes_max: int) -> m.FetchRequest:
         entries = []
@@ -337,23 +358,36 @@ class ConsumerCore:
             )
         return topic
 
-    def _receive(self, ticket: Ticket) -> Operation[None]:
-        request = next(r for r in self.requests if r.ticket is ticket)
+    def _receive(self, pending: PendingReply) -> Operation[None]:
+        request = next(r for r in self.requests if r.pending is pending)
         self.requests.remove(request)
-        reply: Reply = yield Finish(ticket)
+        try:
+            reply: Reply = yield Finish(pending)
+            parts = split_fetch(reply)
+        except QuiverlogError as error:
+            named(error, self.topic, *request.offsets)
+            raise
         failure: QuiverlogError | None = None
-        for fetched in split_fetch(reply):
+        brought = False
+        for fetched in parts:
             position = self._positions[fetched.partition]
-            error = fetch_error(fetched, self.topic, position.offset)
-            if error is None:
-                self._take(position, fetched)
+            if position.offset != request.offsets[fetched.partition]:
+                continue  # somebody has called `seek` meanwhile
+            try:
+                brought = self._take(position, fetched) or brought
                 continue
-            if self._moved_start(position, error, fetched):
+            except QuiverlogError as why:
+                partial = why
+            if self._moved_start(position, partial, fetched):
+                continue
+            if self._skipped_damage(position, partial):
+                brought = True
                 continue
             # What other partitions brought is kept; it is handed out before the error is met
             # again. An error that time may heal must not hide one that it cannot.
             if failure is None or failure.retriable:
-                failure = error
+                failure = partial
+        self._pace(request, brought=brought, failed=failure is not None)
         if failure is not None and not self._ready:
             raise failure
         if failure is not None and failure.refresh_metadata:
@@ -361,16 +395,55 @@ class ConsumerCore:
         self._failures = 0
         self._failing_since_s = None
 
-    def _take(self, position: Position, fetched: FetchedPartition) -> None:
-        batches = stored_batches(fetched, position.offset, position.end)
+    def _take(self, position: Position, fetched: FetchedPartition) -> bool:
+        """Keep what a partition brought; True if there was anything. Raises its error."""
+        error = fetch_error(fetched, self.topic, position.offset)
+        if error is not None:
+            raise error
+        batches = stored_batches(fetched, self.topic, position.offset, position.end)
+        position.known_end = max(position.known_end, fetched.high_watermark)
         if not batches:
-            return
+            self._check_stalled(position)
+            return False
         self._ready.extend(batches)
         position.offset = batches[-1].next_offset
         position.last_epoch = batches[-1].header.leader_epoch
         position.is_from_earliest = False
+        position.empty_since_s = None
         self._order.remove(position.partition)
         self._order.append(position.partition)
+        return True
+
+    def _check_stalled(self, position: Position) -> None:
+        """Rows exist and do not come: once is fairness among partitions, for long it is a fault."""
+        if position.offset >= position.known_end:
+            position.empty_since_s = None
+            return
+        now_s = self.clock()
+        timeout_s = self._cluster.settings.request_timeout_s
+        if position.empty_since_s is None:
+            position.empty_since_s = now_s
+        elif now_s - position.empty_since_s >= timeout_s:
+            position.empty_since_s = None
+            raise InvalidResponse(
+                f"{self.topic}-{position.partition} gave no rows at offset {position.offset} for "
+                f"{timeout_s:g} s, although there are rows up to {position.known_end}.",
+                topic=self.topic,
+                partition=position.partition,
+                offset=position.offset,
+            )
+
+    def _pace(self, request: Request, *, brought: bool, failed: bool) -> None:
+        """A long poll that comes back early with nothing must not become a loop without rest."""
+        if brought:
+            self._pauses.pop(request.address, None)
+            return
+        now_s = self.clock()
+        if failed or now_s - request.sent_s >= FETCH_MAX_WAIT_MS_DEFAULT / 2000:
+            return
+        pause = self._pauses.setdefault(request.address, Pause())
+        pause.until_s = now_s + empty_pause_s(pause.streak, self._cluster.jitter())
+        pause.streak += 1
 
     def _moved_start(
         self, position: Position, error: QuiverlogError, fetched: FetchedPartition
@@ -383,17 +456,30 @@ class ConsumerCore:
         position.offset = position.delivered = fetched.log_start_offset
         return True
 
-    def _recover(self, error: QuiverlogError) -> Operation[None]:
-        now_s = self._cluster.clock()
+    def _skipped_damage(self, position: Position, error: QuiverlogError) -> bool:
+        """Go on behind rows that the broker itself cannot read, where the caller said so."""
+        after = error.details.get("next_offset")
+        if not (self._options.skip_corrupt and isinstance(error, CorruptLog)):
+            return False
+        if not isinstance(after, int) or after <= position.offset:
+            return False
+        logger.warning("stepping over rows (skip_corrupt): %s", error.message)
+        position.offset = position.delivered = after
+        return True
+
+    def _after_failure(self, error: QuiverlogError, round_began_s: float) -> float:
+        """Raise what time will not heal, and what it has not healed; or the pause in seconds."""
         if self._failing_since_s is None:
-            self._failing_since_s = now_s
-        failing_s = now_s - self._failing_since_s
+            self._failing_since_s = round_began_s
+        failing_s = self.clock() - self._failing_since_s
         if not error.retriable or failing_s >= self._cluster.settings.request_timeout_s:
-            raise error
+            self._failing_since_s = None
+            named(error, self.topic)
+            raise
         if error.refresh_metadata:
             self._cluster.forget_topics()
         self._failures += 1
-        yield Sleep(backoff_s(self._failures, self._cluster.chance()))
+        return backoff_s(self._failures, self._cluster.jitter())
 
     def _look_for_new_partitions(self) -> Operation[None]:
         """A topic may have grown: its new partitions are read from their first row on."""

@@ -3,6 +3,12 @@
 Owns the cutting of a body into whole batches, the slicing at both ends of the range that was asked
 for (offsets may lie inside a batch, whole batches travel) and the asking for a schema that is newer
 than what the client knows. Decoded columns point into the body: nothing is copied.
+
+Invariants:
+
+- Batches cover the rows from the offset that was asked for on, without a gap and without a row
+  twice; an answer that does not is refused whole, so that no row is skipped silently.
+- Whatever cannot be decoded is a CorruptBatch that names topic, partition and offsets.
 """
 
 from __future__ import annotations
@@ -11,9 +17,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from quiverlog.batch.codec import decode_batch, split_batches
-from quiverlog.batch.header import FLAG_CONTROL, BatchHeader
+from quiverlog.batch.header import FLAG_CONTROL, MAGIC, BatchHeader
 from quiverlog.errors import (
     CorruptBatch,
+    CorruptLog,
+    InvalidResponse,
     LogTruncated,
     OffsetOutOfRange,
     QuiverlogError,
@@ -21,7 +29,9 @@ from quiverlog.errors import (
     UnknownTopicId,
     error_from_code,
 )
+from quiverlog.limits import BATCH_ROWS_MAX
 
+from .answers import OFFSET_MAX, named
 from .commands import Operation
 from .results import ConsumerBatch, FetchedPartition
 from .routing import Cluster
@@ -48,30 +58,59 @@ class StoredBatch(NamedTuple):
         return min(self.header.next_offset, self.end)
 
 
-def stored_batches(fetched: FetchedPartition, start: int, end: int | None) -> list[StoredBatch]:
+def stored_batches(
+    fetched: FetchedPartition, topic: str, start: int, end: int | None
+) -> list[StoredBatch]:
     """The batches of one partition that hold rows in [start, end).
 
     Raises:
-        CorruptBatch: the bytes are not whole batches, or not in order.
+        CorruptBatch: the bytes are not whole batches.
+        InvalidResponse: the first batch does not hold row `start`, or one does not follow another.
     """
+    assert start >= 0
     found: list[StoredBatch] = []
     expected = start
-    for header, view in split_batches(fetched.body):
-        if header.next_offset <= expected:
-            if found or header.row_count == 0:
-                raise CorruptBatch(
-                    f"Partition {fetched.partition}: offset {header.base_offset} came after "
-                    f"{expected}."
+    try:
+        for header, view in split_batches(fetched.body):
+            if end is not None and header.base_offset >= end:
+                break
+            _check_batch(header, fetched, expected, is_first=not found)
+            upper = header.next_offset if end is None else min(end, header.next_offset)
+            found.append(
+                StoredBatch(
+                    fetched.partition, header, view, max(expected, header.base_offset), upper
                 )
-            continue
-        if end is not None and header.base_offset >= end:
-            break
-        upper = header.next_offset if end is None else min(end, header.next_offset)
-        found.append(
-            StoredBatch(fetched.partition, header, view, max(expected, header.base_offset), upper)
-        )
-        expected = header.next_offset
+            )
+            expected = header.next_offset
+    except QuiverlogError as error:
+        error.details.setdefault("offset", expected)
+        named(error, topic, fetched.partition)
+        raise
     return found
+
+
+def _check_batch(
+    header: BatchHeader, fetched: FetchedPartition, expected: int, *, is_first: bool
+) -> None:
+    """Does a batch's header agree with the answer that it came in?"""
+    if header.magic != MAGIC or not 0 < header.row_count <= BATCH_ROWS_MAX:
+        raise CorruptBatch(
+            f"what came at offset {expected} is no batch of this format (magic {header.magic}, "
+            f"{header.row_count} rows)."
+        )
+    base, after = header.base_offset, header.next_offset
+    fits = base <= expected < after if is_first else base == expected
+    if base < 0 or not fits:
+        raise InvalidResponse(f"rows [{base}, {after}) came where row {expected} was to come.")
+    if after > min(fetched.high_watermark, OFFSET_MAX):
+        raise InvalidResponse(
+            f"rows [{base}, {after}) came from above the high watermark {fetched.high_watermark}."
+        )
+    if not 0 <= header.leader_epoch <= fetched.leader_epoch:
+        raise InvalidResponse(
+            f"rows [{base}, {after}) have leader epoch {header.leader_epoch}, the leader's is "
+            f"{fetched.leader_epoch}."
+        )
 
 
 class BatchDecoder:
@@ -110,10 +149,10 @@ class BatchDecoder:
         Raises:
             InvalidArgument: a column that the topic does not have.
         """
-        history = yield from self._cluster.history(self._topic_id, needed_id=schema_id)
+        history = yield from self._cluster.history(self._topic_id, self._topic, needed_id=schema_id)
         if not set(self._columns or ()).issubset(history.current.names):
             # The column may be younger than what is remembered here.
-            history = yield from self._cluster.history(self._topic_id, fresh=True)
+            history = yield from self._cluster.history(self._topic_id, self._topic, fresh=True)
         self._history = history
         if self._reader_schema is not None:
             return self._reader_schema
@@ -122,21 +161,18 @@ class BatchDecoder:
         return history.current
 
     def decode(self, stored: StoredBatch) -> Operation[ConsumerBatch | None]:
-        """The rows asked for; None where there are none for a reader (a control batch)."""
+        """The rows asked for; None where there are none for a reader (a control batch).
+
+        Raises:
+            CorruptBatch: names topic, partition and the batch's offsets (`offset`, `next_offset`).
+        """
         header = stored.header
         if header.flags & FLAG_CONTROL:
             return None
         history = self._history
         if history is None or header.schema_id not in history:
             history = yield from self._newer_history(header.schema_id)
-        data = decode_batch(
-            stored.view,
-            header,
-            history,
-            self._columns,
-            verify_crc=self._verify_crc,
-            reader_schema=self._reader_schema,
-        )
+        data = self._decoded(stored, history)
         rows = stored.end - stored.start
         if rows != header.row_count:
             data = data.slice(stored.start - header.base_offset, rows)
@@ -149,13 +185,48 @@ class BatchDecoder:
             timestamp_us=header.timestamp_max_us,
         )
 
+    def _decoded(self, stored: StoredBatch, history: SchemaHistory) -> pa.RecordBatch:
+        try:
+            return decode_batch(
+                stored.view,
+                stored.header,
+                history,
+                self._columns,
+                verify_crc=self._verify_crc,
+                reader_schema=self._reader_schema,
+            )
+        except CorruptBatch as error:
+            raise self._corrupt(stored, error.message) from error
+        except QuiverlogError as error:
+            named(error, self._topic, stored.partition)
+            raise
+        except Exception as error:  # Arrow's own, whatever their type: mapped once, here
+            raise self._corrupt(stored, f"{type(error).__name__}: {error}") from error
+
+    def _corrupt(self, stored: StoredBatch, why: str) -> CorruptBatch:
+        base, after = stored.header.base_offset, stored.header.next_offset
+        return CorruptBatch(
+            f"{self._topic}-{stored.partition}: the stored batch with the rows [{base}, {after}) "
+            f"cannot be decoded: {why}",
+            topic=self._topic,
+            partition=stored.partition,
+            offset=base,
+            next_offset=after,
+        )
+
     def _newer_history(self, needed_id: int) -> Operation[SchemaHistory]:
         def attempt() -> Operation[SchemaHistory]:
-            history = yield from self._cluster.history(self._topic_id, needed_id=needed_id)
+            history = yield from self._cluster.history(
+                self._topic_id, self._topic, needed_id=needed_id
+            )
             history.schema(needed_id)  # raises the retriable UnknownSchema
             return history
 
-        self._history = yield from self._cluster.retrying(attempt)
+        try:
+            self._history = yield from self._cluster.retrying(attempt)
+        except QuiverlogError as error:
+            named(error, self._topic)
+            raise
         return self._history
 
 
@@ -185,6 +256,15 @@ def fetch_error(fetched: FetchedPartition, topic: str, offset: int) -> Quiverlog
             log_start_offset=low,
             high_watermark=high,
         )
+    if isinstance(error, CorruptLog) and fetched.damage_end_offset > offset:
+        first = max(offset, fetched.damage_start_offset)
+        return CorruptLog(
+            f"{where}: the rows [{first}, {fetched.damage_end_offset}) are damaged in the log.",
+            topic=topic,
+            partition=fetched.partition,
+            offset=first,
+            next_offset=fetched.damage_end_offset,
+        )
     if isinstance(error, (UnknownTopic, UnknownTopicId)):
         return UnknownTopicId(f"Topic {topic!r} is gone.", topic=topic)
-    return error
+    return named(error, topic, fetched.partition)

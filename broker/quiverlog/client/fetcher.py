@@ -17,10 +17,12 @@ from quiverlog.types import NO_EPOCH
 from quiverlog.wire import messages as m
 
 from .admin import split_fetch
-from .commands import Abandon, Call, Finish, Operation, Reply, Sleep, Start, Ticket
+from .answers import named
+from .commands import Abandon, Call, Finish, Operation, PendingReply, Reply, Sleep, Start
+from .deadline import within
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
 from .results import ConsumerBatch
-from .routing import Cluster, backoff_s, partition_info
+from .routing import Cluster, backoff_s, empty_pause_s, partition_info
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +50,7 @@ class FetchCore:
         assert start_offset >= 0
         self.position = start_offset
         """The offset after the last row that has arrived."""
-        self.ticket: Ticket | None = None
+        self.pending: PendingReply | None = None
         self._cluster = cluster
         self._topic = topic
         self._topic_id = topic_id
@@ -58,6 +60,8 @@ class FetchCore:
         self._last_epoch = last_epoch
         self._deadline_s = 0.0
         self._failures = 0
+        self._sent_s = 0.0
+        self._empty_streak = 0
 
     def next(self) -> Operation[list[StoredBatch]]:
         """The next reply's batches, with the following request on its way; [] at the end.
@@ -65,8 +69,17 @@ class FetchCore:
         Raises:
             OffsetOutOfRange, LogTruncated, UnknownTopicId, OffsetNotAvailable: rows that were
                 asked for are not there.
+            InvalidResponse: the answer holds other rows.
         """
         timeout_s = self._cluster.settings.request_timeout_s
+        limit_s = timeout_s + FETCH_MAX_WAIT_MS_DEFAULT / 1000
+        try:
+            return (yield from within(self._cluster.clock, limit_s, self._next(timeout_s)))
+        except QuiverlogError as error:
+            named(error, self._topic, self._partition)
+            raise
+
+    def _next(self, timeout_s: float) -> Operation[list[StoredBatch]]:
         self._deadline_s = self._cluster.clock() + timeout_s
         while self.position < self._end:
             try:
@@ -81,32 +94,39 @@ class FetchCore:
                     f"{self._topic}-{self._partition} gave no rows at offset {self.position} for "
                     f"{timeout_s:g} s; rows up to {self._end} were expected."
                 )
+            yield from self._pause_if_early()
         return []
 
     def _take(self) -> Operation[list[StoredBatch]]:
-        if self.ticket is None:
-            self.ticket = yield from self._start()
-        ticket, self.ticket = self.ticket, None
-        reply: Reply = yield Finish(ticket)
+        if self.pending is None:
+            self.pending = yield from self._start()
+        pending, self.pending = self.pending, None
+        reply: Reply = yield Finish(pending)
         fetched = split_fetch(reply)[0]
         error = fetch_error(fetched, self._topic, self.position)
         if error is not None:
             raise error
-        batches = stored_batches(fetched, self.position, self._end)
+        batches = stored_batches(fetched, self._topic, self.position, self._end)
         if batches:
-            self._failures = 0
+            self._failures = self._empty_streak = 0
             self.position = batches[-1].next_offset
             self._last_epoch = batches[-1].header.leader_epoch
             if self.position < self._end:
                 try:
-                    self.ticket = yield from self._start()
+                    self.pending = yield from self._start()
                 except QuiverlogError as start_error:
                     if not start_error.retriable:
                         raise
                     # These batches are good; the next call meets the failure again, or not.
         return batches
 
-    def _start(self) -> Operation[Ticket]:
+    def _pause_if_early(self) -> Operation[None]:
+        """A long poll that came back early with nothing must not become a loop without rest."""
+        if self._cluster.clock() - self._sent_s < FETCH_MAX_WAIT_MS_DEFAULT / 2000:
+            yield Sleep(empty_pause_s(self._empty_streak, self._cluster.jitter()))
+            self._empty_streak += 1
+
+    def _start(self) -> Operation[PendingReply]:
         topic = yield from self._cluster.topic(self._topic)
         if topic.topic_id != self._topic_id:
             # The cached picture may be older than the topic that is meant.
@@ -130,11 +150,12 @@ class FetchCore:
         )
         address = self._cluster.leader_address(topic, self._partition)
         timeout_s = self._cluster.settings.request_timeout_s + FETCH_MAX_WAIT_MS_DEFAULT / 1000
-        ticket: Ticket = yield Start(Call(address, request, timeout_s, lane="fetch"))
-        return ticket
+        pending: PendingReply = yield Start(Call(address, request, timeout_s, channel="fetch"))
+        self._sent_s = self._cluster.clock()
+        return pending
 
     def _recover(self, error: QuiverlogError) -> Operation[None]:
-        pause_s = backoff_s(self._failures, self._cluster.chance())
+        pause_s = backoff_s(self._failures, self._cluster.jitter())
         if not error.retriable or self._cluster.clock() + pause_s >= self._deadline_s:
             raise error
         if error.refresh_metadata:
@@ -211,7 +232,9 @@ class PartitionFetcher:
     def __next__(self) -> ConsumerBatch:
         while True:
             while self._batches:
-                batch = self._client.run(self._decoder.decode(self._batches.popleft()))
+                # Taken away only when decoded: a batch that cannot be is met by every call.
+                batch = self._client.run(self._decoder.decode(self._batches[0]))
+                self._batches.popleft()
                 if batch is not None:
                     return batch
             found = self._client.run(self._core.next())
@@ -221,10 +244,10 @@ class PartitionFetcher:
 
     def close(self) -> None:
         """Drop the request under way."""
-        ticket, self._core.ticket = self._core.ticket, None
+        pending, self._core.pending = self._core.pending, None
         self._batches.clear()
-        if ticket is not None:
-            self._client.run(_abandon(ticket))
+        if pending is not None:
+            self._client.run(_abandon(pending))
 
     def __enter__(self) -> Self:
         return self
@@ -238,5 +261,5 @@ class PartitionFetcher:
         self.close()
 
 
-def _abandon(ticket: Ticket) -> Operation[None]:
-    yield Abandon(ticket)
+def _abandon(pending: PendingReply) -> Operation[None]:
+    yield Abandon(pending)

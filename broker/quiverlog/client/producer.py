@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from quiverlog.batch.partitioner import check_key_columns
 from quiverlog.errors import (
     BufferExhausted,
     ClientClosed,
@@ -31,6 +32,7 @@ from quiverlog.limits import (
 )
 from quiverlog.types import Compression, Durability, Now
 
+from .answers import about
 from .commands import Operation
 from .convert import Converter
 from .delivery import Delivery
@@ -105,18 +107,19 @@ def open_core(
 
     def attempt() -> Operation[ProducerCore]:
         topic = yield from cluster.topic(topic_name, fresh=True)  # others may have altered it
-        history = yield from cluster.history(topic.topic_id, needed_id=topic.schema_id)
+        history = yield from cluster.history(topic.topic_id, topic_name, needed_id=topic.schema_id)
         options = complete(topic.compression)
         identity = (yield from new_identity(cluster)) if options.idempotent else Identity()
+        check_key_columns(history.current, topic.key_columns)
         converter = Converter(history.current, topic_name)
         core = ProducerCore(
-            topic, converter, history.current_id, options, identity, chance=cluster.chance
+            topic, converter, history.current_id, options, identity, jitter=cluster.jitter
         )
         if options.partition is not None:
             core.check_partition(options.partition)
         return core
 
-    return (yield from cluster.retrying(attempt))
+    return (yield from about(topic_name, cluster.retrying(attempt)))
 
 
 class _Face:

@@ -57,6 +57,7 @@ from quiverlog.limits import MIB, PRODUCER_IN_FLIGHT_MAX
 from quiverlog.types import NO_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, Compression, Durability, Now
 from quiverlog.wire import messages as m
 
+from .answers import named
 from .delivery import Delivery, RowsDelivery
 from .restamp import restamp
 from .results import Produced, TopicInfo
@@ -212,7 +213,7 @@ class ProducerCore:
         topic: the topic as the metadata shows it; replaced by `topic_changed`.
         schema_id: of the schema that the converter makes.
         identity: the first producer id; `Identity()` for a producer that is not idempotent.
-        chance: an even draw from [0, 1), for the pauses between tries.
+        jitter: an even draw from [0, 1), for the pauses between tries.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class ProducerCore:
         options: ProducerOptions,
         identity: Identity,
         *,
-        chance: Callable[[], float],
+        jitter: Callable[[], float],
     ) -> None:
         self.topic = topic
         self.options = options
@@ -235,10 +236,10 @@ class ProducerCore:
         self.converter = converter
         self._schema_id = schema_id
         self._identity = identity
-        self._chance = chance
+        self._jitter = jitter
         self._lanes: dict[int, Lane] = {}
         self._pending: dict[int | None, PendingRows] = {}
-        self._sticky = int(chance() * len(topic.partitions))
+        self._sticky = int(jitter() * len(topic.partitions))
         self._serial = 0
         self._row_bytes = ROW_BYTES_GUESS
         self._needs_metadata = False
@@ -737,7 +738,7 @@ class ProducerCore:
     def _try_again(self, lane: Lane, batch: Sealed, now: Now) -> None:
         lane.in_flight.remove(batch)
         lane.retry.append(batch)
-        pause_us = round(backoff_s(batch.attempts - 1, self._chance()) * 1_000_000)
+        pause_us = round(backoff_s(batch.attempts - 1, self._jitter()) * 1_000_000)
         lane.not_before_us = max(lane.not_before_us, now.mono_us + pause_us)
 
     def _fail(self, lane: Lane, batch: Sealed, error: QuiverlogError) -> None:
@@ -746,13 +747,17 @@ class ProducerCore:
                 holder.remove(batch)
         # Its numbers are used up: those that follow would be out of order for the broker.
         lane.renewing = lane.renewing or self.options.idempotent
+        # One error each: several batches of one request fail together, in different partitions.
+        error = named(type(error)(error.message, **error.details), self.topic.name, lane.partition)
         if isinstance(error, InvalidProducerEpoch):
             for other in lane.queue:
                 other.maybe_stored = False
         if error.retriable:  # it was tried until its time was up
             where = f"{self.topic.name}-{lane.partition}"
             error = DeliveryTimedOut(
-                f"{batch.row_count} rows for {where}. Last failure: {error.message}"
+                f"{batch.row_count} rows for {where}. Last failure: {error.message}",
+                topic=self.topic.name,
+                partition=lane.partition,
             )
         elif batch.maybe_stored:
             error.add_note("An earlier try had no answer: the rows may be stored nevertheless.")

@@ -24,7 +24,7 @@ from .routing import Cluster, backoff_s
 
 __all__ = ["ProducerEngine", "new_identity"]
 
-LANE = "produce"
+CHANNEL = "produce"
 
 
 def new_identity(cluster: Cluster) -> Operation[Identity]:
@@ -121,7 +121,7 @@ class ProducerEngine:
         timeout_s = call.timeout_us / 1_000_000
         try:
             address = self._cluster.address_of(call.leader)
-            connection = self._driver.ready(address, LANE)
+            connection = self._driver.ready(address, CHANNEL)
             if connection is not None:
                 waiting = connection.request(call.request, call.body, timeout_s)
                 waiting.add_done_callback(partial(self._replied, call))
@@ -137,7 +137,7 @@ class ProducerEngine:
         timeout_s = call.timeout_us / 1_000_000
         try:
             address = self._cluster.address_of(call.leader)
-            connection = await self._driver.connection(address, LANE, timeout_s)
+            connection = await self._driver.connection(address, CHANNEL, timeout_s)
             waiting = connection.request(call.request, call.body, timeout_s)
         except QuiverlogError as error:
             self._failed(call, error)
@@ -196,7 +196,7 @@ class ProducerEngine:
             with self._lock:
                 self._core.give_up_expired(self._now())
                 self._notify()
-            await asyncio.sleep(backoff_s(attempt, self._cluster.chance()))
+            await asyncio.sleep(backoff_s(attempt, self._cluster.jitter()))
             attempt += 1
 
     async def _refresh(self) -> None:
@@ -206,7 +206,7 @@ class ProducerEngine:
             self._notify()
         self.wake()
         # A leader that is still missing would otherwise be asked for without a pause.
-        await asyncio.sleep(backoff_s(0, self._cluster.chance()))
+        await asyncio.sleep(backoff_s(0, self._cluster.jitter()))
 
     async def _renew(self) -> None:
         identity = await self._driver.run(new_identity(self._cluster))

@@ -240,6 +240,9 @@ class FetchedPartition:
     error_message: str = ""
     diverging_epoch: int = NO_EPOCH
     diverging_end_offset: int = -1
+    damage_start_offset: int = -1
+    damage_end_offset: int = -1
+    """With CorruptLog: where rows can be read again; -1 when the broker does not know."""
 
 
 def moment(us: int) -> datetime:

@@ -1,13 +1,14 @@
 """Where a request must go, and when it may be tried again.
 
 Owns the cluster's picture (brokers, topics, leaders, schema histories), the order in which
-addresses are tried and the retry rule. Holds no connection and does no I/O; clock and chance are
+addresses are tried and the retry rule. Holds no connection and does no I/O; clock and jitter are
 handed in. One instance serves all threads of a client: what it caches are whole frozen values that
 are replaced, never changed in place.
 
 The retry rule: an error whose class says `retriable` is tried again until the operation's deadline,
-after a pause drawn evenly from [0, min(max, min * 2^attempt)] ("full jitter": clients that failed
-together must not come back together). `refresh_metadata` errors drop the cached topics first.
+which bounds all its calls together (`deadline.within`). Between tries is a pause drawn evenly from
+[0, min(max, min * 2^attempt)] ("full jitter": clients that failed together must not come back
+together). `refresh_metadata` errors drop the cached topics first.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from quiverlog.addresses import PORT_DEFAULT
 from quiverlog.addresses import parse_addresses as parse_address_list
 from quiverlog.errors import (
     ConnectionFailed,
-    CorruptFrame,
     InvalidArgument,
+    InvalidResponse,
     NotLeader,
     QuiverlogError,
     UnknownPartition,
@@ -37,13 +38,23 @@ from quiverlog.limits import (
 )
 from quiverlog.wire import messages as m
 
+from .answers import named
 from .commands import Call, Operation, Reply, Sleep
+from .deadline import within
 from .results import Address, ClusterMetadata, PartitionInfo, TopicInfo, topic_info
 
 if TYPE_CHECKING:
     from quiverlog.batch.schema import SchemaHistory
 
-__all__ = ["Cluster", "Settings", "backoff_s", "check", "next_page", "parse_addresses"]
+__all__ = [
+    "Cluster",
+    "Settings",
+    "backoff_s",
+    "check",
+    "empty_pause_s",
+    "history_from_wire",
+    "parse_addresses",
+]
 
 T = TypeVar("T")
 
@@ -81,11 +92,19 @@ def parse_addresses(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
         raise InvalidArgument(f"bootstrap address: {error}.") from None
 
 
-def backoff_s(attempt: int, chance: float) -> float:
-    """The pause before try number `attempt + 1`; `chance` lies in [0, 1)."""
+def backoff_s(attempt: int, jitter: float) -> float:
+    """The pause before try number `attempt + 1`; `jitter` lies in [0, 1)."""
     assert attempt >= 0
     ceiling_ms: int = min(RETRY_BACKOFF_MS_MAX, RETRY_BACKOFF_MS_MIN << min(attempt, 16))
-    return chance * ceiling_ms / 1000
+    return jitter * ceiling_ms / 1000
+
+
+def empty_pause_s(attempt: int, jitter: float) -> float:
+    """The pause after a long poll that was answered early and without rows.
+
+    At least half the ceiling: a pause that may be 0 bounds no rate of requests.
+    """
+    return (backoff_s(attempt, 1.0) + backoff_s(attempt, jitter)) / 2
 
 
 def check(response: m.Response) -> None:
@@ -101,7 +120,7 @@ class Cluster:
         bootstrap: addresses to ask first; any of them may be down.
         settings: client id and timeouts.
         clock: monotonic seconds.
-        chance: an even draw from [0, 1).
+        jitter: an even draw from [0, 1).
     """
 
     def __init__(
@@ -110,13 +129,13 @@ class Cluster:
         settings: Settings,
         *,
         clock: Callable[[], float],
-        chance: Callable[[], float],
+        jitter: Callable[[], float],
     ) -> None:
         assert bootstrap
         self.bootstrap = tuple(bootstrap)
         self.settings = settings
         self.clock = clock
-        self.chance = chance
+        self.jitter = jitter
         self.metadata = ClusterMetadata("", -1, -1, {}, {}, {})
         self._histories: dict[bytes, SchemaHistory] = {}
         self._good_address: Address | None = None
@@ -179,14 +198,18 @@ class Cluster:
         self, attempt: Callable[[], Operation[T]], *, timeout_s: float | None = None
     ) -> Operation[T]:
         """Run `attempt` until it succeeds, fails for good, or the time is up."""
-        deadline = self.clock() + (timeout_s or self.settings.request_timeout_s)
+        seconds = self.settings.request_timeout_s if timeout_s is None else timeout_s
+        return (yield from within(self.clock, seconds, self._retrying(attempt, seconds)))
+
+    def _retrying(self, attempt: Callable[[], Operation[T]], timeout_s: float) -> Operation[T]:
+        deadline = self.clock() + timeout_s
         tries = 0
         refreshed = False
         while True:
             try:
                 return (yield from attempt())
             except QuiverlogError as error:
-                pause_s = backoff_s(tries, self.chance())
+                pause_s = backoff_s(tries, self.jitter())
                 # A partition that fresh metadata does not show will not turn up by waiting.
                 retriable = error.retriable and not isinstance(error, UnknownPartition)
                 # A stale picture may be the only fault: forget it and look once more.
@@ -199,19 +222,30 @@ class Cluster:
             tries += 1
             yield Sleep(pause_s)
 
+    def first_contact(self) -> Operation[None]:
+        """Learn who the brokers are; one round, no retry, within the request timeout."""
+        timeout_s = self.settings.request_timeout_s
+        yield from within(self.clock, timeout_s, self.refresh([]))
+
     # --- metadata -------------------------------------------------------------------------------
     def refresh(self, names: Sequence[str] | None = None) -> Operation[ClusterMetadata]:
         """Ask for all topics (None) or for some, and renew the picture. No retry."""
-        wanted = None if names is None else list(names)
+        wanted = None if names is None else list(dict.fromkeys(names))
         found: dict[str, TopicInfo] = {}
-        next_name = ""
+        first_name = ""
         while True:
-            reply = yield from self.call_any(m.MetadataRequest(topics=wanted, first_name=next_name))
+            request = m.MetadataRequest(topics=wanted, first_name=first_name)
+            try:
+                reply = yield from self.call_any(request)
+            except QuiverlogError as error:
+                if wanted and len(wanted) == 1:
+                    named(error, wanted[0])
+                raise
             response = reply.response
             assert isinstance(response, m.MetadataResponse)
             found.update((t.name, topic_info(t)) for t in response.topics if not t.error_code)
-            next_name = next_page(next_name, response.next_name)
-            if not next_name:
+            first_name = response.next_name
+            if not first_name:
                 break
         kept = {} if names is None else dict(self.metadata.topics)
         for name in names or ():
@@ -246,45 +280,51 @@ class Cluster:
 
     # --- schemas --------------------------------------------------------------------------------
     def history(
-        self, topic_id: bytes, *, needed_id: int = -1, fresh: bool = False
+        self, topic_id: bytes, topic: str, *, needed_id: int = -1, fresh: bool = False
     ) -> Operation[SchemaHistory]:
-        """A topic's schema history that holds `needed_id`. No retry."""
+        """A topic's schema history that holds `needed_id`; errors name `topic`. No retry."""
         known = None if fresh else self._histories.get(topic_id)
         if known is not None and (needed_id < 0 or needed_id in known):
             return known
         versions: list[m.SchemaVersion] = []
         first_id = 1
-        while first_id:
-            reply = yield from self.call_any(
-                m.TopicSchemasRequest(topic_id=topic_id, first_schema_id=first_id)
-            )
-            response = reply.response
-            assert isinstance(response, m.TopicSchemasResponse)
-            versions += response.schemas
-            if 0 < response.next_schema_id <= first_id:
-                raise CorruptFrame("the broker's pages of schemas do not move on.")
-            first_id = response.next_schema_id
-        history = history_from_wire(versions)
+        try:
+            while first_id:
+                request = m.TopicSchemasRequest(topic_id=topic_id, first_schema_id=first_id)
+                reply = yield from self.call_any(request)
+                response = reply.response
+                assert isinstance(response, m.TopicSchemasResponse)
+                versions += response.schemas
+                first_id = response.next_schema_id
+            history = history_from_wire(versions, topic)
+        except QuiverlogError as error:
+            named(error, topic)
+            raise
         self._histories[topic_id] = history
         return history
 
 
-def next_page(asked: str, answered: str) -> str:
-    """The name with which the next page begins; "" when there is none.
+def history_from_wire(versions: Iterable[m.SchemaVersion], topic: str) -> SchemaHistory:
+    """Decode a schema history.
 
     Raises:
-        CorruptFrame: the pages do not move on, asking would never end.
+        InvalidResponse: a schema cannot be read, or a topic could not have these after another.
     """
-    if answered and answered <= asked:
-        raise CorruptFrame("the broker's pages of topics do not move on.")
-    return answered
+    from quiverlog.batch.schema import SchemaHistory, check_schema, deserialize_schema, evolve
 
-
-def history_from_wire(versions: Iterable[m.SchemaVersion]) -> SchemaHistory:
-    """Decode a schema history."""
-    from quiverlog.batch.schema import SchemaHistory, deserialize_schema
-
-    return SchemaHistory({v.schema_id: deserialize_schema(v.schema) for v in versions})
+    schemas = {}
+    try:
+        before = None
+        for version in versions:
+            schema = deserialize_schema(version.schema)
+            check_schema(schema)
+            if before is not None:
+                evolve(before, schema)
+            before = schemas[version.schema_id] = schema
+    except (QuiverlogError, ValueError) as error:  # ValueError: a name that is not UTF-8
+        why = error.message if isinstance(error, QuiverlogError) else str(error)
+        raise InvalidResponse(f"Topic {topic!r}, its schemas: {why}", topic=topic) from error
+    return SchemaHistory(schemas)
 
 
 def partition_info(topic: TopicInfo, partition: int) -> PartitionInfo:

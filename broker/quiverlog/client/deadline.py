@@ -1,0 +1,69 @@
+"""One deadline over everything an operation does.
+
+Owns the cutting of timeouts: whatever an operation asks of its driver is asked with no more time
+than is left. Without it each call inside a retry would bring its own timeout, and the caller's
+would be exceeded by as many calls as there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from quiverlog.errors import QuiverlogError, RequestTimedOut
+
+from .commands import Abandon, Call, CallMany, Command, Finish, FinishAny, Operation, Sleep, Start
+
+__all__ = ["within"]
+
+T = TypeVar("T")
+
+
+def within(clock: Callable[[], float], timeout_s: float, operation: Operation[T]) -> Operation[T]:
+    """Run an operation so that it has ended `timeout_s` seconds from now.
+
+    When the time is up, its next question is answered with RequestTimedOut. A started request
+    keeps the timeout it was started with: it may outlive the operation that started it.
+    """
+    deadline_s = clock() + timeout_s
+    answer: Any = None
+    failure: QuiverlogError | None = None
+    while True:
+        try:
+            command = operation.send(answer) if failure is None else operation.throw(failure)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        answer, failure = None, None
+        left_s = deadline_s - clock()
+        if left_s <= 0 and isinstance(command, (Call, CallMany, Start, Sleep)):
+            failure = RequestTimedOut(f"No answer within {timeout_s:g} s.")
+            continue
+        try:
+            answer = yield _cut(command, left_s)
+        except QuiverlogError as error:
+            failure = error
+        except GeneratorExit:
+            operation.close()
+            raise
+
+
+def _cut(command: Command, left_s: float) -> Command:
+    match command:
+        case Call():
+            return _cut_call(command, left_s)
+        case CallMany(calls):
+            return CallMany([_cut_call(call, left_s) for call in calls])
+        case Start(call, within_s):
+            return Start(call, left_s if within_s is None else min(within_s, left_s))
+        case FinishAny(pending, timeout_s):
+            return FinishAny(pending, max(0.0, min(timeout_s, left_s)))
+        case Sleep(seconds):
+            return Sleep(min(seconds, left_s))
+        case Finish() | Abandon():
+            return command
+
+
+def _cut_call(call: Call, left_s: float) -> Call:
+    return call if call.timeout_s <= left_s else replace(call, timeout_s=left_s)
