@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 
-from .bugs import BUGS, hunt
+from .bugs import BUGS, hunt, hunt_all
 from .checker import Violation
 from .run import simulate
 
@@ -18,28 +18,31 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="how many runs (from --first)")
     parser.add_argument("--first", type=int, default=0, help="first seed of many")
     parser.add_argument("--duration-ms", type=int, help="simulated work per run")
+    parser.add_argument("--open", action="append", default=[], help="open a gate (gates.py)")
     parser.add_argument("--bugs", action="store_true", help="plant each bug and show who finds it")
+    parser.add_argument("--bug", help="plant the bugs with this text in their name")
     options = parser.parse_args()
-    options.seeds = options.seeds or (60 if options.bugs else 20)
-    options.duration_ms = options.duration_ms or (4_000 if options.bugs else 20_000)
-    if options.bugs:
-        return _bugs(options.seeds, options.duration_ms)
+    wants_bugs = options.bugs or options.bug is not None
+    options.seeds = options.seeds or (60 if wants_bugs else 20)
+    options.duration_ms = options.duration_ms or (4_000 if wants_bugs else 20_000)
+    if wants_bugs:
+        return _bugs(options)
     first = options.first if options.seed is None else options.seed
     count = options.seeds if options.seed is None else 1
     failed = 0
     simulated_s = 0.0
     for seed in range(first, first + count):
-        began = time.perf_counter()
+        began = time.process_time()
         try:
-            result = simulate(seed, duration_ms=options.duration_ms)
+            result = simulate(seed, duration_ms=options.duration_ms, opened=frozenset(options.open))
         except Violation as violation:
             failed += 1
-            print(f"FAILED {violation}")
+            print(f"FAILED {violation}", flush=True)
             if options.seed is not None:
                 traceback.print_exception(violation)
             continue
         simulated_s += result.simulated_s
-        took = time.perf_counter() - began
+        took = time.process_time() - began
         print(
             f"seed {seed:5d}: {result.rows_acknowledged:6d} rows acknowledged,"
             f" {result.rows_seen:7d} read, {result.lives:3d} lives,"
@@ -50,16 +53,21 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _bugs(seeds: int, duration_ms: int) -> int:
+def _bugs(options: argparse.Namespace) -> int:
     print(f"{'planted bug':49} {'caught by seed':>14}  what the checker said")
-    missed = 0
-    for bug in BUGS:
-        seed, said = hunt(bug, seeds=seeds, duration_ms=duration_ms)
-        if seed is None:
-            missed += 1
-        where = "MISSED" if seed is None else str(seed)
-        print(f"{bug.name:49} {where:>14}  {said[:70]}")
-    print(f"{len(BUGS) - missed} of {len(BUGS)} planted bugs caught")
+    seeds, duration_ms = options.seeds, options.duration_ms
+    if options.bug is None:
+        caught = hunt_all(seeds=seeds, duration_ms=duration_ms)
+    else:
+        chosen = [bug for bug in BUGS if options.bug in bug.name]
+        caught = (hunt(bug, seeds=range(seeds), duration_ms=duration_ms) for bug in chosen)
+    missed = count = 0
+    for one in caught:
+        count += 1
+        missed += one.seed is None
+        where = "MISSED" if one.seed is None else str(one.seed)
+        print(f"{one.bug:49} {where:>14}  {one.said[:70]}", flush=True)
+    print(f"{count - missed} of {count} planted bugs caught")
     return 1 if missed else 0
 
 

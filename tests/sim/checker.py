@@ -1,9 +1,9 @@
-"""What must be true, whatever the seed did: the log against a model of plain dictionaries.
+"""What must be true, whatever the seed did: the logs against a model of plain dictionaries.
 
 Owns the memory of everything that was acknowledged and everything that was seen, and these rules:
 
-1. acknowledged: a row acknowledged as `flushed` is at its offset for ever, until trimming or
-   retention had the right to take it (no lost row).
+1. acknowledged: a row acknowledged as `flushed` is at its offset for ever, until trimming,
+   retention or the end of its topic had the right to take it (no lost row).
 2. once: no value lies at two offsets (idempotent retries).
 3. stable: what a reader has seen at an offset of a `flushed` topic never changes.
 4. dense: a fetch begins with the batch that holds the asked offset, and has no gap.
@@ -11,10 +11,9 @@ Owns the memory of everything that was acknowledged and everything that was seen
 6. young: retention by time takes no row that is younger than its bound.
 7. trimmed: rows that a trim was confirmed to have taken never come back; those that retention took
    may, after a crash, until the broker looks again (it writes that down lazily).
-8. awake: a long poll is answered when rows come (`follower`).
-9. loud: a damaged batch is an error, never data (the flipped bit is found, rows around it stay).
+8. unique: no producer id with its epoch is handed out twice.
 
-A violation raises `Violation` with the seed's history at hand.
+What belongs to the life of topics is in `topics`, the other rules with the actors that watch them.
 """
 
 from __future__ import annotations
@@ -22,20 +21,70 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .scenario import TopicPlan
+__all__ = ["Checker", "Key", "PartitionModel", "TopicModel", "Violation"]
 
-__all__ = ["Checker", "PartitionModel", "Violation"]
+Key = tuple[bytes, int]
+CLOCK_SLACK_US = 1_000_000
+"""So far may a node's clock be wrong without anybody noticing."""
 
 
 class Violation(AssertionError):
     """The broker broke a promise."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class TopicModel:
+    """What is known of one topic, from its creation to its end.
+
+    Settings that were asked for count from the moment of asking, and those before them go on
+    counting: a row may have been written, or taken, under either.
+    """
+
+    name: str
+    topic_id: bytes
+    configs: dict[str, str]
+    durabilities: set[str] = field(default_factory=set)
+    retentions_ms: set[int] = field(default_factory=set)
+    bounded_bytes: bool = False
+    schema_id: int = 1
+    doomed: bool = False
+    """Its deletion was asked for, so it may have happened."""
+
+    def __post_init__(self) -> None:
+        self.asked(self.configs)
+
+    def asked(self, configs: dict[str, str]) -> None:
+        """These settings may be in force from now on."""
+        if "durability" in configs:
+            self.durabilities.add(configs["durability"])
+        if "retention.ms" in configs:
+            self.retentions_ms.add(int(configs["retention.ms"]))
+        if int(configs.get("retention.bytes", "-1")) >= 0:
+            self.bounded_bytes = True
+
+    @property
+    def lossy(self) -> bool:
+        """May a power failure take what was acknowledged as `memory`, or seen?"""
+        return "memory" in self.durabilities
+
+    @property
+    def retention_ms(self) -> int:
+        """The shortest bound that may have been in force; -1 for none."""
+        bounds = [bound for bound in self.retentions_ms if bound >= 0]
+        return min(bounds) if bounds else -1
+
+    @property
+    def retained(self) -> bool:
+        """May retention take rows?"""
+        return self.retention_ms >= 0 or self.bounded_bytes
+
+
+@dataclass(slots=True, eq=False)
 class PartitionModel:
     """What is known of one partition. Values are unique over a whole run."""
 
-    plan: TopicPlan
+    topic: TopicModel
+    partition: int
     acknowledged: dict[int, int] = field(default_factory=dict)
     """offset -> value, of acknowledgements that said `flushed`."""
     acknowledged_memory: dict[int, int] = field(default_factory=dict)
@@ -51,31 +100,66 @@ class PartitionModel:
     trim_confirmed: int = 0
     damaged: bool = False
     """A bit of it was flipped: errors are allowed, wrong rows are not."""
+    torn: bool = False
+    """Pages arrived out of order: rows that were not acknowledged may be unreadable."""
+
+    @property
+    def name(self) -> str:
+        """As directories and messages have it."""
+        return f"{self.topic.name}-{self.partition}"
 
 
 class Checker:
     """See the module docstring."""
 
     def __init__(self) -> None:
-        self.partitions: dict[tuple[bytes, int], PartitionModel] = {}
+        self.topics: dict[bytes, TopicModel] = {}
+        self.partitions: dict[Key, PartitionModel] = {}
         self.rows_acknowledged = 0
         self.rows_seen = 0
         self.errors_seen: dict[int, int] = {}
-        self.on_acked: list[Callable[[tuple[bytes, int], int], None]] = []
+        self.producers_given: set[tuple[int, int]] = set()
+        self.on_acked: list[Callable[[Key, int], None]] = []
         """Called with a partition and the offset after rows that were acknowledged."""
 
-    def add(self, topic_id: bytes, partition: int, plan: TopicPlan) -> None:
-        """A partition exists from now on."""
-        self.partitions[topic_id, partition] = PartitionModel(plan)
+    # --- topics --------------------------------------------------------------------------------
+    def add(self, topic: TopicModel, partitions: int) -> None:
+        """A topic has so many partitions (it exists, or has grown)."""
+        self.topics.setdefault(topic.topic_id, topic)
+        for partition in range(partitions):
+            key = (topic.topic_id, partition)
+            if key not in self.partitions:
+                self.partitions[key] = PartitionModel(topic, partition)
+
+    def live(self) -> list[Key]:
+        """Partitions of topics that nobody has deleted."""
+        return [key for key, model in self.partitions.items() if not model.topic.doomed]
+
+    def directory(self, name: str) -> PartitionModel | None:
+        """The living partition whose directory has this name."""
+        for key in self.live():
+            if self.partitions[key].name == name:
+                return self.partitions[key]
+        return None
 
     # --- what happens --------------------------------------------------------------------------
+    def error(self, code: int) -> None:
+        """A request, or a part of one, was answered with an error."""
+        self.errors_seen[code] = self.errors_seen.get(code, 0) + 1
+
+    def producer_given(self, producer_id: int, epoch: int) -> None:
+        """A broker gave a producer its identity (rule 8)."""
+        if (producer_id, epoch) in self.producers_given:
+            raise Violation(f"producer id {producer_id}, epoch {epoch} was handed out twice")
+        self.producers_given.add((producer_id, epoch))
+
     def acked(
-        self, key: tuple[bytes, int], base_offset: int, values: list[int], at_us: int, flushed: bool
+        self, key: Key, base_offset: int, values: list[int], at_us: int, flushed: bool
     ) -> None:
         """The broker acknowledged `values` at `base_offset`."""
         model = self.partitions[key]
-        if model.plan.durability == "flushed" and not flushed:
-            raise Violation(f"{model.plan.name}: an acknowledgement below the topic's level")
+        if not model.topic.lossy and not flushed:
+            raise Violation(f"{model.name}: an acknowledgement below the topic's level")
         target = model.acknowledged if flushed else model.acknowledged_memory
         for index, value in enumerate(values):
             offset = base_offset + index
@@ -88,58 +172,66 @@ class Checker:
         for listener in self.on_acked:
             listener(key, base_offset + len(values))
 
-    def read(self, key: tuple[bytes, int], first_offset: int, values: list[int]) -> None:
+    def read(self, key: Key, first_offset: int, values: list[int]) -> None:
         """A reader got these rows (rules 1 to 3 and 5)."""
         model = self.partitions[key]
         last_of_producer: dict[int, int] = {}
+        seen, offset_of, acknowledged = model.seen, model.offset_of, model.acknowledged
         for index, value in enumerate(values):
             offset = first_offset + index
-            known = model.seen.get(offset)
-            if known is not None and known != value:
+            known = seen.get(offset)
+            if known is None:
+                promised = acknowledged.get(offset)
+                if promised is not None and promised != value:
+                    raise Violation(f"offset {offset} holds {value}, acknowledged was {promised}")
+                other = offset_of.get(value, offset)
+                if other != offset:
+                    raise Violation(f"value {value} lies at offsets {other} and {offset}")
+                seen[offset] = value
+                offset_of[value] = offset
+            elif known != value:
                 raise Violation(f"offset {offset} changed from {known} to {value}")
-            promised = model.acknowledged.get(offset)
-            if promised is not None and promised != value:
-                raise Violation(f"offset {offset} holds {value}, acknowledged was {promised}")
-            other = model.offset_of.get(value, offset)
-            if other != offset:
-                raise Violation(f"value {value} lies at offsets {other} and {offset}")
-            model.seen[offset] = value
-            model.offset_of[value] = offset
             producer, number = value >> 32, value & 0xFFFFFFFF
             if last_of_producer.get(producer, -1) >= number:
                 raise Violation(f"rows of producer {producer} are out of order at {offset}")
             last_of_producer[producer] = number
         self.rows_seen += len(values)
 
-    def log_start(self, key: tuple[bytes, int], offset: int, wall_us: int, floor: int) -> None:
+    def log_start(self, key: Key, offset: int, wall_us: int, floor: int) -> None:
         """The broker says where the log begins (rules 6, 7); `floor`: known when it was asked."""
         model = self.partitions[key]
         if offset < floor:
-            raise Violation(f"log start went back from {floor} to {offset}")
-        plan = model.plan
-        if plan.retention_bytes < 0 and not model.damaged:
+            raise Violation(f"{model.name}: log start went back from {floor} to {offset}")
+        topic = model.topic
+        if not topic.bounded_bytes and not model.damaged:
+            retention_ms = topic.retention_ms
+            limit_us = wall_us - retention_ms * 1000 + CLOCK_SLACK_US
             for taken in range(max(model.log_start_offset, model.trimmed_to), offset):
+                if retention_ms < 0:
+                    raise Violation(
+                        f"{model.name}: row {taken} is gone and nothing had the right to take it"
+                    )
                 at_us = model.timestamp_us.get(taken)
-                if plan.retention_ms < 0:
-                    raise Violation(f"row {taken} is gone and nothing had the right to take it")
-                if at_us is not None and at_us > wall_us - plan.retention_ms * 1000:
+                if at_us is not None and at_us > limit_us:
                     age_ms = (wall_us - at_us) // 1000
                     raise Violation(f"row {taken} was taken at an age of {age_ms} ms")
         model.log_start_offset = max(model.log_start_offset, offset)
 
-    def log_end(self, key: tuple[bytes, int], offset: int) -> None:
+    def log_end(self, key: Key, offset: int) -> None:
         """The broker says how far one may read (rule 1, before anything is read)."""
         model = self.partitions[key]
         promised = max(model.acknowledged, default=-1) + 1
         if offset < promised:
-            raise Violation(f"the log ends at {offset}, acknowledged was up to {promised}")
+            raise Violation(
+                f"{model.name}: the log ends at {offset}, acknowledged was up to {promised}"
+            )
 
-    def trimmed(self, key: tuple[bytes, int], offset: int) -> None:
+    def trimmed(self, key: Key, offset: int) -> None:
         """A trim up to `offset` was asked for: it may take effect, answered or not."""
         model = self.partitions[key]
         model.trimmed_to = max(model.trimmed_to, offset)
 
-    def trim_done(self, key: tuple[bytes, int], log_start_offset: int) -> None:
+    def trim_done(self, key: Key, log_start_offset: int) -> None:
         """A trim was answered: it is for ever."""
         model = self.partitions[key]
         model.trim_confirmed = max(model.trim_confirmed, log_start_offset)
@@ -147,13 +239,13 @@ class Checker:
     def process_died(self) -> None:
         """However it died: what retention took may show again for a moment."""
         for model in self.partitions.values():
-            if model.plan.retention_ms >= 0 or model.plan.retention_bytes >= 0:
+            if model.topic.retained:
                 model.log_start_offset = min(model.log_start_offset, model.trim_confirmed)
 
     def machine_died(self) -> None:
         """Power loss: what was only in memory may be gone, and other rows may take its offsets."""
         for model in self.partitions.values():
-            if model.plan.durability == "memory":
+            if model.topic.lossy:
                 kept = model.acknowledged
                 model.acknowledged_memory.clear()
                 model.seen = {o: v for o, v in model.seen.items() if o in kept}
@@ -161,16 +253,16 @@ class Checker:
                 model.timestamp_us = {o: t for o, t in model.timestamp_us.items() if o in kept}
 
     # --- the end -------------------------------------------------------------------------------
-    def finish(self, key: tuple[bytes, int], start: int, end: int) -> None:
+    def finish(self, key: Key, start: int, end: int) -> None:
         """All from `start` to `end` was read: is everything there? (rule 1)"""
         model = self.partitions[key]
         promised = {**model.acknowledged, **model.acknowledged_memory}
         missing = [o for o in promised if o >= start and model.seen.get(o) != promised[o]]
         if missing and not model.damaged:
             raise Violation(
-                f"{model.plan.name}: {len(missing)} acknowledged rows are missing, first at"
+                f"{model.name}: {len(missing)} acknowledged rows are missing, first at"
                 f" {min(missing)} (log is {start} to {end})"
             )
         unseen = [o for o in range(start, end) if o not in model.seen]
-        if unseen and not model.damaged:
-            raise Violation(f"{model.plan.name}: offsets {unseen[:5]} were never readable")
+        if unseen and not (model.damaged or model.torn):
+            raise Violation(f"{model.name}: offsets {unseen[:5]} were never readable")

@@ -1,19 +1,40 @@
-"""The simulated disk with a fuse: the power may fail between any two operations on it.
+"""The simulated disk with a fuse and with errors: between any two operations the machine may stop,
+and any operation may fail.
 
-Owns the fuse and the switch for a full disk. Must not know: brokers, clients.
+Owns the fuse (power loss or kill -9 at the so-manieth operation), the errors that a scenario draws
+(EIO, EMFILE, a full disk), the memory of which errors were real (so that a fault without a cause is
+noticed) and the rule that an event loop must not block: see `on_loop`.
+
+Must not know: brokers, clients.
 """
 
 from __future__ import annotations
 
+import errno
 import random
+from collections import Counter
+from typing import Final
 
 from .disk import SimDisk
 
-__all__ = ["FaultyDisk", "PowerLoss"]
+__all__ = ["Blocked", "Death", "FaultyDisk"]
+
+OPENING: Final = frozenset(("open", "create", "atomic"))
+"""Operations that take a descriptor."""
+BLOCKING: Final = frozenset(("fsync", "fsync_dir", "rename", "unlink", "atomic", "truncate"))
+"""Operations that have no business on an event loop."""
+_CODES: Final = {
+    errno.EIO: "Input/output error",
+    errno.EMFILE: "Too many open files",
+}
 
 
-class PowerLoss(BaseException):
-    """The machine stopped here. Not an Exception: no handler of the broker may survive it."""
+class Death(BaseException):
+    """The process stopped here. Not an Exception: no handler of the broker may survive it."""
+
+
+class Blocked(AssertionError):
+    """An operation that may block was called on the loop."""
 
 
 class FaultyDisk(SimDisk):
@@ -21,34 +42,94 @@ class FaultyDisk(SimDisk):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
+        self.directories_durable = False
         self.lost_power = False
+        self.evict_chance = 0.0
+        self.read_error_chance = 0.0
+        self.write_error_chance = 0.0
+        self.sync_error_chance = 0.0
+        """Chance that an operation fails with EIO, in partitions; fsyncs everywhere."""
+        self.descriptors_gone = False
+        """Every operation that would open a file fails with EMFILE."""
+        self.on_loop = False
+        """A handler of the node is running."""
+        self.loop_may_block = True
+        self.failures: Counter[str] = Counter()
+        """Errors that were raised on purpose, by kind; in this life of the process."""
+        self.operations: Counter[str] = Counter()
         self._fuse: int | None = None
+        self._fuse_is_power = True
 
-    def fail_power_after(self, operations: int | None) -> None:
-        """Raise PowerLoss at the so-manieth operation from now; None takes the fuse out."""
+    # --- the fuse ------------------------------------------------------------------------------
+    def die_after(self, operations: int | None, *, power: bool = True) -> None:
+        """Raise Death at the so-manieth operation from now; None takes the fuse out."""
         self._fuse = operations
+        self._fuse_is_power = power
 
-    def _burn(self) -> None:
+    @property
+    def fuse_is_power(self) -> bool:
+        """Would the fuse take the whole machine?"""
+        return self._fuse_is_power
+
+    def step(self, kind: str, path: str) -> None:
+        self.operations[kind] += 1
         if self._fuse is not None:
             self._fuse -= 1
             if self._fuse < 0:
                 self._fuse = None
-                raise PowerLoss
+                raise Death
+        if self.on_loop and not self.loop_may_block and kind in BLOCKING:
+            raise Blocked(f"{kind} of {path} on the loop")
+        if self.descriptors_gone and kind in OPENING:
+            self._fail(errno.EMFILE, kind, path)
+        if "/data/" in path:
+            if kind == "read" and self._happens(self.read_error_chance):
+                self._fail(errno.EIO, kind, path)
+            if kind == "append" and self._happens(self.write_error_chance):
+                self._fail(errno.EIO, kind, path)
 
-    def step(self, kind: str, path: str) -> None:
-        self._burn()
+    def _happens(self, chance: float) -> bool:
+        return chance > 0 and self.chance.random() < chance
 
+    def _fail(self, code: int, kind: str, path: str) -> None:
+        name = "EMFILE" if code == errno.EMFILE else f"EIO {kind}"
+        self.failures[name] += 1
+        raise OSError(code, _CODES[code], path)
+
+    # --- how operations fail -------------------------------------------------------------------
+    def sync_fails(self) -> bool:
+        failed = super().sync_fails() or self._happens(self.sync_error_chance)
+        self.failures["EIO fsync"] += failed
+        return failed
+
+    def evicts(self) -> bool:
+        return self._happens(self.evict_chance)
+
+    def half_written(self, byte_count: int) -> int:
+        return self.chance.choice((0, byte_count, self.chance.randint(0, byte_count)))
+
+    def quiet(self) -> None:
+        """No more faults."""
+        self.read_error_chance = self.write_error_chance = self.sync_error_chance = 0.0
+        self.descriptors_gone = False
+        self.fail_syncs = 0
+
+    # --- deaths --------------------------------------------------------------------------------
     def power_loss(self) -> None:
         """What was not synced is lost, torn or kept."""
-        self._fuse = None
-        self.lost_power = True
+        self._begin_again(lost_power=True)
         self.crash()
 
     def process_death(self) -> None:
         """Everything written stays."""
-        self._fuse = None
-        self.lost_power = False
+        self._begin_again(lost_power=False)
         self.kill()
+
+    def _begin_again(self, *, lost_power: bool) -> None:
+        self._fuse = None
+        self.lost_power = lost_power
+        self.failures.clear()
+        self.descriptors_gone = False
 
     def set_full(self, full: bool) -> None:
         """No further byte fits, or any number."""
@@ -56,8 +137,7 @@ class FaultyDisk(SimDisk):
 
     def flip_somewhere(self, chance: random.Random, suffix: str) -> str | None:
         """Flip a durable bit of some partition's file; its path, None when there is none."""
-        paths = [path for path in self.paths() if path.endswith(suffix)]
-        paths = [path for path in paths if "/data/" in path]
+        paths = [path for path in self.paths() if path.endswith(suffix) and "/data/" in path]
         spared = 64 if suffix == ".log" else 0
         paths = [path for path in paths if self.durable_size(path) > spared]
         if not paths:

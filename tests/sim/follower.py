@@ -1,19 +1,22 @@
-"""A client that waits: long polls that must end when there is something to tell, and not before.
+"""Clients that wait and clients that follow: long polls, and copies of a log.
 
-Owns the rule "awake": once a row at or after the asked offset is acknowledged, a parked fetch or
-list-offsets request is answered within a moment, long before its own deadline.
+Owns two rules. Awake: once a row at or after the asked offset is acknowledged, a parked fetch or
+list-offsets request is answered within a moment, long before its own deadline. Told: whoever reads
+a log in order, naming the epoch of the last row that he has, ends with a true copy: rows that he
+read and that were lost are reported to him as LOG_TRUNCATED, never replaced in silence.
 """
 
 from __future__ import annotations
 
-from quiverlog.types import LATEST
+from quiverlog.errors import LogTruncated, OffsetOutOfRange, UnknownTopicId
+from quiverlog.types import LATEST, NO_EPOCH
 from quiverlog.wire import messages as m
 
-from .actors import Actor, Key
-from .checker import Checker, Violation
+from .actors import Actor, rows_of
+from .checker import Checker, Key, Violation
 from .world import World
 
-__all__ = ["Follower"]
+__all__ = ["Follower", "Tailer"]
 
 _WAIT_MS = 20_000
 _AWAKE_US = 2_000_000
@@ -23,15 +26,18 @@ _AWAKE_US = 2_000_000
 class Follower(Actor):
     """Waits at the end of one partition, with a fetch and a list-offsets request by turns."""
 
-    def __init__(self, world: World, checker: Checker, number: int, keys: list[Key]) -> None:
-        self.keys = keys
+    def __init__(self, world: World, checker: Checker, number: int) -> None:
         self._waits: tuple[int, Key, int] | None = None
         """(correlation id, key, offset) of the long poll under way."""
         super().__init__(world, checker, f"follower-{number}")
         checker.on_acked.append(self._acked)
 
     def act(self) -> None:
-        key = self.rng.choice(self.keys)
+        keys = self.checker.live()
+        if not keys:
+            self.later(10_000)
+            return
+        key = self.rng.choice(keys)
         self.ask(m.ListOffsetsRequest(partitions=[m.ListOffsetsPartition(*key, at=LATEST)]))
 
     def lost(self) -> None:
@@ -62,7 +68,113 @@ class Follower(Actor):
             return
 
         def look() -> None:
-            if self._waits == waits and self.connection == connection:
+            cut = self.world.network.is_cut(self.name, self.host.name)
+            if self._waits == waits and self.connection is connection and not cut:
                 raise Violation(f"a long poll at {waits[2]} slept on when {end_offset} was there")
 
         self.world.at(_AWAKE_US, look)
+
+
+class Tailer(Actor):
+    """Copies one partition from its first row on."""
+
+    def __init__(self, world: World, checker: Checker, number: int) -> None:
+        self.key: Key | None = None
+        self.copy: dict[int, int] = {}
+        self.offset = 0
+        self.last_epoch = NO_EPOCH
+        self.at_end = False
+        super().__init__(world, checker, f"tailer-{number}")
+
+    def act(self) -> None:
+        if self.key is None or self.checker.partitions[self.key].topic.doomed:
+            self.at_end = True
+            keys = self.checker.live()
+            if not keys or self.world.calm:
+                self.later(10_000)
+                return
+            self.key = self.rng.choice(keys)
+            self.copy, self.offset, self.last_epoch = {}, 0, NO_EPOCH
+        self.at_end = False
+        entry = m.FetchPartition(
+            *self.key,
+            leader_epoch=self.epoch(self.key),
+            offset=self.offset,
+            last_epoch=self.last_epoch,
+            bytes_max=self.rng.choice((2_000, 100_000)),
+        )
+        wait_ms = 0 if self.world.calm else self.rng.choice((0, 100, 1_000))
+        self.ask(m.FetchRequest(max_wait_ms=wait_ms, bytes_max=100_000, partitions=[entry]))
+
+    def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:
+        if isinstance(response, m.FetchResponse) and response.partitions:
+            assert isinstance(request, m.FetchRequest)
+            self._fetched(request.partitions[0], response.partitions[0], body)
+        self.later(self.rng.randrange(1_000, 20_000))
+
+    def _fetched(self, asked: m.FetchPartition, got: m.FetchPartitionResult, body: bytes) -> None:
+        key = (got.topic_id, got.partition)
+        model = self.checker.partitions[key]
+        if got.error_code == LogTruncated.code:
+            self.checker.error(got.error_code)
+            self._truncated(key, got)
+        elif got.error_code == OffsetOutOfRange.code:
+            self.checker.error(got.error_code)
+            self._out_of_range(key, got)
+        elif got.error_code == UnknownTopicId.code and model.topic.doomed:
+            self.key = None
+        elif got.error_code:
+            self.refused(key, got.error_code, got.error_message)
+            self.at_end = model.damaged or model.torn
+        else:
+            self.told(key, got.leader_epoch)
+            epochs: dict[int, int] = {}
+            after, found = rows_of(model, self.offset, body, epochs=epochs)
+            for base_offset, values in found:
+                self.checker.read(key, base_offset, values)
+                self.copy.update(enumerate(values, base_offset))
+            if found:
+                self.last_epoch = epochs[after - 1]
+            self.offset = after
+            self.at_end = not found and self.offset >= got.high_watermark
+
+    def _truncated(self, key: Key, got: m.FetchPartitionResult) -> None:
+        model = self.checker.partitions[key]
+        if not (model.topic.lossy or model.damaged):
+            raise Violation(f"{model.name}: flushed rows were truncated: {got.error_message}")
+        if not 0 <= got.diverging_end_offset <= self.offset:
+            raise Violation(
+                f"{model.name}: read up to {self.offset}, told that the log diverges at"
+                f" {got.diverging_end_offset}"
+            )
+        self.world.faults["a reader was told of lost rows"] += 1
+        self.offset = got.diverging_end_offset
+        self.copy = {o: v for o, v in self.copy.items() if o < self.offset}
+        self.last_epoch = got.diverging_epoch
+
+    def _out_of_range(self, key: Key, got: m.FetchPartitionResult) -> None:
+        """Trimmed or retained away; or beyond the end, which only a lossy topic may come to."""
+        model = self.checker.partitions[key]
+        if self.offset < got.log_start_offset:
+            self.copy.clear()
+            self.offset, self.last_epoch = got.log_start_offset, NO_EPOCH
+        elif not (model.topic.lossy or model.damaged):
+            raise Violation(f"{model.name}: offset {self.offset} was read before: {got}")
+        else:
+            self.copy.clear()
+            self.offset, self.last_epoch = 0, NO_EPOCH
+
+    def check_copy(self) -> None:
+        """At the end, when all rows were read once more: is the copy true?"""
+        if self.key is None or self.checker.partitions[self.key].topic.doomed:
+            return
+        model = self.checker.partitions[self.key]
+        if model.damaged:
+            return
+        for offset, value in self.copy.items():
+            now = model.seen.get(offset)
+            if offset >= model.log_start_offset and now != value:
+                raise Violation(
+                    f"{model.name}: a follower read {value} at {offset}, the log holds {now},"
+                    " and nobody told it"
+                )

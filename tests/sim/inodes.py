@@ -7,7 +7,7 @@ synced happened or did not, each on its own, but for those of one name: these ke
 rename is one change: never both names, never neither.
 
 Mappings: `Inode.view` hands out memory that follows the file, as a shared mapping does. A write or
-a truncation below a live view changes it and is counted in `views_changed`; whoever holds a view
+a truncation below a live view changes it and is counted in `Inode.changes`; whoever holds a view
 can tell by its own checksum.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 import weakref
+from typing import ClassVar
 
 __all__ = ["Directory", "Inode", "Node"]
 
@@ -32,14 +33,16 @@ class Inode:
     `cold`: numbers of the pages that are not in memory after a crash, until they are read.
     """
 
-    __slots__ = ("_views", "cold", "data", "dropped", "durable", "views_changed")
+    __slots__ = ("_views", "cold", "data", "dropped", "durable")
+
+    changes: ClassVar[int] = 0
+    """How often the bytes below a live view have changed, in all files of all disks."""
 
     def __init__(self) -> None:
         self.data = bytearray()
         self.durable = b""
         self.dropped: list[tuple[int, int]] = []
         self.cold: set[int] = set()
-        self.views_changed = 0
         self._views: list[tuple[weakref.ref[_Pages], int]] = []
 
     # --- what programs do ----------------------------------------------------------------------
@@ -79,7 +82,7 @@ class Inode:
             now = bytes(self.data[start + low : start + len(pages)]).ljust(len(pages) - low, b"\0")
             if pages[low:] != now:
                 pages[low:] = now
-                self.views_changed += 1
+                Inode.changes += 1
 
     def resident(self, start: int, end: int) -> bool:
         """Are these bytes in memory?"""

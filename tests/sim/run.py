@@ -1,22 +1,25 @@
 """One simulated run: make the world of a seed, let it live and die, look whether all is well.
 
-Owns the course of a run: topics first, then work under faults, then calm (no more faults, a broker
-that starts and stays up) in which every producer finishes and every row is read once more.
+Owns the course of a run: topics first, then work under faults, then calm (no more faults, nodes
+that start and stay up) in which every producer finishes and every row is read once more.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from quiverlog.batch.schema import serialize_schema
 from quiverlog.types import EARLIEST, LATEST
 from quiverlog.wire import messages as m
 
-from .actors import SCHEMA, Actor, Key, Producer, Reader, Trimmer
-from .checker import Checker, Violation
-from .follower import Follower
+from .actors import Actor, Reader, Trimmer, rows_of
+from .checker import Checker, Key, Violation
+from .follower import Follower, Tailer
+from .host import Host, Plant
+from .producers import Producer
 from .scenario import Scenario
+from .topics import Setup, TopicAdmin
 from .world import World
 
 __all__ = ["RunResult", "simulate"]
@@ -24,6 +27,8 @@ __all__ = ["RunResult", "simulate"]
 _REBUILT = (".index", "leader-epochs", ".snapshot", "recovery-point")
 _CALM_US = 120_000_000
 _MINUTE_US = 60_000_000
+_STEPS_MAX = 2_000
+_JUMP_US = 8 * 24 * 3_600_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,106 +44,40 @@ class RunResult:
     faults: dict[str, int]
     simulated_s: float
     trace: str
-    """Equal traces: every frame and every line of the broker's log was the same."""
-
-
-class _Admin(Actor):
-    """Creates the topics, and later asks where logs begin and end."""
-
-    def __init__(self, world: World, checker: Checker, plans: list) -> None:  # type: ignore[type-arg]
-        self.plans = plans
-        self.keys: list[Key] = []
-        self.answers: list[m.Response] = []
-        self.bodies: list[bytes] = []
-        super().__init__(world, checker, "admin")
-
-    def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:
-        self.answers.append(response)
-        self.bodies.append(body)
-
-    def call(self, request: m.Request) -> tuple[m.Response, bytes]:
-        """Ask, and let the world run until the answer is there (again after a lost connection)."""
-        for _ in range(200):
-            self.world.run(5_000_000, until=lambda: self.connection >= 0)
-            self.answers.clear()
-            self.bodies.clear()
-            self.ask(request)
-            connection = self.connection
-            wanted = type(request).API
-
-            def settled(lost: int = connection, api: int = wanted) -> bool:
-                return self.connection != lost or any(a.api == api for a in self.answers)
-
-            self.world.run(5_000_000, until=settled)
-            for response, body in zip(self.answers, self.bodies, strict=True):
-                if response.api == wanted:
-                    return response, body
-        raise Violation(f"{type(request).__name__} was never answered")
-
-    def create(self) -> None:
-        """Create all topics; a lost answer makes the repetition say that the topic exists."""
-        schema = serialize_schema(SCHEMA)
-        for plan in self.plans:
-            new = m.NewTopic(plan.name, schema, plan.partitions, 1, [], dict(plan.configs))
-            response, _ = self.call(m.CreateTopicsRequest(topics=[new]))
-            assert isinstance(response, m.CreateTopicsResponse)
-        response, _ = self.call(m.MetadataRequest(topics=[plan.name for plan in self.plans]))
-        assert isinstance(response, m.MetadataResponse)
-        for plan, topic in zip(self.plans, response.topics, strict=True):
-            if topic.error_code:
-                raise Violation(f"{plan.name} was created and is not there: {topic.error_code}")
-            for partition in range(plan.partitions):
-                self.keys.append((topic.topic_id, partition))
-                self.checker.add(topic.topic_id, partition, plan)
-
-    def offset(self, key: Key, at: int) -> int:
-        """Where a log begins or ends."""
-        for _ in range(100):
-            request = m.ListOffsetsRequest(partitions=[m.ListOffsetsPartition(*key, at=at)])
-            response, _ = self.call(request)
-            assert isinstance(response, m.ListOffsetsResponse)
-            if not response.error_code and not response.partitions[0].error_code:
-                return response.partitions[0].offset
-        raise Violation("offsets were never listed")
+    """Equal traces: every frame and every line of a broker's log was the same."""
 
 
 class _Run:
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, plant: Plant | None) -> None:
         self.scenario = scenario
         self.rng = random.Random(f"run-{scenario.seed}")
         self.world = World(scenario)
         self.checker = Checker()
         self.power_losses = 0
         self.producers: list[Producer] = []
+        self.tailers: list[Tailer] = []
+        self.others: list[Actor] = []
+        if plant is not None:
+            self.world.hosts[0].plant = plant
 
     def run(self) -> RunResult:
         world, scenario, checker = self.world, self.scenario, self.checker
-        world.start()
-        admin = _Admin(world, checker, list(scenario.topics))
         world.calm = True
-        admin.create()
+        for host in world.hosts:
+            host.start()
+        setup = Setup(world, checker)
+        setup.create(scenario.topics)
         world.calm = False
         world.on_died.append(self._on_died)
-        keys = admin.keys
-        self.producers = [
-            Producer(world, checker, number, keys[number % len(keys)])
-            for number in range(scenario.producers)
-        ]
-        for number in range(scenario.readers):
-            Reader(world, checker, number, keys)
-        for number in range(scenario.trimmers):
-            Trimmer(world, checker, number, keys)
-        for number in range(scenario.followers):
-            Follower(world, checker, number, keys)
-        self._schedule_death()
-        self._schedule_full_disk()
+        self._begin_faults()
+        self._begin_work()
         world.run(scenario.duration_ms * 1000)
-        self._finish(admin, keys)
+        self._finish(setup)
         return RunResult(
             scenario.seed,
             checker.rows_acknowledged,
             checker.rows_seen,
-            world.life,
+            sum(host.life for host in world.hosts),
             self.power_losses,
             checker.errors_seen,
             dict(world.faults),
@@ -146,142 +85,243 @@ class _Run:
             world.trace.hexdigest(),
         )
 
+    def _begin_work(self) -> None:
+        world, scenario, checker = self.world, self.scenario, self.checker
+        self.producers = [Producer(world, checker, n) for n in range(scenario.producers)]
+        self.tailers = [Tailer(world, checker, n) for n in range(scenario.followers)]
+        self.others = [
+            *(Reader(world, checker, n) for n in range(scenario.readers)),
+            *(Trimmer(world, checker, n) for n in range(scenario.trimmers)),
+            *(Follower(world, checker, n) for n in range(scenario.followers)),
+            *(TopicAdmin(world, checker, n) for n in range(scenario.admins)),
+        ]
+
     # --- faults --------------------------------------------------------------------------------
-    def _schedule_death(self) -> None:
-        mean_us = self.scenario.death_interval_ms * 1000
+    def _begin_faults(self) -> None:
+        world, scenario = self.world, self.scenario
+        network = world.network
+        network.loss, network.slow = scenario.loss, scenario.slow_network
+        network.half_open, network.cut_up = scenario.half_open, scenario.cut_up
+        for host in world.hosts:
+            disk = host.disk
+            disk.loop_may_block = not scenario.gate("loop-never-blocks")
+            disk.reorder_pages = scenario.page_order
+            disk.evict_chance = scenario.evictions
+            disk.read_error_chance = scenario.read_errors
+            disk.write_error_chance = scenario.write_errors
+            disk.sync_error_chance = scenario.sync_errors
+            self._now_and_then(scenario.death_interval_ms, lambda h=host: self._die(h))
+            self._now_and_then(scenario.full_disk_interval_ms, lambda h=host: self._fill(h))
+            self._now_and_then(scenario.emfile_interval_ms, lambda h=host: self._no_descriptors(h))
+            self._now_and_then(scenario.clock_jump_interval_ms, lambda h=host: self._jump(h))
+            self._now_and_then(scenario.cut_interval_ms, lambda h=host: self._cut(h))
 
-        def die() -> None:
-            if self.world.calm:
-                return
-            if self.world.node is not None:
-                self.rng.choice((self.world.power_loss, self.world.kill, self.world.stop))()
-            self._schedule_death()
+    def _now_and_then(self, mean_ms: int, action: Callable[[], None]) -> None:
+        """Do `action` at random moments, as often as `mean_ms` says, until the calm."""
+        if not mean_ms:
+            return
 
-        self.world.at(int(self.rng.expovariate(1 / mean_us)) + 1, die)
+        def act() -> None:
+            if not self.world.calm:
+                action()
+                self._now_and_then(mean_ms, action)
 
-    def _on_died(self, clean: bool) -> None:
-        disk = self.world.disk
+        self.world.at(int(self.rng.expovariate(1 / (mean_ms * 1000))) + 1, act)
+
+    def _die(self, host: Host) -> None:
+        if host.node is not None:
+            self.rng.choice((host.power_loss, host.kill, host.stop))()
+
+    def _on_died(self, host: Host, clean: bool) -> None:
+        disk = host.disk
         if not clean:
             self.checker.process_died()
-        if disk.lost_power:
-            self.power_losses += 1
-            self.checker.machine_died()
-            if not self.world.calm and self.rng.random() < self.scenario.bit_flip:
-                self._flip_bit()
+        if not disk.lost_power:
+            return
+        self.power_losses += 1
+        self.checker.machine_died()
+        if disk.pages_reordered:
+            self.world.faults["pages out of order"] += 1
+            for model in self.checker.partitions.values():
+                model.torn = True
+        if not self.world.calm and self.rng.random() < self.scenario.bit_flip:
+            self._flip_bit(host)
 
-    def _flip_bit(self) -> None:
+    def _flip_bit(self, host: Host) -> None:
         """Damage a bit that was durable.
 
         In a segment the checker then expects errors, but no wrong row; all else must be rebuilt and
         nobody notice.
         """
         kind = ".log" if self.rng.random() < 0.4 else self.rng.choice((*_REBUILT, ".snapshot"))
-        path = self.world.disk.flip_somewhere(self.rng, kind)
+        path = host.disk.flip_somewhere(self.rng, kind)
         if path is None:
             return
         self.world.faults[f"bit flip in {kind}"] += 1
-        name = path.split("/")[-2]
-        for (_, partition), model in self.checker.partitions.items():
-            if kind == ".log" and name == f"{model.plan.name}-{partition}":
-                model.damaged = True
+        model = self.checker.directory(path.split("/")[-2])
+        if kind == ".log" and model is not None:
+            model.damaged = True
 
-    def _schedule_full_disk(self) -> None:
-        mean_us = self.scenario.full_disk_interval_ms * 1000
-        if not mean_us:
-            return
+    def _fill(self, host: Host) -> None:
+        host.disk.set_full(True)
+        self.world.faults["full disk"] += 1
+        self.world.at(self.rng.randrange(10_000, 1_000_000), lambda: self._make_room(host))
 
-        def fill() -> None:
-            if self.world.calm:
-                return
-            self.world.disk.set_full(True)
-            self.world.faults["full disk"] += 1
-            self.world.at(self.rng.randrange(10_000, 1_000_000), self._empty_disk)
-            self._schedule_full_disk()
+    def _make_room(self, host: Host) -> None:
+        host.disk.set_full(False)
+        host.disk_space(1 << 40)
 
-        self.world.at(int(self.rng.expovariate(1 / mean_us)) + 1, fill)
+    def _no_descriptors(self, host: Host) -> None:
+        host.disk.descriptors_gone = True
+        self.world.faults["no descriptors"] += 1
 
-    def _empty_disk(self) -> None:
-        self.world.disk.set_full(False)
-        self.world.disk_space(1 << 40)
+        def back() -> None:
+            host.disk.descriptors_gone = False
+
+        self.world.at(self.rng.randrange(1_000, 300_000), back)
+
+    def _jump(self, host: Host) -> None:
+        host.wall_offset_us = self.rng.choice((_JUMP_US, -_JUMP_US))
+        self.world.faults["clock jump"] += 1
+
+        def back() -> None:
+            host.wall_offset_us = 0
+
+        self.world.at(self.rng.randrange(100_000, 12_000_000), back)
+
+    def _cut(self, host: Host) -> None:
+        actor = self.rng.choice([*self.producers, *self.tailers, *self.others])
+        self.world.network.cut(actor.name, host.name)
+        self.world.faults["cut"] += 1
+        self.world.at(self.rng.randrange(1_000, 500_000), self.world.network.heal)
 
     # --- the end -------------------------------------------------------------------------------
-    def _finish(self, admin: _Admin, keys: list[Key]) -> None:
+    def _finish(self, setup: Setup) -> None:
         world, checker = self.world, self.checker
         world.calm = True
-        self._empty_disk()
-        if world.node is not None:
-            world.power_loss()  # Once more, and with all that this run has gathered.
+        world.network.heal()
+        for host in world.hosts:
+            host.disk.quiet()
+            host.wall_offset_us = 0
+            self._make_room(host)
+            if host.node is not None:
+                host.power_loss()  # Once more, and with all that this run has gathered.
+        for actor in self.others:
+            actor.retired = True
         for producer in self.producers:
             producer.stopped = True
         world.run(_CALM_US, until=lambda: all(p.idle for p in self.producers))
         if not all(producer.idle for producer in self.producers):
             raise Violation("a producer could not finish although nothing failed any more")
-        reader = Reader(world, checker, 1_000, keys)
-        world.faults["segment rolled"] += sum(
-            path.endswith(".log") and not path.endswith(f"{0:020d}.log")
-            for path in world.disk.paths()
-        )
-        for key in keys:
-            start = admin.offset(key, EARLIEST)
-            admin.log_start(key, start)
-            end = admin.offset(key, LATEST)
-            if not checker.partitions[key].damaged:
-                checker.log_end(key, end)
-            self._read_all(admin, reader, key, start, end)
-            # Retention went on while we read: only what is still kept must have been read.
-            start = admin.offset(key, EARLIEST)
-            admin.log_start(key, start)
-            checker.finish(key, start, end)
-        self._check_retention_holds(admin, keys)
+        for host in world.hosts:
+            world.faults["segment rolled"] += sum(
+                path.endswith(".log") and not path.endswith(f"{0:020d}.log")
+                for path in host.disk.paths()
+            )
+        for key in checker.live():
+            self._check_log(setup, key)
+        world.run(_CALM_US, until=lambda: all(t.at_end for t in self.tailers))
+        for tailer in self.tailers:
+            if not tailer.at_end:
+                raise Violation(f"{tailer.name} never reached the end of its log")
+            tailer.retired = True
+            tailer.check_copy()
+        self._check_topics(setup)
+        self._check_retention_holds(setup)
 
-    def _read_all(self, admin: _Admin, reader: Reader, key: Key, offset: int, end: int) -> None:
-        damaged = self.checker.partitions[key].damaged
-        while offset < end:
+    def _check_log(self, setup: Setup, key: Key) -> None:
+        checker = self.checker
+        start = setup.offset(key, EARLIEST)
+        setup.log_start(key, start)
+        end = setup.offset(key, LATEST)
+        if not checker.partitions[key].damaged:
+            checker.log_end(key, end)
+        self._read_all(setup, key, start, end)
+        # Retention went on while we read: only what is still kept must have been read.
+        start = setup.offset(key, EARLIEST)
+        setup.log_start(key, start)
+        checker.finish(key, start, end)
+
+    def _read_all(self, setup: Setup, key: Key, offset: int, end: int) -> None:
+        model = self.checker.partitions[key]
+        for _ in range(_STEPS_MAX):
+            if offset >= end:
+                return
             part = m.FetchPartition(*key, offset=offset, bytes_max=1_000_000)
-            response, body = admin.call(m.FetchRequest(bytes_max=1_000_000, partitions=[part]))
+            response, body = setup.call(m.FetchRequest(bytes_max=1_000_000, partitions=[part]))
             assert isinstance(response, m.FetchResponse)
             got = response.partitions[0]
             if response.error_code or got.error_code:
-                start = admin.offset(key, EARLIEST)
+                start = setup.offset(key, EARLIEST)
                 if start > offset:
                     offset = start
-                    continue
-                if damaged:
-                    return
-                raise Violation(f"cannot read {offset} of {end}: {got.error_message}")
-            after = reader.take(key, offset, body)
-            if after == offset:
-                if damaged:
-                    return
-                raise Violation(f"nothing at {offset} although the log ends at {end}")
-            offset = after
+                elif model.damaged or (model.torn and offset not in model.acknowledged):
+                    offset += 1
+                else:
+                    raise Violation(
+                        f"{model.name}: cannot read {offset} of {end}: {got.error_message}"
+                    )
+                continue
+            after, found = rows_of(model, offset, body)
+            for base_offset, values in found:
+                self.checker.read(key, base_offset, values)
+            if after == offset and not model.damaged:
+                raise Violation(f"{model.name}: nothing at {offset} although the log ends at {end}")
+            offset = max(after, offset + 1)
 
-    def _check_retention_holds(self, admin: _Admin, keys: list[Key]) -> None:
+    def _check_topics(self, setup: Setup) -> None:
+        """What nobody deleted is there; directories of what is gone do not stay for ever."""
+        described = setup.describe()
+        for topic in self.checker.topics.values():
+            if not topic.doomed and topic.topic_id not in described:
+                raise Violation(f"{topic.name} is gone and nobody deleted it")
+        for host in self.world.hosts:
+            orphans = [path for path in host.disk.paths() if ".orphan/" in path]
+            if orphans:
+                raise Violation(f"rows were set aside that belong to a topic: {orphans[0]}")
+
+    def _check_retention_holds(self, setup: Setup) -> None:
         """A minute after the bound an idle topic is empty (nobody writes any more)."""
-        bounded = [k for k in keys if self.checker.partitions[k].plan.retention_ms >= 0]
-        if not bounded:
+        bounds: dict[Key, int] = {}
+        for topic_id, topic in setup.describe().items():
+            configs = {entry.key: entry.value for entry in topic.configs}
+            if int(configs["retention.ms"]) >= 0 and topic_id in self.checker.topics:
+                for key in self.checker.live():
+                    if key[0] == topic_id:
+                        bounds[key] = int(configs["retention.ms"])
+        if not bounds:
             return
-        longest_ms = max(self.checker.partitions[k].plan.retention_ms for k in bounded)
-        self.world.run(longest_ms * 1000 + _MINUTE_US)
-        for key in bounded:
-            start, end = admin.offset(key, EARLIEST), admin.offset(key, LATEST)
-            admin.log_start(key, start)
+        self.world.run(max(bounds.values()) * 1000 + _MINUTE_US)
+        for key in bounds:
+            start, end = setup.offset(key, EARLIEST), setup.offset(key, LATEST)
+            setup.log_start(key, start)
             if start != end and not self.checker.partitions[key].damaged:
                 raise Violation(f"an idle topic still has rows {start} to {end} past its bound")
 
 
-def simulate(seed: int, *, duration_ms: int = 20_000) -> RunResult:
+def simulate(
+    seed: int,
+    *,
+    duration_ms: int = 20_000,
+    opened: frozenset[str] = frozenset(),
+    plant: Plant | None = None,
+) -> RunResult:
     """Run one seed.
+
+    Args:
+        opened: gates that are open for this run.
+        plant: makes the context in which the code of the first node has a bug.
 
     Raises:
         Violation: the broker broke a promise; the message names the seed that shows it again.
     """
-    run = _Run(Scenario.draw(seed, duration_ms=duration_ms))
+    run = _Run(Scenario.draw(seed, duration_ms=duration_ms, opened=opened), plant)
     try:
         return run.run()
     except Violation as violation:
-        lines = "\n  ".join(run.world.log_lines[-8:])
+        lines = "\n  ".join(line[-1_000:] for line in run.world.last_words(8))
+        gates = "".join(f" --open {name}" for name in sorted(opened))
         raise Violation(
             f"seed {seed}: {violation}\n  {lines}\n"
-            f"  again: python -m tests.sim --seed {seed} --duration-ms {duration_ms}"
+            f"  again: python -m tests.sim --seed {seed} --duration-ms {duration_ms}{gates}"
         ) from violation

@@ -9,19 +9,18 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-__all__ = ["Scenario", "TopicPlan"]
+from .gates import CLOSED, check_names
+
+__all__ = ["Scenario", "TopicPlan", "draw_configs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPlan:
-    """A topic of the run and what the checker must know of it."""
+    """A topic as it is asked for."""
 
     name: str
     partitions: int
-    durability: str
     configs: dict[str, str]
-    retention_ms: int = -1
-    retention_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,72 +29,119 @@ class Scenario:
 
     seed: int
     duration_ms: int
+    opened: frozenset[str]
+    """Gates that are open although `gates.CLOSED` names them."""
+    nodes: int
     producers: int
     readers: int
     trimmers: int
     followers: int
+    admins: int
+    client_producers: int
+    """Of the shipped client; so are the consumers."""
+    client_consumers: int
     topics: tuple[TopicPlan, ...]
-    lost_request: float
-    lost_response: float
+    loss: float
     half_open: float
     """Chance that the broker hears late of a broken connection, and of requests sent over it."""
     slow_network: float
-    power_loss_in_call: float
-    slow_sync: float
+    cut_up: float
+    cut_interval_ms: int
+    death_in_call: float
+    death_in_job: float
+    slow_job: float
     failed_sync: float
+    sync_errors: float
+    read_errors: float
+    write_errors: float
+    evictions: float
     death_interval_ms: int
     """Mean time between deaths from outside (power, kill, clean stop)."""
     full_disk_interval_ms: int
+    emfile_interval_ms: int
+    clock_jump_interval_ms: int
     bit_flip: float
     """Chance that a power loss also flips a bit of what was durable."""
+    page_order: bool
     retention_check_ms: int
     rows_max: int
+    entries_max: int
+    batches_max: int
+    """Of one entry."""
+    payload_batches: bool
+
+    def gate(self, name: str) -> bool:
+        """Is this gate open?"""
+        check_names(frozenset((name,)))
+        return name not in CLOSED or name in self.opened
 
     @classmethod
-    def draw(cls, seed: int, *, duration_ms: int = 20_000) -> Scenario:
+    def draw(
+        cls, seed: int, *, duration_ms: int = 20_000, opened: frozenset[str] = frozenset()
+    ) -> Scenario:
         """The scenario of a seed."""
+        check_names(opened)
         rng = random.Random(f"scenario-{seed}")
         faulty_network = rng.random() < 0.6
         faulty_disk = rng.random() < 0.3
+
+        def allowed(gate: str) -> bool:
+            return gate not in CLOSED or gate in opened
+
+        def gated(gate: str, *choices: float) -> float:
+            value = rng.choice(choices)  # Drawn in any case: a gate must not change the rest.
+            return value if allowed(gate) else 0.0
+
         return cls(
             seed=seed,
             duration_ms=duration_ms,
-            producers=rng.randint(1, 3),
+            opened=opened,
+            nodes=1,
+            producers=rng.randint(1, 2),
             readers=rng.randint(1, 2),
             trimmers=rng.randint(0, 1),
             followers=rng.randint(0, 2),
+            admins=int(gated("topic-changes", 0, 1, 1, 2)),
+            client_producers=rng.randint(0, 1),
+            client_consumers=rng.randint(0, 1),
             topics=tuple(_topic(rng, i) for i in range(rng.randint(1, 3))),
-            lost_request=rng.choice((0.01, 0.05)) if faulty_network else 0.0,
-            lost_response=rng.choice((0.01, 0.05)) if faulty_network else 0.0,
+            loss=rng.choice((0.01, 0.05)) if faulty_network else 0.0,
             half_open=rng.choice((0.0, 0.5)),
             slow_network=rng.choice((0.0, 0.0, 0.05)),
-            power_loss_in_call=rng.choice((0.0, 0.002, 0.01)),
-            slow_sync=rng.choice((0.0, 0.1, 0.5)),
+            cut_up=rng.choice((0.0, 0.1, 0.5)),
+            cut_interval_ms=int(gated("cuts", 0, 0, 2_000)),
+            death_in_call=rng.choice((0.0, 0.002, 0.01)),
+            death_in_job=rng.choice((0.0, 0.01, 0.05)),
+            slow_job=rng.choice((0.0, 0.1, 0.5)),
             failed_sync=rng.choice((0.002, 0.01)) if faulty_disk else 0.0,
+            sync_errors=gated("sync-errors", 0.0, 0.002) if faulty_disk else 0.0,
+            read_errors=gated("read-errors", 0.0, 0.0, 0.002) if faulty_disk else 0.0,
+            write_errors=gated("write-errors", 0.0, 0.002) if faulty_disk else 0.0,
+            evictions=gated("evictions", 0.0, 0.0, 0.1),
             death_interval_ms=rng.choice((400, 1_000, 4_000)),
             full_disk_interval_ms=rng.choice((0, 0, 5_000)),
+            emfile_interval_ms=int(gated("emfile", 0, 0, 2_000)),
+            clock_jump_interval_ms=int(gated("clock-jump", 0, 0, 3_000)),
             bit_flip=rng.choice((0.0, 1.0)),
+            page_order=bool(gated("page-order", 0, 0, 1)),
             retention_check_ms=rng.choice((200, 1_000)),
             rows_max=rng.choice((1, 8, 64)),
+            entries_max=rng.choice((1, 1, 3)),
+            batches_max=int(gated("several-batches", 1, 3)) or 1,
+            payload_batches=bool(gated("payload-batches", 0, 0, 1)),
         )
 
 
-def _topic(rng: random.Random, index: int) -> TopicPlan:
-    configs = {
+def draw_configs(rng: random.Random) -> dict[str, str]:
+    """A topic's settings."""
+    return {
         "segment.bytes": str(rng.choice((65_536, 131_072))),
         "index.interval.bytes": str(rng.choice((1_024, 4_096))),
+        "retention.ms": str(rng.choice((-1, -1, 2_000, 6_000))),
+        "retention.bytes": str(rng.choice((-1, -1, -1, 400_000))),
+        "durability": rng.choice(("flushed", "flushed", "flushed", "memory")),
     }
-    retention_ms = rng.choice((-1, -1, 2_000, 6_000))
-    retention_bytes = rng.choice((-1, -1, -1, 400_000))
-    configs["retention.ms"] = str(retention_ms)
-    configs["retention.bytes"] = str(retention_bytes)
-    durability = rng.choice(("flushed", "flushed", "flushed", "memory"))
-    configs["durability"] = durability
-    return TopicPlan(
-        name=f"topic{index}",
-        partitions=rng.randint(1, 2),
-        durability=durability,
-        configs=configs,
-        retention_ms=retention_ms,
-        retention_bytes=retention_bytes,
-    )
+
+
+def _topic(rng: random.Random, index: int) -> TopicPlan:
+    return TopicPlan(name=f"topic{index}", partitions=rng.randint(1, 2), configs=draw_configs(rng))

@@ -1,0 +1,394 @@
+"""One node of the world: its disk, its clocks, its process, and what a server does around a `Node`.
+
+Owns the life of the very same `Node` that production runs: starting it on the disk as it is,
+cutting the bytes of its connections into requests (the real `FrameReceiver`, one scratch buffer for
+all, whose bytes change after every call as they do in a server), handing the requests of one read
+to one `handle_many`, running its jobs (serial by key, each taking time, its notice taking more) and
+ending it: power, kill -9, a clean stop.
+
+A bug planted here (`plant`) is there only while this node's own code runs.
+
+Must not know: what clients want, what is right or wrong with rows (`actors`, `checker`).
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from quiverlog.errors import DiskFull, StorageFault
+from quiverlog.limits import HEADER_BYTES_MAX
+from quiverlog.node.config import NodeConfig
+from quiverlog.node.effects import CloseConnection, Effect, Job, Respond, ShutdownComplete, StartJob
+from quiverlog.node.events import (
+    ConnectionClosed,
+    DiskSpace,
+    Event,
+    JobDone,
+    RequestReceived,
+    Shutdown,
+    Tick,
+)
+from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.node import Node
+from quiverlog.storage.disk import Disk
+from quiverlog.types import Now
+from quiverlog.wire.buffers import BufferPool
+from quiverlog.wire.frames import SCRATCH_BYTES, Frame, FrameReceiver, decode_request, encode
+
+from .checker import Violation
+from .faults import Blocked, Death, FaultyDisk
+from .inodes import Inode
+from .network import Connection
+
+if TYPE_CHECKING:
+    from .world import World
+
+__all__ = ["DATA_DIR", "Host", "Plant"]
+
+DATA_DIR = "data"
+_CHUNK_REQUESTS = 64
+_HELD_MAX = 64
+_SCRIBBLE = b"\xee"
+
+Plant = Callable[[], AbstractContextManager[object]]
+
+
+class _Inbound:
+    """The server's end of a connection."""
+
+    __slots__ = ("connection", "inbox", "is_reading", "receiver")
+
+    def __init__(self, connection: Connection, scratch: bytearray, pool: BufferPool) -> None:
+        self.connection = connection
+        self.inbox = bytearray()
+        self.is_reading = False
+        self.receiver = FrameReceiver(header_bytes_max=HEADER_BYTES_MAX, scratch=scratch, pool=pool)
+
+
+class Host:
+    """See the module docstring. `life` counts the processes: what was meant for an earlier one is
+    dropped."""
+
+    def __init__(self, world: World, node_id: int) -> None:
+        self.world = world
+        self.node_id = node_id
+        self.name = f"node-{node_id}"
+        self.rng = random.Random(f"host-{node_id}-{world.scenario.seed}")
+        self.disk = FaultyDisk(self.rng.randrange(2**32))
+        self.wall_offset_us = 0
+        self.mono_offset_us = self.rng.randrange(10_000_000)
+        self.node: Node | None = None
+        self.life = 0
+        self.log_lines: list[str] = []
+        self.plant: Plant = nullcontext
+        self.fault_until_us = 0
+        """Until this moment requests may have met an error that was raised on purpose."""
+        self._scratch = bytearray(SCRATCH_BYTES)
+        self._pool = BufferPool()
+        self._inbound: dict[int, _Inbound] = {}
+        self._jobs: dict[str, deque[Job]] = {}
+        self._held: deque[tuple[memoryview, int]] = deque(maxlen=_HELD_MAX)
+        self._tick_us: int | None = None
+        self._shutdown_done = False
+        self._failures_seen = 0
+        self._changes_seen = 0
+
+    @property
+    def now(self) -> Now:
+        """Both clocks of this machine."""
+        world = self.world
+        return Now(world.mono_us + self.mono_offset_us, world.wall_us + self.wall_offset_us)
+
+    # --- the process's life --------------------------------------------------------------------
+    def start(self) -> None:
+        """A new process on the disk as it is."""
+        assert self.node is None
+        self.life += 1
+        self._shutdown_done = False
+        scenario = self.world.scenario
+        config = NodeConfig(
+            data_dir=DATA_DIR,
+            node_id=self.node_id,
+            disk_reserve_bytes=0,
+            retention_check_ms=scenario.retention_check_ms,
+            topic_defaults={},
+            advertised_host=self.name,
+        )
+        disk: Disk = self.disk
+        node = Node(config, disk, entropy=self.rng.randbytes, metrics=NodeMetrics())
+        self.node = node
+        self._guarded(lambda: node.start(self.now), starting=True)
+        if self.node is node:
+            self._schedule_tick()
+            self.world.started(self)
+
+    def power_loss(self) -> None:
+        """The machine dies: what was not synced is lost, torn or kept, as the disk decides."""
+        self.world.faults["power loss"] += 1
+        self.disk.power_loss()
+        self._died(clean=False)
+
+    def kill(self) -> None:
+        """The process dies (kill -9): what it wrote stays."""
+        self.world.faults["kill"] += 1
+        self.disk.process_death()
+        self._died(clean=False)
+
+    def stop(self) -> None:
+        """SIGTERM: the node drains and marks its directory clean."""
+        self.world.faults["stop"] += 1
+        self.feed(Shutdown())
+
+    def _cut_short(self, where: str) -> None:
+        """The fuse has burnt down."""
+        power = self.disk.fuse_is_power
+        self.world.faults[f"{'power loss' if power else 'kill'} inside a {where}"] += 1
+        if power:
+            self.power_loss()
+        else:
+            self.kill()
+
+    def _died(self, *, clean: bool) -> None:
+        self.node = None
+        self._tick_us = None
+        self._jobs.clear()
+        self._held.clear()
+        inbound, self._inbound = self._inbound, {}
+        for one in inbound.values():
+            self.world.network.vanish(one.connection)
+        self.world.died(self, clean)
+        self.world.at(self.rng.randrange(1_000, 500_000), self.start)
+
+    # --- running the node ----------------------------------------------------------------------
+    def feed(self, event: Event) -> None:
+        """One event for the node, if there is one."""
+        node = self.node
+        if node is not None:
+            self._guarded(lambda: node.handle(event, self.now))
+
+    def _guarded(self, call: Callable[[], list[Effect]], *, starting: bool = False) -> None:
+        """Run the node; the disk may decide that everything ends in the middle of it."""
+        world, disk = self.world, self.disk
+        if not world.calm and self.rng.random() < world.scenario.death_in_call:
+            disk.die_after(self.rng.choice((0, 1, 2, 5, 20)), power=self.rng.random() < 0.7)
+        disk.on_loop = not starting
+        try:
+            with self.plant():
+                effects = call()
+        except Death:
+            self._cut_short("start" if starting else "call")
+            return
+        except Blocked as error:
+            raise Violation(f"the loop was blocked: {error}") from error
+        except Exception as error:
+            self._raised(error, starting)
+            return
+        finally:
+            disk.on_loop = False
+            disk.die_after(None)
+        self._perform(effects)
+        if self.node is not None:
+            self._schedule_tick()
+        self._look_at_failures()
+        self._check_views()
+        if self._shutdown_done:
+            disk.process_death()
+            self._died(clean=disk.exists(f"{DATA_DIR}/clean-shutdown"))
+
+    def _raised(self, error: Exception, starting: bool) -> None:
+        """Only a start may fail, and only for a reason: the process says why and ends."""
+        excused = isinstance(error, (DiskFull, StorageFault, OSError)) and (
+            self.disk.capacity is not None or self.disk.failures.total()
+        )
+        if not (starting and excused):
+            trace = traceback.format_exception(error)[-1].strip()
+            where = "the broker does not start" if starting else "an exception left the node"
+            raise Violation(f"{where}: {trace}") from error
+        self.log_lines.append(f"start failed: {error}")
+        self.world.faults["start refused"] += 1
+        self.kill()
+
+    def _look_at_failures(self) -> None:
+        """Requests that are under way may be answered with an error that was our doing."""
+        total = self.disk.failures.total()
+        if total != self._failures_seen:
+            self._failures_seen = total
+            self.fault_until_us = self.world.mono_us + 1_000_000
+
+    def _schedule_tick(self) -> None:
+        assert self.node is not None
+        deadline_us = self.node.next_deadline_us()
+        if deadline_us is None:
+            return
+        deadline_us -= self.mono_offset_us
+        if self._tick_us is not None and self._tick_us <= deadline_us:
+            return
+        self._tick_us = deadline_us
+        life = self.life
+
+        def tick() -> None:
+            if self.life == life and self._tick_us == deadline_us:
+                self._tick_us = None
+                self.feed(Tick())
+
+        self.world.at(deadline_us - self.world.mono_us, tick)
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Respond():
+                    self._respond(effect)
+                case StartJob():
+                    self._start_job(effect.job)
+                case CloseConnection():
+                    self._close(effect.connection_id)
+                case ShutdownComplete():
+                    self._shutdown_done = True
+                case _:
+                    line = f"{effect.level} {effect.event} {dict(effect.fields)}"
+                    self.log_lines.append(line)
+                    self.world.note(line.encode())
+
+    def disk_space(self, free_bytes: int) -> None:
+        """What the shell would measure."""
+        self.feed(DiskSpace(free_bytes))
+
+    # --- jobs ----------------------------------------------------------------------------------
+    def _start_job(self, job: Job) -> None:
+        queue = self._jobs.get(job.key)
+        if queue is not None:
+            queue.append(job)
+            return
+        self._jobs[job.key] = deque((job,))
+        self._run_later(job)
+
+    def _run_later(self, job: Job) -> None:
+        """The work is done at one moment, its return is noticed at a later one."""
+        life, world = self.life, self.world
+        slow = self.rng.random() < world.scenario.slow_job
+        world.faults["slow job"] += slow
+
+        def work() -> None:
+            if self.life == life and self.node is not None:
+                self._work(job, slow=slow)
+
+        world.at(self.rng.randrange(50, 200_000 if slow else 4_000), work)
+
+    def _work(self, job: Job, *, slow: bool) -> None:
+        world, disk, life = self.world, self.disk, self.life
+        if not world.calm and self.rng.random() < world.scenario.death_in_job:
+            disk.die_after(self.rng.randrange(6), power=self.rng.random() < 0.7)
+        if not world.calm and self.rng.random() < world.scenario.failed_sync:
+            disk.fail_syncs = 1
+        result: object = None
+        error: BaseException | None = None
+        try:
+            with self.plant():
+                result = job.run()
+        except Death:
+            self._cut_short("job")
+            return
+        except Exception as failure:
+            world.faults["failed job"] += 1
+            error = failure
+        finally:
+            disk.die_after(None)
+            disk.fail_syncs = 0
+        self._look_at_failures()
+        self._check_views()
+        queue = self._jobs[job.key]
+        queue.popleft()
+        if queue:
+            self._run_later(queue[0])
+        else:
+            del self._jobs[job.key]
+
+        def done() -> None:
+            if self.life == life and self.node is not None:
+                self.feed(JobDone(job, result, error))
+            else:
+                world.faults["death between a job and its notice"] += 1
+
+        world.at(self.rng.randrange(1, 100_000 if slow else 500), done)
+
+    # --- connections ---------------------------------------------------------------------------
+    def accept(self, connection: Connection) -> bool:
+        """Somebody connects; False when nobody listens."""
+        if self.node is None:
+            return False
+        self._inbound[connection.number] = _Inbound(connection, self._scratch, self._pool)
+        return True
+
+    def on_bytes(self, connection: Connection, data: bytes) -> None:
+        """Endpoint protocol: bytes wait in the kernel until the loop reads them."""
+        inbound = self._inbound.get(connection.number)
+        if inbound is None or self.node is None:
+            return
+        inbound.inbox += data
+        if not inbound.is_reading:
+            inbound.is_reading = True
+            self.world.at(self.rng.randrange(1, 1_500), lambda: self._read(inbound))
+
+    def on_closed(self, connection: Connection) -> None:
+        """Endpoint protocol."""
+        if self._inbound.pop(connection.number, None) is not None:
+            self.feed(ConnectionClosed(connection.number))
+
+    def _close(self, connection_id: int) -> None:
+        inbound = self._inbound.pop(connection_id, None)
+        if inbound is not None:
+            inbound.connection.close(self)
+
+    def _read(self, inbound: _Inbound) -> None:
+        """One read of a socket, and all that comes of it."""
+        inbound.is_reading = False
+        number = inbound.connection.number
+        while inbound.inbox and self.node is not None and number in self._inbound:
+            buffer = inbound.receiver.get_buffer()
+            size = min(len(buffer), len(inbound.inbox))
+            buffer[:size] = inbound.inbox[:size]
+            del inbound.inbox[:size]
+            frames = inbound.receiver.buffer_updated(size)
+            for at in range(0, len(frames), _CHUNK_REQUESTS):
+                self._handle(number, frames[at : at + _CHUNK_REQUESTS])
+            del buffer
+            # The next read of any connection comes to lie here.
+            self._scratch[:size] = _SCRIBBLE * min(size, len(self._scratch))
+
+    def _handle(self, number: int, frames: Sequence[Frame]) -> None:
+        node = self.node
+        if node is None:
+            return
+        self.world.faults["requests handled together"] += len(frames) > 1
+
+        def events() -> Iterator[RequestReceived]:
+            for header, body in frames:
+                yield RequestReceived(number, decode_request(header), body)
+
+        self._guarded(lambda: node.handle_many(events(), self.now))
+
+    def _respond(self, effect: Respond) -> None:
+        inbound = self._inbound.get(effect.connection_id)
+        if inbound is None:
+            return
+        body = effect.body
+        head = encode(effect.response, effect.correlation_id, sum(map(len, body)))
+        self._held.extend((view, zlib.crc32(view)) for view in body)
+        frame = b"".join((head, *body)) if body else head
+        self.world.note(frame)
+        inbound.connection.send(self, frame)
+
+    def _check_views(self) -> None:
+        """Views that were handed out may still be on their way: nothing may change under them."""
+        if Inode.changes == self._changes_seen:
+            return
+        self._changes_seen = Inode.changes
+        for view, checksum in self._held:
+            if zlib.crc32(view) != checksum:
+                raise Violation("bytes changed under a view that a reader holds")

@@ -1,0 +1,199 @@
+"""Byte streams between endpoints: order is kept, nothing else is promised.
+
+Owns connections as TCP has them. Bytes arrive late, in other pieces than they were sent, and in
+their order in each direction. A connection may break at any byte: what was sent before arrives in
+part, each side hears of it at its own time, and the broker may go on serving requests that the
+client has given up. Two endpoints may be cut off from each other for a while: what is sent then
+arrives afterwards.
+
+Must not know: frames, requests, who is a broker and who a client (nodes will talk to nodes).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from .world import World
+
+__all__ = ["Connection", "Endpoint", "Network"]
+
+_PIECES_MAX = 3
+
+
+class Endpoint(Protocol):
+    """Whoever holds an end of a connection."""
+
+    name: str
+
+    def on_bytes(self, connection: Connection, data: bytes) -> None:
+        """Bytes have arrived."""
+
+    def on_closed(self, connection: Connection) -> None:
+        """The connection is gone: nothing will arrive any more."""
+
+
+class _Direction:
+    """One way of a connection."""
+
+    __slots__ = ("arrival_us", "held", "is_open", "receiver")
+
+    def __init__(self, receiver: Endpoint) -> None:
+        self.receiver = receiver
+        self.is_open = True
+        """Does the receiver still take the connection for open?"""
+        self.arrival_us = 0
+        self.held: list[Callable[[], None]] = []
+        """What arrives when the two are not cut off from each other any more."""
+
+
+class Connection:
+    """A connection; `number` is never used twice."""
+
+    __slots__ = ("_network", "_to_client", "_to_server", "broken", "number")
+
+    def __init__(self, network: Network, number: int, client: Endpoint, server: Endpoint) -> None:
+        self._network = network
+        self.number = number
+        self.broken = False
+        self._to_server = _Direction(server)
+        self._to_client = _Direction(client)
+
+    def send(self, sender: Endpoint, data: bytes) -> None:
+        """Put bytes on their way to the other end."""
+        way = self._to_server if sender is self._to_client.receiver else self._to_client
+        self._network.transmit(self, way, sender, data)
+
+    def close(self, closer: Endpoint) -> None:
+        """Close our end; the other end hears of it after what is under way."""
+        self._network.end(self, closer)
+
+
+class Network:
+    """See the module docstring. Chances are per transmission."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self._world = world
+        self._rng = rng
+        self._count = 0
+        self._cut: set[frozenset[str]] = set()
+        self._holding: list[_Direction] = []
+        self.loss = 0.0
+        """Chance that a connection breaks while these bytes are under way."""
+        self.slow = 0.0
+        self.half_open = 0.0
+        """Chance that the other end hears of a broken connection late."""
+        self.cut_up = 0.0
+        """Chance that bytes arrive in several pieces."""
+
+    def connect(self, client: Endpoint, server: Endpoint) -> Connection | None:
+        """A new connection; None where the two are cut off from each other."""
+        if self.is_cut(client.name, server.name):
+            return None
+        self._count += 1
+        return Connection(self, self._count, client, server)
+
+    # --- being cut off -------------------------------------------------------------------------
+    def cut(self, one: str, other: str) -> None:
+        """Nothing passes between these two until `heal`."""
+        self._cut.add(frozenset((one, other)))
+
+    def heal(self) -> None:
+        """Everything passes again, in the order in which it was sent."""
+        self._cut.clear()
+        holding, self._holding = self._holding, []
+        for way in holding:
+            held, way.held = way.held, []
+            for action in held:
+                self._in_order(way, action)
+
+    def is_cut(self, one: str, other: str) -> bool:
+        """Are these two cut off from each other?"""
+        return bool(self._cut) and frozenset((one, other)) in self._cut
+
+    # --- bytes ---------------------------------------------------------------------------------
+    def transmit(
+        self, connection: Connection, way: _Direction, sender: Endpoint, data: bytes
+    ) -> None:
+        """See `Connection.send`."""
+        if connection.broken:
+            return
+        rng, world = self._rng, self._world
+        if not world.calm and rng.random() < self.loss:
+            world.faults[f"lost on the way to {type(way.receiver).__name__}"] += 1
+            data = data[: rng.randrange(len(data) + 1)] if rng.random() < 0.5 else b""
+            if data:
+                self._deliver(connection, way, sender, data)
+            self._break(connection)
+            return
+        if len(data) > 1 and rng.random() < self.cut_up:
+            cuts = sorted({rng.randrange(1, len(data)) for _ in range(_PIECES_MAX - 1)})
+            for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+                self._deliver(connection, way, sender, data[start:end])
+            return
+        self._deliver(connection, way, sender, data)
+
+    def _deliver(
+        self, connection: Connection, way: _Direction, sender: Endpoint, data: bytes
+    ) -> None:
+        def arrive() -> None:
+            if not way.is_open:
+                return
+            if self.is_cut(sender.name, way.receiver.name):
+                if not way.held:
+                    self._holding.append(way)
+                way.held.append(arrive)
+                return
+            way.receiver.on_bytes(connection, data)
+
+        self._in_order(way, arrive)
+
+    def _in_order(self, way: _Direction, action: Callable[[], None]) -> None:
+        world, rng = self._world, self._rng
+        slow = self.slow > 0 and rng.random() < self.slow
+        arrival_us = world.mono_us + rng.randrange(20, 100_000 if slow else 2_000)
+        way.arrival_us = arrival_us = max(arrival_us, way.arrival_us + 1)
+        world.at(arrival_us - world.mono_us, action)
+
+    # --- ends ----------------------------------------------------------------------------------
+    def _break(self, connection: Connection) -> None:
+        """The client hears of it at once; the broker perhaps much later.
+
+        Until then it goes on with requests that were under way: they may take effect after the
+        client has sent them again over a new connection.
+        """
+        connection.broken = True
+        self._hear(connection, connection._to_client, 1)
+        late = not self._world.calm and self._rng.random() < self.half_open
+        delay_us = self._rng.randrange(1_000, 300_000) if late else 3_000
+        self._hear(connection, connection._to_server, delay_us)
+
+    def end(self, connection: Connection, closer: Endpoint) -> None:
+        """See `Connection.close`."""
+        mine, theirs = connection._to_client, connection._to_server
+        if closer is theirs.receiver:
+            mine, theirs = theirs, mine
+        mine.is_open = False
+        if connection.broken:
+            return
+        connection.broken = True
+        late = not self._world.calm and self._rng.random() < self.half_open
+        delay_us = self._rng.randrange(1_000, 300_000) if late else 1
+        delay_us = max(delay_us, theirs.arrival_us + 1 - self._world.mono_us)
+        self._hear(connection, theirs, delay_us)
+
+    def vanish(self, connection: Connection) -> None:
+        """The broker's process is gone: the client hears of it, nothing more arrives."""
+        connection.broken = True
+        connection._to_server.is_open = False
+        self._hear(connection, connection._to_client, 1)
+
+    def _hear(self, connection: Connection, way: _Direction, delay_us: int) -> None:
+        def hear() -> None:
+            if way.is_open:
+                way.is_open = False
+                way.receiver.on_closed(connection)
+
+        self._world.at(delay_us, hear)

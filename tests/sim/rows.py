@@ -1,0 +1,83 @@
+"""What is written and read in the simulation: unique numbers, and bytes that do no harm.
+
+Owns the schemas (one more nullable column per schema id) and the making of batches. A value is
+`producer number << 32 | count`: unique over a run, ascending for each producer.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import pyarrow as pa
+
+from quiverlog.batch.codec import encode_batch
+from quiverlog.batch.header import BatchHeader
+from quiverlog.batch.schema import SchemaHistory, serialize_schema
+from quiverlog.types import Compression
+
+__all__ = ["HISTORY", "SCHEMAS_MAX", "encode_rows", "schema_bytes", "schema_of"]
+
+SCHEMAS_MAX: Final = 6
+_COLUMNS: Final = [("value", pa.int64()), ("padding", pa.binary())]
+_PADDING_BYTES_MAX: Final = 200
+_ALIGNMENT: Final = 8
+
+
+def schema_of(schema_id: int) -> pa.Schema:
+    """The schema that a topic has after so many changes."""
+    extra = [(f"extra{number}", pa.int32()) for number in range(2, schema_id + 1)]
+    return pa.schema([*_COLUMNS, *extra])
+
+
+def schema_bytes(schema_id: int) -> bytes:
+    """As it travels."""
+    return bytes(serialize_schema(schema_of(schema_id)))
+
+
+HISTORY: Final = SchemaHistory({number: schema_of(number) for number in range(1, SCHEMAS_MAX + 1)})
+
+
+def encode_rows(
+    values: list[int],
+    rng: random.Random,
+    *,
+    schema_id: int,
+    at_us: int,
+    producer: tuple[int, int],
+    sequence: int,
+    lookalike_offset: int = -1,
+) -> bytes:
+    """One stored batch.
+
+    Args:
+        lookalike_offset: at least 0: the payload holds bytes that are a whole batch of this offset.
+    """
+    if lookalike_offset >= 0:
+        padding = [_lookalike(rng, lookalike_offset)] * len(values)
+    else:
+        padding = [rng.choice((b"a", b"b")) * rng.randrange(_PADDING_BYTES_MAX)] * len(values)
+    columns = [pa.array(values, pa.int64()), pa.array(padding, pa.binary())]
+    columns += [pa.array(values, pa.int64()).cast(pa.int32(), safe=False)] * (schema_id - 1)
+    return bytes(
+        encode_batch(
+            pa.record_batch(columns, schema=schema_of(schema_id)),
+            schema_id=schema_id,
+            timestamp_us=at_us,
+            compression=rng.choice((Compression.NONE, Compression.NONE, Compression.LZ4)),
+            producer_id=producer[0],
+            producer_epoch=producer[1],
+            base_sequence=sequence,
+        )
+    )
+
+
+def _lookalike(rng: random.Random, offset: int) -> bytes:
+    """A batch of one row inside the payload, at any alignment, its checksum right."""
+    data = pa.record_batch([pa.array([-1]), pa.array([b"never written"])], schema=schema_of(1))
+    inner = bytearray(encode_batch(data, schema_id=1, timestamp_us=0))
+    header = BatchHeader.unpack(memoryview(inner))
+    header._replace(
+        base_offset=offset + rng.randrange(1, 4), leader_epoch=rng.choice((0, 1, 99))
+    ).pack_into(inner)
+    return bytes(_ALIGNMENT * rng.randrange(8)) + bytes(inner) * 3
