@@ -50,7 +50,7 @@ def _bug(name: str, where: str, before: str, after: str, *, issue: str = "") -> 
 BUGS = (
     _bug(
         "acknowledge before fsync",
-        "storage.log:SyncTicket.run",
+        "storage.jobs:FlushJob.run",
         "segment.file.sync()",
         "pass",
     ),

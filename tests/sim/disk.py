@@ -18,8 +18,14 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 
-from quiverlog.errors import DataDirectoryInUse, DiskFull, QuiverlogError, StorageFault
-from quiverlog.storage.disk import Buffer, File
+from quiverlog.errors import (
+    DataDirectoryInUse,
+    DiskFull,
+    QuiverlogError,
+    StorageFault,
+    ThrottledBroker,
+)
+from quiverlog.storage.disk import Buffer, File, out_of_descriptors, short_name
 
 from .inodes import Directory, Inode, Node
 
@@ -28,6 +34,12 @@ __all__ = ["SimDisk", "SimFile"]
 _NAME_BYTES_MAX = 255
 _COPY_BYTES_MAX = 512
 """Reads up to here are copies; larger ones are mappings."""
+
+
+def _refused(path: str, error: OSError) -> QuiverlogError:
+    """The error table's name for a failed write, as the real disk has it."""
+    what = f"writing {short_name(path)}: {error.strerror}."
+    return (ThrottledBroker if out_of_descriptors(error) else StorageFault)(what, file=path)
 
 
 class SimFile:
@@ -61,7 +73,7 @@ class SimFile:
             left = self._disk.half_written(len(data))
             if left and self._inode is not None:
                 self._inode.write(position, data[:left])
-            raise StorageFault(f"writing {self.path}: {error.strerror}.") from error
+            raise _refused(self.path, error) from error
         self._disk.take_room(len(data), self.path)
         inode.write(position, data)
         self.size += len(data)
@@ -71,7 +83,7 @@ class SimFile:
         try:
             inode = self._use("append")
         except OSError as error:
-            raise StorageFault(f"writing {self.path}: {error.strerror}.") from error
+            raise _refused(self.path, error) from error
         end = position + len(data)
         assert inode.data[position:end] == data, "rewrite must not change anything"
         inode.rewrite(position, bytes(data))
@@ -260,7 +272,7 @@ class SimDisk:
                 self.step("create", path)
                 directory, name = self._parent(path)
             except OSError as error:
-                raise StorageFault(f"writing {path}: {error.strerror}.") from error
+                raise _refused(path, error) from error
             if name in directory.entries:
                 raise StorageFault(f"writing {path}: File exists.")
             directory.change({name: Inode()})
@@ -283,7 +295,7 @@ class SimDisk:
             if isinstance(node, Directory) and name in node.entries:
                 node.change({name: None})
             if isinstance(error, OSError):
-                raise StorageFault(f"writing {path}: {error.strerror}.") from error
+                raise _refused(path, error) from error
             raise
 
     def _write_file(self, path: str, temporary: str, data: Buffer, durable: bool) -> None:
