@@ -75,7 +75,7 @@ def cli_page() -> str:
 
 
 def spark_table(use_name: str) -> str:
-    from pyspark_quiverlog.options import Use, markdown_table
+    from pyspark_quiverlog.option_table import Use, markdown_table
 
     use = {"read": Use.READ, "write": Use.STREAM_WRITE | Use.BATCH_WRITE}[use_name]
     return markdown_table(use)

@@ -18,6 +18,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from quiverlog.errors import (
+    CorruptBatch,
+    CorruptLog,
     DataLoss,
     LogTruncated,
     OffsetOutOfRange,
@@ -68,12 +70,13 @@ class SplitReader:
 
         Raises:
             DataLoss: rows of the split are gone, and `failOnDataLoss` is true.
+            CorruptBatch, CorruptLog: rows cannot be read, and `failOnCorruptData` is true.
         """
         ranges = split.ranges if isinstance(split, LogSplit) else []  # Spark's empty plan: None
         return coalesce(batch for piece in ranges for batch in self._read_range(piece))
 
     def _read_range(self, piece: Range) -> Iterator[pa.RecordBatch]:
-        """Read on behind rows that are gone, where the options allow it."""
+        """Read on behind rows that are gone or damaged, where the options allow it."""
         position, epoch = piece.start, piece.epoch
         normalizer = self.normalizer()
         while position < piece.end:
@@ -85,6 +88,9 @@ class SplitReader:
             except (OffsetOutOfRange, LogTruncated, UnknownTopic, UnknownTopicId) as error:
                 epoch = -1
                 position = self._after_loss(piece, position, error)
+            except (CorruptBatch, CorruptLog) as error:
+                epoch = -1
+                position = self._after_corruption(piece, position, error)
             else:
                 return
 
@@ -126,6 +132,22 @@ class SplitReader:
         if self.options.fail_on_data_loss:
             raise DataLoss(f"{what}.") from error
         logger.warning("data loss, going on (failOnDataLoss=false): %s", what)
+        return resume
+
+    def _after_corruption(self, piece: Range, position: int, error: QuiverlogError) -> int:
+        """Fail, or say where rows can be read again."""
+        after = error.details.get("next_offset")
+        if self.options.fail_on_corrupt_data or not isinstance(after, int) or after <= position:
+            raise error
+        resume = min(after, piece.end)
+        logger.warning(
+            "stepping over rows [%d, %d) of %s-%d (failOnCorruptData=false): %s",
+            position,
+            resume,
+            piece.topic,
+            piece.partition,
+            error.message,
+        )
         return resume
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_quiverlog.options import OPTIONS, Use, markdown_table
+from pyspark_quiverlog.option_table import OPTIONS, Use, markdown_table
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 

@@ -6,13 +6,11 @@ import dataclasses
 
 import pytest
 
+from pyspark_quiverlog.option_table import OPTIONS, Use, markdown_table
 from pyspark_quiverlog.options import (
-    OPTIONS,
     REFUSED,
     ReadOptions,
-    Use,
     WriteOptions,
-    markdown_table,
     parse_read_options,
     parse_write_options,
 )
@@ -36,7 +34,7 @@ def test_the_smallest_read_takes_the_documented_defaults() -> None:
     assert options.fail_on_data_loss is True
     assert options.max_trigger_delay == 900
     assert options.min_rows_per_task == 1000
-    assert options.isolation_level == "read_committed"
+    assert options.fail_on_corrupt_data is True
 
 
 @pytest.mark.parametrize(
@@ -89,8 +87,9 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ({"maxRowsPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "mean the same"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
         ({"columns": "a,_offset"}, "come with `includeMetadata`"),
-        ({"isolation.level": "serializable"}, r"`isolation\.level`: expected read_committed or"),
-        ({"fetchFrom": "nearest"}, "`fetchFrom`: expected leader"),
+        ({"isolation.level": "read_committed"}, "`isolation.level` does not apply: there are no"),
+        ({"fetchFrom": "leader"}, "`fetchfrom` does not apply: reads are served by the leader"),
+        ({"failOnCorruptData": "perhaps"}, "`failOnCorruptData`: expected true or false"),
         ({"endingOffsets": "latest"}, "streaming query has no end"),
         ({"topic": "x"}, "Use `subscribe`"),
         ({"maxOffsetPerTrigger": "8"}, "did you mean `maxOffsetsPerTrigger`"),
@@ -132,7 +131,9 @@ def test_a_write_refuses_what_reads_take() -> None:
         write(subscribe="a")
     with pytest.raises(InvalidOption, match="applies to read"):
         write(failOnDataLoss="true")
-    with pytest.raises(InvalidOption, match="`deliveryMode`: expected at_least_once"):
+    with pytest.raises(
+        InvalidOption, match="`deliverymode` does not apply: the sink writes at least once"
+    ):
         write(topic="t", deliveryMode="exactly_once")
 
 

@@ -1,0 +1,140 @@
+"""Rows that cannot be decoded: named, met again at every call, and stepped over on demand only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+
+import quiverlog
+from pyspark_quiverlog.options import Use, parse_read_options
+from pyspark_quiverlog.planning import Range
+from pyspark_quiverlog.reader import SplitReader
+from quiverlog.batch.codec import seal
+from quiverlog.batch.header import BatchHeader
+from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.errors import CorruptLog
+from quiverlog.limits import BATCH_HEADER_BYTES
+from quiverlog.wire import messages as m
+from tests.support.client_scenarios import SCHEMA, rows
+from tests.support.faces import FACES, connect
+from tests.support.scripted_broker import Answer, ScriptedBroker
+
+BAD = slice(10, 20)
+"""The rows of the batch that is damaged on its way out."""
+
+
+def spoil(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+    """Break the compressed rows of one batch and give it a good CRC."""
+    broken = bytearray(body)
+    at = 0
+    while at < len(broken):
+        header = BatchHeader.unpack(broken, at)
+        end = at + header.total_bytes
+        if header.base_offset == BAD.start:
+            middle = (at + BATCH_HEADER_BYTES + end) // 2
+            broken[middle : end - 8] = bytes(end - 8 - middle)
+            seal(memoryview(broken)[at:end])
+        at = end
+    return response, bytes(broken)
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as broker:
+        with quiverlog.connect(broker.bootstrap) as client:
+            client.create_topic("t", SCHEMA)
+            with client.producer("t", batch_rows=10, compression="zstd") as producer:
+                producer.send(rows(30))
+        broker.always(m.FetchRequest, Answer(spoil))
+        yield broker
+
+
+@pytest.fixture(params=FACES)
+def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[Any]:
+    with connect(request.param, broker.bootstrap, request_timeout=5.0) as client:
+        yield client
+
+
+def test_a_consumer_meets_a_bad_batch_at_every_poll_until_it_seeks(client: Any) -> None:
+    with client.consumer("t") as consumer:
+        assert consumer.poll(timeout=5).base_offset == 0
+        for _ in range(3):
+            with pytest.raises(quiverlog.CorruptBatch, match=r"t-0.*\[10, 20\)") as caught:
+                consumer.poll(timeout=5)
+            details = caught.value.details
+            assert (details["topic"], details["partition"]) == ("t", 0)
+            assert (details["offset"], details["next_offset"]) == (10, 20)
+            assert consumer.positions == {0: 10}
+        consumer.seek(0, details["next_offset"])
+        assert consumer.poll(timeout=5).base_offset == 20
+        assert consumer.positions == {0: 30}
+        consumer.seek(0, 3)
+        assert consumer.poll(timeout=5).base_offset == 3
+        with pytest.raises(quiverlog.UnknownPartition, match="t-4"):
+            consumer.seek(4, 0)
+
+
+def test_a_bad_batch_is_stepped_over_where_the_program_says_so(
+    client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="quiverlog"):
+        offsets = [b.base_offset for b in client.consumer("t", skip_corrupt=True)]
+    assert offsets == [0, 20]
+    assert "[10, 20)" in caplog.text
+
+
+def test_damage_that_the_broker_reports_is_stepped_over_too(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    def damaged(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+        part = response.partitions[0]
+        if not 0 <= request.partitions[0].offset < BAD.stop:
+            return response, body
+        part.error_code = CorruptLog.code
+        part.batch_bytes = 0
+        part.damage_start_offset, part.damage_end_offset = BAD.start, BAD.stop
+        return response, b""
+
+    broker.always(m.FetchRequest, Answer(damaged))
+    with client.consumer("t", start={0: 10}) as consumer:
+        for _ in range(2):
+            with pytest.raises(quiverlog.CorruptLog, match=r"t-0.*\[10, 20\)"):
+                consumer.poll(timeout=5)
+    found = [b.base_offset for b in client.consumer("t", start={0: 10}, skip_corrupt=True)]
+    assert found == [20]
+
+
+def test_a_fetcher_meets_a_bad_batch_at_every_call(broker: ScriptedBroker) -> None:
+    with (
+        quiverlog.connect(broker.bootstrap) as client,
+        PartitionFetcher(client, "t", 0, 0, 30) as fetcher,
+    ):
+        assert next(fetcher).base_offset == 0
+        for _ in range(2):
+            with pytest.raises(quiverlog.CorruptBatch, match=r"t-0.*\[10, 20\)"):
+                next(fetcher)
+
+
+def test_spark_fails_by_default_and_steps_over_on_demand(
+    broker: ScriptedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with quiverlog.connect(broker.bootstrap) as client:
+        topic_id = client.metadata(["t"]).topics["t"].topic_id.hex()
+
+    def read(**options: str) -> list[int]:
+        given = {"bootstrap.servers": broker.bootstrap, "subscribe": "t", **options}
+        reader = SplitReader(parse_read_options(given, Use.BATCH_READ), from_arrow_schema(SCHEMA))
+        piece = Range("t", topic_id, 0, 5, 27, -1)
+        return [i for b in reader._read_range(piece) for i in b.column("id").to_pylist()]
+
+    with pytest.raises(quiverlog.CorruptBatch, match=r"t-0.*\[10, 20\)"):
+        read()
+    with pytest.raises(quiverlog.CorruptBatch):
+        read(failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, logger="pyspark_quiverlog"):
+        assert read(failOnCorruptData="false") == [*range(5, 10), *range(20, 27)]
+    assert "rows [10, 20) of t-0" in caplog.text
