@@ -131,6 +131,9 @@ class _SimLock:
     def release(self) -> None:
         self._disk.locks.discard(self._path)
 
+    def claim(self, owner: bytes) -> None:
+        pass
+
     def holds(self) -> bool:
         return self._path in self._disk.locks
 

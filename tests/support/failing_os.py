@@ -10,8 +10,9 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
-from quiverlog.storage import posix
+from quiverlog.storage import descriptors, mapping, posix
 
 __all__ = ["CALLS", "CallLog", "failing_calls"]
 
@@ -68,9 +69,8 @@ def failing_calls(
 
         return call
 
-    real_os = posix.os
-    posix.os = _Os({name: replace(name) for name in CALLS})  # type: ignore[assignment]
-    try:
+    replaced = _Os({name: replace(name) for name in CALLS})
+    with contextlib.ExitStack() as stack:
+        for module in (posix, descriptors, mapping):
+            stack.enter_context(mock.patch.object(module, "os", replaced))
         yield log
-    finally:
-        posix.os = real_os

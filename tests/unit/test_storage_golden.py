@@ -159,7 +159,7 @@ def test_node_json_and_partition_json() -> None:
     path = directory.create_partition("t-0", bytes(range(16)))
     assert disk.read_file(f"{path}/partition.json") == (
         b'{"magic":"quiverlog-partition","version":1,'
-        b'"topic_id":"000102030405060708090a0b0c0d0e0f"}\n'
+        b'"topic_id":"000102030405060708090a0b0c0d0e0f","name":"t-0"}\n'
     )
 
 

@@ -1,71 +1,53 @@
 """The data directory as a whole: whose it is, who uses it, and whether it was left in order.
 
 Owns:
-- `lock`            flock, so that two brokers never share a directory;
+- the lock          flock on the directory itself and on the file `lock` in it, so that two brokers
+                    never share a directory; `lock` names the incarnation that has it;
 - `node.json`       magic, format version, cluster id, node id: written once;
 - `clean-shutdown`  there only while a cleanly stopped broker's data lie still: consumed at start,
                     so that a crash at any later moment counts as unclean; it knows how long the
                     metadata log was, so that one that was cut since is noticed;
+- `reserve`         bytes that stand for nothing, given up where a start finds no room for what it
+                    must write;
 - `metadata/`       the metadata log (metadata_log.py);
-- `data/<topic>-<partition>/`, each with a `partition.json` that carries the topic's id, so that
-                    what a deleted topic left behind is never taken for a new topic of that name.
+- `data/`           the partitions (partition_directories.py).
 
-A directory on its way out is renamed to `<name>.<8 hex of the topic id>.deleted` first: a crash in
-the middle of the removal leaves something that nobody takes for a partition. Rows are only removed
-when the metadata log says that their topic was deleted; rows of a topic that it never heard of are
-set aside as `<name>.<8 hex>.orphan`, for the operator to judge.
+Every method raises errors of the error table, never a bare OSError. Whichever step fails, the next
+start understands what is there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
-from quiverlog.errors import CorruptLog, ForeignDataDirectory
+from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError
 from quiverlog.storage.disk import Disk, DiskLock
-from quiverlog.storage.frames import check_version, pack_file, unpack_file
+from quiverlog.storage.frames import pack_file, unpack_file
+from quiverlog.storage.node_file import NodeFile, load_node
+from quiverlog.storage.partition_directories import PartitionDirectories, typed_errors
 
-__all__ = ["DataDirectory", "NodeFile", "PartitionFile"]
+__all__ = ["RESERVE_BYTES", "DataDirectory"]
 
-_NODE_MAGIC: Final = "quiverlog-node"
-_PARTITION_MAGIC: Final = "quiverlog-partition"
-_JSON_VERSION: Final = 1
+RESERVE_BYTES: Final = 512 * 1024
+"""Room for the new leader epochs of some 15,000 partitions."""
+_RESERVE_FREE_FACTOR: Final = 4
+"""The reserve is only made where so many times its size is free."""
 _CLEAN_MAGIC: Final = b"QVCLEAN\0"
 _CLEAN_VERSION: Final = 1
-_DELETED: Final = ".deleted"
-_ORPHAN: Final = ".orphan"
 _CLEAN: Final = struct.Struct("<16sQ")
-_CLUSTER_ID_BYTES: Final = 16
 
 
-class NodeFile(msgspec.Struct, kw_only=True):
-    """`node.json`."""
-
-    magic: str = _NODE_MAGIC
-    version: int = _JSON_VERSION
-    cluster_id: str
-    node_id: int
-
-
-class PartitionFile(msgspec.Struct, kw_only=True):
-    """`partition.json`. `topic_id` in hex."""
-
-    magic: str = _PARTITION_MAGIC
-    version: int = _JSON_VERSION
-    topic_id: str
-
-
-class DataDirectory:
+class DataDirectory(PartitionDirectories):
     """See the module docstring. `incarnation` is new at every start.
 
     `metadata_bytes`: length of the metadata log at the last clean stop; 0 when that is not known.
+    `notes`: what the operator should hear of this start.
     """
 
     __slots__ = (
-        "_disk",
         "_lock",
         "clean",
         "cluster_id",
@@ -86,7 +68,8 @@ class DataDirectory:
         clean: bool,
         metadata_bytes: int,
     ) -> None:
-        self._disk = disk
+        assert incarnation
+        super().__init__(disk, f"{path}/data")
         self._lock = lock
         self.path = path
         self.cluster_id = node.cluster_id
@@ -107,6 +90,8 @@ class DataDirectory:
     ) -> DataDirectory:
         """Take the directory, making it when missing. A new one counts as clean.
 
+        A directory that was used before is taken without a free byte on the disk.
+
         Args:
             cluster_id: empty takes the directory's own, or makes one up for a new directory.
 
@@ -115,179 +100,111 @@ class DataDirectory:
             ForeignDataDirectory: it belongs to another cluster or node.
             UnsupportedFormat: a newer quiverlog wrote it.
             CorruptLog: `node.json` is damaged.
+            DiskFull, StorageFault: the disk is full (and the directory new), or failed.
         """
-        disk.make_dir(f"{path}/data")
-        disk.make_dir(f"{path}/metadata")
-        lock = disk.lock(path)
-        try:
-            node, fresh = _load_node(disk, path, node_id, cluster_id, entropy)
-            metadata_bytes = _consume_clean_mark(disk, path)
-        except BaseException:
-            lock.release()
-            raise
-        return cls(
+        with typed_errors(path):
+            disk.make_dir(f"{path}/data")
+            disk.make_dir(f"{path}/metadata")
+            lock = disk.lock(path)
+            try:
+                node, fresh = load_node(disk, path, node_id, cluster_id, entropy)
+                metadata_bytes = _consume_clean_mark(disk, path)
+                incarnation = entropy(16)
+                lock.claim(incarnation.hex().encode())
+            except BaseException:
+                lock.release()
+                raise
+        directory = cls(
             disk,
             path,
             lock,
             node,
-            incarnation=entropy(16),
+            incarnation=incarnation,
             clean=fresh or metadata_bytes > 0,
             metadata_bytes=metadata_bytes,
         )
+        directory._restrict()
+        directory._use_or_make_reserve()
+        return directory
 
+    def _restrict(self) -> None:
+        """Older brokers made directories that everybody could read."""
+        for path in (self.data_path, self.metadata_path):
+            with contextlib.suppress(OSError):
+                if self._disk.restrict(path):
+                    self.notes.append(f"{path} was open to others: now only its owner may enter")
+
+    # --- paths ---------------------------------------------------------------------------------
     @property
     def metadata_path(self) -> str:
         """Where the metadata log lies."""
         return f"{self.path}/metadata"
 
     @property
-    def data_path(self) -> str:
-        """Where the partitions lie."""
-        return f"{self.path}/data"
+    def _reserve_path(self) -> str:
+        return f"{self.path}/reserve"
 
-    def partition_path(self, name: str) -> str:
-        """The directory of the partition `name` (`<topic>-<partition>`)."""
-        return f"{self.path}/data/{name}"
+    # --- owning --------------------------------------------------------------------------------
+    def is_owned(self) -> bool:
+        """Is this still the directory that was locked, and nobody else in it?
 
-    def partitions(self) -> list[str]:
-        """Names of the directories that are there; those on their way out or aside left out."""
-        names = self._disk.list(self.data_path)
-        return [name for name in names if not name.endswith((_DELETED, _ORPHAN))]
-
-    def create_partition(self, name: str, topic_id: bytes) -> str:
-        """Make a partition's directory, replacing what another topic left there; its path.
-
-        The directory of this very topic is kept as it is. Its name is durable after
-        `sync_partitions`; its `partition.json` may be torn by a power failure, which
-        `remove_leftovers` expects: thousands of partitions must not cost as many flushes.
+        Costs two stat calls and a read of a few bytes: for a timer, not for each write.
         """
-        path = self.partition_path(name)
-        if self._disk.exists(path):
-            if self.partition_topic_id(name) == topic_id:
-                return path
-            self.remove_partition(name)
-        self._disk.make_dir(path)
-        self._disk.write_file_atomic(
-            f"{path}/partition.json",
-            msgspec.json.encode(PartitionFile(topic_id=topic_id.hex())) + b"\n",
-            durable=False,
-        )
-        return path
+        return self._lock.holds()
 
-    def sync_partitions(self) -> None:
-        """Make the names of all partitions' directories durable."""
-        self._disk.sync_dir(self.data_path)
+    # --- the reserve ---------------------------------------------------------------------------
+    def _use_or_make_reserve(self) -> None:
+        """Give up the reserve where this start has no room, else keep some for the next.
 
-    def partition_topic_id(self, name: str) -> bytes:
-        """The id of the topic that a directory belongs to; empty when none can be read."""
-        path = f"{self.partition_path(name)}/partition.json"
+        What a start must make durable (this incarnation, new leader epochs) takes little, and
+        without it a full disk would keep the rows from their readers.
+        """
         try:
-            file = msgspec.json.decode(self._disk.read_file(path), type=PartitionFile)
-            topic_id = bytes.fromhex(file.topic_id)
-        except (FileNotFoundError, msgspec.MsgspecError, ValueError, UnicodeDecodeError):
-            return b""
-        check_version(path, file.version, _JSON_VERSION)
-        return topic_id
+            free_bytes = self._disk.free_bytes(self.path)
+            if free_bytes < RESERVE_BYTES:
+                if self.release_reserve():
+                    self.notes.append("the disk is full: the reserve was given up for this start")
+            elif free_bytes >= _RESERVE_FREE_FACTOR * RESERVE_BYTES and not self._has_reserve():
+                self._disk.write_file_atomic(self._reserve_path, bytes(RESERVE_BYTES))
+        except (OSError, QuiverlogError) as error:
+            self.notes.append(f"no reserve of disk space could be made: {error}")
 
-    def remove_partition(self, name: str) -> None:
-        """Remove a partition's directory, whoever's it is."""
-        self.remove_partitions({name: None})
+    def _has_reserve(self) -> bool:
+        return self._disk.exists(self._reserve_path)
 
-    def remove_partitions(self, owners: Mapping[str, bytes | None]) -> None:
-        """Remove the directories of these partitions, with one flush for all of them.
+    def release_reserve(self) -> bool:
+        """Give up the reserved room; False when there is none.
 
-        Args:
-            owners: topic id by partition name: a directory that is not that topic's is left
-                alone. None stands for any.
+        For what must be durable before anybody is served. The next start with room makes it anew.
         """
-        doomed: list[str] = []
-        for name, topic_id in owners.items():
-            path = self.partition_path(name)
-            if not self._disk.exists(path):
-                continue
-            owner = self.partition_topic_id(name)
-            if topic_id is not None and owner not in (topic_id, b""):
-                continue
-            doomed.append(f"{path}.{owner.hex()[:8] or 'unknown'}{_DELETED}")
-            self._disk.remove_tree(doomed[-1])
-            self._disk.rename(path, doomed[-1])
-        if doomed:
-            self._disk.sync_dir(self.data_path)
-        for path in doomed:
-            self._disk.remove_tree(path)
+        with typed_errors(self._reserve_path):
+            if not self._has_reserve():
+                return False
+            self._disk.remove(self._reserve_path)
+            return True
 
-    def remove_leftovers(
-        self, owners: Mapping[str, bytes], removed: Collection[bytes]
-    ) -> tuple[list[str], list[str]]:
-        """Clear away all that no topic owns. Returns (names removed, names set aside).
-
-        Args:
-            owners: topic id by partition name. A directory whose `partition.json` cannot be read
-                is kept when its name is owned: rows are worth more than the file that labels them.
-            removed: ids of topics that are known to have been deleted.
-        """
-        gone: list[str] = []
-        aside: list[str] = []
-        for name in self._disk.list(self.data_path):
-            if name.endswith(_DELETED):
-                self._disk.remove_tree(self.partition_path(name))
-                gone.append(name)
-                continue
-            owner = b"" if name.endswith(_ORPHAN) else self.partition_topic_id(name)
-            if name.endswith(_ORPHAN) or (name in owners and owner in (owners[name], b"")):
-                continue
-            if owner in removed or not self._holds_rows(name):
-                self.remove_partition(name)
-                gone.append(name)
-            else:
-                self._set_aside(name, owner)
-                aside.append(name)
-        return gone, aside
-
-    def _holds_rows(self, name: str) -> bool:
-        return any(file.endswith(".log") for file in self._disk.list(self.partition_path(name)))
-
-    def _set_aside(self, name: str, owner: bytes) -> None:
-        path = self.partition_path(name)
-        self._disk.rename(path, f"{path}.{owner.hex()[:8] or 'unknown'}{_ORPHAN}")
-        self._disk.sync_dir(self.data_path)
-
+    # --- the end -------------------------------------------------------------------------------
     def close(self, *, clean: bool, metadata_bytes: int = 0) -> None:
-        """Let go. `clean`: all logs were closed cleanly, the next start may trust them."""
+        """Let go. `clean`: all logs were closed cleanly, the next start may trust them.
+
+        Raises:
+            DiskFull, StorageFault: the mark was not written; the directory is let go.
+        """
         try:
-            if clean:
+            if clean and self.is_owned():
                 payload = _CLEAN.pack(self.incarnation, metadata_bytes)
-                mark = pack_file(_CLEAN_MAGIC, _CLEAN_VERSION, payload)
-                self._disk.write_file_atomic(f"{self.path}/clean-shutdown", mark)
+                self._write_mark(pack_file(_CLEAN_MAGIC, _CLEAN_VERSION, payload))
         finally:
             self._lock.release()
 
-
-def _load_node(
-    disk: Disk, path: str, node_id: int, cluster_id: str, entropy: Callable[[int], bytes]
-) -> tuple[NodeFile, bool]:
-    """(whose directory it is, was it made just now)."""
-    file = f"{path}/node.json"
-    if not disk.exists(file):
-        if disk.list(f"{path}/data") or disk.list(f"{path}/metadata"):
-            raise ForeignDataDirectory(f"{path} holds data but {file} is missing.")
-        node = NodeFile(cluster_id=cluster_id or entropy(_CLUSTER_ID_BYTES).hex(), node_id=node_id)
-        disk.write_file_atomic(file, msgspec.json.encode(node) + b"\n")
-        return node, True
-    try:
-        node = msgspec.json.decode(disk.read_file(file), type=NodeFile)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptLog(f"{file} cannot be read: {error}.", file=file) from error
-    if node.magic != _NODE_MAGIC:
-        raise ForeignDataDirectory(f"{file} is not quiverlog's.")
-    check_version(file, node.version, _JSON_VERSION)
-    if cluster_id and node.cluster_id != cluster_id:
-        raise ForeignDataDirectory(
-            f"{path} belongs to cluster {node.cluster_id!r}, this broker to {cluster_id!r}."
-        )
-    if node.node_id != node_id:
-        raise ForeignDataDirectory(f"{path} belongs to node {node.node_id}, this is {node_id}.")
-    return node, False
+    def _write_mark(self, mark: bytes) -> None:
+        path = f"{self.path}/clean-shutdown"
+        try:
+            self._disk.write_file_atomic(path, mark)
+        except DiskFull:
+            if not self.release_reserve():
+                raise
+            self._disk.write_file_atomic(path, mark)
 
 
 def _consume_clean_mark(disk: Disk, path: str) -> int:

@@ -23,10 +23,13 @@ import errno
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-__all__ = ["Buffer", "Disk", "DiskLock", "File", "out_of_descriptors", "short_name"]
+from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, ThrottledBroker
+
+__all__ = ["Buffer", "Disk", "DiskLock", "File", "out_of_descriptors", "short_name", "write_error"]
 
 Buffer = bytes | bytearray | memoryview
 
+_NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 
 
@@ -40,6 +43,16 @@ def out_of_descriptors(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def write_error(path: str, error: OSError) -> QuiverlogError:
+    """The error table's name for a failed write. Clients see the message: no whole path in it."""
+    what = f"writing {short_name(path)}: {error.strerror or error}."
+    if error.errno in _NO_ROOM:
+        return DiskFull(what, file=path)
+    if out_of_descriptors(error):
+        return ThrottledBroker(what, file=path)
+    return StorageFault(what, file=path)
 
 
 def short_name(path: str) -> str:
@@ -111,8 +124,15 @@ class DiskLock(Protocol):
     def release(self) -> None:
         """Give the lock back; safe to call twice."""
 
+    def claim(self, owner: bytes) -> None:
+        """Write into the lock who has it. Nothing happens where that cannot be written."""
+
     def holds(self) -> bool:
-        """Is the directory that was locked still the one that its path names?"""
+        """Is the locked directory still the one that its path names, and nobody else's claim in it?
+
+        A lock does not keep anybody from putting another directory in the place of this one, and
+        some network file systems do not keep machines apart.
+        """
 
 
 class Disk(Protocol):

@@ -3,13 +3,13 @@
 Owns descriptors and mappings. At most `files_open_max` files hold one (thousands of partitions lie
 idle); a file that is not open is opened again at its next use. Mappings hold none (mapping.py).
 Descriptors are closed when the last reference goes, never by hand: another thread may be in
-fdatasync on one that was just evicted. So whoever uses a number holds the `_Descriptor` meanwhile.
+fdatasync on one that was just evicted. So whoever uses a number holds the `Descriptor` meanwhile.
 
 Mappings are never closed either: a view keeps its mapping alive. A file that outgrew its mapping is
 mapped anew and the old mapping lives as long as its views.
 
-`_Reserve` keeps descriptors back, so that neither a flush nor a removal fails because clients have
-taken all that the process may have.
+A `DescriptorReserve` keeps some back, so that neither a flush nor a removal fails because clients
+have taken all that the process may have.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ import os
 import stat
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
-from quiverlog.errors import (
-    DataDirectoryInUse,
-    DiskFull,
-    QuiverlogError,
-    StorageFault,
-    ThrottledBroker,
-)
-from quiverlog.storage.disk import Buffer, File, out_of_descriptors, short_name
+from quiverlog.errors import DataDirectoryInUse
+from quiverlog.storage.descriptors import Descriptor, DescriptorReserve
+from quiverlog.storage.disk import Buffer, File, write_error
 from quiverlog.storage.mapping import Mapping
 
 __all__ = ["RESERVED_DESCRIPTORS", "PosixDisk", "PosixFile"]
@@ -41,77 +36,13 @@ READ_COPY_BYTES_MAX: Final = 64 * 1024
 FILES_OPEN_MAX: Final = 1024
 RESERVED_DESCRIPTORS: Final = 16
 """More than the jobs that run at the same time, each of which opens one file at a time."""
-FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 _BUFFERS_PER_WRITE_MAX: Final = 1024
 """IOV_MAX on Linux."""
-_NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _READ: Final = 1
 _WRITTEN: Final = 2
 """How often the eviction hand passes a file that was read, and one that was written: a file with
 unflushed bytes keeps its descriptor until the flush wherever that is possible."""
-
-T = TypeVar("T")
-
-
-def _storage_error(path: str, error: OSError) -> QuiverlogError:
-    """The error table's name for a failed write. Clients see the message: no whole path in it."""
-    what = f"writing {short_name(path)}: {error.strerror}."
-    if error.errno in _NO_ROOM:
-        return DiskFull(what, file=path)
-    if out_of_descriptors(error):
-        return ThrottledBroker(what, file=path)
-    return StorageFault(what, file=path)
-
-
-class _Descriptor:
-    """An open descriptor, closed when nobody refers to it any more."""
-
-    __slots__ = ("fd",)
-
-    def __init__(self, path: str, flags: int) -> None:
-        self.fd = -1
-        self.fd = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
-
-    def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-
-
-class _Reserve:
-    """Descriptors that stand for nothing, given up one by one where an operation finds none.
-
-    Another thread may take the descriptor that was given up; then the next one goes. They are taken
-    back at the next operation that finds some. Any thread may call: what is done to the deque is
-    atomic.
-    """
-
-    __slots__ = ("_kept", "_kept_max")
-
-    def __init__(self, kept_max: int) -> None:
-        assert kept_max >= 0
-        self._kept: deque[_Descriptor] = deque()
-        self._kept_max = kept_max
-        self._refill()
-
-    def _refill(self) -> None:
-        with contextlib.suppress(OSError):
-            while len(self._kept) < self._kept_max:
-                self._kept.append(_Descriptor(os.devnull, os.O_RDONLY))
-
-    def spend(self, operation: Callable[[], T]) -> T:
-        """Run an operation that needs a descriptor for itself."""
-        if len(self._kept) < self._kept_max:
-            self._refill()
-        for _ in range(self._kept_max):
-            try:
-                return operation()
-            except OSError as error:
-                if not out_of_descriptors(error):
-                    raise
-            with contextlib.suppress(IndexError):  # Another thread has taken the last one.
-                self._kept.popleft()
-        return operation()
 
 
 class PosixFile:
@@ -121,14 +52,14 @@ class PosixFile:
 
     def __init__(self, disk: PosixDisk, path: str, size: int) -> None:
         self._disk = disk
-        self._descriptor: _Descriptor | None = None
+        self._descriptor: Descriptor | None = None
         self._mapping: Mapping | None = None
         self._regions: list[weakref.ref[Any]] = []
         self.path = path
         self.size = size
         self.passes = 0
 
-    def _open(self) -> _Descriptor:
+    def _open(self) -> Descriptor:
         descriptor = self._descriptor = self._disk.open_descriptor(self.path, os.O_RDWR)
         self._disk.opened(self)
         return descriptor
@@ -139,7 +70,7 @@ class PosixFile:
         try:
             descriptor = self._descriptor or self._open()
         except OSError as error:
-            raise _storage_error(self.path, error) from error
+            raise write_error(self.path, error) from error
         fd = descriptor.fd
         try:
             if len(buffers) == 1:
@@ -154,7 +85,7 @@ class PosixFile:
             # Best effort: what stays behind is overwritten by the next append at this position.
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, position)
-            raise _storage_error(self.path, error) from error
+            raise write_error(self.path, error) from error
         self.size = position + total
         return position
 
@@ -209,7 +140,7 @@ class PosixFile:
             descriptor = self._descriptor or self._open()
             _write_rest(descriptor.fd, [data], position, 0)
         except OSError as error:
-            raise _storage_error(self.path, error) from error
+            raise write_error(self.path, error) from error
 
     def truncate(self, size: int) -> None:
         assert 0 <= size <= self.size
@@ -259,15 +190,17 @@ def _write_rest(fd: int, buffers: Sequence[Buffer], position: int, written: int)
 class _PosixLock:
     """flock on the directory itself, and on the file `lock` in it.
 
-    The kernel drops both with the process, however that ends. The directory cannot be deleted and
-    made anew by accident as a file can. Older brokers lock the file.
+    The kernel drops both with the process, however that ends. A broker whose lock file is deleted
+    still has the directory. Older brokers lock the file alone. It holds the owner's claim.
     """
 
-    __slots__ = ("_descriptors", "_path")
+    __slots__ = ("_claim", "_descriptors", "_disk", "_path")
 
     def __init__(self, disk: PosixDisk, path: str) -> None:
         self._path = path
-        self._descriptors: list[_Descriptor] = []
+        self._disk = disk
+        self._claim = b""
+        self._descriptors: list[Descriptor] = []
         names = (
             (path, os.O_RDONLY | os.O_DIRECTORY),
             (f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW),
@@ -286,15 +219,26 @@ class _PosixLock:
     def release(self) -> None:
         self._descriptors.clear()
 
+    def claim(self, owner: bytes) -> None:
+        with contextlib.suppress(OSError):  # A full disk must not keep a broker from starting.
+            os.ftruncate(self._descriptors[-1].fd, 0)
+            os.pwrite(self._descriptors[-1].fd, owner, 0)
+            self._claim = owner
+
     def holds(self) -> bool:
         if not self._descriptors:
             return False
         mine = os.fstat(self._descriptors[0].fd)
         try:
             there = os.stat(self._path)
+            if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
+                return False
+            claim = self._disk.read_file(f"{self._path}/lock")
+        except FileNotFoundError:
+            return os.path.isdir(self._path)  # The lock file may go: the directory is locked.
         except OSError:
-            return False
-        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+            return True  # Not known: no descriptor, say.
+        return claim in (self._claim, b"") or not self._claim
 
 
 class PosixDisk:
@@ -318,12 +262,12 @@ class PosixDisk:
         assert files_open_max >= 1
         self._files_open_max = files_open_max
         self._open_files: deque[PosixFile] = deque()
-        self._reserve = _Reserve(reserved_descriptors)
+        self._reserve = DescriptorReserve(reserved_descriptors)
 
     # --- descriptors ---------------------------------------------------------------------------
-    def open_descriptor(self, path: str, flags: int) -> _Descriptor:
+    def open_descriptor(self, path: str, flags: int) -> Descriptor:
         """Open a file, at the expense of the reserve where there is no other way."""
-        return self._reserve.spend(lambda: _Descriptor(path, flags))
+        return self._reserve.spend(lambda: Descriptor(path, flags))
 
     def opened(self, file: PosixFile) -> None:
         """A file took a descriptor: let others go when there are too many (second chance).
@@ -352,7 +296,7 @@ class PosixDisk:
         try:
             self.open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except OSError as error:
-            raise _storage_error(path, error) from error
+            raise write_error(path, error) from error
         return PosixFile(self, path, 0)
 
     def read_file(self, path: str) -> bytes:
@@ -377,7 +321,7 @@ class PosixDisk:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-            raise _storage_error(path, error) from error
+            raise write_error(path, error) from error
 
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new)

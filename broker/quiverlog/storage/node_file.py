@@ -1,0 +1,54 @@
+"""`node.json`: which cluster and which node a data directory belongs to. Written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from quiverlog.errors import CorruptLog, ForeignDataDirectory
+from quiverlog.storage.disk import Disk
+from quiverlog.storage.frames import check_version
+
+__all__ = ["NodeFile", "load_node"]
+
+_NODE_MAGIC: Final = "quiverlog-node"
+_JSON_VERSION: Final = 1
+_CLUSTER_ID_BYTES: Final = 16
+
+
+class NodeFile(msgspec.Struct, kw_only=True):
+    """`node.json`."""
+
+    magic: str = _NODE_MAGIC
+    version: int = _JSON_VERSION
+    cluster_id: str
+    node_id: int
+
+
+def load_node(
+    disk: Disk, path: str, node_id: int, cluster_id: str, entropy: Callable[[int], bytes]
+) -> tuple[NodeFile, bool]:
+    """(whose directory it is, was it made just now)."""
+    file = f"{path}/node.json"
+    if not disk.exists(file):
+        if disk.list(f"{path}/data") or disk.list(f"{path}/metadata"):
+            raise ForeignDataDirectory(f"{path} holds data but {file} is missing.")
+        node = NodeFile(cluster_id=cluster_id or entropy(_CLUSTER_ID_BYTES).hex(), node_id=node_id)
+        disk.write_file_atomic(file, msgspec.json.encode(node) + b"\n")
+        return node, True
+    try:
+        node = msgspec.json.decode(disk.read_file(file), type=NodeFile)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptLog(f"{file} cannot be read: {error}.", file=file) from error
+    if node.magic != _NODE_MAGIC:
+        raise ForeignDataDirectory(f"{file} is not quiverlog's.")
+    check_version(file, node.version, _JSON_VERSION)
+    if cluster_id and node.cluster_id != cluster_id:
+        raise ForeignDataDirectory(
+            f"{path} belongs to cluster {node.cluster_id!r}, this broker to {cluster_id!r}."
+        )
+    if node.node_id != node_id:
+        raise ForeignDataDirectory(f"{path} belongs to node {node.node_id}, this is {node_id}.")
+    return node, False

@@ -1,0 +1,243 @@
+"""The partitions' directories: making them, removing them, and judging what a start finds.
+
+A directory on its way out is renamed to `<topic id>-<8 hex>.deleted` first: a crash in the middle
+of the removal leaves something that nobody takes for a partition. Rows are only removed when the
+metadata log says that their topic was deleted; rows of a topic that it never heard of are set aside
+as `<name>.<8 hex>.orphan`, for the operator to judge. What is none of ours is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from quiverlog.errors import QuiverlogError
+from quiverlog.storage.disk import Disk, write_error
+from quiverlog.storage.partition_files import (
+    DELETED,
+    ORPHAN,
+    PARTITION_FILE,
+    doomed_name,
+    is_partition_name,
+    orphan_name,
+    printable,
+    read_topic_id,
+    write_partition_file,
+)
+
+__all__ = ["PartitionDirectories", "typed_errors"]
+
+_ORPHANS_OF_A_NAME_MAX: Final = 1_000
+
+
+@contextlib.contextmanager
+def typed_errors(path: str) -> Iterator[None]:
+    """Errors of the operating system become errors of the table, once, here."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(error.filename or path, error) from error
+
+
+def _is_of_the_disk(error: QuiverlogError) -> bool:
+    """Was this the disk's failure, and not a format from the future?"""
+    return isinstance(error.__cause__, OSError) or error.retriable
+
+
+class PartitionDirectories:
+    """See the module docstring. `notes`: what the operator should hear."""
+
+    __slots__ = ("_disk", "data_path", "notes")
+
+    def __init__(self, disk: Disk, data_path: str) -> None:
+        self._disk = disk
+        self.data_path = data_path
+        self.notes: list[str] = []
+
+    def partition_path(self, name: str) -> str:
+        """The directory of the partition `name` (`<topic>-<partition>`)."""
+        return f"{self.data_path}/{name}"
+
+    def partitions(self) -> list[str]:
+        """Names of the partitions' directories; those on their way out or aside left out."""
+        with typed_errors(self.data_path):
+            names = self._disk.list(self.data_path)
+            return [
+                name
+                for name in names
+                if is_partition_name(name) and self._disk.is_dir(self.partition_path(name))
+            ]
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """Those of the partitions that have no directory."""
+        there = set(self.partitions())
+        return sorted(name for name in names if name not in there)
+
+    # --- making and removing -------------------------------------------------------------------
+    def create_partition(self, name: str, topic_id: bytes) -> str:
+        """Make a partition's directory, replacing what another topic left there; its path.
+
+        The directory of this very topic is kept as it is. Its name is durable after
+        `sync_partitions`; its `partition.json` may be torn by a power failure, which
+        `remove_leftovers` expects: thousands of partitions must not cost as many flushes.
+        """
+        assert is_partition_name(name)
+        path = self.partition_path(name)
+        with typed_errors(path):
+            if self._disk.exists(path):
+                if read_topic_id(self._disk, path) == topic_id:
+                    return path
+                self.remove_partition(name)
+            self._disk.make_dir(path)
+            write_partition_file(self._disk, path, name, topic_id)
+        return path
+
+    def sync_partitions(self) -> None:
+        """Make the names of all partitions' directories durable."""
+        with typed_errors(self.data_path):
+            self._disk.sync_dir(self.data_path)
+
+    def partition_topic_id(self, name: str) -> bytes:
+        """The id of the topic that a directory belongs to; empty when none can be read."""
+        return read_topic_id(self._disk, self.partition_path(name)) or b""
+
+    def remove_partition(self, name: str) -> None:
+        """Remove a partition's directory, whoever's it is."""
+        self.remove_partitions({name: None})
+
+    def remove_partitions(self, owners: Mapping[str, bytes | None]) -> None:
+        """Remove the directories of these partitions, with one flush for all of them.
+
+        One that resists keeps none of the others.
+
+        Args:
+            owners: topic id by partition name: a directory that is not that topic's is left
+                alone. None stands for any.
+
+        Raises:
+            StorageFault, ThrottledBroker: not all are gone; the next start goes on.
+        """
+        doomed: list[str] = []
+        failures: list[QuiverlogError] = []
+        for name, topic_id in owners.items():
+            try:
+                doomed.extend(self._doom(name, topic_id))
+            except QuiverlogError as error:
+                failures.append(error)
+        if doomed:
+            self.sync_partitions()
+        for path in doomed:
+            try:
+                with typed_errors(path):
+                    self._disk.remove_tree(path)
+            except QuiverlogError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _doom(self, name: str, topic_id: bytes | None) -> list[str]:
+        """Take the name from a directory, so that nobody takes it for a partition; the new path."""
+        path = self.partition_path(name)
+        with typed_errors(path):
+            if not self._disk.exists(path):
+                return []
+            owner = read_topic_id(self._disk, path)
+            if topic_id is not None and owner not in (topic_id, b""):
+                return []
+            doomed = self.partition_path(doomed_name(name, owner or b""))
+            self._disk.remove_tree(doomed)  # The removal of another life did not finish.
+            self._disk.rename(path, doomed)
+        return [doomed]
+
+    # --- what a start finds --------------------------------------------------------------------
+    def remove_leftovers(
+        self, owners: Mapping[str, bytes], removed: Collection[bytes]
+    ) -> tuple[list[str], list[str]]:
+        """Clear away all that no topic owns. Returns (names removed, names set aside).
+
+        Nothing that lies in the directory keeps a broker from starting: what cannot be removed or
+        set aside stays, and is told in `notes`.
+
+        Args:
+            owners: topic id by partition name. A directory whose `partition.json` cannot be read
+                is kept when its name is owned: rows are worth more than the file that labels them.
+            removed: ids of topics that are known to have been deleted.
+
+        Raises:
+            UnsupportedFormat: a newer quiverlog wrote a partition.
+        """
+        gone: list[str] = []
+        aside: list[str] = []
+        with typed_errors(self.data_path):
+            names = self._disk.list(self.data_path)
+        for name in names:
+            try:
+                with typed_errors(self.partition_path(name)):
+                    self._judge(name, owners, removed, gone, aside)
+            except QuiverlogError as error:
+                if not _is_of_the_disk(error):
+                    raise
+                self._note(name, error.message)
+        return gone, aside
+
+    def _judge(
+        self,
+        name: str,
+        owners: Mapping[str, bytes],
+        removed: Collection[bytes],
+        gone: list[str],
+        aside: list[str],
+    ) -> None:
+        path = self.partition_path(name)
+        shown = printable(name)
+        if not self._disk.is_dir(path):
+            self._note(name, "not a directory")
+        elif name.endswith(DELETED):
+            self._disk.remove_tree(path)
+            gone.append(shown)
+        elif not name.endswith(ORPHAN):
+            owner = read_topic_id(self._disk, path)
+            if name in owners and owner in (owners[name], b"", None):
+                if owner != owners[name]:
+                    self._note(name, f"its {PARTITION_FILE} could not be read")
+                    self._label(name, owners[name])
+            elif owner is None:
+                self._note(name, f"its {PARTITION_FILE} cannot be read")
+            elif owner in removed or self._is_unfinished(name):
+                self.remove_partition(name)
+                gone.append(shown)
+            elif owner or self._holds_rows(name):
+                self._set_aside(name, owner)
+                aside.append(shown)
+            else:
+                self._note(name, "not a partition")
+
+    def _note(self, name: str, why: str) -> None:
+        self.notes.append(f"data/{printable(name)} was left alone: {why}")
+
+    def _label(self, name: str, topic_id: bytes) -> None:
+        """Write an owned partition's file anew. Doing without is no error."""
+        with contextlib.suppress(QuiverlogError):
+            write_partition_file(self._disk, self.partition_path(name), name, topic_id)
+
+    def _is_unfinished(self, name: str) -> bool:
+        """Is this what `create_partition` leaves when nobody goes on?"""
+        ours = {PARTITION_FILE, f"{PARTITION_FILE}.tmp"}
+        return is_partition_name(name) and ours.issuperset(
+            self._disk.list(self.partition_path(name))
+        )
+
+    def _holds_rows(self, name: str) -> bool:
+        return any(file.endswith(".log") for file in self._disk.list(self.partition_path(name)))
+
+    def _set_aside(self, name: str, owner: bytes) -> None:
+        path = self.partition_path(name)
+        if owner:
+            self._label(name, owner)  # The name may be cut.
+        for attempt in range(_ORPHANS_OF_A_NAME_MAX):
+            aside = self.partition_path(orphan_name(name, owner, attempt))
+            if not self._disk.exists(aside):
+                break
+        self._disk.rename(path, aside)
+        self._disk.sync_dir(self.data_path)

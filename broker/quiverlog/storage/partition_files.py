@@ -1,0 +1,119 @@
+"""The names in `data/`, and the file in each directory that says whose it is.
+
+Owns which names are partitions, which are on their way out or set aside, and `partition.json`. No
+name here is longer than a file system takes (255 bytes), whatever the topic is called: the names of
+directories on their way out are made from ids, and `partition.json` knows the partition's own name.
+
+Partitions' names end in a number, so no topic can be called such that its partition looks as if it
+were on its way out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final
+
+import msgspec
+
+from quiverlog.batch.checksum import crc32c
+from quiverlog.errors import QuiverlogError
+from quiverlog.storage.disk import Disk
+from quiverlog.storage.frames import check_version
+
+__all__ = [
+    "DELETED",
+    "NAME_BYTES_MAX",
+    "ORPHAN",
+    "PARTITION_FILE",
+    "PartitionFile",
+    "doomed_name",
+    "is_partition_name",
+    "orphan_name",
+    "printable",
+    "read_topic_id",
+    "write_partition_file",
+]
+
+DELETED: Final = ".deleted"
+ORPHAN: Final = ".orphan"
+PARTITION_FILE: Final = "partition.json"
+NAME_BYTES_MAX: Final = 255
+_MAGIC: Final = "quiverlog-partition"
+_VERSION: Final = 1
+_PARTITION_NAME: Final = re.compile(r".+-[0-9]+", re.DOTALL)
+
+
+class PartitionFile(msgspec.Struct, kw_only=True):
+    """`partition.json`. `topic_id` in hex; `name` is the partition's, empty in older files."""
+
+    magic: str = _MAGIC
+    version: int = _VERSION
+    topic_id: str
+    name: str = ""
+
+
+def is_partition_name(name: str) -> bool:
+    """May this be `<topic>-<partition>`?"""
+    return _PARTITION_NAME.fullmatch(name) is not None
+
+
+def doomed_name(name: str, topic_id: bytes) -> str:
+    """What a partition's directory is called on its way out: short, one for each partition."""
+    owner = topic_id.hex() or "unknown"
+    doomed = f"{owner}-{crc32c(os.fsencode(name)):08x}{DELETED}"
+    assert len(doomed) <= NAME_BYTES_MAX
+    return doomed
+
+
+def orphan_name(name: str, topic_id: bytes, attempt: int) -> str:
+    """What a directory that no topic owns is called: its own name, cut where it is too long."""
+    again = f".{attempt}" if attempt else ""
+    end = f".{topic_id.hex()[:8] or 'unknown'}{again}{ORPHAN}"
+    raw = os.fsencode(name)
+    if len(raw) + len(end) > NAME_BYTES_MAX:
+        end = f"~{crc32c(raw):08x}{end}"
+        raw = raw[: NAME_BYTES_MAX - len(end)]
+    orphan = os.fsdecode(raw) + end
+    assert len(os.fsencode(orphan)) <= NAME_BYTES_MAX
+    return orphan
+
+
+def printable(name: str) -> str:
+    """A name that anybody may have put there, as a log line takes it."""
+    return ascii(name)[1:-1]
+
+
+def read_topic_id(disk: Disk, directory: str) -> bytes | None:
+    """The id of the topic that a directory belongs to.
+
+    Empty when its file is missing or torn, as a power failure during the creation leaves it; None
+    when it cannot be read, so that nobody knows.
+
+    Raises:
+        UnsupportedFormat: a newer version wrote it.
+    """
+    path = f"{directory}/{PARTITION_FILE}"
+    try:
+        file = msgspec.json.decode(disk.read_file(path), type=PartitionFile)
+        topic_id = bytes.fromhex(file.topic_id)
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+    except OSError:
+        return None
+    except (msgspec.MsgspecError, ValueError):
+        return b""
+    check_version(path, file.version, _VERSION)
+    return topic_id
+
+
+def write_partition_file(disk: Disk, directory: str, name: str, topic_id: bytes) -> None:
+    """Say whose directory this is. Not durable: see `DataDirectory.create_partition`."""
+    file = PartitionFile(topic_id=topic_id.hex(), name=printable(name))
+    try:
+        disk.write_file_atomic(
+            f"{directory}/{PARTITION_FILE}", msgspec.json.encode(file) + b"\n", durable=False
+        )
+    except QuiverlogError as error:
+        error.details.setdefault("partition", name)
+        raise

@@ -1,0 +1,132 @@
+"""A broker process and its data directory: names, strangers, the lock, and a full disk."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quiverlog.errors import DiskFull
+from quiverlog.wire import messages as m
+from tests.support.broker import BrokerFailed, BrokerProcess
+from tests.support.rawclient import RawClient, make_batch
+
+pytestmark = pytest.mark.process
+
+
+def rows_of(broker: BrokerProcess, topic_id: bytes) -> list[int]:
+    with RawClient(broker.address) as client:
+        return [number for batch in client.read_all(topic_id) for number in batch.ids]
+
+
+def test_a_deleted_lock_file_lets_no_second_broker_in(tmp_path: Path) -> None:
+    with BrokerProcess(data_dir=tmp_path / "data") as broker:
+        (tmp_path / "data" / "lock").unlink()
+        with pytest.raises(BrokerFailed, match="locked by another broker"):
+            BrokerProcess(data_dir=tmp_path / "data").start()
+        assert broker.running
+
+
+def test_topics_of_every_length_come_and_go(tmp_path: Path) -> None:
+    """`<name>-0.<8 hex>.deleted` had more than 255 bytes: the broker never started again."""
+    names = ["n" * length for length in range(230, 250)]
+    with BrokerProcess(data_dir=tmp_path / "data") as broker:
+        with RawClient(broker.address) as client:
+            for name in names:
+                client.produce(client.create_topic(name), make_batch(0))
+        broker.restart(kill=True)
+        with RawClient(broker.address) as client:
+            deleted = client.ask(m.DeleteTopicsRequest(names=names))
+            assert [topic.error_code for topic in deleted.topics] == [0] * len(names)
+        broker.restart()
+        with RawClient(broker.address) as client:
+            ids = [client.create_topic(name, 3) for name in names]
+            for topic_id in ids:
+                client.produce(topic_id, make_batch(7))
+        broker.restart(kill=True)
+        assert rows_of(broker, ids[-1]) == list(range(7, 17))
+
+
+def test_strangers_in_the_data_directory_stop_no_start(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with BrokerProcess(data_dir=data) as broker:
+        with RawClient(broker.address) as client:
+            topic_id = client.create_topic("t")
+            client.produce(topic_id, make_batch(0))
+        assert broker.stop() == 0
+        (data / "data" / "note.txt").write_text("mine")
+        (data / "data" / "backup").mkdir()
+        (data / "data" / "backup" / "precious").write_text("mine")
+        (data / "data" / "t-0" / "note.txt").write_text("mine")
+        (data / "data" / "t-0" / "partition.json").write_bytes(b"\xff{")
+        broker.start()
+        assert rows_of(broker, topic_id) == list(range(10))
+        assert (data / "data" / "note.txt").exists()
+        assert (data / "data" / "backup" / "precious").exists()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(place)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+        why = mounted.stderr.strip() if mounted.returncode else ""
+    except FileNotFoundError:
+        why = "there is no mount command"
+    if why:
+        pytest.skip(f"NOT TESTED on a real full file system: {why}")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill_up(ballast: Path) -> None:
+    """Until not a byte is free."""
+    with open(ballast, "wb", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            while True:
+                try:
+                    if file.write(b"x" * size) < size:
+                        break
+                except OSError:
+                    break
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+def test_a_broker_without_a_free_byte_serves_its_readers(small: Path, clean: bool) -> None:
+    """A full disk refused the start, reads included."""
+    config = {"disk.reserve.bytes": 1 << 20}
+    with BrokerProcess(data_dir=small / "data", config=config) as broker:
+        with RawClient(broker.address) as client:
+            topic_id = client.create_topic("t", durability="flushed")
+            for first in range(0, 100, 10):
+                client.produce(topic_id, make_batch(first))
+        if clean:
+            assert broker.stop() == 0
+        else:
+            broker.kill()
+        fill_up(small / "ballast")
+        broker.start()
+        assert rows_of(broker, topic_id) == list(range(100))
+        with RawClient(broker.address) as client, pytest.raises(DiskFull):
+            client.produce(topic_id, make_batch(100))
+        broker.kill()
+        (small / "ballast").unlink()
+        broker.start()
+        with RawClient(broker.address) as client:
+            client.produce(topic_id, make_batch(100))
+        assert rows_of(broker, topic_id) == list(range(110))
+
+
+def test_only_the_owner_may_read_what_a_broker_writes(tmp_path: Path) -> None:
+    with BrokerProcess(data_dir=tmp_path / "data") as broker:
+        with RawClient(broker.address) as client:
+            client.produce(client.create_topic("t"), make_batch(0))
+        paths = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
+        assert any(path.suffix == ".log" for path in paths)
+        for path in paths:
+            assert path.stat().st_mode & 0o077 == 0, path
