@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
+from quiverlog.batch.arrow_types import normalize_type, refused_types
+from quiverlog.batch.evolution import can_widen
 from quiverlog.errors import IncompatibleSchema, InvalidOption, InvalidSchema
 
 from ._compat import to_arrow_schema
@@ -47,57 +49,15 @@ def plain_type(data_type: pa.DataType) -> pa.DataType:
     Raises:
         InvalidSchema: Spark has no such type.
     """
-    simple = _plain_leaf(data_type)
-    if simple is not None:
-        return simple
-    if pt.is_dictionary(data_type):
-        return plain_type(data_type.value_type)
-    if pt.is_struct(data_type):
-        return pa.struct([_plain_field(data_type.field(i)) for i in range(data_type.num_fields)])
-    if pt.is_map(data_type):
-        return pa.map_(_plain_field(data_type.key_field), _plain_field(data_type.item_field))
-    if _is_list(data_type):
-        return pa.list_(_plain_field(data_type.value_field).with_name("element"))
-    raise InvalidSchema(f"Spark has no type for {data_type}.")
+    plain = normalize_type(data_type)
+    if _holds_null(plain) or any(refused_types(pa.field("value", plain))):
+        raise InvalidSchema(f"Spark has no type for {data_type}.")
+    return plain
 
 
-def _plain_leaf(data_type: pa.DataType) -> pa.DataType | None:
-    if pt.is_timestamp(data_type):
-        return pa.timestamp("us", tz=None if data_type.tz is None else "UTC")
-    if pt.is_duration(data_type):
-        return pa.duration("us")
-    if pt.is_large_string(data_type) or pt.is_string_view(data_type):
-        return pa.string()
-    if (
-        pt.is_large_binary(data_type)
-        or pt.is_binary_view(data_type)
-        or pt.is_fixed_size_binary(data_type)
-    ):
-        return pa.binary()
-    if pt.is_decimal32(data_type) or pt.is_decimal64(data_type):
-        return pa.decimal128(data_type.precision, data_type.scale)
-    same = (
-        pt.is_boolean(data_type)
-        or pt.is_signed_integer(data_type)
-        or pt.is_float32(data_type)
-        or pt.is_float64(data_type)
-        or pt.is_decimal128(data_type)
-        or pt.is_string(data_type)
-        or pt.is_binary(data_type)
-        or pt.is_date32(data_type)
-        or data_type == pa.time64("ns")
-    )
-    return data_type if same else None
-
-
-def _is_list(data_type: pa.DataType) -> bool:
-    return bool(
-        pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_fixed_size_list(data_type)
-    )
-
-
-def _plain_field(field: pa.Field) -> pa.Field:
-    return pa.field(field.name, plain_type(field.type), field.nullable)
+def _holds_null(data_type: pa.DataType) -> bool:
+    inner = (data_type.field(number).type for number in range(data_type.num_fields))
+    return bool(pt.is_null(data_type)) or any(map(_holds_null, inner))
 
 
 def spark_schema(schema: pa.Schema) -> Any:
@@ -121,36 +81,6 @@ def spark_schema(schema: pa.Schema) -> Any:
 
 
 # --- several topics, one schema ---------------------------------------------------------------
-def can_widen(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether every value of `old` is a value of `new` (the rules by which topics evolve)."""
-    if old.equals(new) or pt.is_null(old):
-        return True
-    if pt.is_signed_integer(old) and pt.is_signed_integer(new):
-        return bool(old.bit_width <= new.bit_width)
-    if pt.is_float32(old) and pt.is_float64(new):
-        return True
-    if pt.is_signed_integer(old) and pt.is_floating(new):
-        return bool(2 * old.bit_width <= new.bit_width)
-    if pt.is_decimal128(old) and pt.is_decimal128(new):
-        more_digits = new.precision - new.scale >= old.precision - old.scale
-        return bool(more_digits and new.scale >= old.scale)
-    return _can_widen_nested(old, new)
-
-
-def _can_widen_nested(old: pa.DataType, new: pa.DataType) -> bool:
-    if _is_list(old) and _is_list(new):
-        return can_widen(old.value_type, new.value_type)
-    if pt.is_map(old) and pt.is_map(new):
-        return can_widen(old.key_type, new.key_type) and can_widen(old.item_type, new.item_type)
-    if pt.is_struct(old) and pt.is_struct(new):
-        names = [new.field(i).name for i in range(new.num_fields)]
-        olds = {old.field(i).name: old.field(i).type for i in range(old.num_fields)}
-        return [n for n in names if n in olds] == list(olds) and all(
-            can_widen(olds[n], new.field(n).type) for n in olds
-        )
-    return False
-
-
 def merge_schemas(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     """One schema over all topics: columns by name, in order of first appearance.
 

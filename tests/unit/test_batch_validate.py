@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from quiverlog.batch.codec import decode_batch, encode_batch, seal
+from quiverlog.batch.codec import decode_batch, decoded_bytes, encode_batch, seal
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.ipc_metadata import read_ipc_metadata
-from quiverlog.batch.schema import SchemaHistory
-from quiverlog.batch.validate import validate_batch
+from quiverlog.batch.schema import SchemaHistory, normalize_schema
+from quiverlog.batch.validate import ROWS_COST_INLINE_MAX, check_batch, validate_batch
 from quiverlog.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -266,7 +266,9 @@ def test_a_bomb_is_not_lit() -> None:
     assert pa.default_memory_pool().max_memory() == before
 
 
-def test_a_compressed_lie_is_caught_by_its_reader() -> None:
+@pytest.mark.parametrize("compression", Compression)
+def test_a_lie_is_caught_at_the_door_and_by_its_reader(compression: Compression) -> None:
+    """A hostile broker may send what no broker of ours has let in."""
     lying = pa.RecordBatch.from_arrays(
         [
             ROWS["id"],
@@ -283,11 +285,181 @@ def test_a_compressed_lie_is_caught_by_its_reader() -> None:
         ],
         schema=SCHEMA,
     )
-    batch = encode_batch(lying, schema_id=1, timestamp_us=NOW, compression=Compression.LZ4)
-    header = check(batch)  # basic: the rows stay compressed
-    with pytest.raises(CorruptBatch):
-        check(batch, full=True)
+    batch = encode_batch(lying, schema_id=1, timestamp_us=NOW, compression=compression)
+    header = BatchHeader.unpack(batch)
+    for full in (False, True):
+        with pytest.raises(CorruptBatch):
+            check(batch, full=full)
     for columns in (None, ["text"]):
         with pytest.raises(CorruptBatch):
             decode_batch(memoryview(batch), header, HISTORY, columns)
-    assert decode_batch(memoryview(batch), header, HISTORY, ["id"]).num_rows == 3
+    if compression:
+        # What nobody asked for stays compressed and is not looked at.
+        assert decode_batch(memoryview(batch), header, HISTORY, ["id"]).num_rows == 3
+
+
+# --- what no reader could use ---------------------------------------------------------------------
+@pytest.mark.parametrize("compression", [Compression.LZ4, Compression.ZSTD])
+def test_broken_compression_under_a_good_checksum(compression: Compression) -> None:
+    def scramble(batch: bytearray, body_at: int, buffers: tuple[int, ...]) -> None:
+        at, length = body_at + buffers[2 * 4], buffers[2 * 4 + 1]  # the text's bytes
+        batch[at : at + 8] = (1 << 20).to_bytes(8, "little")
+        batch[at + 8 : at + length] = b"\xa5" * (length - 8)
+
+    batch = tampered(compression, scramble)
+    with pytest.raises(CorruptBatch):
+        check(batch)
+
+
+@pytest.mark.parametrize("compression", [Compression.LZ4, Compression.ZSTD])
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_a_buffer_that_decompresses_to_another_size(
+    compression: Compression, difference: int
+) -> None:
+    rows = pa.record_batch([pa.array(["a" * 4_000] * 30)], names=["x"])
+    batch = encode_batch(rows, schema_id=1, timestamp_us=NOW, compression=compression)
+    metadata = read_ipc_metadata(memoryview(batch)[64:])
+    at = 64 + metadata.body_at + metadata.buffers[2 * 2]
+    assert int.from_bytes(batch[at : at + 8], "little") == 120_000
+    batch[at : at + 8] = (120_000 + difference).to_bytes(8, "little")
+    seal(batch)
+    schemas = SchemaHistory({1: rows.schema})
+    with pytest.raises(CorruptBatch):
+        validate_batch(
+            memoryview(batch), schemas=schemas, bytes_max=1 << 20, full=False, now_wall_us=NOW
+        )
+    with pytest.raises(CorruptBatch):
+        decode_batch(memoryview(batch), BatchHeader.unpack(batch), schemas)
+
+
+MAP = normalize_schema(pa.schema([("m", pa.map_(pa.string(), pa.int32()))]))
+ENTRY = pa.struct([("key", pa.binary()), ("value", pa.int32())])
+
+
+def map_batch(entries: pa.StructArray, compression: Compression) -> bytearray:
+    """What Arrow would not put together as a map: the same buffers as a list of structs."""
+    lists = pa.ListArray.from_arrays(pa.array([0, len(entries)], pa.int32()), entries)
+    data = pa.record_batch([lists], names=["m"])
+    return encode_batch(data, schema_id=1, timestamp_us=NOW, compression=compression)
+
+
+@pytest.mark.parametrize("compression", Compression)
+@pytest.mark.parametrize("what", ["null key", "null entry"])
+def test_a_map_that_no_reader_could_put_together(compression: Compression, what: str) -> None:
+    keys = pa.array([b"a", None if what == "null key" else b"b"])
+    mask = pa.array([False, what == "null entry"])
+    values = pa.array([1, 2], pa.int32())
+    entries = pa.StructArray.from_arrays([keys, values], names=["key", "value"], mask=mask)
+    batch = map_batch(entries, compression)
+    schemas = SchemaHistory({1: MAP})
+    for full in (False, True):
+        with pytest.raises(CorruptBatch, match="map"):
+            validate_batch(
+                memoryview(batch), schemas=schemas, bytes_max=1 << 20, full=full, now_wall_us=NOW
+            )
+    with pytest.raises(CorruptBatch, match="map"):
+        decode_batch(memoryview(batch), BatchHeader.unpack(batch), schemas)
+    good_map = map_batch(pa.array([(b"a", 1), (b"b", None)], ENTRY), compression)
+    validate_batch(
+        memoryview(good_map), schemas=schemas, bytes_max=1 << 20, full=True, now_wall_us=NOW
+    )
+    got = decode_batch(memoryview(good_map), BatchHeader.unpack(good_map), schemas)
+    assert got.to_pylist() == [{"m": [("a", 1), ("b", None)]}]
+
+
+STRUCT = pa.struct([pa.field("a", pa.string(), nullable=False), ("b", pa.int8())])
+LIST = pa.list_(pa.field("element", pa.string(), nullable=False))
+
+
+@pytest.mark.parametrize("compression", Compression)
+@pytest.mark.parametrize("parent_null", [True, False])
+@pytest.mark.parametrize("shape", ["struct", "list", "list of struct", "map value"])
+def test_nested_nulls_where_none_may_be(
+    compression: Compression, parent_null: bool, shape: str
+) -> None:
+    """Under a null parent a child may hold anything, which Arrow's writers make use of."""
+    mask = pa.array([parent_null, False])
+    child = pa.array([None, "x"])
+    plain = pa.StructArray.from_arrays([child, pa.array([1, 2], pa.int8())], ["a", "b"], mask=mask)
+    offsets = pa.array([0, 1, 2], pa.int32())
+    strict_map = pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))
+    stored, array = {
+        "struct": (STRUCT, plain),
+        "list": (LIST, pa.ListArray.from_arrays(offsets, child, mask=mask)),
+        "list of struct": (
+            pa.list_(pa.field("element", STRUCT)),
+            pa.ListArray.from_arrays(offsets, plain),
+        ),
+        "map value": (
+            strict_map,
+            pa.ListArray.from_arrays(
+                offsets,
+                pa.StructArray.from_arrays([pa.array(["k", "l"]), child], ["key", "value"]),
+                mask=mask,
+            ),
+        ),
+    }[shape]
+    schemas = SchemaHistory({1: pa.schema([("x", stored)])})
+    data = pa.record_batch([array], names=["x"])
+    batch = encode_batch(data, schema_id=1, timestamp_us=NOW, compression=compression)
+    decode_batch(memoryview(batch), BatchHeader.unpack(batch), schemas).validate(full=True)
+
+    def at_the_door() -> None:
+        validate_batch(
+            memoryview(batch), schemas=schemas, bytes_max=1 << 20, full=False, now_wall_us=NOW
+        )
+
+    if parent_null:
+        at_the_door()
+    else:
+        with pytest.raises(CorruptBatch, match="may not be null"):
+            at_the_door()
+
+
+def test_lists_that_do_not_begin_at_their_first_value() -> None:
+    """Our encoder writes no such offsets, a stranger's may."""
+    inner = pa.map_(pa.string(), pa.field("value", STRUCT, nullable=False))
+    rows = [[[], [("k", {"a": "x", "b": 1})]], [[("l", {"a": "y", "b": 2})]]]
+    schema = normalize_schema(pa.schema([("x", pa.list_(pa.list_(inner)))]))
+    data = pa.record_batch([pa.array([[r] for r in rows], schema[0].type)], schema=schema)
+    batch = encode_batch(data, schema_id=1, timestamp_us=NOW)
+    metadata = read_ipc_metadata(memoryview(batch)[64:])
+    for buffer in (1, 3):  # offsets of the outer and of the middle lists
+        at = 64 + metadata.body_at + metadata.buffers[2 * buffer]
+        batch[at : at + 4] = (1).to_bytes(4, "little")
+    seal(batch)
+    schemas = SchemaHistory({1: schema})
+    validate_batch(
+        memoryview(batch), schemas=schemas, bytes_max=1 << 20, full=True, now_wall_us=NOW
+    )
+    got = decode_batch(memoryview(batch), BatchHeader.unpack(batch), schemas)
+    assert got.to_pylist() == [{"x": []}, {"x": [rows[1]]}]
+
+
+def test_buffers_of_views_are_refused() -> None:
+    views = pa.record_batch([pa.array(["long enough to lie outside"], pa.string_view())], ["x"])
+    batch = encode_batch(views, schema_id=1, timestamp_us=NOW)
+    schemas = SchemaHistory({1: pa.schema([("x", pa.string())])})
+    with pytest.raises(CorruptBatch, match="variadic"):
+        validate_batch(
+            memoryview(batch), schemas=schemas, bytes_max=1 << 20, full=False, now_wall_us=NOW
+        )
+
+
+def test_the_cost_of_checking_rows_is_known_before() -> None:
+    ints = pa.record_batch([pa.array(range(100_000))], names=["x"])
+    schemas = SchemaHistory({1: ints.schema})
+
+    def cost(compression: Compression, *, full: bool) -> int:
+        batch = encode_batch(ints, schema_id=1, timestamp_us=NOW, compression=compression)
+        found = check_batch(
+            memoryview(batch), schemas=schemas, bytes_max=1 << 25, full=full, now_wall_us=NOW
+        )
+        assert decoded_bytes(memoryview(batch), found.header, ints.schema) == (
+            800_000 if compression else 0
+        )
+        return found.rows_cost
+
+    for compression in (Compression.LZ4, Compression.ZSTD):
+        assert cost(compression, full=False) > 800_000 > ROWS_COST_INLINE_MAX
+    assert cost(Compression.NONE, full=False) < cost(Compression.NONE, full=True) < 800_000

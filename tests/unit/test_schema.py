@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from quiverlog.batch.schema import (
     RAW_SCHEMA,
     check_schema,
+    conform,
     deserialize_schema,
-    normalize_data,
     normalize_schema,
     serialize_schema,
 )
-from quiverlog.errors import InvalidSchema, SchemaMismatch
+from quiverlog.errors import IncompatibleSchema, InvalidSchema
 from quiverlog.limits import SCHEMA_BYTES_MAX, SCHEMA_FIELDS_MAX
 
 ELEMENT = pa.field("element", pa.string())
@@ -172,8 +172,8 @@ STORED = normalize_schema(
 
 def test_data_of_the_schema_passes_untouched() -> None:
     data = pa.RecordBatch.from_pylist([{"id": 1, "name": "a"}], schema=STORED)
-    assert normalize_data(data, STORED) is data
-    assert normalize_data(data, deserialize_schema(serialize_schema(STORED))) is data
+    assert conform(data, STORED) is data
+    assert conform(data, deserialize_schema(serialize_schema(STORED))) is data
 
 
 def test_columns_are_matched_by_name_and_cast_without_loss() -> None:
@@ -184,7 +184,7 @@ def test_columns_are_matched_by_name_and_cast_without_loss() -> None:
             "id": pa.array([1, 2], pa.uint32()),
         }
     )
-    got = normalize_data(data, STORED)
+    got = conform(data, STORED)
     assert got.schema.equals(STORED, check_metadata=True)
     assert got.to_pylist() == [
         {"id": 1, "name": "a", "at": None, "tags": ["x"]},
@@ -214,7 +214,7 @@ def test_columns_are_matched_by_name_and_cast_without_loss() -> None:
 )
 def test_casts(given_type: pa.DataType, stored: pa.DataType, values: list[object]) -> None:
     data = pa.record_batch([pa.array([*values, None], given_type)], names=["x"])
-    got = normalize_data(data, pa.schema([("x", stored)])).column(0)
+    got = conform(data, pa.schema([("x", stored)])).column(0)
     assert got.type == stored
     assert got.null_count == 1
     assert str(data.column(0)[0].as_py())[:5] in str(got[0].as_py())
@@ -245,7 +245,7 @@ def test_list_views_at_any_depth_become_lists(given_type: pa.DataType, values: l
         pa.array(values, given_type).slice(0, 0),
     ]
     for array in arrays:
-        found = normalize_data(pa.record_batch([array], names=["x"]), stored)
+        found = conform(pa.record_batch([array], names=["x"]), stored)
         found.validate(full=True)
         assert found.schema.equals(stored, check_metadata=True)
         assert found.column(0).to_pylist() == array.to_pylist()
@@ -259,7 +259,7 @@ def test_dictionaries_of_views_are_decoded(kind: pa.DataType) -> None:
     array = pa.DictionaryArray.from_arrays(indices, words)
     nested = pa.ListArray.from_arrays(pa.array([0, 1, 4], pa.int32()), array)
     data = pa.record_batch([array.slice(0, 2), nested], names=["x", "y"])
-    found = normalize_data(data, normalize_schema(data.schema))
+    found = conform(data, normalize_schema(data.schema))
     found.validate(full=True)
     x, y = found.column("x").to_pylist(), found.column("y").to_pylist()
     big, small = (words[1].as_py(), words[0].as_py())
@@ -269,38 +269,29 @@ def test_dictionaries_of_views_are_decoded(kind: pa.DataType) -> None:
 def test_list_views_in_maps_are_refused() -> None:
     views = pa.array([[("k", [1])]], pa.map_(pa.string(), pa.list_view(pa.int32())))
     data = pa.record_batch([views], names=["x"])
-    with pytest.raises(SchemaMismatch, match="convert it first"):
-        normalize_data(data, normalize_schema(data.schema))
+    with pytest.raises(IncompatibleSchema, match="convert it first"):
+        conform(data, normalize_schema(data.schema))
 
 
 def test_run_ends_are_decoded() -> None:
     column = pc.run_end_encode(pa.array([7, 7, None]))
-    got = normalize_data(pa.record_batch([column], names=["x"]), pa.schema([("x", pa.int64())]))
+    got = conform(pa.record_batch([column], names=["x"]), pa.schema([("x", pa.int64())]))
     assert got.column(0).to_pylist() == [7, 7, None]
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (pa.record_batch({"id": [1], "surplus": [2]}), "'surplus'"),
-        (pa.record_batch({"name": ["a"]}), "'id' is missing"),
-        (pa.record_batch({"id": pa.array([1, None])}), "'id' may not be null"),
-        (pa.record_batch({"id": ["no number"]}), "'id' does not fit int64"),
-        (pa.record_batch({"id": [1.5]}), "'id' does not fit int64"),
-        (pa.record_batch({"id": pa.array([2**64 - 1], pa.uint64())}), "'id' does not fit"),
-        (
-            pa.record_batch({"id": [1], "at": pa.array([1], pa.timestamp("ns"))}),
-            "'at' does not fit",
-        ),
-        (
-            pa.record_batch([pa.array([1]), pa.array([1])], names=["id", "id"]),
-            "'id' is there twice",
-        ),
+        (pa.record_batch({"name": ["a"]}), "'id' is not in the stored rows"),
+        (pa.record_batch({"id": ["no number"]}), "'id'"),
+        (pa.record_batch({"id": [1.5]}), "'id'"),
+        (pa.record_batch({"id": pa.array([2**64 - 1], pa.uint64())}), "'id'"),
+        (pa.record_batch({"id": [1], "at": pa.array([1], pa.timestamp("ns"))}), "'at'"),
     ],
 )
 def test_data_that_does_not_fit(data: pa.RecordBatch, reason: str) -> None:
-    with pytest.raises(SchemaMismatch, match=reason):
-        normalize_data(data, STORED)
+    with pytest.raises(IncompatibleSchema, match=reason):
+        conform(data, STORED)
 
 
 @given(st.binary(max_size=300))

@@ -2,7 +2,8 @@
 
 A batch is encoded once, by its producer, and never again: brokers and readers pass the same bytes
 on. Decoding copies nothing that is not compressed: the arrays point into the batch's own bytes,
-which must therefore stay valid and unchanged as long as the arrays live.
+which must therefore stay valid and unchanged as long as the arrays live. Whoever decodes checks
+everything first, whatever was checked before (docs/adr/0012).
 
 Must not know: offsets beyond those in the header, partitions, where bytes come from.
 """
@@ -30,6 +31,7 @@ from quiverlog.types import (
     Compression,
 )
 
+from . import rows
 from .checksum import crc32c
 from .evolution import SchemaHistory, project
 from .header import (
@@ -43,9 +45,9 @@ from .header import (
     peek,
 )
 from .normalize import conform
-from .structure import check_structure, layout_of
+from .structure import check_structure
 
-__all__ = ["decode_batch", "encode_batch", "split_batches"]
+__all__ = ["decode_batch", "decoded_bytes", "encode_batch", "split_batches"]
 
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
 _OVERHEAD_BYTES: Final = 4_096
@@ -87,11 +89,13 @@ def encode_batch(
         InvalidArgument: no rows, or more than a batch may hold.
         BatchTooLarge: above the hard bound on a batch, compressed or not.
     """
-    rows = data.num_rows
-    if not 0 < rows <= BATCH_ROWS_MAX:
-        raise InvalidArgument(f"a batch holds 1 to {BATCH_ROWS_MAX} rows, not {rows}.")
+    row_count = data.num_rows
+    if not 0 < row_count <= BATCH_ROWS_MAX:
+        raise InvalidArgument(f"a batch holds 1 to {BATCH_ROWS_MAX} rows, not {row_count}.")
     if compression and data.nbytes > BATCH_DECODED_BYTES_MAX:
-        raise BatchTooLarge(f"{rows} rows take {data.nbytes} bytes before they are compressed.")
+        raise BatchTooLarge(
+            f"{row_count} rows take {data.nbytes} bytes before they are compressed."
+        )
     message = _serialize(data, compression)
     if len(message) > _OVERHEAD_BYTES and len(message) > (
         data.nbytes + _OVERHEAD_BYTES + _OVERHEAD_COLUMN_BYTES * data.num_columns
@@ -100,7 +104,9 @@ def encode_batch(
     padding = -len(message) % BATCH_ALIGNMENT_BYTES
     total = BATCH_HEADER_BYTES + len(message) + padding
     if total > BATCH_BYTES_MAX:
-        raise BatchTooLarge(f"{rows} rows take {total} bytes, a batch at most {BATCH_BYTES_MAX}.")
+        raise BatchTooLarge(
+            f"{row_count} rows take {total} bytes, a batch at most {BATCH_BYTES_MAX}."
+        )
     low, high = (timestamp_us, timestamp_us) if isinstance(timestamp_us, int) else timestamp_us
     header = BatchHeader(
         base_offset=0,
@@ -112,7 +118,7 @@ def encode_batch(
         producer_epoch=producer_epoch,
         producer_id=producer_id,
         base_sequence=base_sequence,
-        row_count=rows,
+        row_count=row_count,
         schema_id=schema_id,
         reserved=0,
         timestamp_min_us=low,
@@ -215,64 +221,24 @@ def decode_batch(
 def read_rows(
     batch: memoryview, header: BatchHeader, stored: pa.Schema, target: pa.Schema
 ) -> pa.RecordBatch:
-    """The batch's rows in their stored schema; compressed columns only if `target` has them.
+    """The batch's rows in their stored schema; only the columns that `target` has, if any.
 
     Raises:
         CorruptBatch
     """
     message = batch[BATCH_HEADER_BYTES:]
     metadata = check_structure(message, header, stored)
-    try:
-        if metadata.compression is Compression.NONE:
-            # Its layout was checked by the broker that took it in.
-            data = pa.ipc.read_record_batch(pa.py_buffer(message), stored)
-            data.validate()
-        else:
-            data = _decompress(message, stored, target)
-    except (pa.ArrowException, ValueError, OSError, MemoryError) as error:
-        raise CorruptBatch(f"Arrow cannot read the rows: {str(error)[:300]}.") from None
-    return data
-
-
-def _decompress(message: memoryview, stored: pa.Schema, target: pa.Schema) -> pa.RecordBatch:
-    """Decompress and check the layout, which no broker has seen."""
-    layout = layout_of(stored)
     wanted = set(target.names)
-    fields = [index for index, name in enumerate(stored.names) if name in wanted]
-    if not fields or len(fields) == len(stored):
-        bare = pa.ipc.read_record_batch(pa.py_buffer(message), layout)
-        fields = list(range(len(stored)))
-    else:
-        # Only the stream reader leaves columns compressed that nobody asked for.
-        options = pa.ipc.IpcReadOptions(included_fields=fields)
-        stream = _TwoPieces(memoryview(layout.serialize()), message)
-        with pa.PythonFile(stream, mode="r") as source:
-            bare = pa.ipc.open_stream(source, options=options).read_next_batch()
-    bare.validate(full=True)
-    shown = pa.schema([stored.field(index) for index in fields], metadata=stored.metadata)
-    columns = [
-        column if column.type is field.type else column.view(field.type)
-        for column, field in zip(bare.columns, shown, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=shown)
+    columns = [index for index, name in enumerate(stored.names) if name in wanted]
+    if not columns or len(columns) == len(stored):
+        return rows.read_rows(message, metadata, stored)
+    return rows.read_rows(message, metadata, stored, columns)
 
 
-class _TwoPieces:
-    """Two buffers, read as one file; each read lies within one of them and copies nothing."""
+def decoded_bytes(batch: memoryview, header: BatchHeader, stored: pa.Schema) -> int:
+    """What decoding this batch will allocate: 0 when it is not compressed.
 
-    closed = False
-
-    def __init__(self, *pieces: memoryview) -> None:
-        self._pieces = list(pieces)
-
-    def read(self, size: int) -> memoryview:
-        while self._pieces and not self._pieces[0]:
-            del self._pieces[0]
-        if not self._pieces:
-            return memoryview(b"")
-        piece = self._pieces[0]
-        self._pieces[0] = piece[size:]
-        return piece[:size]
-
-    def close(self) -> None:
-        self.closed = True
+    Raises:
+        CorruptBatch: above the bound on a batch, or not readable so far.
+    """
+    return check_structure(batch[BATCH_HEADER_BYTES:], header, stored).decoded_bytes

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from quiverlog.errors import IncompatibleSchema, InvalidArgument, UnknownSchema
 
-__all__ = ["SchemaHistory", "evolve"]
+__all__ = ["SchemaHistory", "can_widen", "evolve"]
 
 _WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
     pa.int8(): (pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
@@ -60,16 +60,31 @@ def _check_field(before: pa.Field, after: pa.Field, what: str) -> None:
     elif pa.types.is_map(old) and pa.types.is_map(new):
         _check_field(old.key_field, new.key_field, f"{what}, key")
         _check_field(old.item_field, new.item_field, f"{what}, value")
-    elif old != new and not _is_wider(old, new):
+    elif not can_widen(old, new):
         raise IncompatibleSchema(f"{what} is {old} and cannot become {new}.")
 
 
-def _is_wider(old: pa.DataType, new: pa.DataType) -> bool:
-    if pa.types.is_null(old):
+def can_widen(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether every value of `old` is also one of `new`: the rule of evolution and of every reader.
+
+    Structs may gain fields anywhere; the order of those that they had stays.
+    """
+    types = pa.types
+    if old == new or types.is_null(old):
         return True
-    if pa.types.is_decimal128(old) and pa.types.is_decimal128(new):
+    if types.is_decimal128(old) and types.is_decimal128(new):
         whole_digits_kept = new.precision - new.scale >= old.precision - old.scale
         return bool(whole_digits_kept and new.scale >= old.scale)
+    if types.is_list(old) and types.is_list(new):
+        return can_widen(old.value_type, new.value_type)
+    if types.is_map(old) and types.is_map(new):
+        return can_widen(old.key_type, new.key_type) and can_widen(old.item_type, new.item_type)
+    if types.is_struct(old) and types.is_struct(new):
+        before = {field.name: field.type for field in old}
+        kept = [field for field in new if field.name in before]
+        return [field.name for field in kept] == list(before) and all(
+            can_widen(before[field.name], field.type) for field in kept
+        )
     return new in _WIDER.get(old, ())
 
 

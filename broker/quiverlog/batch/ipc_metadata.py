@@ -49,6 +49,8 @@ class IpcMetadata(NamedTuple):
     buffers: tuple[int, ...]
     """(offset in the body, length) of every buffer."""
     compression: Compression
+    decoded_bytes: int = 0
+    """What decompressing takes, as every buffer declares; `check_structure` adds it up."""
 
 
 class IpcShape:
@@ -161,7 +163,9 @@ def _walk(message: memoryview) -> _Places:
     if version != _METADATA_V5 or header_type != _RECORD_BATCH or not (fields[0] and fields[1]):
         raise ValueError(f"message type {header_type} of metadata version {version}")
     body_bytes = root + fields[3] if fields[3] else 0
-    batch, fields = _table(flat, _follow(flat, root + fields[2]), 4)
+    batch, fields = _table(flat, _follow(flat, root + fields[2]), 5)
+    if fields[4] and _count(flat, _follow(flat, batch + fields[4])):
+        raise ValueError("variadic buffers belong to views, which no topic stores")
     return _Places(
         body_at,
         body_bytes,

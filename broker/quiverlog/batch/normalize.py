@@ -1,7 +1,7 @@
-"""Bringing data into a schema: a producer's into the stored one, stored data into a reader's.
+"""Casting rows into a schema, without losing a value.
 
-Both directions go through the same casts, which never lose a value: a cast that would is an error
-that names the column.
+A producer's columns go into the topic's types, stored columns into a reader's: both through
+`cast_array`. A cast that would lose a value is an error.
 """
 
 from __future__ import annotations
@@ -9,49 +9,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiverlog.errors import IncompatibleSchema, SchemaMismatch
+from quiverlog.errors import IncompatibleSchema
 
-__all__ = ["conform", "normalize_data"]
-
-
-def normalize_data(data: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A producer's data in the topic's schema: columns matched by name, in the schema's order.
-
-    Columns that are not there are filled with nulls if they may be. Nearly free when the schemas
-    are already equal.
-
-    Raises:
-        SchemaMismatch: a column too many, a missing one that may not be null, nulls where none
-            may be, or values that do not fit the column's type.
-    """
-    if data.schema is not schema and not data.schema.equals(schema):
-        names = set(schema.names)
-        surplus = [name for name in data.schema.names if name not in names]
-        if surplus:
-            raise SchemaMismatch(
-                f"the topic has no column {', '.join(map(repr, surplus))}; "
-                f"it has {', '.join(schema.names)}."
-            )
-        columns = [_producer_column(data, field) for field in schema]
-        data = pa.RecordBatch.from_arrays(columns, schema=schema)
-    for index, field in enumerate(schema):
-        if not field.nullable and data.column(index).null_count:
-            raise SchemaMismatch(f"column {field.name!r} may not be null.")
-    return data
-
-
-def _producer_column(data: pa.RecordBatch, field: pa.Field) -> pa.Array:
-    index = data.schema.get_field_index(field.name)
-    if index < 0:
-        if data.schema.names.count(field.name) > 1:
-            raise SchemaMismatch(f"column {field.name!r} is there twice.")
-        if not field.nullable:
-            raise SchemaMismatch(f"column {field.name!r} is missing and may not be null.")
-        return pa.nulls(data.num_rows, field.type)
-    try:
-        return cast_array(data.column(index), field.type)
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise SchemaMismatch(f"column {field.name!r} does not fit {field.type}: {error}.") from None
+__all__ = ["cast_array", "conform"]
 
 
 def conform(data: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

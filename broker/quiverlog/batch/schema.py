@@ -17,7 +17,7 @@ from quiverlog.limits import SCHEMA_BYTES_MAX, SCHEMA_FIELDS_MAX
 
 from .arrow_types import normalize_field, refused_types
 from .evolution import SchemaHistory, evolve
-from .normalize import conform, normalize_data
+from .normalize import conform
 
 __all__ = [
     "RAW_SCHEMA",
@@ -25,8 +25,8 @@ __all__ = [
     "check_schema",
     "conform",
     "deserialize_schema",
+    "deserialize_stored",
     "evolve",
-    "normalize_data",
     "normalize_schema",
     "serialize_schema",
 ]
@@ -66,6 +66,20 @@ def deserialize_schema(data: bytes | memoryview) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(data))
     except (pa.ArrowException, ValueError, OSError, MemoryError) as error:
         raise InvalidSchema(f"not an Arrow schema message: {error}.") from None
+
+
+def deserialize_stored(data: bytes | memoryview) -> pa.Schema:
+    """A schema under which stored rows can be read safely, from its bytes.
+
+    `rows.read_rows` knows the layout of the types that topics may have; with another type, say a
+    dictionary, unchecked indices would come from whoever sent the schema.
+
+    Raises:
+        InvalidSchema: not a schema, or not one that a topic may have.
+    """
+    schema = deserialize_schema(data)
+    check_schema(schema)
+    return schema
 
 
 def normalize_schema(schema: pa.Schema) -> pa.Schema:

@@ -1,10 +1,9 @@
-"""What a stranger's batch must satisfy before its rows may be touched.
+"""What a stranger's batch must satisfy before its rows may be touched; decodes nothing.
 
-Three steps, from cheap to dear. `check_structure` reads only the Arrow metadata and compares it
-with the schema: numbers of fields and buffers, lengths, every buffer inside the body and none on
-top of another, no decompressed size above the bound. `check_layout` decodes the rows as bare bytes
-and lets Arrow check all offsets and null counts: after it no reader can be led outside a buffer.
-`check_values` adds the contents: UTF-8 and decimal digits.
+Reads the Arrow metadata and compares it with the schema: numbers of fields and buffers, lengths,
+every buffer inside the body and none on top of another, no more bytes after decompression than the
+bound, by what every compressed buffer declares (Arrow allocates what is declared and refuses a
+buffer that turns out larger or smaller). What lies in the buffers is `rows`' part.
 
 Must not know: offsets, topics, who sent the batch.
 """
@@ -12,6 +11,7 @@ Must not know: offsets, topics, who sent the batch.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -22,14 +22,14 @@ from quiverlog.limits import BATCH_DECODED_BYTES_MAX, SCHEMAS_PER_TOPIC_MAX
 from .header import FLAG_CODEC_MASK, FLAG_CODEC_SHIFT, BatchHeader
 from .ipc_metadata import IpcMetadata, IpcShape, read_ipc_metadata
 
-__all__ = ["check_layout", "check_structure", "check_values", "layout_of"]
+__all__ = ["Plan", "check_structure", "plan_of"]
 
 _LENGTH_MAX: Final = 2**31 - 1
 _LENGTH_PREFIX: Final = struct.Struct("<q")
 _PLANS_MAX: Final = 4 * SCHEMAS_PER_TOPIC_MAX
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """What the metadata of a batch of one schema must look like."""
 
     schema: pa.Schema
@@ -41,15 +41,19 @@ class _Plan(NamedTuple):
     """(node index, name) of the columns that may not be null."""
     layout: pa.Schema
     """The same buffers without their meaning: strings as binary, decimals as 16 bytes."""
+    has_maps: bool
+    has_required_inside: bool
+    """Fields inside of columns that may not be null; the keys of maps are not counted."""
     shape: IpcShape | None
     """How our own encoder writes the metadata; None where that is not always the same."""
 
 
-_plans: dict[int, _Plan] = {}
+_plans: dict[int, Plan] = {}
 """By the schema object's id; the plan keeps the schema alive, so that an id is not used again."""
 
 
-def _plan_of(schema: pa.Schema) -> _Plan:
+def plan_of(schema: pa.Schema) -> Plan:
+    """What is known of all batches of one schema, worked out once."""
     plan = _plans.get(id(schema))
     if plan is None:
         if len(_plans) >= _PLANS_MAX:
@@ -58,7 +62,7 @@ def _plan_of(schema: pa.Schema) -> _Plan:
     return plan
 
 
-def _make_plan(schema: pa.Schema) -> _Plan:
+def _make_plan(schema: pa.Schema) -> Plan:
     nodes = buffers = 0
     columns, required = [], []
     for field in schema:
@@ -70,7 +74,31 @@ def _make_plan(schema: pa.Schema) -> _Plan:
         buffers += field_buffers
     layout = pa.schema([field.with_type(_layout_type(field.type)) for field in schema])
     shape = _make_shape(schema)
-    return _Plan(schema, nodes, buffers, tuple(columns), tuple(required), layout, shape)
+    types = [data_type for field in schema for data_type in _inner_types(field.type)]
+    return Plan(
+        schema,
+        nodes,
+        buffers,
+        tuple(columns),
+        tuple(required),
+        layout,
+        has_maps=any(map(pa.types.is_map, types)),
+        has_required_inside=any(map(_has_required, types)),
+        shape=shape,
+    )
+
+
+def _inner_types(data_type: pa.DataType) -> Iterator[pa.DataType]:
+    yield data_type
+    for number in range(data_type.num_fields):
+        yield from _inner_types(data_type.field(number).type)
+
+
+def _has_required(data_type: pa.DataType) -> bool:
+    if pa.types.is_map(data_type):
+        return not data_type.item_field.nullable
+    fields = (data_type.field(number) for number in range(data_type.num_fields))
+    return any(not field.nullable for field in fields)
 
 
 def _make_shape(schema: pa.Schema) -> IpcShape | None:
@@ -114,18 +142,13 @@ def _layout_type(data_type: pa.DataType) -> pa.DataType:
     return data_type
 
 
-def layout_of(schema: pa.Schema) -> pa.Schema:
-    """The schema under which a batch of `schema` is decoded as bare bytes."""
-    return _plan_of(schema).layout
-
-
 def check_structure(message: memoryview, header: BatchHeader, schema: pa.Schema) -> IpcMetadata:
     """Check an Arrow message's metadata against the batch's header and schema; decodes nothing.
 
     Raises:
         CorruptBatch
     """
-    plan = _plan_of(schema)
+    plan = plan_of(schema)
     metadata = plan.shape.read(message) if plan.shape is not None else None
     if metadata is None:
         metadata = read_ipc_metadata(message)
@@ -143,12 +166,12 @@ def check_structure(message: memoryview, header: BatchHeader, schema: pa.Schema)
             f"{plan.buffer_count}."
         )
     _check_buffers(metadata)
-    if codec:
-        _check_decoded_size(message, metadata)
-    return metadata
+    if not codec:
+        return metadata
+    return metadata._replace(decoded_bytes=_decoded_bytes(message, metadata))
 
 
-def _check_nodes(nodes: tuple[int, ...], plan: _Plan, row_count: int) -> None:
+def _check_nodes(nodes: tuple[int, ...], plan: Plan, row_count: int) -> None:
     if len(nodes) != 2 * plan.node_count:
         raise CorruptBatch(f"the rows have {len(nodes) // 2} fields, not {plan.node_count}.")
     lengths, null_counts = nodes[::2], nodes[1::2]
@@ -173,7 +196,7 @@ def _check_buffers(metadata: IpcMetadata) -> None:
         raise CorruptBatch(f"a buffer ends at {end}, the body has {metadata.body_bytes} bytes.")
 
 
-def _check_decoded_size(message: memoryview, metadata: IpcMetadata) -> None:
+def _decoded_bytes(message: memoryview, metadata: IpcMetadata) -> int:
     """Every compressed buffer begins with its decompressed length: believe none, add them up."""
     total = 0
     buffers = metadata.buffers
@@ -190,30 +213,4 @@ def _check_decoded_size(message: memoryview, metadata: IpcMetadata) -> None:
         raise CorruptBatch(
             f"the rows claim {total} bytes decompressed, allowed are {BATCH_DECODED_BYTES_MAX}."
         )
-
-
-def check_layout(message: memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    """Decode as bare bytes and check all offsets, lengths and null counts.
-
-    Raises:
-        CorruptBatch
-    """
-    return _decode_checked(message, _plan_of(schema).layout)
-
-
-def check_values(message: memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    """As `check_layout`, and strings are UTF-8, decimals have no more digits than they may.
-
-    Raises:
-        CorruptBatch
-    """
-    return _decode_checked(message, schema)
-
-
-def _decode_checked(message: memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    try:
-        data = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
-        data.validate(full=True)
-    except (pa.ArrowException, ValueError, OSError, MemoryError) as error:
-        raise CorruptBatch(f"Arrow refuses the rows: {str(error)[:300]}.") from None
-    return data
+    return total

@@ -1,16 +1,17 @@
 """The gate: what a broker checks before it stores a client's batch.
 
-A bad batch is refused whole, with the reason. What has passed can be handed to every reader without
-being looked at again; that is why the rows' layout is checked here, once, and not by each reader.
+A bad batch is refused whole, with the reason. What has passed can be read by every reader: the
+broker reads the rows once, compressed or not, with the very function that readers use. Otherwise
+one bad batch would stop all readers of its partition for ever.
 
-Compressed rows are not decompressed here unless `full` is asked for (it would stall the broker's
-loop): their readers check the layout when they decompress.
+Two steps. `check_batch` costs what a CRC costs. `check_rows` decompresses; where that is more work
+than the broker's loop may do at once, it runs elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -19,10 +20,11 @@ from quiverlog.limits import (
     BATCH_ALIGNMENT_BYTES,
     BATCH_HEADER_BYTES,
     BATCH_ROWS_MAX,
+    KIB,
     TIMESTAMP_AHEAD_MS_MAX,
 )
-from quiverlog.types import Compression
 
+from . import rows
 from .checksum import crc32c
 from .header import (
     CRC_START,
@@ -32,33 +34,52 @@ from .header import (
     MAGIC,
     BatchHeader,
 )
-from .structure import check_layout, check_structure, check_values
+from .ipc_metadata import IpcMetadata
+from .structure import check_structure
 
-__all__ = ["validate_batch"]
+__all__ = ["ROWS_COST_INLINE_MAX", "CheckedBatch", "check_batch", "check_rows", "validate_batch"]
+
+ROWS_COST_INLINE_MAX: Final = 256 * KIB
+"""Rows of a request that cost more than this to check are checked off the loop: a quarter of a
+millisecond with Zstandard, which is the slowest."""
+_LAYOUT_COST_PART: Final = 32
+_VALUES_COST_PART: Final = 4
+"""Checking is so many times faster than decompressing: without and with a look at the values."""
 
 _REFUSED_FLAGS: Final = ~FLAGS_KNOWN | FLAG_CONTROL | FLAG_TRANSACTIONAL
 _TIMESTAMP_AHEAD_US_MAX: Final = TIMESTAMP_AHEAD_MS_MAX * 1_000
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
 
 
-def validate_batch(
+class CheckedBatch(NamedTuple):
+    """A batch of which everything has been checked but its rows. Its bytes are not copied."""
+
+    header: BatchHeader
+    message: memoryview
+    metadata: IpcMetadata
+    schema: pa.Schema
+    rows_cost: int
+    """What `check_rows` will cost, in bytes that are decompressed or as much work as that."""
+
+
+def check_batch(
     view: memoryview,
     *,
     schemas: Mapping[int, pa.Schema],
     bytes_max: int,
     full: bool,
     now_wall_us: int,
-) -> BatchHeader:
-    """Check one whole batch from a client.
+) -> CheckedBatch:
+    """Check one whole batch from a client, but for its rows. Costs what its CRC costs.
 
     Args:
         schemas: the topic's schemas by id.
         bytes_max: the topic's `max.message.bytes`.
-        full: check the values too (UTF-8, decimal digits), and look inside compressed rows.
+        full: whether `check_rows` will look at values; only the cost depends on it.
         now_wall_us: the broker's clock, microseconds UTC.
 
     Raises:
-        CorruptBatch: bytes, header and rows do not fit together.
+        CorruptBatch: bytes, header and metadata do not fit together.
         BatchTooLarge: above `bytes_max`.
         UnknownSchema: no such schema id.
         InvalidTimestamp: too far in the broker's future.
@@ -81,11 +102,41 @@ def validate_batch(
     end = metadata.body_at + metadata.body_bytes
     if message[end:] != _PADDING[: -end % BATCH_ALIGNMENT_BYTES]:
         raise CorruptBatch("the batch is not zero-padded to a multiple of 64 bytes.")
-    if full:
-        check_values(message, schema)
-    elif metadata.compression is Compression.NONE:
-        check_layout(message, schema)
-    return header
+    body_bytes = metadata.decoded_bytes or metadata.body_bytes
+    cost = metadata.decoded_bytes + body_bytes // (_VALUES_COST_PART if full else _LAYOUT_COST_PART)
+    return CheckedBatch(header, message, metadata, schema, cost)
+
+
+def check_rows(batch: CheckedBatch, *, full: bool) -> None:
+    """Read the rows as every reader will (docs/adr/0012). Pure: may run in any thread.
+
+    Args:
+        full: look at the values too: UTF-8, decimal digits.
+
+    Raises:
+        CorruptBatch: no reader could read them.
+    """
+    rows.check_rows(batch.message, batch.metadata, batch.schema, full=full)
+
+
+def validate_batch(
+    view: memoryview,
+    *,
+    schemas: Mapping[int, pa.Schema],
+    bytes_max: int,
+    full: bool,
+    now_wall_us: int,
+) -> BatchHeader:
+    """`check_batch` and `check_rows` at once.
+
+    Raises:
+        CorruptBatch, BatchTooLarge, UnknownSchema, InvalidTimestamp
+    """
+    batch = check_batch(
+        view, schemas=schemas, bytes_max=bytes_max, full=full, now_wall_us=now_wall_us
+    )
+    check_rows(batch, full=full)
+    return batch.header
 
 
 def _check_header(header: BatchHeader, size: int) -> None:

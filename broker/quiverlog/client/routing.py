@@ -310,14 +310,13 @@ def history_from_wire(versions: Iterable[m.SchemaVersion], topic: str) -> Schema
     Raises:
         InvalidResponse: a schema cannot be read, or a topic could not have these after another.
     """
-    from quiverlog.batch.schema import SchemaHistory, check_schema, deserialize_schema, evolve
+    from quiverlog.batch.schema import SchemaHistory, deserialize_stored, evolve
 
     schemas = {}
     try:
         before = None
         for version in versions:
-            schema = deserialize_schema(version.schema)
-            check_schema(schema)
+            schema = deserialize_stored(version.schema)
             if before is not None:
                 evolve(before, schema)
             before = schemas[version.schema_id] = schema

@@ -103,7 +103,8 @@ _DEFS: Final = (
         Kind.CHOICE,
         "basic",
         "How closely a batch is looked at before it is stored: `basic` checks checksum, header,"
-        " schema id, row count and buffer bounds; `full` also every offset and UTF-8 string.",
+        " schema id, row count and all that lets rows be read: buffers, decompression, offsets,"
+        " null counts; `full` also the values: UTF-8 and decimal digits.",
         choices=("basic", "full"),
     ),
     Setting(

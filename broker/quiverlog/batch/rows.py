@@ -1,0 +1,216 @@
+"""From a batch's bytes to Arrow arrays, trusting nothing: the one way in for rows.
+
+The broker reads a batch's rows so before it stores them, every reader reads them so again; what
+passes here once can be read by everybody. Rows are decoded as bare bytes first
+(`structure.Plan.layout`: strings as binary, maps as lists of structs), because Arrow checks the
+layout of those completely and looks into none of their values. Only when all offsets, lengths and
+null counts are good do the buffers get their meaning. No byte is copied that is not compressed.
+
+The order matters: an array whose offsets lead outside its buffers is a wild read at its first use,
+and Arrow aborts the process, with all that runs in it, when a map with a null key is put together.
+
+Must not know: headers, checksums, offsets of rows, where bytes come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quiverlog.errors import CorruptBatch
+from quiverlog.types import Compression
+
+from .ipc_metadata import IpcMetadata
+from .structure import Plan, plan_of
+
+__all__ = ["check_rows", "read_rows"]
+
+_REFUSALS: Final = (pa.ArrowException, ValueError, OSError, MemoryError)
+
+
+def read_rows(
+    message: memoryview,
+    metadata: IpcMetadata,
+    stored: pa.Schema,
+    columns: Sequence[int] | None = None,
+) -> pa.RecordBatch:
+    """The rows of a message whose metadata `check_structure` has passed.
+
+    Args:
+        columns: only these, by their numbers, ascending; the others stay compressed. None takes
+            all. Where nothing is compressed, all columns come.
+
+    Raises:
+        CorruptBatch: the bytes cannot be decompressed, or no reader could use them safely.
+    """
+    plan = plan_of(stored)
+    try:
+        if metadata.compression is Compression.NONE:
+            _read_bare(message, plan)
+            data = pa.ipc.read_record_batch(pa.py_buffer(message), stored)
+        else:
+            data = _decompress(message, plan, columns)
+    except _REFUSALS as error:
+        raise _refused(error) from None
+    return data
+
+
+def check_rows(
+    message: memoryview, metadata: IpcMetadata, stored: pa.Schema, *, full: bool
+) -> None:
+    """Check that `read_rows` will give the rows, and that no field is null that may not be.
+
+    Only the broker asks for nested nulls, before it stores the rows: no reader comes to harm.
+
+    Args:
+        full: look at the values too: UTF-8, decimal digits.
+
+    Raises:
+        CorruptBatch
+    """
+    plan = plan_of(stored)
+    try:
+        bare = _read_bare(message, plan)
+        if plan.has_required_inside:
+            for column in bare.columns:
+                _check_nested_nulls(column)
+        if full:
+            _with_meaning(bare, stored).validate(full=True)
+    except _REFUSALS as error:
+        raise _refused(error) from None
+
+
+def _refused(error: BaseException) -> CorruptBatch:
+    return CorruptBatch(f"Arrow refuses the rows: {str(error)[:300]}.")
+
+
+def _read_bare(message: memoryview, plan: Plan) -> pa.RecordBatch:
+    """All columns as bare bytes, with a layout that is good through and through."""
+    bare = pa.ipc.read_record_batch(pa.py_buffer(message), plan.layout)
+    bare.validate(full=True)
+    if plan.has_maps:
+        for column, field in zip(bare.columns, plan.schema, strict=True):
+            _check_maps(column, field.type)
+    return bare
+
+
+def _decompress(message: memoryview, plan: Plan, columns: Sequence[int] | None) -> pa.RecordBatch:
+    """Decompress once, check, and give the buffers their meaning."""
+    stored = plan.schema
+    if columns is None:
+        return _with_meaning(_read_bare(message, plan), stored)
+    # Only the stream reader leaves columns compressed that nobody asked for.
+    options = pa.ipc.IpcReadOptions(included_fields=list(columns))
+    stream = _TwoPieces(memoryview(plan.layout.serialize()), message)
+    with pa.PythonFile(stream, mode="r") as source:
+        bare = pa.ipc.open_stream(source, options=options).read_next_batch()
+    bare.validate(full=True)
+    fields = [stored.field(number) for number in columns]
+    for array, field in zip(bare.columns, fields, strict=True):
+        _check_maps(array, field.type)
+    return _with_meaning(bare, pa.schema(fields, metadata=stored.metadata))
+
+
+class _TwoPieces:
+    """Two buffers, read as one file; each read lies within one of them and copies nothing."""
+
+    closed = False
+
+    def __init__(self, *pieces: memoryview) -> None:
+        self._pieces = list(pieces)
+
+    def read(self, size: int) -> memoryview:
+        while self._pieces and not self._pieces[0]:
+            del self._pieces[0]
+        if not self._pieces:
+            return memoryview(b"")
+        piece = self._pieces[0]
+        self._pieces[0] = piece[size:]
+        return piece[:size]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+# --- from layout to meaning -----------------------------------------------------------------------
+def _with_meaning(bare: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(bare.columns, schema, strict=True)
+    arrays = [_typed(array, field.type) for array, field in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _typed(array: pa.Array, data_type: pa.DataType) -> pa.Array:
+    """The same buffers as an array of `data_type`."""
+    types = pa.types
+    if not types.is_nested(data_type):
+        # Equal types need nothing; strings and decimals differ from their layout by name alone.
+        return array if array.type is data_type else array.view(data_type)
+    if types.is_struct(data_type):
+        children = [
+            _typed(array.field(number), data_type.field(number).type)
+            for number in range(data_type.num_fields)
+        ]
+        return _assembled(array, data_type, 1, children)
+    assert types.is_list(data_type) or types.is_map(data_type), data_type
+    inner = (
+        pa.struct([data_type.key_field, data_type.item_field])
+        if types.is_map(data_type)
+        else data_type.value_type
+    )
+    return _assembled(array, data_type, 2, [_typed(array.values, inner)])
+
+
+def _assembled(
+    array: pa.Array, data_type: pa.DataType, buffer_count: int, children: list[pa.Array]
+) -> pa.Array:
+    # What IPC reads begins at 0; a slice would need its children sliced as well.
+    assert array.offset == 0
+    return pa.Array.from_buffers(
+        data_type, len(array), array.buffers()[:buffer_count], array.null_count, 0, children
+    )
+
+
+# --- nulls where none may be ----------------------------------------------------------------------
+def _check_maps(array: pa.Array, data_type: pa.DataType) -> None:
+    """Arrow aborts the process when it makes a map of null keys or entries: look first."""
+    types = pa.types
+    if types.is_struct(data_type):
+        for number in range(data_type.num_fields):
+            _check_maps(array.field(number), data_type.field(number).type)
+    elif types.is_list(data_type):
+        _check_maps(array.values, data_type.value_type)
+    elif types.is_map(data_type):
+        entries = array.values
+        keys, values = entries.field(0), entries.field(1)
+        if entries.null_count or keys.null_count:
+            raise ValueError("a map has null keys or null entries")
+        _check_maps(keys, data_type.key_type)
+        _check_maps(values, data_type.item_type)
+
+
+def _check_nested_nulls(array: pa.Array) -> None:
+    """Below `array`, a field that may not be null is so under null parents alone.
+
+    `array` is of a layout type: there are structs and lists, maps are lists.
+    """
+    data_type = array.type
+    if pa.types.is_struct(data_type):
+        for number, field in enumerate(data_type):
+            child = array.field(number)
+            if not field.nullable and child.null_count:
+                under_value = pc.and_(child.is_null(), array.is_valid())
+                _refuse_nulls(field, bool(pc.any(under_value).as_py()))
+            _check_nested_nulls(child)
+    elif pa.types.is_list(data_type):
+        inside = array.flatten()  # Leaves out what lies under lists that are null.
+        field = data_type.value_field
+        _refuse_nulls(field, not field.nullable and inside.null_count > 0)
+        _check_nested_nulls(inside)
+
+
+def _refuse_nulls(field: pa.Field, there_are: bool) -> None:
+    if there_are:
+        raise ValueError(f"nested field {field.name!r} has nulls and may not be null")
