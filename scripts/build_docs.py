@@ -75,10 +75,10 @@ def cli_page() -> str:
 
 
 def spark_table(use_name: str) -> str:
-    from pyspark_quiverlog.option_table import Use, options_page
+    from pyspark_quiverlog.option_table import Use, markdown_table
 
     use = {"read": Use.READ, "write": Use.STREAM_WRITE | Use.BATCH_WRITE}[use_name]
-    return options_page(use)
+    return markdown_table(use)
 
 
 def _figure(value: float) -> str:

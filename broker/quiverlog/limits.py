@@ -42,11 +42,6 @@ WRITE_BUFFER_BYTES_MAX: Final = 16 * MIB
 """Replies waiting for a slow client; above it the broker stops reading that client's requests."""
 WRITE_STALL_MS: Final = 60_000
 """A client that takes nothing of a waiting reply for so long is closed."""
-CONNECTION_MEMORY_BYTES: Final = 256 * MIB
-"""What all connections together make a broker hold: four of the largest requests on their way at
-the same time, or 32 of the default's largest batches; a quarter of a small container's memory."""
-HTTP_CONNECTIONS_MAX: Final = 64
-"""HTTP connections at once: a few scrapers, a supervisor and a load balancer need ten."""
 CLIENT_ID_CHARS_MAX: Final = 249
 ERROR_MESSAGE_CHARS_MAX: Final = 2_000
 
@@ -82,12 +77,14 @@ SEGMENT_BYTES_DEFAULT: Final = 256 * MIB
 SEGMENT_BYTES_MIN: Final = 64 * KIB
 SEGMENT_BYTES_MAX: Final = 2 * GIB - 1
 SEGMENT_ROWS_MAX: Final = 2**31 - 1
-"""Relative offsets in an index are unsigned 32-bit; half of that leaves room for one batch."""
+"""Rows of a segment, and so of one append: relative offsets in an index are unsigned 32-bit."""
 SEGMENT_MS_DEFAULT: Final = 7 * 24 * 3_600_000
 RETENTION_MS_DEFAULT: Final = 7 * 24 * 3_600_000
 RETENTION_CHECK_MS: Final = 10_000
 """How often retention looks; well under the minute within which a bound must hold."""
 INDEX_INTERVAL_BYTES: Final = 4 * KIB
+INDEX_MEMORY_BYTES_MAX: Final = 64 * MIB
+"""Indexes of finished segments that stay loaded; the one used longest ago goes first."""
 UNFLUSHED_BYTES_MAX: Final = 64 * MIB
 """A log with so many unflushed bytes is flushed, whatever its topic's durability."""
 UNFLUSHED_MS_MAX: Final = 30_000
@@ -130,10 +127,10 @@ assert (
 ), "the largest description of one topic fits a header"
 assert PARTITIONS_PER_TOPIC_MAX <= PARTITIONS_PER_REQUEST_MAX
 assert SCHEMA_BYTES_MAX <= SCHEMA_HISTORY_BYTES_MAX
-assert 2 * FRAME_BYTES_MAX <= CONNECTION_MEMORY_BYTES
-assert WRITE_BUFFER_BYTES_MAX <= CONNECTION_MEMORY_BYTES
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_BATCHES_REMEMBERED
 assert FETCH_BYTES_DEFAULT + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert FETCH_PARTITION_BYTES_DEFAULT <= FETCH_BYTES_DEFAULT
 assert RETENTION_CHECK_MS * 2 <= 60_000
+assert BATCH_ROWS_MAX <= SEGMENT_ROWS_MAX < 2**32
+assert BATCH_BYTES_MAX <= SEGMENT_BYTES_MAX < 2**32
 assert BATCH_HEADER_BYTES % BATCH_ALIGNMENT_BYTES == 0

@@ -56,8 +56,8 @@ BUGS = (
     ),
     _bug(
         "cut at the first bad CRC below the flushed point",
-        "storage.scan:_judge",
-        "return Damage(at, after, offset, BatchHeader.unpack(view, after).base_offset)",
+        "storage.scan:_Judge._judge_fitting",
+        "return Damage(at, end, offset, header.next_offset)",
         "return Torn(at, offset)",
     ),
     _bug(
@@ -81,13 +81,13 @@ BUGS = (
     _bug(
         "off-by-one in a sliced fetch",
         "storage.log:Log.read",
-        "more = segment.read(offset, bytes_max, end_offset)",
-        "more = segment.read(min(offset + 1, end_offset - 1), bytes_max, end_offset)",
+        "more = reading.read(segment, offset, bytes_max, end_offset)",
+        "more = reading.read(segment, min(offset + 1, end_offset - 1), bytes_max, end_offset)",
     ),
     _bug(
         "trim that is not durable",
-        "storage.log:Log._save_start",
-        "self._disk.write_file_atomic(path, checkpoint.pack_log_start(offset))",
+        "storage.jobs:TrimJob.run",
+        "checkpoint.save_log_start(self.disk, self.key, self.offset)",
         "pass",
     ),
     _bug(
@@ -99,7 +99,7 @@ BUGS = (
     _bug(
         "cache taken for disk after a failed fsync",
         "storage.segment:Segment.rewrite",
-        "self.file.rewrite(at, bytes(self.file.read(at, _REWRITE_BYTES)))",
+        "self.file.rewrite(at, self.file.read_copy(at, count))",
         "pass",
     ),
     _bug(

@@ -113,6 +113,10 @@ class SimFile:
         self._use("truncate").truncate(size)
         self.size = size
 
+    def retract(self, size: int) -> None:
+        self._use("truncate").truncate(size)
+        self.size = size
+
     def sync(self) -> None:
         inode = self._use("fsync")
         if self._disk.sync_fails():

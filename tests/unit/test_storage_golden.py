@@ -63,7 +63,7 @@ def epochs() -> bytes:
 def snapshot() -> bytes:
     disk = SimDisk()
     disk.make_dir("d")
-    checkpoint.save_snapshot(disk, "d", 42, b"states", [])
+    checkpoint.write_snapshot(disk, "d", 42, b"states")
     return disk.read_file("d/producers-00000000000000000042.snapshot")
 
 
@@ -225,9 +225,9 @@ READERS: dict[str, tuple[Callable[[bytes], object], object, object]] = {
         RecoveryPoint(),
     ),
     "log-start": (
-        _from_disk("log-start", lambda disk: checkpoint.load_log_start(disk, "d")),
+        _from_disk("log-start", lambda disk: checkpoint.load_log_start(disk, "d", ["log-start"])),
         45,
-        0,
+        None,
     ),
     "snapshot": (
         _from_disk(

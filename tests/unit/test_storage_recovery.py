@@ -87,7 +87,7 @@ def test_damage_in_the_middle_of_several_segments(scanned: bool) -> None:
                 log.read(offset, bytes_max=1, end_offset=45)
             details = raised.value.details
             base = offset - 3
-            assert details["file"] == segment_path(DIRECTORY, base)
+            assert details["file"] == segment_path("t-0", base)
             assert (details["position"], details["offset"], details["end_offset"]) == (
                 192,
                 offset,

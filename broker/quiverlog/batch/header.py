@@ -20,9 +20,15 @@ A batch covers the offsets [base_offset, base_offset + row_count): offsets count
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from quiverlog.limits import BATCH_HEADER_BYTES
+from quiverlog.limits import (
+    BATCH_ALIGNMENT_BYTES,
+    BATCH_BYTES_MAX,
+    BATCH_HEADER_BYTES,
+    BATCH_ROWS_MAX,
+)
 
 MAGIC: Final = 1
 
@@ -42,6 +48,8 @@ CRC_START: Final = 20
 _HEADER: Final = struct.Struct("<qiIIBBhqiIIIqq")
 _STAMP: Final = struct.Struct("<qi")
 _PEEK: Final = struct.Struct("<qiI")
+_LINK: Final = struct.Struct("<qiI20xI")
+_MAGIC_AT: Final = 20
 assert _HEADER.size == BATCH_HEADER_BYTES
 
 __all__ = [
@@ -56,8 +64,11 @@ __all__ = [
     "SIZE_END",
     "SIZE_OFFSET",
     "BatchHeader",
+    "link",
+    "magic_positions",
     "peek",
     "stamp",
+    "whole_batch",
 ]
 
 
@@ -97,6 +108,58 @@ class BatchHeader(NamedTuple):
     def next_offset(self) -> int:
         """The offset after the batch's last row."""
         return self.base_offset + self.row_count
+
+    @property
+    def is_plausible(self) -> bool:
+        """Could a broker have stored this? Asked where no checksum has spoken for the bytes yet."""
+        return (
+            self.magic == MAGIC
+            and not self.flags & ~FLAGS_KNOWN
+            and not self.reserved
+            and 0 < self.row_count <= BATCH_ROWS_MAX
+            and BATCH_HEADER_BYTES <= self.total_bytes <= BATCH_BYTES_MAX
+            and not self.total_bytes % BATCH_ALIGNMENT_BYTES
+            and self.base_offset >= 0
+            and self.leader_epoch >= -1
+            and 0 <= self.timestamp_min_us <= self.timestamp_max_us
+            and (self.producer_id >= 0) == (self.producer_epoch >= 0) == (self.base_sequence >= 0)
+        )
+
+
+# --- batch after batch ------------------------------------------------------------------------
+def whole_batch(header: BatchHeader, offset: int, room: int) -> bool:
+    """Is this the header of a batch that begins with row `offset` and fits `room` bytes?"""
+    return (
+        header.base_offset == offset
+        and header.magic == MAGIC
+        and BATCH_HEADER_BYTES <= header.total_bytes <= room
+        and not header.total_bytes % BATCH_ALIGNMENT_BYTES
+        and 0 < header.row_count <= BATCH_ROWS_MAX
+    )
+
+
+def link(buffer: bytes | bytearray | memoryview, at: int, offset: int, room: int) -> int:
+    """(rows << 32 | bytes) of the batch at byte `at` that begins with row `offset`; 0 if none does.
+
+    The step of a walk from header to header, as cheap as Python allows: 40 bytes must be there,
+    and the whole batch must fit `room` bytes.
+    """
+    base_offset, _, after, rows = _LINK.unpack_from(buffer, at)
+    total: int = SIZE_END + after
+    if base_offset != offset or not rows or not BATCH_HEADER_BYTES <= total <= room:
+        return 0
+    if total % BATCH_ALIGNMENT_BYTES:
+        return 0
+    return int(rows) << 32 | total
+
+
+def magic_positions(chunk: bytes | memoryview) -> Iterator[int]:
+    """The aligned positions in `chunk` where the byte that would be a header's magic is right."""
+    magics = bytes(chunk[_MAGIC_AT::BATCH_ALIGNMENT_BYTES])
+    found = magics.find(MAGIC)
+    while found >= 0:
+        yield found * BATCH_ALIGNMENT_BYTES
+        found = magics.find(MAGIC, found + 1)
 
 
 def stamp(buffer: bytearray | memoryview, at: int, base_offset: int, leader_epoch: int) -> None:

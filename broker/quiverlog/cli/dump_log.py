@@ -27,7 +27,7 @@ from quiverlog.cli.failures import ExitCode
 from quiverlog.cli.options import debug_option, format_option
 from quiverlog.cli.output import human_bytes, human_count, print_json, print_table
 from quiverlog.storage.scan import Damage, Found, Torn, batch_at, scan
-from quiverlog.storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_MAGIC
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, SEGMENT_MAGIC
 from quiverlog.types import Compression
 
 __all__ = ["DumpedBatch", "dump_log", "walk"]

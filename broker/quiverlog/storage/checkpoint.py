@@ -1,7 +1,10 @@
 """The small per-partition files that a restart starts from.
 
-- `log-start` (magic `QVLOGSTA`): `i64 log_start_offset`. Durable before `delete_before` returns.
-  It is also the floor below which no offset is ever given out again.
+- `log-start` (magic `QVLOGSTA`): `i64 log_start_offset`. Durable before rows below it count as
+  given up. It is also the floor below which no offset is ever given out again. `log-start-copy` is
+  the same once more, because nothing else knows it: one damaged file must not bring rows back.
+- `truncate-to` (magic `QVTRUNCA`): `i64 offset`. There while a truncation is under way: the next
+  start carries it out.
 - `recovery-point` (magic `QVRECOVR`): `i64 offset | i64 segment base | u64 position`. All before it
   is on the disk. Written after a flush (every few MiB, and when a segment is finished) and at a
   clean close. A clean start trusts it only if it points at the very end of the last segment.
@@ -17,10 +20,12 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog
+from quiverlog.storage.byte_source import is_unreadable
 from quiverlog.storage.disk import Disk
 from quiverlog.storage.frames import pack_file, unpack_file
 
@@ -28,22 +33,28 @@ __all__ = [
     "LOG_START_FILE",
     "RECOVERY_FILE",
     "SNAPSHOTS_KEPT",
+    "TRUNCATION_FILE",
     "Producers",
     "RecoveryPoint",
     "drop_snapshot",
     "load_log_start",
     "load_recovery_point",
     "load_snapshot",
+    "load_truncation",
     "pack_log_start",
     "pack_recovery_point",
-    "save_snapshot",
+    "pack_truncation",
+    "save_log_start",
     "snapshot_offsets",
     "write_snapshot",
 ]
 
 LOG_START_FILE: Final = "log-start"
+_LOG_START_COPY: Final = "log-start-copy"
+TRUNCATION_FILE: Final = "truncate-to"
 RECOVERY_FILE: Final = "recovery-point"
 _LOG_START_MAGIC: Final = b"QVLOGSTA"
+_TRUNCATION_MAGIC: Final = b"QVTRUNCA"
 _RECOVERY_MAGIC: Final = b"QVRECOVR"
 _SNAPSHOT_MAGIC: Final = b"QVPRODUC"
 _VERSION: Final = 1
@@ -77,6 +88,10 @@ def _load(disk: Disk, path: str, magic: bytes, size: int) -> bytes | None:
         payload = unpack_file(path, disk.read_file(path), magic, _VERSION)
     except (FileNotFoundError, CorruptLog):
         return None
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        return None
     return payload if len(payload) >= size else None
 
 
@@ -85,10 +100,36 @@ def pack_log_start(offset: int) -> bytes:
     return pack_file(_LOG_START_MAGIC, _VERSION, _OFFSET.pack(offset))
 
 
-def load_log_start(disk: Disk, directory: str) -> int:
-    """0 when there is none."""
-    payload = _load(disk, f"{directory}/{LOG_START_FILE}", _LOG_START_MAGIC, _OFFSET.size)
-    return max(0, int(_OFFSET.unpack_from(payload)[0])) if payload is not None else 0
+def save_log_start(disk: Disk, directory: str, offset: int) -> None:
+    """Write both files; durable when this returns. Raises DiskFull or StorageFault."""
+    data = pack_log_start(offset)
+    for name in (LOG_START_FILE, _LOG_START_COPY):
+        disk.write_file_atomic(f"{directory}/{name}", data)
+
+
+def load_log_start(disk: Disk, directory: str, names: Sequence[str]) -> int | None:
+    """The newest that is good; 0 when none was ever written, None when all are damaged."""
+    found = [
+        _load(disk, f"{directory}/{name}", _LOG_START_MAGIC, _OFFSET.size)
+        for name in (LOG_START_FILE, _LOG_START_COPY)
+        if name in names
+    ]
+    good = [max(0, int(_OFFSET.unpack_from(payload)[0])) for payload in found if payload]
+    if good:
+        return max(good)
+    return None if found else 0
+
+
+def pack_truncation(offset: int) -> bytes:
+    """The file's bytes."""
+    return pack_file(_TRUNCATION_MAGIC, _VERSION, _OFFSET.pack(offset))
+
+
+def load_truncation(disk: Disk, directory: str) -> int | None:
+    """The offset of a truncation that did not end; None when there is none (or it is damaged)."""
+    path = f"{directory}/{TRUNCATION_FILE}"
+    payload = _load(disk, path, _TRUNCATION_MAGIC, _OFFSET.size)
+    return None if payload is None else int(_OFFSET.unpack_from(payload)[0])
 
 
 def pack_recovery_point(point: RecoveryPoint) -> bytes:
@@ -114,16 +155,6 @@ def snapshot_offsets(names: list[str]) -> list[int]:
 
 def _snapshot_path(directory: str, offset: int) -> str:
     return f"{directory}/{_PREFIX}{offset:020d}{_SUFFIX}"
-
-
-def save_snapshot(disk: Disk, directory: str, offset: int, blob: bytes, kept: list[int]) -> None:
-    """Write a snapshot and remove all but the newest; `kept` (newest first) is updated."""
-    write_snapshot(disk, directory, offset, blob)
-    if offset in kept:
-        kept.remove(offset)
-    kept.insert(0, offset)
-    while len(kept) > SNAPSHOTS_KEPT:
-        drop_snapshot(disk, directory, kept.pop())
 
 
 def write_snapshot(disk: Disk, directory: str, offset: int, blob: bytes) -> None:

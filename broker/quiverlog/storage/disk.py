@@ -111,6 +111,12 @@ class File(Protocol):
     def truncate(self, size: int) -> None:
         """Cut to `size` bytes. No view of the file may be alive."""
 
+    def retract(self, size: int) -> None:
+        """Take back the newest append, which nobody has read: the file ends at `size` again.
+
+        Never fails: what cannot be cut off is overwritten by the next append.
+        """
+
     def sync(self) -> None:
         """fdatasync. May be called from another thread. Raises OSError."""
 

@@ -39,8 +39,10 @@ class Unflushed:
     """
 
     __slots__ = (
+        "_appended_us",
         "_directory",
         "_disk",
+        "_point_behind",
         "_rolled",
         "_since_us",
         "byte_count",
@@ -56,6 +58,8 @@ class Unflushed:
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self._directory = directory
+        self._appended_us = 0
+        self._point_behind = False
         self._rolled = False
         self._since_us: int | None = None
         self.byte_count = 0
@@ -73,6 +77,8 @@ class Unflushed:
         if not self.segments or self.segments[-1] is not segment:
             self.segments.append(segment)
         self.byte_count += byte_count
+        self._appended_us = now.mono_us
+        self._point_behind = True
         if self._since_us is None:
             self._since_us = now.mono_us
 
@@ -82,8 +88,12 @@ class Unflushed:
         if segment.index is not None:
             self.indexes.append(IndexFile(segment.index_path, segment.summary, segment.index))
         if producers is not None:
-            self.snapshots_unsaved.append(SnapshotFile(end_offset, producers.snapshot()))
-            del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
+            self.snapshot(end_offset, producers)
+
+    def snapshot(self, end_offset: int, producers: Producers) -> None:
+        """The next flush writes what the partition knows of its producers now."""
+        self.snapshots_unsaved.append(SnapshotFile(end_offset, producers.snapshot()))
+        del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
 
     def forget(self, segment: Segment) -> None:
         """The segment's files are about to go."""
@@ -92,10 +102,19 @@ class Unflushed:
         self.indexes = [file for file in self.indexes if file.path != segment.index_path]
 
     # --- flushing ------------------------------------------------------------------------------
-    def begin(self, end_offset: int, last: Segment | None, epochs: LeaderEpochs) -> FlushJob:
+    def begin(
+        self,
+        end_offset: int,
+        last: Segment | None,
+        epochs: LeaderEpochs,
+        *,
+        background: bool,
+    ) -> FlushJob:
         """Hand everything over to a job. `last`: the segment that holds the log's end."""
         assert self.outstanding is None, "a flush is outstanding"
-        kept = (*(s.offset for s in reversed(self.snapshots_unsaved)), *self.snapshots)
+        point = self._next_point(end_offset, last, background)
+        unsaved = (file.offset for file in reversed(self.snapshots_unsaved))
+        kept = tuple(dict.fromkeys((*unsaved, *self.snapshots)))
         job = FlushJob(
             self._disk,
             self._directory,
@@ -103,7 +122,7 @@ class Unflushed:
             tuple(self.segments),
             self.names_changed,
             epochs=epochs.dump() if epochs.dirty else None,
-            point=self._next_point(end_offset, last),
+            point=point,
             indexes=tuple(self.indexes),
             snapshots=tuple(self.snapshots_unsaved),
             snapshots_doomed=kept[SNAPSHOTS_KEPT:],
@@ -116,16 +135,22 @@ class Unflushed:
         self.byte_count = 0
         self._rolled = False
         self._since_us = None
+        if point is not None:
+            self._point_behind = False
         self.outstanding = job
         return job
 
-    def _next_point(self, end_offset: int, last: Segment | None) -> RecoveryPoint | None:
+    def _next_point(
+        self, end_offset: int, last: Segment | None, background: bool
+    ) -> RecoveryPoint | None:
         """The recovery point that this flush should write; None when the last one will do."""
-        if not self.segments or last is None:
+        if last is None or not self._point_behind:
             return None
         point = RecoveryPoint(end_offset, last.base_offset, last.file.size)
         near = point.position - self.point.position < _CHECKPOINT_BYTES
-        return None if near and point.base_offset == self.point.base_offset else point
+        if near and not background and point.base_offset == self.point.base_offset:
+            return None
+        return point
 
     def complete(self, job: FlushJob, result: FlushResult, epochs: LeaderEpochs) -> None:
         """The job has run."""
@@ -135,9 +160,11 @@ class Unflushed:
             epochs.dirty = True
         if result.point is not None:
             self.point = result.point
-        for offset, _ in job.snapshots:
-            self.snapshots.insert(0, offset)
-        self.snapshots = [o for o in self.snapshots if o not in job.snapshots_doomed]
+        elif job.point is not None:
+            self._point_behind = True
+        saved = (file.offset for file in reversed(job.snapshots))
+        kept = dict.fromkeys((*saved, *self.snapshots))
+        self.snapshots = [offset for offset in kept if offset not in job.snapshots_doomed]
 
     def postpone(self, job: FlushJob, epochs: LeaderEpochs) -> None:
         """Nothing was tried: all that the job had is to be flushed still."""
@@ -147,9 +174,21 @@ class Unflushed:
         self.segments = mine + self.segments
         self.names_changed = self.names_changed or job.names_changed
         epochs.dirty = epochs.dirty or job.epochs is not None
+        self._point_behind = self._point_behind or job.point is not None
+        self._rolled = self._rolled or bool(job.indexes)
         self.indexes = [*job.indexes, *self.indexes]
         self.snapshots_unsaved = [*job.snapshots, *self.snapshots_unsaved]
         del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
+
+    def truncated(self, end_offset: int, point: RecoveryPoint) -> None:
+        """The log ends at `end_offset`, and nothing outstanding may speak of what came after."""
+        assert self.outstanding is None
+        self.point = point
+        self.snapshots = [offset for offset in self.snapshots if offset <= end_offset]
+        kept = [file for file in self.snapshots_unsaved if file.offset <= end_offset]
+        self.snapshots_unsaved = kept
+        self.indexes = [f for f in self.indexes if f.summary.end_offset <= end_offset]
+        self._point_behind = True
 
     def due_us(self) -> int | None:
         """When a flush in the background is due: see `Log.flush_due_us`."""
@@ -157,6 +196,8 @@ class Unflushed:
             return None
         if self._rolled or self.byte_count >= UNFLUSHED_BYTES_MAX:
             return 0
-        if self._since_us is None:
-            return None
-        return self._since_us + UNFLUSHED_MS_MAX * 1000
+        if self._since_us is not None:
+            return self._since_us + UNFLUSHED_MS_MAX * 1000
+        if self._point_behind:
+            return self._appended_us + UNFLUSHED_MS_MAX * 1000
+        return None

@@ -70,6 +70,16 @@ class SparseIndex:
         self.positions.append(position)
         self.times.append(newest_before_us)
 
+    def cut(self, count: int) -> None:
+        """Keep the first `count` entries: an append failed half way through its entries."""
+        for column in (self.relative_offsets, self.positions, self.times):
+            del column[count:]
+
+    @property
+    def byte_count(self) -> int:
+        """What the entries take in memory."""
+        return 16 * len(self)
+
     def floor_offset(self, relative_offset: int) -> int:
         """The last entry whose batch begins at or before the row; at least 0."""
         return max(0, bisect_right(self.relative_offsets, relative_offset) - 1)

@@ -11,24 +11,26 @@ and the log takes either in afterwards:
 | RemoveFilesJob | `Log.complete_trim`           | nothing: the log is done with them  |
 | LoadIndexJob   | `Log.begin_load`, NotResident | `complete_load`                     |
 | ReadJob        | NotResident                   | `complete_read`                     |
+| TruncateJob    | `Log.begin_truncate`          | `complete_truncate`, `fail_truncate`|
 
 Jobs with the same `key` must run one after another, in the order in which they were started. A
-job of which `run` raised has no result; a flush and a trim must hear of it (`fail_...`).
+job of which `run` raised has no result; those with a `fail_...` must hear of it.
 """
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from quiverlog.errors import DiskFull, QuiverlogError
 from quiverlog.storage import checkpoint
+from quiverlog.storage.byte_source import is_unreadable
 from quiverlog.storage.checkpoint import RecoveryPoint
 from quiverlog.storage.disk import Disk, File, out_of_descriptors
 from quiverlog.storage.epochs import EPOCHS_FILE
 from quiverlog.storage.index import IndexSummary, SparseIndex
-from quiverlog.storage.segment import LoadedIndex, Segment
+from quiverlog.storage.segment import Segment
+from quiverlog.storage.segment_index import LoadedIndex, SegmentFiles
 
 __all__ = [
     "FlushJob",
@@ -176,12 +178,10 @@ class TrimJob:
 
     def run(self) -> None:
         """Raises DiskFull, StorageFault or OSError: nothing changed."""
-        path = f"{self.key}/{checkpoint.LOG_START_FILE}"
-        data = checkpoint.pack_log_start(self.offset)
         scratch = list(self.scratch)
         while True:
             try:
-                self.disk.write_file_atomic(path, data)
+                checkpoint.save_log_start(self.disk, self.key, self.offset)
                 return
             except DiskFull:
                 if not scratch:
@@ -222,14 +222,14 @@ class LoadIndexJob:
     kind: ClassVar[str] = "load index"
     key: str
     segment: Segment
-    size: int = field(init=False)
+    files: SegmentFiles = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", self.segment.file.size)
+        object.__setattr__(self, "files", self.segment.files)
 
     def run(self) -> LoadedIndex:
-        """Raises CorruptLog when the file is not this segment's, OSError when it is unreadable."""
-        return self.segment.read_index(self.size)
+        """Raises UnsupportedFormat, or OSError when a file cannot be opened."""
+        return self.files.read_index()
 
 
 class ReadResult(NamedTuple):
@@ -256,7 +256,7 @@ class ReadJob:
             try:
                 self.file.read_copy(at, min(_READ_BYTES, end - at))
             except OSError as error:
-                if error.errno != errno.EIO:
+                if not is_unreadable(error):
                     raise
                 return ReadResult(at)
         return ReadResult()

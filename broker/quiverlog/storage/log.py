@@ -1,34 +1,40 @@
 """One partition's log: segments in a row, seen as one sequence of offsets.
 
-Owns the order of things: stamp, write, index; which bytes a flush covers; what recovery keeps; what
-retention takes. One thread uses it, except `SyncTicket.run`, which may run in another.
+Owns the order of things: stamp, write, index; when a segment is finished; what is readable.
+Flushing (flushing.py), opening (opening.py), truncation (truncation.py) and what a reader gets of
+one segment (reading.py) have files of their own. One thread uses a log; what may block is a job
+(jobs.py) that is begun here, run elsewhere, and completed here.
 
 Invariants:
-- log_start_offset <= flushed_offset' <= log_end_offset, where rows at or above flushed_offset may
-  be lost by a power failure and rows below may not.
-- An append is stored as a whole or not at all; after an error the log is as it was.
+- log_start_offset <= log_end_offset, flushed_offset <= log_end_offset: rows at or above
+  flushed_offset may be lost by a power failure, rows below may not.
+- An append is stored as a whole or not at all; after any error the log is as it was.
 - A failed flush is final (`fault`): the kernel may have dropped the pages, a second fsync that
   succeeds would prove nothing. Only a restart, which reads the disk, helps.
-- Offsets are never given out twice, except those of rows that were cut as a torn tail.
-
-`append` writes at once: one pwrite for all batches of a call. Every segment but the last is sealed.
+- Offsets are never given out twice, except those of rows that were cut: as a torn tail, or by
+  truncation.
+- Every segment but the last is finished: it takes no more appends.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from quiverlog.batch.header import BatchHeader, stamp
-from quiverlog.errors import CorruptLog, DiskFull, OffsetOutOfRange, QuiverlogError, StorageFault
-from quiverlog.limits import (
-    SEGMENT_ROWS_MAX,
+from quiverlog.errors import (
+    BatchTooLarge,
+    CorruptLog,
+    OffsetOutOfRange,
+    QuiverlogError,
+    StorageFault,
 )
-from quiverlog.storage import checkpoint, retention
+from quiverlog.limits import SEGMENT_BYTES_MAX, SEGMENT_ROWS_MAX
+from quiverlog.storage import checkpoint, opening, reading, retention
 from quiverlog.storage.checkpoint import Producers, RecoveryPoint
-from quiverlog.storage.disk import Disk, out_of_descriptors
-from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
+from quiverlog.storage.disk import Disk, out_of_descriptors, short_name
+from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.flushing import Unflushed
+from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.jobs import (
     FlushJob,
     FlushResult,
@@ -40,27 +46,35 @@ from quiverlog.storage.jobs import (
     TrimJob,
 )
 from quiverlog.storage.log_config import LogConfig
-from quiverlog.storage.recovery import RecoveryReport, find_segments, recover_segments
+from quiverlog.storage.recovery import RecoveryReport
+from quiverlog.storage.resync import EPOCHS_ALL
 from quiverlog.storage.retention import RetentionResult
-from quiverlog.storage.segment import SEGMENT_HEADER_BYTES, LoadedIndex, Segment
+from quiverlog.storage.segment import Segment
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, LoadedIndex
+from quiverlog.storage.segments import Segments
 from quiverlog.storage.sync_ticket import SyncTicket
+from quiverlog.storage.truncation import TruncateJob, TruncateResult
 from quiverlog.types import Now
 
 __all__ = ["Log", "LogConfig", "RecoveryReport", "RetentionResult", "SyncTicket"]
+
+Batches = Sequence[tuple[BatchHeader, memoryview]]
+"""Whole batches: the header, and all bytes."""
 
 
 class Log:
     """See the module docstring. All attributes are for reading, except `config`."""
 
     __slots__ = (
-        "_bases",
         "_changed",
         "_disk",
+        "_indexes",
         "_oldest_us",
         "_producers",
-        "_sealed",
+        "_segments",
         "_start_saved",
         "_trim",
+        "_truncation",
         "_unflushed",
         "config",
         "directory",
@@ -70,35 +84,44 @@ class Log:
         "log_end_offset",
         "log_start_offset",
         "recovery",
-        "segments",
-        "size_bytes",
     )
 
-    def __init__(self, disk: Disk, directory: str, config: LogConfig) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, config: LogConfig, indexes: IndexCache | None
+    ) -> None:
         self._disk = disk
         self.directory = directory
         self.config = config
-        self.segments: list[Segment] = []
-        self._bases: list[int] = []
-        self._sealed = True
+        self._segments = Segments()
+        self._indexes = IndexCache() if indexes is None else indexes
         self._unflushed = Unflushed(disk, directory)
         self._changed = False
         self._oldest_us: int | None = None
         self._producers: Producers | None = None
         self._start_saved = 0
         self._trim: TrimJob | None = None
+        self._truncation: TruncateJob | None = None
         self.epochs = LeaderEpochs(lambda: self.log_end_offset)
         self.fault = ""
         self.log_start_offset = 0
         self.log_end_offset = 0
         self.flushed_offset = 0
-        self.size_bytes = 0
         self.recovery = RecoveryReport()
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Oldest first; for reading."""
+        return self._segments.items
 
     @property
     def segment_count(self) -> int:
         """Files that hold rows."""
-        return len(self.segments)
+        return len(self._segments)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of these files."""
+        return self._segments.byte_count
 
     # --- opening -------------------------------------------------------------------------------
     @classmethod
@@ -111,226 +134,200 @@ class Log:
         clean: bool,
         now: Now,
         producers: Producers | None = None,
+        epoch_newest: int = EPOCHS_ALL.newest,
+        indexes: IndexCache | None = None,
     ) -> Log:
-        """Open the log in `directory`, which must exist; recover it unless `clean`.
+        """Open the log in `directory`, which must exist; recover it unless `clean`. In any thread.
 
         Args:
             clean: the whole broker was stopped in order. A log whose recovery point does not agree
                 with its files is scanned all the same.
             producers: restored from the newest snapshot, then replayed with all later headers.
+            epoch_newest: no row can have been written under a newer leader epoch.
+            indexes: bounds the memory of indexes, together with other logs.
 
         Raises:
             UnsupportedFormat: a newer quiverlog wrote a file.
             OSError, DiskFull, StorageFault: the disk failed.
         """
-        log = cls(disk, directory, config)
-        names = disk.list(directory)
-        log._unflushed.snapshots = checkpoint.snapshot_offsets(names)
-        log._start_saved = checkpoint.load_log_start(disk, directory)
-        log._unflushed.point = checkpoint.load_recovery_point(disk, directory)
-        log.segments = find_segments(disk, directory, names)
-        log._drop_given_up()
-        intact = log._load_epochs(names)
-        if not (clean and intact and log._open_clean()):
-            log._recover(now)
-        log._settle_start()
-        log.size_bytes = sum(segment.file.size for segment in log.segments)
+        log = cls(disk, directory, config, indexes)
+        found = opening.open_files(
+            disk, directory, log.epochs, clean=clean, now=now, epoch_newest=epoch_newest
+        )
+        log._segments = Segments(found.segments)
+        log._unflushed.point = found.point
+        log._unflushed.snapshots = found.snapshots
+        log._start_saved = found.start_saved
+        log._changed = found.changed
+        log.recovery = found.report
+        log.log_start_offset = found.log_start_offset
+        log.log_end_offset = log.flushed_offset = found.log_end_offset
         log._producers = producers
-        if producers is not None:
-            log._restore_producers(producers)
+        log._restore_producers()
         return log
 
-    def _drop_given_up(self) -> None:
-        """Files below the log start that a power failure brought back, perhaps not all of them."""
-        while len(self.segments) > 1 and self.segments[0].end_offset <= self._start_saved:
-            self._remove_files(self.segments.pop(0))
-
-    def _load_epochs(self, names: list[str]) -> bool:
-        if EPOCHS_FILE not in names:
-            if self.segments:
-                self._unflushed.point = RecoveryPoint()
-            return not self.segments
-        path = f"{self.directory}/{EPOCHS_FILE}"
-        try:
-            self.epochs.load(path, self._disk.read_file(path))
-        except CorruptLog:
-            self._unflushed.point = (
-                RecoveryPoint()
-            )  # Read them again from the batches, from the start on.
-            return False
-        return True
-
-    def _open_clean(self) -> bool:
-        """Take the recovery point's word for the end, if the files agree with it."""
-        point = self._unflushed.point
-        if not self.segments:
-            self.log_end_offset = self.flushed_offset = max(point.offset, self._start_saved)
-            return True
-        last = self.segments[-1]
-        if point.base_offset != last.base_offset or point.position != last.file.size:
-            return False
-        last.end_offset = point.offset
-        self.log_end_offset = self.flushed_offset = point.offset
-        self._sealed = False
-        return True
-
-    def _recover(self, now: Now) -> None:
-        kept = list(self.segments)
-        touched, self.recovery = recover_segments(
-            self.segments, self._unflushed.point, self.epochs, now.wall_us
-        )
-        for segment in kept:
-            if segment.dropped:
-                self._remove_files(segment)
-        end = self.segments[-1].end_offset if self.segments else 0
-        end = max(end, self._start_saved, self._unflushed.point.offset)
-        self.log_end_offset = end
-        for segment in touched:
-            segment.drop_index()
-            # The last process may have died of a failed flush. What it wrote is in the cache, and
-            # was just read there; the kernel may hold it for written and a bare sync do nothing.
-            # In place, because the rows may be acknowledged: none may be missing for a moment.
-            in_point = segment.base_offset == self._unflushed.point.base_offset
-            position = self._unflushed.point.position if in_point else 0
-            segment.rewrite(position if position > SEGMENT_HEADER_BYTES else 0)
-            segment.file.sync()
-        if touched:
-            self._disk.sync_dir(self.directory)
-        self.flushed_offset = end
-        self.epochs.truncate_to(end + 1)
-        # After damage at the very end the rest of the file is nothing to append to.
-        self._sealed = not self.segments or bool(self.segments[-1].damages)
-        if self.segments and self.segments[-1].end_offset != end:
-            self._sealed = True
-        self._changed = True
-
-    def _settle_start(self) -> None:
-        """Drop what the log start has passed; the bases for searching."""
-        first = self.segments[0].base_offset if self.segments else self.log_end_offset
-        self.log_start_offset = max(first, self._start_saved)
-        if (
-            len(self.segments) == 1
-            and not self.segments[0].empty
-            and self.segments[0].end_offset <= self._start_saved
-        ):
-            self._remove_files(self.segments.pop())
-        if not self.segments or (
-            # Its rows were given up and lost in a crash: a row at the end is not its first.
-            self.segments[-1].empty and self.segments[-1].base_offset != self.log_end_offset
-        ):
-            self._sealed = True
-        self._bases = [segment.base_offset for segment in self.segments]
-        self.epochs.trim(self.log_start_offset)
-
-    def _restore_producers(self, producers: Producers) -> None:
-        """The newest snapshot that is whole and not ahead of the log; then the headers after it."""
-        start = self.log_start_offset
-        for offset in list(self._unflushed.snapshots):
-            if offset <= self.log_end_offset:
-                blob = checkpoint.load_snapshot(self._disk, self.directory, offset)
-                try:
-                    if blob is not None:
-                        producers.restore(blob)
-                        start = max(start, offset)
-                        break
-                except QuiverlogError:
-                    producers.restore(b"")
-            self._unflushed.snapshots.remove(offset)
-            checkpoint.drop_snapshot(self._disk, self.directory, offset)
-            # One that is ahead must not come back once other rows have taken its offsets.
-            self._disk.sync_dir(self.directory)
-        else:
-            producers.restore(b"")
-        for header in self.headers(start):
-            if header.base_offset >= start:
-                producers.replay(header)
+    def _restore_producers(self) -> None:
+        if self._producers is not None:
+            opening.restore_producers(
+                self._disk,
+                self.directory,
+                self._producers,
+                self._unflushed.snapshots,
+                self._segments,
+                self.log_start_offset,
+                self.log_end_offset,
+                self.recovery.damages,
+            )
 
     def headers(self, offset: int) -> Iterator[BatchHeader]:
         """Headers of the batches from the one that holds `offset` on; damaged ones left out."""
-        for segment in self.segments[self._segment_index(offset) :]:
-            try:
-                for _, header in segment.headers(offset):
-                    yield header
-            except CorruptLog as error:
-                if error.message not in self.recovery.damages:  # Retention asks every round.
-                    self.recovery.damages.append(error.message)
+        return self._segments.headers(offset, self.recovery.damages)
 
     # --- appending -----------------------------------------------------------------------------
-    def append(
-        self, batches: list[tuple[BatchHeader, memoryview]], leader_epoch: int, now: Now
-    ) -> int:
+    def append(self, batches: Batches, leader_epoch: int, now: Now) -> int:
         """Stamp and write batches (writable views, validated). Returns the first row's offset.
 
         Raises:
+            BatchTooLarge: more rows or bytes than a segment may hold; nothing was appended.
             DiskFull: nothing was appended.
             StorageFault: nothing was appended; an earlier flush failed, or the disk does.
         """
-        if self.fault:
-            raise StorageFault(f"{self.directory} takes no writes: {self.fault}.")
+        self._check_writable()
         base_offset = offset = self.log_end_offset
         total = 0
         for header, view in batches:
-            stamp(view, 0, offset, leader_epoch)
             offset += header.row_count
             total += len(view)
-        segment = self._writable(total, offset, now)
-        segment.append(batches, offset, self.config.index_interval_bytes)
-        if leader_epoch > self.epochs.newest:
-            self.epochs.assign(leader_epoch, base_offset)
-        self.log_end_offset = offset
-        self.size_bytes += total
-        self._changed = True
-        self._unflushed.appended(segment, total, now)
+        segment = self._writable(base_offset, total, offset, now)
+        offset = base_offset
+        for header, view in batches:
+            stamp(view, 0, offset, leader_epoch)
+            offset += header.row_count
+        self._write(segment, batches, offset, total, now, [(leader_epoch, base_offset)])
         return base_offset
 
-    def _writable(self, byte_count: int, end_offset: int, now: Now) -> Segment:
-        """The segment that takes so many bytes: the last one, or a new one."""
-        if not self._sealed:
-            segment = self.segments[-1]
-            config = self.config
-            size = segment.file.size
-            if segment.created_us < 0:
-                segment.load()
-            if size <= SEGMENT_HEADER_BYTES or (
-                size + byte_count <= config.roll_bytes
-                and now.wall_us - segment.created_us < config.segment_ms * 1000
-                and end_offset - segment.base_offset <= SEGMENT_ROWS_MAX
+    def append_copied(self, batches: Batches, now: Now) -> int:
+        """Write batches as another broker's log has them: stamps stay. Returns the log's new end.
+
+        They must go on where this log ends. The first batch of a log without rows may begin before
+        the log start, when that lies inside of it.
+
+        Raises: as `append`, and
+            CorruptLog: the offsets or epochs do not join up; nothing was appended.
+        """
+        self._check_writable()
+        if not batches:
+            return self.log_end_offset
+        first = batches[0][0]
+        offset = self.log_end_offset
+        if not self.segments and first.base_offset < offset < first.next_offset:
+            offset = first.base_offset
+        base_offset = offset
+        total = 0
+        epochs: list[tuple[int, int]] = []
+        newest = self.epochs.newest
+        for header, view in batches:
+            if header.base_offset != offset or header.leader_epoch < newest:
+                name = short_name(self.directory)
+                raise CorruptLog(
+                    f"{name}: a copied batch begins at row {header.base_offset} in epoch"
+                    f" {header.leader_epoch}; the log ends at {offset} in epoch {newest}.",
+                    file=name,
+                    offset=offset,
+                )
+            assert BatchHeader.unpack(view) == header, "the bytes carry the stamps"
+            newest = header.leader_epoch
+            epochs.append((newest, offset))
+            offset = header.next_offset
+            total += len(view)
+        segment = self._writable(base_offset, total, offset, now)
+        self._write(segment, batches, offset, total, now, epochs)
+        return offset
+
+    def _check_writable(self) -> None:
+        if self.fault:
+            raise StorageFault(f"{short_name(self.directory)} takes no writes: {self.fault}.")
+        assert self._truncation is None, "a truncation is outstanding"
+
+    def _writable(self, base_offset: int, byte_count: int, end_offset: int, now: Now) -> Segment:
+        """The segment that takes these rows: the last one, or a new one.
+
+        Raises: as `append`, before anything is written.
+        """
+        rows = end_offset - base_offset
+        if rows > SEGMENT_ROWS_MAX or byte_count > SEGMENT_BYTES_MAX - SEGMENT_HEADER_BYTES:
+            raise BatchTooLarge(
+                f"one append of {rows} rows and {byte_count} bytes; a segment takes"
+                f" {SEGMENT_ROWS_MAX} rows and {SEGMENT_BYTES_MAX} bytes."
+            )
+        last = self.segments[-1] if self.segments else None
+        if last is not None and not last.finished:
+            if last.created_us < 0:
+                last.load()
+            size = last.file.size
+            if end_offset - last.base_offset <= SEGMENT_ROWS_MAX and (
+                last.empty
+                or (
+                    size + byte_count <= self.config.roll_bytes
+                    and now.wall_us - last.created_us < self.config.segment_ms * 1000
+                )
             ):
-                return segment
+                return last
             self.roll()
-        segment = Segment.create(self._disk, self.directory, self.log_end_offset, now.wall_us)
-        self.segments.append(segment)
-        self._bases.append(segment.base_offset)
-        self.size_bytes += SEGMENT_HEADER_BYTES
-        self._sealed = False
+        segment = Segment.create(self._disk, self.directory, base_offset, now.wall_us)
+        self._segments.add(segment)
         self._unflushed.names_changed = True
         return segment
 
+    def _write(
+        self,
+        segment: Segment,
+        batches: Batches,
+        end_offset: int,
+        byte_count: int,
+        now: Now,
+        epochs: Sequence[tuple[int, int]],
+    ) -> None:
+        """Write stamped batches to `segment`. What comes after the write cannot fail."""
+        segment.append(batches, end_offset, self.config.index_interval_bytes)
+        for epoch, offset in epochs:
+            if epoch > self.epochs.newest:
+                self.epochs.assign(epoch, offset)
+        self.log_end_offset = end_offset
+        self._segments.grew(byte_count)
+        self._changed = True
+        self._unflushed.appended(segment, byte_count, now)
+
     def roll(self) -> None:
         """The next append begins a new segment. No I/O: the next flush writes what it leaves."""
-        if not self._sealed:
-            self._sealed = True
-            self._unflushed.rolled(self.segments[-1], self.log_end_offset, self._producers)
+        if self.segments and not self.segments[-1].finished:
+            last = self.segments[-1]
+            last.finished = True
+            self._unflushed.rolled(last, self.log_end_offset, self._producers)
+            self._indexes.finished(last)
 
     def roll_if_due(self, now: Now) -> None:
         """An idle topic's segment is finished when its time has come."""
-        if self.segments:
-            last = self.segments[-1]
-            age_us = now.wall_us - last.created_us
-            if last.created_us >= 0 and not last.empty and age_us >= self.config.segment_ms * 1000:
-                self.roll()
+        last = self.segments[-1] if self.segments else None
+        if last is None or last.created_us < 0 or last.empty:
+            return
+        if now.wall_us - last.created_us >= self.config.segment_ms * 1000:
+            self.roll()
 
     # --- flushing ------------------------------------------------------------------------------
-    def begin_flush(self) -> FlushJob:
+    def begin_flush(self, *, background: bool = False) -> FlushJob:
         """What a flush has to cover now. At most one at a time.
+
+        Args:
+            background: nobody waits for it, so it also writes the recovery point.
 
         Raises:
             StorageFault: an earlier flush failed.
         """
         if self.fault:
-            raise StorageFault(f"{self.directory}: {self.fault}.")
+            raise StorageFault(f"{short_name(self.directory)}: {self.fault}.")
         last = self.segments[-1] if self.segments else None
-        return self._unflushed.begin(self.log_end_offset, last, self.epochs)
+        return self._unflushed.begin(self.log_end_offset, last, self.epochs, background=background)
 
     def complete_flush(self, job: FlushJob, result: FlushResult) -> int:
         """The flush is done: returns the new flushed offset."""
@@ -351,8 +348,8 @@ class Log:
     def flush_due_us(self) -> int | None:
         """When a flush in the background is due (`Now.mono_us`): None for never, 0 for at once.
 
-        At a roll, after 64 MiB and after 30 s, for every level of durability: it bounds what a
-        start after a crash has to scan.
+        At a roll, after 64 MiB and after 30 s, for every level of durability, and once more when
+        a log has become idle: it bounds what a start after a crash has to scan.
         """
         return None if self.fault else self._unflushed.due_us()
 
@@ -363,13 +360,10 @@ class Log:
     def complete_sync(self, ticket: SyncTicket) -> int:
         """The older `complete_flush`. Raises StorageFault when the flush failed."""
         if self.fault:
-            raise StorageFault(f"{self.directory}: {self.fault}.")
+            raise StorageFault(f"{short_name(self.directory)}: {self.fault}.")
         return self.complete_flush(ticket.job, ticket.result)
 
     # --- reading -------------------------------------------------------------------------------
-    def _segment_index(self, offset: int) -> int:
-        return max(0, bisect_right(self._bases, offset) - 1)
-
     def read(
         self, offset: int, *, bytes_max: int, end_offset: int, cold_ok: bool = True
     ) -> list[memoryview]:
@@ -383,7 +377,8 @@ class Log:
 
         Raises:
             OffsetOutOfRange: not between log start and log end.
-            CorruptLog: the batch at `offset` is damaged.
+            CorruptLog: the batch at `offset` is damaged or missing. `offset` in its details is the
+                first bad row, `end_offset` the next good one.
             NotResident: only when not `cold_ok`.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
@@ -395,23 +390,18 @@ class Log:
         end_offset = min(end_offset, self.log_end_offset)
         if offset >= end_offset:
             return []
-        number = bisect_right(self._bases, offset) - 1
+        number = self._segments.number_of(offset)
         views: list[memoryview] = []
         while number < len(self.segments) and offset < end_offset:
+            if number < 0 or offset >= self.segments[number].end_offset:
+                if views:
+                    break
+                raise self._missing(number)
             segment = self.segments[number]
-            if number < 0 or offset >= segment.end_offset:
-                if views:
-                    break
-                raise self._missing(offset)
             try:
-                if not cold_ok:
-                    self._check_resident(segment, offset, bytes_max, end_offset)
-                more = segment.read(offset, bytes_max, end_offset)
-            except NotResident:
-                if views:
-                    break
-                raise
-            except CorruptLog:
+                self._make_ready(segment, (offset, bytes_max, end_offset), cold_ok)
+                more = reading.read(segment, offset, bytes_max, end_offset)
+            except (NotResident, CorruptLog):
                 if views:
                     break
                 raise
@@ -424,42 +414,58 @@ class Log:
                 break
             offset = BatchHeader.unpack(views[-1]).next_offset
             number += offset >= segment.end_offset
+        if not views:
+            raise self._missing(len(self.segments) - 1)
         return views
 
-    def _check_resident(
-        self, segment: Segment, offset: int, bytes_max: int, end_offset: int
+    def _make_ready(
+        self, segment: Segment, wanted: tuple[int, int, int] | None, cold_ok: bool
     ) -> None:
-        """Raises NotResident when `read` would wait for the disk."""
-        self._check_loaded(segment)
-        position, size = segment.span(offset, bytes_max, end_offset)
-        if not segment.file.resident(position, size):
-            raise NotResident(ReadJob(self.directory, segment, segment.file, position, size))
+        """Load the index. Raises NotResident when that, or reading `wanted`, would wait.
 
-    def _check_loaded(self, segment: Segment) -> None:
+        Args:
+            wanted: (offset, bytes_max, end_offset).
+        """
         if segment.index is None:
-            raise NotResident(LoadIndexJob(self.directory, segment))
+            if not cold_ok:
+                raise NotResident(LoadIndexJob(self.directory, segment))
+            segment.load()
+        if segment.finished and not segment.cached:
+            self._indexes.finished(segment)
+        if not cold_ok and wanted is not None:
+            position, size = reading.span(segment, *wanted)
+            if not segment.file.resident(position, size):
+                raise NotResident(ReadJob(self.directory, segment, segment.file, position, size))
 
     def begin_load(self, offset: int | None = None) -> LoadIndexJob | None:
         """The load that an append (or a read at `offset`) would wait for; None: none."""
-        if not self.segments or (offset is None and self._sealed):
+        if not self.segments or (offset is None and self.segments[-1].finished):
             return None
-        number = -1 if offset is None else self._segment_index(offset)
-        segment = self.segments[number]
+        segment = self.segments[-1] if offset is None else self._segments.holding(offset)[0]
         return LoadIndexJob(self.directory, segment) if segment.index is None else None
 
     def complete_load(self, job: LoadIndexJob, result: LoadedIndex) -> None:
         """An index was loaded."""
         if not job.segment.dropped:
             job.segment.take_index(result)
+            if result.header_damage and result.header_damage not in self.recovery.damages:
+                self.recovery.damages.append(result.header_damage)
 
     def complete_read(self, job: ReadJob, result: ReadResult) -> None:
         """A cold range was read. What the disk refused is verified before it is served."""
         if result.unreadable_from >= 0:
-            job.segment.distrust(result.unreadable_from)
+            job.segment.distrust()
 
-    def _missing(self, offset: int) -> CorruptLog:
+    def _missing(self, number: int) -> CorruptLog:
+        """The error for rows between segment `number` and the next one: their file is lost."""
+        first, end = self.log_start_offset, self.log_end_offset
+        if number >= 0:
+            first = max(first, self.segments[number].end_offset)
+        if number + 1 < len(self.segments):
+            end = self.segments[number + 1].base_offset
+        name = short_name(self.directory)
         return CorruptLog(
-            f"{self.directory}: row {offset} is missing.", file=self.directory, offset=offset
+            f"{name}: rows {first} to {end} are missing.", file=name, offset=first, end_offset=end
         )
 
     def offset_for_timestamp(self, at_us: int, *, cold_ok: bool = True) -> tuple[int, int] | None:
@@ -470,10 +476,9 @@ class Log:
             NotResident: only when not `cold_ok`.
         """
         start = self.log_start_offset
-        for segment in self.segments[self._segment_index(start) :]:
-            if not cold_ok:
-                self._check_loaded(segment)
-            header = segment.first_at_or_after(at_us, start)
+        for segment in self._segments.holding(start):
+            self._make_ready(segment, None, cold_ok)
+            header = reading.first_at_or_after(segment, at_us, start)
             if header is not None:
                 return max(header.base_offset, start), header.timestamp_max_us
         return None
@@ -494,58 +499,42 @@ class Log:
                 f"{start} to {end} is not in {self.log_start_offset} to {self.log_end_offset}."
             )
         total = 0
-        for segment in self.segments[self._segment_index(start) :]:
+        for segment in self._segments.holding(start):
             if start >= end:
                 break
             if start >= segment.end_offset:
                 continue
-            if not cold_ok:
-                self._check_loaded(segment)
-            first = next(segment.headers(start), None)
-            if first is None:
-                start = segment.end_offset
-                continue
-            last_at, last = first
-            if end < segment.end_offset:
-                last_at, last = next(segment.headers(end - 1), first)
-                stop = last_at + last.total_bytes
-            else:
-                stop = segment.file.size
-            if bytes_max >= 0 and total + stop - first[0] > bytes_max:
-                return self._bounded(segment, first, total, bytes_max, end)
-            total += stop - first[0]
-            start = segment.end_offset
+            self._make_ready(segment, None, cold_ok)
+            stop, offset, done = reading.measure(segment, start, end, bytes_max, total)
+            total += stop
+            if done:
+                return offset, total
+            start = offset
         return end, total
 
-    @staticmethod
-    def _bounded(
-        segment: Segment, first: tuple[int, BatchHeader], total: int, bytes_max: int, end: int
-    ) -> tuple[int, int]:
-        position, header = first
-        one = position + header.total_bytes
-        limit = position + bytes_max - total
-        if limit < one:
-            if total:
-                return header.base_offset, total
-            return min(end, header.next_offset), header.total_bytes
-        at, offset = segment.last_boundary(limit, header.base_offset)
-        return min(end, offset), total + at - position
-
     # --- giving up rows ------------------------------------------------------------------------
-    def begin_trim(self, offset: int) -> TrimJob | None:
-        """Give up the rows below `offset`; None when that was done before. One at a time.
+    def begin_trim(self, offset: int, *, promised: bool = True) -> TrimJob | None:
+        """Give up the rows below `offset`; None when there is nothing to do. One at a time.
+
+        Args:
+            promised: somebody will be told that the rows are gone. Otherwise (retention, which
+                judges again after a crash) a start that frees no file is not written down: it moves
+                at once, and there is no job.
 
         Raises:
             OffsetOutOfRange: beyond the log's end.
         """
         assert self._trim is None, "a trim is outstanding"
-        if offset > self.log_end_offset or offset < 0:
+        if not 0 <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(f"offset {offset} is beyond the end {self.log_end_offset}.")
         if offset <= self._start_saved:
             return None
         offset = max(offset, self.log_start_offset)
-        scratch = tuple(s.index_path for s in self.segments if s.end_offset <= offset)
-        self._trim = TrimJob(self._disk, self.directory, offset, scratch)
+        doomed = [s.index_path for s in self.segments if s.end_offset <= offset]
+        if not promised and not doomed:
+            self._move_start(offset)
+            return None
+        self._trim = TrimJob(self._disk, self.directory, offset, tuple(doomed))
         return self._trim
 
     def complete_trim(self, job: TrimJob) -> RemoveFilesJob | None:
@@ -556,33 +545,29 @@ class Log:
         assert job is self._trim
         self._trim = None
         self._start_saved = max(self._start_saved, job.offset)
-        offset = min(job.offset, self.log_end_offset)
-        if offset > self.log_start_offset:
-            self.log_start_offset = offset
-            self._oldest_us = None
-            self._changed = True
-            self.epochs.trim(offset)
-        return self._detach_below(offset)
+        self._move_start(min(job.offset, self.log_end_offset))
+        return self._detach_given_up()
 
     def fail_trim(self, job: TrimJob) -> None:
         """The trim's `run` raised: nothing changed."""
         assert job is self._trim
         self._trim = None
 
-    def _detach_below(self, offset: int) -> RemoveFilesJob | None:
+    def _move_start(self, offset: int) -> None:
+        if offset > self.log_start_offset:
+            self.log_start_offset = offset
+            self._oldest_us = None
+            self._changed = True
+            self.epochs.trim(offset)
+
+    def _detach_given_up(self) -> RemoveFilesJob | None:
+        """Take the segments below the log start out; their files are still to be removed."""
         paths: list[str] = []
-        byte_count = self.size_bytes
-        count = len(self.segments)
-        while self.segments and self.segments[0].end_offset <= offset:
-            if len(self.segments) == 1:
-                self.roll()
-            segment = self.segments.pop(0)
-            del self._bases[0]
-            segment.dropped = True
-            self.size_bytes -= segment.file.size
+        byte_count, count = self.size_bytes, len(self.segments)
+        while self.segments and self.segments[0].end_offset <= self.log_start_offset:
+            segment = self._segments.take_first()
+            self._forget(segment)
             paths += [segment.index_path, segment.path]
-            self._unflushed.forget(segment)
-            segment.file.close()
         if not paths:
             return None
         return RemoveFilesJob(
@@ -593,161 +578,112 @@ class Log:
             count - len(self.segments),
         )
 
+    def _forget(self, segment: Segment) -> None:
+        assert segment.dropped
+        self._unflushed.forget(segment)
+        self._indexes.forget(segment)
+
     def retention_target(self, now: Now, high_watermark: int, *, cold_ok: bool = True) -> int:
         """Where the log should start: too old or too much goes. Decides only; see `begin_trim`.
 
         Raises:
             NotResident: only when not `cold_ok`.
         """
-        if not cold_ok and self.segments:
-            self._check_loaded(self.segments[0])
-        return retention.target(self, now, high_watermark)
+        return retention.target(self, now, high_watermark, cold_ok=cold_ok)
 
-    def delete_before(self, offset: int) -> int:
-        """Give up the rows below `offset`; durable when this returns. Returns the log start.
-
-        Raises:
-            OffsetOutOfRange: beyond the log's end.
-            DiskFull, StorageFault: nothing changed.
-        """
-        if offset > self.log_end_offset or offset < 0:
-            raise OffsetOutOfRange(f"offset {offset} is beyond the end {self.log_end_offset}.")
-        if offset > self._start_saved:
-            # Retention may have come further, unwritten: what is promised here is written down.
-            offset = max(offset, self.log_start_offset)
-            self._save_start(offset)
-            self.move_start(offset)
-        return self.log_start_offset
-
-    def _save_start(self, offset: int) -> None:
-        path = f"{self.directory}/{checkpoint.LOG_START_FILE}"
-        self._disk.write_file_atomic(path, checkpoint.pack_log_start(offset))
-        self._start_saved = offset
-
-    def move_start(self, offset: int) -> tuple[int, int]:
-        """Move the log start, drop the segments below: (segments, bytes). Not durable by itself.
-
-        When files go, `log-start` is written first. A power failure may bring back some of them and
-        not others: recovery must know that what is missing was given up, not lost. And when nothing
-        is left, only that file knows which offset comes next.
-        """
-        if offset <= self.log_start_offset:
-            return 0, 0
-        count, byte_count = len(self.segments), self.size_bytes
-        if self.segments and self.segments[0].end_offset <= offset > self._start_saved:
-            self._save_start_first(offset)
-        self.log_start_offset = offset
-        self._oldest_us = None
-        self._changed = True
-        self.epochs.trim(offset)
-        while self.segments and self.segments[0].end_offset <= offset:
-            if len(self.segments) == 1:
-                self.roll()
-            self._drop_first()
-        return count - len(self.segments), byte_count - self.size_bytes
-
-    def _save_start_first(self, offset: int) -> None:
-        """Write `log-start`; on a full disk, make room for it by what may go anyway."""
-        while True:
-            try:
-                self._save_start(offset)
-                return
-            except DiskFull:
-                if len(self.segments) < 2 or self.segments[0].end_offset > offset:
-                    raise
-                # One at a time leaves no gap, whatever the power does.
-                self._drop_first()
-                self.log_start_offset = max(self.log_start_offset, self._bases[0])
-                self._disk.sync_dir(self.directory)
-
-    def _drop_first(self) -> None:
-        self.size_bytes -= self.segments[0].file.size
-        self._remove_files(self.segments[0])
-        del self.segments[0], self._bases[0]
-
-    def _remove_files(self, segment: Segment) -> None:
-        segment.dropped = True
-        self._unflushed.forget(segment)
-        segment.file.close()
-        for path in (segment.index_path, segment.path):
-            try:
-                self._disk.remove(path)
-            except FileNotFoundError:
-                continue
-
-    def apply_retention(self, now: Now, high_watermark: int) -> RetentionResult:
-        """Take what is too old or too much, never at or above the high watermark.
-
-        Raises:
-            OSError, QuiverlogError: the disk failed; the next round tries again.
-        """
-        return retention.apply(self, now, high_watermark)
-
-    def oldest_us(self) -> int | None:
+    def oldest_us(self, *, cold_ok: bool = True) -> int | None:
         """Time of the first row kept; None when the log is empty."""
         if self._oldest_us is None:
+            if self.segments:
+                first = self._segments.holding(self.log_start_offset)[0]
+                self._make_ready(first, None, cold_ok)
             header = next(self.headers(self.log_start_offset), None)
             self._oldest_us = None if header is None else header.timestamp_max_us
         return self._oldest_us
 
-    def truncate_to(self, offset: int) -> None:
-        """Cut the rows from `offset` on; must be a batch's first row (or cuts the whole batch).
+    def delete_before(self, offset: int) -> int:
+        """The older `begin_trim`, all in one. Returns the log start. Raises as its steps do."""
+        job = self.begin_trim(offset)
+        if job is not None:
+            self._run_trim(job)
+        return self.log_start_offset
 
-        Producers and epochs are rewound too. No ticket may be outstanding: its thread knows the
-        files by name, and its offset would count rows as flushed that came later.
+    def apply_retention(self, now: Now, high_watermark: int) -> RetentionResult:
+        """The older `retention_target`, carried out at once. Raises as its steps do."""
+        count, byte_count = len(self.segments), self.size_bytes
+        job = self.begin_trim(self.retention_target(now, high_watermark), promised=False)
+        if job is not None:
+            self._run_trim(job)
+        self.roll_if_due(now)
+        return RetentionResult(
+            self.log_start_offset, count - len(self.segments), byte_count - self.size_bytes
+        )
+
+    def _run_trim(self, job: TrimJob) -> None:
+        try:
+            job.run()
+        except (OSError, QuiverlogError):
+            self.fail_trim(job)
+            raise
+        remove = self.complete_trim(job)
+        if remove is not None:
+            remove.run()
+
+    # --- truncating ----------------------------------------------------------------------------
+    def begin_truncate(self, offset: int) -> TruncateJob | None:
+        """Cut the rows from `offset` on; None when there are none. No flush may be outstanding.
+
+        The job knows the files by name, and nothing may be appended until it is complete. A batch
+        goes whole, so the log may end before `offset`.
         """
         assert self._unflushed.outstanding is None, "a flush is outstanding"
+        assert self._truncation is None, "a truncation is outstanding"
         if offset >= self.log_end_offset:
             self.epochs.truncate_to(max(offset, self.log_end_offset))
-            return
-        offset = max(offset, self.log_start_offset)
-        while self.segments and self.segments[-1].base_offset >= offset:
-            segment = self.segments.pop()
-            self._bases.pop()
-            self.size_bytes -= segment.file.size
-            self._remove_files(segment)
-            self._sealed = True
-            self.log_end_offset = segment.base_offset
-        if self.segments and self.segments[-1].end_offset > offset:
-            self._cut_last(offset)
+            return None
+        self._truncation = TruncateJob(
+            self._disk, self.directory, offset, self.log_end_offset, self.epochs.dump()
+        )
+        return self._truncation
+
+    def complete_truncate(self, job: TruncateJob, result: TruncateResult) -> int:
+        """The rows are cut; returns the log's new end. Views of them stay what they were."""
+        assert job is self._truncation
+        self._truncation = None
+        end = result.end_offset
+        assert self.log_start_offset <= end <= self.log_end_offset
+        while self.segments and self.segments[-1].base_offset > result.last_base:
+            self._forget(self._segments.take_last())
+        if result.file is not None:
+            old = self._segments.take_last()
+            self._forget(old)
+            fresh = Segment(self._disk, old.path, result.file, old.base_offset)
+            fresh.end_offset = end
+            self._segments.add(fresh)
         if not self.segments:
-            self.log_end_offset = offset
-            self._save_start(offset)
-            self.log_start_offset = offset
-        self.flushed_offset = min(self.flushed_offset, self.log_end_offset)
+            self._start_saved = max(self._start_saved, end)
+            self._move_start(end)
+        self.log_end_offset = end
+        self.flushed_offset = min(self.flushed_offset, end)
+        self.epochs.truncate_to(end)
+        self.epochs.dirty = False
+        self._unflushed.truncated(end, result.point)
         self._oldest_us = None
         self._changed = True
-        self.epochs.truncate_to(self.log_end_offset)
-        self._save_after_cut()
+        self._restore_producers()
+        return end
 
-    def _cut_last(self, offset: int) -> None:
-        old = self.segments[-1]
-        position, header = next(old.headers(offset))
-        self.size_bytes -= old.file.size - position
-        old.drop_index()
-        old.file.truncate(position)
-        old.file.sync()
-        old.file.close()
-        file = self._disk.open(old.path, create=False)
-        fresh = Segment(self._disk, old.path, file, old.base_offset)
-        fresh.end_offset = self.log_end_offset = header.base_offset
-        self.segments[-1] = fresh
-        unflushed = self._unflushed.segments
-        self._unflushed.segments = [fresh if s is old else s for s in unflushed]
-        self._sealed = False
+    def fail_truncate(self, job: TruncateJob) -> None:
+        """The truncation's `run` raised: half of it may be done, so the log takes no writes."""
+        assert job is self._truncation
+        self._truncation = None
+        self.fault = "a truncation failed half way"
 
-    def _save_after_cut(self) -> None:
-        """The recovery point and the snapshots must not be ahead of the log."""
-        point = self._unflushed.point
-        last = self.segments[-1].base_offset if self.segments else -1
-        if point.offset > self.log_end_offset or point.base_offset > last:
-            self._unflushed.point = point = RecoveryPoint()
-            path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"
-            self._disk.write_file_atomic(path, checkpoint.pack_recovery_point(point))
-        self._disk.write_file_atomic(f"{self.directory}/{EPOCHS_FILE}", self.epochs.dump())
-        self.epochs.dirty = False
-        if self._producers is not None:
-            self._restore_producers(self._producers)
+    def truncate_to(self, offset: int) -> None:
+        """The older `begin_truncate`, all in one."""
+        job = self.begin_truncate(offset)
+        if job is not None:
+            self.complete_truncate(job, job.run())
 
     # --- closing -------------------------------------------------------------------------------
     def close(self, *, clean: bool) -> None:
@@ -761,39 +697,26 @@ class Log:
                 self._close_clean()
         finally:
             for segment in self.segments:
+                self._indexes.forget(segment)
                 segment.file.close()
 
     def _close_clean(self) -> None:
         if not self._changed and not self.epochs.dirty:
             return
-        for segment in self._unflushed.segments:
-            segment.file.sync()
-        if self._unflushed.segments or self._unflushed.names_changed:
-            self._disk.sync_dir(self.directory)
-        self._unflushed.segments = []
-        for path, summary, index in self._unflushed.indexes:
-            self._disk.write_file_atomic(path, index.dump(summary), durable=False)
-        self.flushed_offset = self.log_end_offset
-        if self.epochs.dirty:
-            path = f"{self.directory}/{EPOCHS_FILE}"
-            self._disk.write_file_atomic(path, self.epochs.dump(), durable=bool(self.segments))
-        if not self._changed:
-            return
-        if self.log_start_offset > self._start_saved:
-            self._save_start(self.log_start_offset)
-        point = RecoveryPoint(self.log_end_offset)
-        if self.segments:
-            last = self.segments[-1]
+        if self._producers is not None and self._changed:
+            self._unflushed.snapshot(self.log_end_offset, self._producers)
+        last = self.segments[-1] if self.segments else None
+        if last is not None and self._changed:
             last.save_index()
-            point = RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
-        if self._producers is not None:
-            checkpoint.save_snapshot(
-                self._disk,
-                self.directory,
-                self.log_end_offset,
-                self._producers.snapshot(),
-                self._unflushed.snapshots,
-            )
-        # Not durable: it only counts if it agrees with the files, and old ones do no harm.
-        path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"
-        self._disk.write_file_atomic(path, checkpoint.pack_recovery_point(point), durable=False)
+        job = self.begin_flush()
+        self.complete_flush(job, job.run())
+        if self._changed and self.log_start_offset > self._start_saved:
+            checkpoint.save_log_start(self._disk, self.directory, self.log_start_offset)
+        if self._changed:
+            point = RecoveryPoint(self.log_end_offset)
+            if last is not None:
+                point = RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
+            # Not durable: it only counts if it agrees with the files, and old ones do no harm.
+            path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"
+            data = checkpoint.pack_recovery_point(point)
+            self._disk.write_file_atomic(path, data, durable=False)

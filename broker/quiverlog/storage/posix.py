@@ -151,6 +151,13 @@ class PosixFile:
         os.ftruncate(descriptor.fd, size)
         self.size = size
 
+    def retract(self, size: int) -> None:
+        assert 0 <= size <= self.size
+        self.size = size
+        with contextlib.suppress(OSError):
+            descriptor = self._descriptor or self._open()
+            os.ftruncate(descriptor.fd, size)
+
     def sync(self) -> None:
         # Taken once: another thread may evict this file's descriptor meanwhile.
         descriptor = self._descriptor

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quiverlog.storage.log import Log
     from quiverlog.types import Now
 
-__all__ = ["RetentionResult", "apply", "target"]
+__all__ = ["RetentionResult", "target"]
 
 
 class RetentionResult(NamedTuple):
@@ -28,30 +28,23 @@ class RetentionResult(NamedTuple):
     bytes_deleted: int
 
 
-def apply(log: Log, now: Now, high_watermark: int) -> RetentionResult:
-    """See the module docstring; as `Log.apply_retention`."""
-    segments, byte_count = log.move_start(target(log, now, high_watermark))
-    log.roll_if_due(now)
-    return RetentionResult(log.log_start_offset, segments, byte_count)
-
-
-def target(log: Log, now: Now, high_watermark: int) -> int:
+def target(log: Log, now: Now, high_watermark: int, *, cold_ok: bool) -> int:
     """Where the log should start, at least where it does; as `Log.retention_target`."""
     if log.log_start_offset >= log.log_end_offset:
         return log.log_start_offset
-    wanted = min(max(_by_time(log, now), _by_size(log)), high_watermark)
+    wanted = min(max(_by_time(log, now, cold_ok), _by_size(log)), high_watermark)
     return max(wanted, log.log_start_offset)
 
 
-def _by_time(log: Log, now: Now) -> int:
+def _by_time(log: Log, now: Now, cold_ok: bool) -> int:
     retention_ms = log.config.retention_ms
     if retention_ms < 0:
         return 0
     cutoff_us = now.wall_us - retention_ms * 1000
-    oldest_us = log.oldest_us()
+    oldest_us = log.oldest_us(cold_ok=cold_ok)
     if oldest_us is not None and oldest_us >= cutoff_us:
         return 0
-    found = log.offset_for_timestamp(cutoff_us)
+    found = log.offset_for_timestamp(cutoff_us, cold_ok=cold_ok)
     return log.log_end_offset if found is None else found[0]
 
 

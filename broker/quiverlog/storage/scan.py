@@ -4,32 +4,39 @@ Owns the difference between a torn tail (an append that a crash interrupted: nev
 flushed, cut at recovery) and damage (bytes that were written and changed later: reported, kept, and
 stepped over). Rules, for bytes at which no good batch begins:
 
-1. A good batch begins further on: damage up to there.
-2. The file ends inside the batch, or the batch's end is zeros that never arrived: torn.
-3. A whole batch whose checksum is wrong: damage, even at the end of the file.
+1. The header there fits (right offset, plausible fields) and reaches beyond the end: torn, unless
+   the checksum proves that a shorter batch is all there. Nothing is looked for inside of it: a
+   column's bytes may look like a batch, and whoever wrote them would choose rows and offsets.
+2. The header fits and another one follows where it ends: one batch is damaged.
+3. Otherwise the next good batch is looked for (resync.py): damage up to there.
+4. Nothing good follows: a batch whose end is zeros that never arrived is torn; a whole one with a
+   wrong checksum is damage, even at the end of the file.
 
-Rule 1 and 3 may call damage what a disk wrote out of order before a power failure. That costs
+Rules 2 to 4 may call damage what a disk wrote out of order before a power failure. That costs
 unacknowledged rows that cannot be read; the other mistake would cost acknowledged ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from quiverlog.batch.checksum import crc32c
-from quiverlog.batch.header import CRC_START, MAGIC, BatchHeader
-from quiverlog.limits import BATCH_HEADER_BYTES, BATCH_ROWS_MAX
+from quiverlog.batch.header import CRC_START, BatchHeader, whole_batch
+from quiverlog.limits import (
+    BATCH_ALIGNMENT_BYTES,
+    BATCH_BYTES_MAX,
+    BATCH_HEADER_BYTES,
+    BATCH_ROWS_MAX,
+)
+from quiverlog.storage.byte_source import BufferBytes, ByteSource, checksum
+from quiverlog.storage.resync import EPOCHS_ALL, EpochBounds, Resync
 from quiverlog.storage.tail import looks_unwritten
 
-__all__ = ["Damage", "Found", "Torn", "batch_at", "scan"]
-
-_ALIGNMENT: Final = 64
-_MAGIC_AT: Final = 20
+__all__ = ["Damage", "EpochBounds", "Found", "Torn", "batch_at", "scan"]
 
 
 class Found(NamedTuple):
-    """A batch at `position` (relative to the bytes scanned)."""
+    """A batch at `position`."""
 
     position: int
     header: BatchHeader
@@ -56,80 +63,127 @@ def batch_at(view: memoryview, at: int, offset: int) -> BatchHeader | None:
     if len(view) - at < BATCH_HEADER_BYTES:
         return None
     header = BatchHeader.unpack(view, at)
-    total = header.total_bytes
-    if (
-        header.base_offset != offset
-        or header.magic != MAGIC
-        or total < BATCH_HEADER_BYTES
-        or at + total > len(view)
-        or not 0 < header.row_count <= BATCH_ROWS_MAX
-    ):
-        return None
-    return header
-
-
-def _checksum_matches(view: memoryview, at: int, header: BatchHeader) -> bool:
-    """Do the stored bytes match the stored checksum?"""
-    return crc32c(view[at + CRC_START : at + header.total_bytes]) == header.crc32c
+    return header if whole_batch(header, offset, len(view) - at) else None
 
 
 def scan(
-    view: memoryview, at: int, offset: int, *, verify: bool
+    source: ByteSource | bytes | memoryview,
+    at: int,
+    offset: int,
+    *,
+    verify: bool,
+    epochs: EpochBounds = EPOCHS_ALL,
 ) -> Iterator[Found | Damage | Torn]:
     """Walk from byte `at`, where row `offset` should begin, to the end or to a torn tail.
 
     Args:
         verify: compute checksums too, not only look whether the headers join up.
+        epochs: which leader epochs a batch behind damage may carry.
     """
-    while at < len(view):
-        header = batch_at(view, at, offset)
-        if header is not None and (not verify or _checksum_matches(view, at, header)):
+    if isinstance(source, bytes | memoryview):
+        source = BufferBytes(source)
+    judge = _Judge(source, epochs)
+    while at < source.size:
+        header = judge.header(at)
+        if (
+            header is not None
+            and whole_batch(header, offset, source.size - at)
+            and (not verify or judge.checksum_matches(at, header))
+        ):
             yield Found(at, header)
+            judge.epoch = max(judge.epoch, header.leader_epoch)
             at += header.total_bytes
             offset = header.next_offset
             continue
-        verdict = _judge(view, at, offset, header)
+        verdict = judge.judge(at, offset, header)
         yield verdict
         if isinstance(verdict, Torn):
             return
+        assert verdict.end_position > at, "a scan goes on"
         at, offset = verdict.end_position, verdict.end_offset
 
 
-def _judge(view: memoryview, at: int, offset: int, whole: BatchHeader | None) -> Damage | Torn:
-    """What lies at `at`? `whole`: its header is good, only the checksum is not."""
-    after = _next_good_batch(view, at, offset)
-    if after is not None:
-        return Damage(at, after, offset, BatchHeader.unpack(view, after).base_offset)
-    if len(view) - at < BATCH_HEADER_BYTES:
-        return Torn(at, offset)
-    if whole is not None:
-        end = at + whole.total_bytes
-        if looks_unwritten(view, at, end):
-            return Torn(at, offset)
-        return Damage(at, end, offset, whole.next_offset)
-    header = BatchHeader.unpack(view, at)
-    end = at + header.total_bytes
-    rows = header.row_count if 0 < header.row_count <= BATCH_ROWS_MAX else 1
-    if end > len(view) or header.total_bytes < BATCH_HEADER_BYTES:
-        # Cut short; unless all the bytes are there and only the size field is wrong.
-        all_there = crc32c(view[at + CRC_START :]) == header.crc32c
-        if not all_there and (end > len(view) or looks_unwritten(view, at, len(view))):
-            return Torn(at, offset)
-        end = len(view)
-    elif looks_unwritten(view, at, end):
-        return Torn(at, offset)
-    return Damage(at, end, offset, offset + rows)
+class _Judge:
+    """See the module docstring's rules. `epoch`: of the last good batch."""
 
+    def __init__(self, source: ByteSource, epochs: EpochBounds) -> None:
+        self._source = source
+        self._resync = Resync(source, epochs)
+        self.epoch = epochs.oldest
 
-def _next_good_batch(view: memoryview, at: int, offset: int) -> int | None:
-    """The next position at which a batch of later rows begins, checksum and all."""
-    for position in range(at + _ALIGNMENT, len(view) - BATCH_HEADER_BYTES + 1, _ALIGNMENT):
-        if view[position + _MAGIC_AT] != MAGIC:
-            continue
-        base_offset = BatchHeader.unpack(view, position).base_offset
-        if not offset < base_offset <= offset + 2**31:
-            continue
-        header = batch_at(view, position, base_offset)
-        if header is not None and _checksum_matches(view, position, header):
-            return position
-    return None
+    def header(self, at: int) -> BatchHeader | None:
+        """The 64 bytes at `at`; None when there are fewer."""
+        if self._source.size - at < BATCH_HEADER_BYTES:
+            return None
+        return BatchHeader.unpack(self._source.read(at, BATCH_HEADER_BYTES))
+
+    def checksum_matches(self, at: int, header: BatchHeader) -> bool:
+        """Do the stored bytes match the stored checksum?"""
+        end = at + header.total_bytes
+        return checksum(self._source, at + CRC_START, end) == header.crc32c
+
+    def judge(self, at: int, offset: int, header: BatchHeader | None) -> Damage | Torn:
+        """What lies at `at`, where no good batch begins?"""
+        if header is None:
+            return Torn(at, offset)
+        if header.is_plausible and header.base_offset == offset:
+            return self._judge_fitting(at, header)
+        found = self._resync.next_batch(at + BATCH_ALIGNMENT_BYTES, offset, self.epoch)
+        if found is not None:
+            return Damage(at, found.position, offset, found.base_offset)
+        return self._judge_last(at, offset, header)
+
+    def _judge_fitting(self, at: int, header: BatchHeader) -> Damage | Torn:
+        """The header fits: only a wrong size field makes the batch end elsewhere than it says."""
+        offset, end = header.base_offset, at + header.total_bytes
+        if end < self._source.size and self._another_follows(end, header):
+            return Damage(at, end, offset, header.next_offset)
+        true_end = self._end_by_checksum(at, header)
+        if true_end:
+            return Damage(at, true_end, offset, header.next_offset)
+        if end > self._source.size:
+            return Torn(at, offset)
+        found = self._resync.next_batch(end, offset, self.epoch)
+        if found is None:
+            return self._judge_last(at, offset, header)
+        if found.position == end:  # The number of rows is wrong, the next batch knows better.
+            return Damage(at, end, offset, found.base_offset)
+        return Damage(at, end, offset, min(header.next_offset, found.base_offset))
+
+    def _end_by_checksum(self, at: int, header: BatchHeader) -> int:
+        """Where the batch really ends if only its size field is wrong; 0 when that is not so.
+
+        The size lies in front of the checksum, so the checksum of the right bytes matches.
+        """
+        crc, size = 0, min(self._source.size, at + BATCH_BYTES_MAX)
+        end = start = at + CRC_START
+        for end in range(at + BATCH_HEADER_BYTES, size + 1, BATCH_ALIGNMENT_BYTES):
+            crc = checksum(self._source, start, end, crc)
+            start = end
+            if crc == header.crc32c:
+                return end
+        return 0
+
+    def _another_follows(self, end: int, header: BatchHeader) -> bool:
+        after = self.header(end)
+        return (
+            after is not None
+            and after.is_plausible
+            and after.base_offset == header.next_offset
+            and after.leader_epoch >= header.leader_epoch
+        )
+
+    def _judge_last(self, at: int, offset: int, header: BatchHeader) -> Damage | Torn:
+        """Nothing good follows."""
+        size = self._source.size
+        end = at + header.total_bytes
+        rows = header.row_count if 0 < header.row_count <= BATCH_ROWS_MAX else 1
+        if self._end_by_checksum(at, header) == size:
+            return Damage(at, size, offset, offset + rows)  # All there: the size field is wrong.
+        if end > size:
+            return Torn(at, offset)
+        if header.total_bytes < BATCH_HEADER_BYTES:
+            end = size
+        if looks_unwritten(self._source, at, end):
+            return Torn(at, offset)
+        return Damage(at, end, offset, offset + rows)

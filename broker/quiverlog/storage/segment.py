@@ -7,48 +7,40 @@
 64  batch | batch | ...   each as batch/header.py draws it, a multiple of 64 bytes
 ```
 
-Owns the .log file and its index. Invariants: the file only grows (a sealed segment not even that),
-so served views stay valid; positions fit 32 bits; batches' offsets join up. What the process has
-written or scanned itself is trusted; other bytes have their checksums verified when they are read
-for the first time (clients verify always, so this finds damage early rather than guards readers).
+Owns the .log file and its index. Invariants: the file only grows (a finished segment not even
+that), so served views stay valid; positions and relative offsets fit 32 bits; batches' offsets join
+up. What the process has written or scanned itself is trusted; other bytes have their checksums
+verified when they are read for the first time (clients verify always, so this finds damage early
+rather than guards readers).
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
 
-from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, QuiverlogError
-from quiverlog.limits import BATCH_HEADER_BYTES
-from quiverlog.storage.disk import Disk, File
-from quiverlog.storage.frames import check_version
+from quiverlog.limits import SEGMENT_ROWS_MAX
+from quiverlog.storage.byte_source import BLOCK_BYTES, FileBytes, readable_bytes
+from quiverlog.storage.disk import Disk, File, short_name
 from quiverlog.storage.index import NO_TIME, IndexSummary, SparseIndex
-from quiverlog.storage.scan import Damage, Found, scan
+from quiverlog.storage.scan import Damage, scan
+from quiverlog.storage.segment_index import (
+    LOG_SUFFIX,
+    SEGMENT_HEADER_BYTES,
+    LoadedIndex,
+    SegmentFiles,
+    index_path,
+    pack_segment_header,
+    read_created_us,
+)
 
-__all__ = [
-    "LOG_SUFFIX",
-    "SEGMENT_HEADER_BYTES",
-    "SEGMENT_MAGIC",
-    "LoadedIndex",
-    "Segment",
-    "segment_path",
-]
+__all__ = ["Segment", "segment_path"]
 
-LOG_SUFFIX: Final = ".log"
-INDEX_SUFFIX: Final = ".index"
-SEGMENT_HEADER_BYTES: Final = 64
-SEGMENT_MAGIC: Final = b"QVSEGMNT"
-_VERSION: Final = 1
-_HEAD: Final = struct.Struct("<8sHHI")
-_BODY: Final = struct.Struct("<qq32x")
-_CHAIN: Final = struct.Struct("<qiI20xI")
-"""base_offset, leader_epoch, size, row_count: what a walk needs of a header."""
-_WINDOW_BYTES_MAX: Final = 64 * 1024
 _REWRITE_BYTES: Final = 1024 * 1024
-assert _HEAD.size + _BODY.size == SEGMENT_HEADER_BYTES
+_POSITIONS_MAX: Final = 2**32
+"""Positions in an index are unsigned 32-bit."""
 
 
 def segment_path(directory: str, base_offset: int) -> str:
@@ -56,39 +48,40 @@ def segment_path(directory: str, base_offset: int) -> str:
     return f"{directory}/{base_offset:020d}{LOG_SUFFIX}"
 
 
-class LoadedIndex(NamedTuple):
-    """What a load brings to memory, for the first `size` bytes of the file."""
-
-    entries: SparseIndex
-    newest_us: int
-    size: int
-    created_us: int
-    damages: tuple[Damage, ...] = ()
-
-
 class Segment:
-    """See the module docstring. `end_offset`: the offset after the last row.
+    """See the module docstring.
 
-    `newest_us` is only right once the index is loaded (`load`).
+    Attributes:
+        end_offset: the offset after the last row.
+        cached: `index_cache` counts its index.
+        created_us: when it was made; -1 until the header was read, 0 when that is damaged.
+        newest_us: newest timestamp; only right once the index is loaded.
+        damages: what is known to be unreadable, in order.
+        dropped: its files are gone or about to go.
+        finished: it takes no more appends.
+        recent: its index was used since the last round of `index_cache`.
+        tail: (position, offset) of the newest append, which nearly every reader asks for.
+        trusted_from: everything from this position on was written or verified by this process.
     """
 
     __slots__ = (
         "_disk",
         "_indexed_at",
-        "_tail_at",
-        "_tail_offset",
-        "_trusted_from",
-        "_verified_from",
-        "_verified_to",
+        "_verified",
         "base_offset",
+        "cached",
         "created_us",
         "damages",
         "dropped",
         "end_offset",
         "file",
+        "finished",
         "index",
         "newest_us",
         "path",
+        "recent",
+        "tail",
+        "trusted_from",
     )
 
     def __init__(self, disk: Disk, path: str, file: File, base_offset: int) -> None:
@@ -102,17 +95,20 @@ class Segment:
         self.newest_us = NO_TIME
         self.damages: list[Damage] = []
         self.dropped = False
+        self.cached = False
+        self.finished = False
+        self.recent = False
+        self.tail = (0, -1)
+        self.trusted_from = file.size
         self._indexed_at = 0
-        # The newest append: nearly every reader of a log that grows asks for it.
-        self._tail_at = 0
-        self._tail_offset = -1
-        self._verified_from = self._verified_to = 0
-        self._trusted_from = file.size
+        # One range in front of `trusted_from` that was verified since: (first, end) position.
+        self._verified = (0, 0)
 
     # --- making and opening --------------------------------------------------------------------
     @classmethod
     def create(cls, disk: Disk, directory: str, base_offset: int, now_us: int) -> Segment:
         """A new, empty segment. Raises DiskFull or StorageFault, leaving nothing behind."""
+        assert base_offset >= 0
         path = segment_path(directory, base_offset)
         if disk.exists(path):
             disk.remove(path)  # Left by a creation that failed half way; it holds no batch.
@@ -124,159 +120,93 @@ class Segment:
             disk.remove(path)
             raise
         segment.index = SparseIndex()
-        segment._trusted_from = SEGMENT_HEADER_BYTES
+        segment.trusted_from = SEGMENT_HEADER_BYTES
         return segment
 
     def write_header(self, now_us: int) -> None:
         """The first 64 bytes of an empty file."""
-        body = _BODY.pack(self.base_offset, now_us)
-        self.file.append([_HEAD.pack(SEGMENT_MAGIC, _VERSION, 0, crc32c(body)), body])
+        assert self.file.size == 0
+        self.file.append([pack_segment_header(self.base_offset, now_us)])
         self.created_us = now_us
 
     def check_header(self) -> None:
         """Raises CorruptLog or UnsupportedFormat unless the file is this segment's."""
-        self.created_us = self._read_header()
-
-    def _read_header(self) -> int:
-        """When the segment was made. Raises as `check_header`. From any thread."""
-        head = self.file.read_copy(0, SEGMENT_HEADER_BYTES)
-        if len(head) < SEGMENT_HEADER_BYTES or head[:8] != SEGMENT_MAGIC:
-            raise CorruptLog(f"{self.path} is not a segment.", file=self.path, position=0)
-        _, version, _, crc = _HEAD.unpack_from(head)
-        check_version(self.path, version, _VERSION)
-        base_offset, created_us = _BODY.unpack_from(head, _HEAD.size)
-        if crc32c(head[_HEAD.size :]) != crc or base_offset != self.base_offset:
-            raise CorruptLog(f"{self.path}: its header is damaged.", file=self.path, position=0)
-        return int(created_us)
+        self.created_us = read_created_us(self.file, self.base_offset)
 
     def rewrite(self, position: int) -> None:
-        """Write all from `position` on once more, as it is (why: `disk.File.rewrite`)."""
-        for at in range(position, self.file.size, _REWRITE_BYTES):
-            # Copied: the source may be a mapping of the very pages that are written.
-            self.file.rewrite(at, bytes(self.file.read(at, _REWRITE_BYTES)))
+        """Write all from `position` on once more, as it is (why: `disk.File.rewrite`).
+
+        A block that the disk cannot give is in no cache either: it is left alone.
+        """
+        at, size = position, self.file.size
+        while at < size:
+            count = min(_REWRITE_BYTES - at % _REWRITE_BYTES, size - at)
+            count = readable_bytes(self.file, at, count)
+            if count:
+                self.file.rewrite(at, self.file.read_copy(at, count))
+            at += count or min(BLOCK_BYTES - at % BLOCK_BYTES, size - at)
 
     @property
     def empty(self) -> bool:
         """Has it no batch?"""
         return self.file.size <= SEGMENT_HEADER_BYTES
 
+    # --- the index -----------------------------------------------------------------------------
     def load(self) -> SparseIndex:
-        """The index: from memory, from its file, or from a walk over the batch headers.
-
-        Raises:
-            CorruptLog: the file is not this segment's.
-        """
+        """The index: from memory, from its file, or from a walk over the batch headers."""
+        self.recent = True
         if self.index is None:
-            self.take_index(self.read_index(self.file.size))
+            self.take_index(self.files.read_index())
         assert self.index is not None
         return self.index
+
+    @property
+    def files(self) -> SegmentFiles:
+        """The segment as a job may know it."""
+        return SegmentFiles(
+            self._disk,
+            self.file,
+            self.base_offset,
+            self.end_offset,
+            self.file.size,
+            self.finished,
+        )
 
     def take_index(self, loaded: LoadedIndex) -> None:
         """A load came back. What was loaded for other bytes than there are now is dropped."""
         if self.index is not None or loaded.size != self.file.size:
             return
+        self.recent = True
         index = self.index = loaded.entries
         self.newest_us = loaded.newest_us
         self.created_us = loaded.created_us
         self._indexed_at = index.positions[-1] if len(index) else 0
         for damage in loaded.damages:
-            self._note_found(damage)
+            self.note_found(damage)
 
-    def read_index(self, size: int) -> LoadedIndex:
-        """The index for the first `size` bytes. Changes nothing; may run in another thread.
-
-        Raises:
-            CorruptLog: the file is not this segment's.
-        """
-        created_us = self._read_header()
-        return self._read_index_file(size, created_us) or self._rebuild_index(size, created_us)
-
-    def _read_index_file(self, size: int, created_us: int) -> LoadedIndex | None:
-        path = self.index_path
-        try:
-            summary, index = SparseIndex.load(path, self._disk.read_file(path))
-        except (FileNotFoundError, CorruptLog):
-            return None
-        if (
-            summary.covered_bytes != size
-            or summary.base_offset != self.base_offset
-            or summary.end_offset != self.end_offset
-        ):
-            return None
-        return LoadedIndex(index, summary.newest_us, size, created_us)
-
-    def _rebuild_index(
-        self, size: int, created_us: int, *, interval_bytes: int = 4096, verify: bool = False
-    ) -> LoadedIndex:
-        index = SparseIndex()
-        newest_us = NO_TIME
-        indexed_at = 0
-        damages: list[Damage] = []
-        view = memoryview(self.file.read_copy(0, size))
-        for entry in scan(view, SEGMENT_HEADER_BYTES, self.base_offset, verify=verify):
-            if isinstance(entry, Found):
-                position, header = entry
-                if position - indexed_at >= interval_bytes or not len(index):
-                    index.add(header.base_offset - self.base_offset, position, newest_us)
-                    indexed_at = position
-                newest_us = max(newest_us, header.timestamp_max_us)
-            elif not verify:
-                # Headers do not join up: only checksums tell which of the neighbours lies.
-                return self._rebuild_index(size, created_us, verify=True)
-            elif isinstance(entry, Damage):
-                damages.append(entry)
-        return LoadedIndex(index, newest_us, size, created_us, tuple(damages))
-
-    def note_damage(self, damage: Damage) -> None:
-        """Remember rows that cannot be read."""
-        if all(known.position != damage.position for known in self.damages):
-            self.damages.append(damage)
-            self.damages.sort()
-
-    def _note_found(self, damage: Damage) -> None:
-        """A damaged header may lie about its rows, but where the segment ends is known."""
-        at_end = damage.end_position >= self.file.size or damage.end_offset > self.end_offset
-        self.note_damage(damage._replace(end_offset=self.end_offset) if at_end else damage)
-
-    def trust_from(self, position: int) -> None:
-        """Everything from `position` on was verified by a scan."""
-        self._trusted_from = min(self._trusted_from, position)
-
-    def distrust(self, position: int) -> None:
-        """The disk refused bytes at `position`: verify from there on before anything is served."""
-        self._trusted_from = self.file.size
-        self._verified_from = self._verified_to = 0
-        self._tail_at, self._tail_offset = 0, -1
-
-    def span(self, offset: int, bytes_max: int, end_offset: int) -> tuple[int, int]:
-        """(position, size) of what `read` looks at, a little more rather than less."""
-        index = self.load()
-        if not len(index):
-            return SEGMENT_HEADER_BYTES, 0
-        size = self.file.size
-        position = index.positions[index.floor_offset(offset - self.base_offset)]
-        end = size
-        last = index.floor_offset(max(0, end_offset - 1 - self.base_offset)) + 1
-        if last < len(index):
-            end = index.positions[last]
-        after = index.floor_offset(offset - self.base_offset) + 1
-        first_end = index.positions[after] if after < len(index) else size
-        return position, min(end, max(first_end, position + bytes_max)) - position
+    def release_index(self) -> int:
+        """Let go of the index, which can be loaded again; bytes released."""
+        if self.index is None or not self.finished:
+            return 0
+        released = self.index.byte_count
+        self.index = None
+        return released
 
     @property
     def index_path(self) -> str:
         """Path of the .index file."""
-        return self.path[: -len(LOG_SUFFIX)] + INDEX_SUFFIX
+        return index_path(self.path)
+
+    @property
+    def summary(self) -> IndexSummary:
+        """What an index file says of this segment. The index must be loaded."""
+        assert self.index is not None
+        return IndexSummary(self.base_offset, self.end_offset, self.newest_us, self.file.size)
 
     def save_index(self) -> None:
         """Write the index file. Not durable: it can be rebuilt and says what it covers."""
         data = self.load().dump(self.summary)
         self._disk.write_file_atomic(self.index_path, data, durable=False)
-
-    @property
-    def summary(self) -> IndexSummary:
-        """What an index file says of this segment. The index must be loaded."""
-        return IndexSummary(self.base_offset, self.end_offset, self.newest_us, self.file.size)
 
     def drop_index(self) -> None:
         """Bytes are cut or may have been: others may come to fill the same length."""
@@ -286,248 +216,97 @@ class Segment:
 
     # --- writing -------------------------------------------------------------------------------
     def append(
-        self, batches: list[tuple[BatchHeader, memoryview]], end_offset: int, interval_bytes: int
+        self,
+        batches: Sequence[tuple[BatchHeader, memoryview]],
+        end_offset: int,
+        interval_bytes: int,
     ) -> None:
-        """Write stamped batches; `end_offset` is the offset after them. All or nothing."""
-        index = self.index
-        if index is None:
-            index = self.load()
-        position = self.file.append([view for _, view in batches])
-        offset = self.end_offset
-        self._tail_at, self._tail_offset = position, offset
-        for header, view in batches:
-            if position - self._indexed_at >= interval_bytes or not self._indexed_at:
-                index.add(offset - self.base_offset, position, self.newest_us)
-                self._indexed_at = position
-            if header.timestamp_max_us > self.newest_us:
-                self.newest_us = header.timestamp_max_us
-            position += len(view)
-            offset += header.row_count
-        assert offset == end_offset
+        """Write stamped batches; `end_offset` is the offset after them. All or nothing.
+
+        Whatever goes wrong, also in Python itself, the segment is as it was.
+        """
+        index = self.load()
+        file, position, offset = self.file, self.file.size, self.end_offset
+        assert not self.finished
+        assert end_offset - self.base_offset <= SEGMENT_ROWS_MAX
+        before = (len(index), self.newest_us, self._indexed_at, self.tail)
+        try:
+            at = file.append([view for _, view in batches])
+            assert at == position
+            self.tail = (position, offset)
+            for header, view in batches:
+                if at - self._indexed_at >= interval_bytes or not self._indexed_at:
+                    index.add(offset - self.base_offset, at, self.newest_us)
+                    self._indexed_at = at
+                if header.timestamp_max_us > self.newest_us:
+                    self.newest_us = header.timestamp_max_us
+                at += len(view)
+                offset += header.row_count
+            assert offset == end_offset
+            assert at == file.size < _POSITIONS_MAX
+        except BaseException:
+            file.retract(position)
+            index.cut(before[0])
+            _, self.newest_us, self._indexed_at, self.tail = before
+            raise
         self.end_offset = end_offset
 
-    # --- reading -------------------------------------------------------------------------------
-    def read(self, offset: int, bytes_max: int, end_offset: int) -> list[memoryview]:
-        """As `Log.read`, within this segment."""
-        self.load()
-        try:
-            return self._read(offset, bytes_max, end_offset)
-        except CorruptLog:
-            # Find out how far the damage reaches: what lies behind it can still be read.
-            if any(d.offset <= offset < d.end_offset for d in self.damages) or not (
-                self._diagnose(SEGMENT_HEADER_BYTES, self.base_offset)
-            ):
-                raise
-            return self._read(offset, bytes_max, end_offset)
+    # --- damage and trust ----------------------------------------------------------------------
+    def note_damage(self, damage: Damage) -> None:
+        """Remember rows that cannot be read."""
+        assert damage.offset <= damage.end_offset
+        if all(known.position != damage.position for known in self.damages):
+            self.damages.append(damage)
+            self.damages.sort()
 
-    def _diagnose(self, position: int, offset: int) -> bool:
-        """Scan from a batch on with checksums; True if damage was found that was not known."""
+    def note_found(self, damage: Damage) -> None:
+        """A damaged header may lie about its rows, but where the segment ends is known."""
+        at_end = damage.end_position >= self.file.size or damage.end_offset > self.end_offset
+        self.note_damage(damage._replace(end_offset=self.end_offset) if at_end else damage)
+
+    def diagnose(self) -> bool:
+        """Scan the whole file with checksums; True if damage was found that was not known."""
         known = len(self.damages)
-        view = self.file.read(position, self.file.size - position)
-        for entry in scan(view, 0, offset, verify=True):
+        source = FileBytes(self.file, self.file.size)
+        for entry in scan(source, SEGMENT_HEADER_BYTES, self.base_offset, verify=True):
             if isinstance(entry, Damage):
-                at, end = position + entry.position, position + entry.end_position
-                self._note_found(Damage(at, end, entry.offset, entry.end_offset))
+                self.note_found(entry)
         return len(self.damages) > known
 
-    def _read(self, offset: int, bytes_max: int, end_offset: int) -> list[memoryview]:
-        index = self.load()
-        entry = index.floor_offset(offset - self.base_offset)
-        if self.damages:
-            end_offset = self._end_before_damage(offset, end_offset)
-        if not len(index):
-            raise self._corrupt(SEGMENT_HEADER_BYTES, self.file.size, offset, self.end_offset)
-        floor = index.positions[entry]
-        expected = self.base_offset + index.relative_offsets[entry]
-        if self.damages:
-            floor, expected = self._skip_damage(floor, expected, offset)
-        elif floor < self._tail_at and offset >= self._tail_offset:
-            floor, expected = self._tail_at, self._tail_offset
-        size = self.file.size
-        need = min(size - floor, bytes_max + 2 * BATCH_HEADER_BYTES + 4096)
-        if need > _WINDOW_BYTES_MAX:
-            need = size - floor
-        window = self.file.read(floor, need)
-        at, total = 0, 0
-        while True:  # To the batch that holds `offset`.
-            total, rows = self._step(window, at, floor, expected, size)
-            if expected + rows > offset:
-                break
-            at, expected = at + total, expected + rows
-        start, last = at, at
-        expected += rows
-        at += total
-        if expected < end_offset and at - start < bytes_max:
-            # One entry less than what surely fits: the walk must pass the last batch's header.
-            jump = -1 + min(
-                index.floor_position(floor + start + bytes_max),
-                index.floor_offset(end_offset - 1 - self.base_offset),
-            )
-            if jump > entry and index.positions[jump] > floor + at and not self.damages:
-                at = index.positions[jump] - floor
-                expected = self.base_offset + index.relative_offsets[jump]
-            while expected < end_offset and floor + at < size:
-                try:
-                    total, rows = self._step(window, at, floor, expected, size)
-                except CorruptLog:
-                    break  # What is good in front of it goes out; the next read tells.
-                if at + total - start > bytes_max:
-                    break
-                last, at, expected = at, at + total, expected + rows
-        return self._views(window, floor, start, last, at, size)
-
-    def _views(
-        self, window: memoryview, floor: int, start: int, last: int, end: int, size: int
-    ) -> list[memoryview]:
-        if end > len(window):
-            window = self.file.read(floor, size - floor)
-        if floor + start < self._trusted_from:
-            last, end = self._verify(window, floor, start, last, end)
-        if last in (start, end):
-            return [window[start:end]]
-        return [window[start:last], window[last:end]]
-
-    def _step(
-        self, window: memoryview, at: int, floor: int, expected: int, size: int
-    ) -> tuple[int, int]:
-        """(bytes, rows) of the batch at `at`, whose first row must be `expected`."""
-        if at + BATCH_HEADER_BYTES > len(window):
-            window = self.file.read(floor + at, BATCH_HEADER_BYTES)
-            if len(window) < BATCH_HEADER_BYTES:
-                raise self._corrupt(floor + at, size, expected, self.end_offset)
-            base_offset, _, after, rows = _CHAIN.unpack_from(window)
-        else:
-            base_offset, _, after, rows = _CHAIN.unpack_from(window, at)
-        total = after + 16
-        if base_offset != expected or not rows or floor + at + total > size or total < 64:
-            raise self._corrupt(floor + at, size, expected, self.end_offset)
-        return total, rows
-
-    def _verify(
-        self, window: memoryview, floor: int, start: int, last: int, end: int
-    ) -> tuple[int, int]:
-        """Check window[start:end] unless that was done before; (last batch, end) of what is good.
-
-        Raises:
-            CorruptLog: the very first batch is damaged.
-        """
-        if self._verified_from <= floor + start and floor + end <= self._verified_to:
-            return last, end
-        good_last, good_end = start, start
-        offset = BatchHeader.unpack(window, start).base_offset
-        for entry in scan(window[:end], start, offset, verify=True):
-            if isinstance(entry, Found):
-                good_last, good_end = entry.position, entry.position + entry.header.total_bytes
-                continue
-            if entry.position == start:
-                # How far it reaches is for `_diagnose`, which sees the whole file.
-                raise self._corrupt(floor + start, floor + end, entry.offset, self.end_offset)
-            break
-        self._verified(floor + start, floor + good_end)
-        return good_last, good_end
-
-    def _verified(self, start: int, end: int) -> None:
-        if self._verified_from <= start <= self._verified_to:
-            self._verified_to = max(self._verified_to, end)
-        else:
-            self._verified_from, self._verified_to = start, end
-        if self._verified_to >= self._trusted_from:
-            self._trusted_from = min(self._trusted_from, self._verified_from)
-
-    def _end_before_damage(self, offset: int, end_offset: int) -> int:
-        for damage in self.damages:
-            if damage.offset <= offset < damage.end_offset:
-                raise self._corrupt(*damage)
-            if offset < damage.offset < end_offset:
-                return damage.offset
-        return end_offset
-
-    def _skip_damage(self, floor: int, expected: int, offset: int) -> tuple[int, int]:
-        """Begin after the last damage that lies between an index entry and `offset`."""
-        for damage in self.damages:
-            if expected <= damage.offset and damage.end_offset <= offset:
-                floor, expected = damage.end_position, damage.end_offset
-        return floor, expected
-
-    def _corrupt(self, position: int, end: int, offset: int, end_offset: int) -> CorruptLog:
+    def corrupt(self, damage: Damage) -> CorruptLog:
+        """The error for a reader. `offset` is the first bad row, `end_offset` the next good one."""
+        position, end, offset, end_offset = damage
+        name = short_name(self.path)
         return CorruptLog(
-            f"{self.path}: bytes {position} to {end}, rows {offset} to {end_offset}, are damaged.",
-            file=self.path,
+            f"{name}: bytes {position} to {end}, rows {offset} to {end_offset}, are damaged.",
+            file=name,
             position=position,
             offset=offset,
             end_offset=end_offset,
         )
 
-    def headers(self, offset: int) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) of the batches from the one that holds `offset` on.
+    def trust_from(self, position: int) -> None:
+        """Everything from `position` on was verified by a scan."""
+        self.trusted_from = min(self.trusted_from, position)
 
-        Batches that are damaged are left out.
-        """
-        if self.empty or offset >= self.end_offset:
-            return
-        index = self.load()
-        entry = index.floor_offset(max(0, offset - self.base_offset))
-        yield from self._headers_from(entry, offset)
+    def distrust(self) -> None:
+        """The disk refused bytes of this file: verify before anything of it is served."""
+        self.trusted_from = self.file.size
+        self._verified = (0, 0)
+        self.tail = (0, -1)
 
-    def _headers_from(self, entry: int, offset: int) -> Iterator[tuple[int, BatchHeader]]:
-        index = self.load()
-        if not len(index):
-            return
-        floor = index.positions[entry]
-        expected = self.base_offset + index.relative_offsets[entry]
-        size = self.file.size
-        near = min(size - floor, _WINDOW_BYTES_MAX)
-        known = {damage.position: damage for damage in self.damages}
-        view, shift = self.file.read(floor, near), floor
-        position = floor
-        while position < size:
-            damage = known.get(position)
-            if damage is not None:
-                position, expected = damage.end_position, damage.end_offset
-                continue
-            if position - shift + BATCH_HEADER_BYTES > len(view):
-                view, shift = self.file.read(position, size - position), position
-            if len(view) - (position - shift) < BATCH_HEADER_BYTES:
-                raise self._corrupt(position, size, expected, self.end_offset)
-            header = BatchHeader.unpack(view, position - shift)
-            if (
-                header.base_offset != expected
-                or header.total_bytes < BATCH_HEADER_BYTES
-                or position + header.total_bytes > size
-                or not header.row_count
-            ):
-                if not self._diagnose(SEGMENT_HEADER_BYTES, self.base_offset):
-                    raise self._corrupt(position, size, expected, self.end_offset)
-                known = {damage.position: damage for damage in self.damages}
-                # The culprit may be the batch just passed, which lied about its rows.
-                passed = [d.end_offset for d in self.damages if d.end_position == position]
-                if position not in known and not passed:
-                    raise self._corrupt(position, size, expected, self.end_offset)
-                expected = passed[0] if passed else expected
-                continue
-            if header.next_offset > offset:
-                yield position, header
-            position += header.total_bytes
-            expected = header.next_offset
+    def is_verified(self, start: int, end: int) -> bool:
+        """Were these bytes written or verified by this process?"""
+        first, last = self._verified
+        return start >= self.trusted_from or (first <= start and end <= last)
 
-    def first_at_or_after(self, at_us: int, offset: int) -> BatchHeader | None:
-        """The first batch with rows at or after `offset` whose time is `at_us` or later."""
-        index = self.load()
-        if self.newest_us < at_us or self.empty:
-            return None
-        entry = max(index.floor_time(at_us), index.floor_offset(max(0, offset - self.base_offset)))
-        for _, header in self._headers_from(entry, offset):
-            if header.timestamp_max_us >= at_us:
-                return header
-        return None
-
-    def last_boundary(self, position: int, offset: int) -> tuple[int, int]:
-        """(position, offset) of the last batch end at or before `position`, not below `offset`."""
-        index = self.load()
-        entry = index.floor_position(position)
-        best = (index.positions[entry], self.base_offset + index.relative_offsets[entry])
-        for at, header in self._headers_from(entry, 0):
-            if at + header.total_bytes > position:
-                break
-            best = (at + header.total_bytes, header.next_offset)
-        return best
+    def verified(self, start: int, end: int) -> None:
+        """These bytes were verified."""
+        first, last = self._verified
+        if first <= start <= last:
+            self._verified = (first, max(last, end))
+        else:
+            self._verified = (start, end)
+        first, last = self._verified
+        if last >= self.trusted_from:
+            self.trusted_from = min(self.trusted_from, first)

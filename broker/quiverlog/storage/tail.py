@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from quiverlog.storage.byte_source import BufferBytes, ByteSource
+
 __all__ = ["SECTOR_BYTES", "looks_unwritten"]
 
 SECTOR_BYTES: Final = 512
@@ -17,9 +19,12 @@ _UNWRITTEN_BYTES_MIN: Final = 128
 """More zeros than padding (63 bytes) can explain."""
 
 
-def looks_unwritten(buffer: memoryview, start: int, end: int) -> bool:
+def looks_unwritten(source: ByteSource | memoryview, start: int, end: int) -> bool:
     """Are the bytes [start, end) all zero, or all zero from their last sector boundary on?"""
+    if isinstance(source, memoryview):
+        source = BufferBytes(source)
     last = (end - 1) // SECTOR_BYTES * SECTOR_BYTES
     if end - last < _UNWRITTEN_BYTES_MIN:
         last -= SECTOR_BYTES
-    return not any(buffer[max(start, last) : end])
+    start = max(start, last)
+    return not any(source.read(start, end - start))

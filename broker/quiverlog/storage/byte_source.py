@@ -1,0 +1,146 @@
+"""Bytes for Python itself to look at: batch headers to walk, rows to compute checksums of.
+
+Owns the rule that such bytes are copied with pread, a window at a time, and never looked at through
+a mapping: a sector that the disk cannot give is then an error of some range instead of SIGBUS, the
+end of the process. The unreadable blocks are replaced by bytes that no batch has, so that a
+walk finds damage there and goes on behind it.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final, Protocol
+
+from quiverlog.batch.checksum import crc32c
+from quiverlog.limits import KIB, MIB
+from quiverlog.storage.disk import File
+
+__all__ = [
+    "BLOCK_BYTES",
+    "BufferBytes",
+    "ByteSource",
+    "FileBytes",
+    "checksum",
+    "is_unreadable",
+    "readable_bytes",
+]
+
+_WINDOW_BYTES: Final = 256 * KIB
+_CHECKSUM_BYTES: Final = MIB
+BLOCK_BYTES: Final = 4 * KIB
+_UNREADABLE: Final = b"\xee"
+"""Neither zero (bytes that never arrived) nor a batch's magic."""
+
+
+class ByteSource(Protocol):
+    """`size` bytes that can be read anywhere."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def read(self, position: int, size: int) -> memoryview:
+        """A copy; short at the end."""
+
+
+class BufferBytes:
+    """Bytes that are in memory."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: bytes | memoryview) -> None:
+        self._view = memoryview(view)
+
+    @property
+    def size(self) -> int:
+        return len(self._view)
+
+    def read(self, position: int, size: int) -> memoryview:
+        return self._view[position : position + size]
+
+
+class FileBytes:
+    """The first `size` bytes of a file.
+
+    Args:
+        window_bytes: read so much at once, because a walk asks for its neighbours next.
+    """
+
+    __slots__ = ("_file", "_start", "_window", "_window_bytes", "size")
+
+    def __init__(self, file: File, size: int, *, window_bytes: int = _WINDOW_BYTES) -> None:
+        assert 0 <= size <= file.size
+        self._file = file
+        self._window_bytes = window_bytes
+        self._window = memoryview(b"")
+        self._start = 0
+        self.size = size
+
+    def holds(self, start: int, end: int) -> bool:
+        """Is this range in memory?"""
+        return self._start <= start and end <= self._start + len(self._window)
+
+    def read(self, position: int, size: int) -> memoryview:
+        assert position >= 0
+        size = min(size, self.size - position)
+        at = position - self._start
+        if at < 0 or at + size > len(self._window):
+            wanted = min(max(size, self._window_bytes), self.size - position)
+            self._window = memoryview(_read_around_errors(self._file, position, wanted))
+            self._start, at = position, 0
+        return self._window[at : at + size]
+
+
+def _read_around_errors(file: File, position: int, size: int) -> bytes:
+    """The bytes, blocks that the disk refuses replaced. Other errors are the caller's."""
+    try:
+        return file.read_copy(position, size)
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+    parts: list[bytes] = []
+    end = position + size
+    while position < end:
+        block = min(BLOCK_BYTES - position % BLOCK_BYTES, end - position)
+        try:
+            parts.append(file.read_copy(position, block))
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            parts.append(_UNREADABLE * block)
+        position += block
+    return b"".join(parts)
+
+
+def readable_bytes(file: File, position: int, size: int) -> int:
+    """How many of these bytes, from `position` on, the disk gives: all, or up to a bad block."""
+    end = position + size
+    try:
+        file.read_copy(position, size)
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+    else:
+        return size
+    at = position
+    while at < end:
+        block = min(BLOCK_BYTES - at % BLOCK_BYTES, end - at)
+        try:
+            file.read_copy(at, block)
+        except OSError:
+            break
+        at += block
+    return at - position
+
+
+def is_unreadable(error: OSError) -> bool:
+    """Does the disk say that it cannot give these bytes?"""
+    return error.errno == errno.EIO
+
+
+def checksum(source: ByteSource, start: int, end: int, crc: int = 0) -> int:
+    """CRC-32C of the bytes [start, end); `crc`: of what lies in front of them."""
+    assert 0 <= start <= end <= source.size
+    for at in range(start, end, _CHECKSUM_BYTES):
+        crc = crc32c(source.read(at, min(_CHECKSUM_BYTES, end - at)), crc)
+    return crc

@@ -1,0 +1,274 @@
+"""Opening a log: from the files of a directory to what the log knows of them.
+
+Owns the order: carry out a truncation that was interrupted, read the small files, drop what was
+given up, then believe the recovery point (clean) or scan (recovery.py), and say loudly what the
+files should hold and do not. Rows are missing where
+
+- the first segment begins after the log start that is written down,
+- the log ends before the recovery point, which says what is on the disk.
+
+Everything here may wait for the disk. Nothing here is shared yet: it may run in any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+from quiverlog.errors import CorruptLog, QuiverlogError
+from quiverlog.storage import checkpoint, reading, truncation
+from quiverlog.storage.checkpoint import Producers, RecoveryPoint
+from quiverlog.storage.disk import Disk, short_name
+from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
+from quiverlog.storage.recovery import RecoveryReport, assign_epochs, recover_segments
+from quiverlog.storage.segment import Segment
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.segments import Segments
+from quiverlog.types import Now
+
+__all__ = ["Opened", "open_files", "restore_producers"]
+
+
+@dataclass(slots=True)
+class Opened:
+    """What was found. `writable`: the last segment takes more appends."""
+
+    segments: list[Segment]
+    log_start_offset: int = 0
+    log_end_offset: int = 0
+    start_saved: int = 0
+    writable: bool = False
+    changed: bool = False
+    point: RecoveryPoint = field(default_factory=RecoveryPoint)
+    snapshots: list[int] = field(default_factory=list)
+    report: RecoveryReport = field(default_factory=RecoveryReport)
+
+
+def open_files(
+    disk: Disk,
+    directory: str,
+    epochs: LeaderEpochs,
+    *,
+    clean: bool,
+    now: Now,
+    epoch_newest: int,
+) -> Opened:
+    """See the module docstring; arguments and errors as `Log.open`. Fills `epochs`."""
+    truncation.finish(disk, directory)
+    return _Opening(disk, directory, epochs, now, epoch_newest).run(clean=clean)
+
+
+class _Opening:
+    def __init__(
+        self, disk: Disk, directory: str, epochs: LeaderEpochs, now: Now, epoch_newest: int
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._epochs = epochs
+        self._now = now
+        self._epoch_newest = epoch_newest
+        self._names = disk.list(directory)
+        self._found = Opened(truncation.find_segments(disk, directory, self._names))
+
+    def run(self, *, clean: bool) -> Opened:
+        found = self._found
+        found.snapshots = checkpoint.snapshot_offsets(self._names)
+        found.point = checkpoint.load_recovery_point(self._disk, self._directory)
+        start = checkpoint.load_log_start(self._disk, self._directory, self._names)
+        if start is None:
+            start = found.segments[0].base_offset if found.segments else found.point.offset
+            name = short_name(f"{self._directory}/{checkpoint.LOG_START_FILE}")
+            self._report(f"{name} is damaged: rows that were given up may be back.")
+        found.start_saved = start
+        self._drop_given_up()
+        intact = self._load_epochs()
+        if not (clean and intact and self._believe_point()):
+            damages = found.report.damages
+            self._recover()
+            found.report.damages = damages + found.report.damages
+        self._settle()
+        return found
+
+    def _report(self, what: str) -> None:
+        self._found.report.damages.append(what)
+
+    def _drop_given_up(self) -> None:
+        """Files below the log start that a power failure brought back, perhaps not all of them."""
+        segments = self._found.segments
+        while len(segments) > 1 and segments[0].end_offset <= self._found.start_saved:
+            self._remove_files(segments.pop(0))
+
+    def _load_epochs(self) -> bool:
+        found = self._found
+        if EPOCHS_FILE in self._names:
+            path = f"{self._directory}/{EPOCHS_FILE}"
+            try:
+                self._epochs.load(path, self._disk.read_file(path))
+                return True
+            except CorruptLog:
+                pass
+        if found.point.base_offset >= 0:
+            self._read_epochs_again()
+        return not found.segments
+
+    def _read_epochs_again(self) -> None:
+        """From the batches below the recovery point; what lies above is scanned anyway."""
+        point = self._found.point
+        stamps: list[tuple[int, int]] = []
+        for segment in self._found.segments:
+            if segment.base_offset > point.base_offset:
+                break
+            if segment.base_offset == point.base_offset:
+                segment.end_offset = point.offset
+            with contextlib.suppress(CorruptLog):
+                for _, header in reading.headers(segment, segment.base_offset):
+                    stamps.append((header.leader_epoch, header.base_offset))
+            segment.index = None  # Its end may turn out to be another.
+        assign_epochs(self._epochs, stamps, self._epoch_newest)
+
+    def _believe_point(self) -> bool:
+        """Take the recovery point's word for the end, if the files agree with it."""
+        found = self._found
+        point = found.point
+        if not found.segments:
+            if point.offset > found.start_saved:
+                return False
+            found.log_end_offset = found.start_saved
+            return True
+        last = found.segments[-1]
+        if point.base_offset != last.base_offset or point.position != last.file.size:
+            return False
+        last.end_offset = point.offset
+        found.log_end_offset = point.offset
+        found.writable = True
+        return True
+
+    def _recover(self) -> None:
+        found, point = self._found, self._found.point
+        segments = found.segments
+        if segments and segments[-1].base_offset < point.base_offset:
+            # The files behind this one are gone. It ends where the next began, at the latest.
+            segments[-1].end_offset = point.base_offset
+            segments[-1].finished = True
+        kept = list(segments)
+        touched, found.report = recover_segments(
+            segments, point, self._epochs, self._now.wall_us, self._epoch_newest
+        )
+        for segment in kept:
+            if segment.dropped:
+                self._remove_files(segment)
+        for segment in touched:
+            if not segment.dropped:
+                self._flush_again(segment)
+        if touched:
+            self._disk.sync_dir(self._directory)
+        reached = segments[-1].end_offset if segments else 0
+        end = max(reached, found.start_saved, point.offset)
+        if segments and max(reached, found.start_saved) < point.offset:
+            self._report_missing(max(reached, found.start_saved), point.offset)
+        elif not segments and found.start_saved < point.offset:
+            self._report_missing(found.start_saved, point.offset)
+        found.log_end_offset = end
+        self._epochs.truncate_to(end + 1)
+        # After damage at the very end the rest of the file is nothing to append to.
+        last = segments[-1] if segments else None
+        found.writable = (
+            last is not None
+            and not last.damages
+            and not last.finished
+            and last.end_offset == end
+            and last.created_us != 0
+        )
+        found.changed = True
+
+    def _flush_again(self, segment: Segment) -> None:
+        """Write what was scanned once more, in place, and flush it.
+
+        The last process may have died of a failed flush. What it wrote is in the cache, and was
+        just read there; the kernel may hold it for written and a bare sync do nothing. In place,
+        because the rows may be acknowledged: none may be missing for a moment.
+        """
+        segment.drop_index()
+        point = self._found.point
+        position = point.position if segment.base_offset == point.base_offset else 0
+        segment.rewrite(position if position > SEGMENT_HEADER_BYTES else 0)
+        segment.file.sync()
+
+    def _report_missing(self, first: int, end: int) -> None:
+        name = short_name(self._directory)
+        self._report(f"{name}: rows {first} to {end} are missing.")
+
+    def _settle(self) -> None:
+        """Drop what the log start has passed; know where the log begins."""
+        found = self._found
+        segments = found.segments
+        if segments and segments[0].base_offset > found.start_saved:
+            if found.point.offset > found.start_saved:
+                self._report_missing(found.start_saved, segments[0].base_offset)
+            else:
+                # Nothing of it was ever flushed, and the power took the first file's name.
+                found.start_saved = segments[0].base_offset
+                checkpoint.save_log_start(self._disk, self._directory, found.start_saved)
+        found.log_start_offset = found.start_saved
+        if (
+            len(segments) == 1
+            and not segments[0].empty
+            and segments[0].end_offset <= found.start_saved
+        ):
+            self._remove_files(segments.pop())
+        if segments and segments[-1].empty and segments[-1].base_offset != found.log_end_offset:
+            # Its rows were given up and lost in a crash: a row at the end is not its first.
+            found.writable = False
+        found.writable = found.writable and bool(segments)
+        for segment in segments[: len(segments) - found.writable]:
+            segment.finished = True
+        assert found.log_start_offset <= found.log_end_offset
+        self._epochs.trim(found.log_start_offset)
+
+    def _remove_files(self, segment: Segment) -> None:
+        segment.dropped = True
+        segment.file.close()
+        truncation.remove_files(self._disk, (segment.index_path, segment.path))
+
+
+def restore_producers(
+    disk: Disk,
+    directory: str,
+    producers: Producers,
+    snapshots: list[int],
+    segments: Segments,
+    log_start_offset: int,
+    log_end_offset: int,
+    damages: list[str],
+) -> None:
+    """The newest snapshot that is whole and not ahead of the log; then the headers after it.
+
+    Snapshots that are no good are removed, from the disk and from `snapshots`.
+    """
+    start = 0
+    for offset in list(snapshots):
+        if offset <= log_end_offset and _restore_one(disk, directory, producers, offset):
+            start = offset
+            break
+        snapshots.remove(offset)
+        checkpoint.drop_snapshot(disk, directory, offset)
+        # One that is ahead must not come back once other rows have taken its offsets.
+        disk.sync_dir(directory)
+    else:
+        producers.restore(b"")
+    # With the batch that straddles the log start: it was given up in part, and may be sent again.
+    for header in segments.headers(max(start, log_start_offset), damages):
+        if header.base_offset >= start:
+            producers.replay(header)
+
+
+def _restore_one(disk: Disk, directory: str, producers: Producers, offset: int) -> bool:
+    blob = checkpoint.load_snapshot(disk, directory, offset)
+    if blob is None:
+        return False
+    try:
+        producers.restore(blob)
+    except QuiverlogError:
+        producers.restore(b"")
+        return False
+    return True

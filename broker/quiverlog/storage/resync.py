@@ -1,0 +1,171 @@
+"""Finding the next good batch behind damage, in time that grows with the bytes and no faster.
+
+Owns what makes a candidate believable. A checksum alone is not enough: a column may hold bytes that
+look like a batch, checksum and all. A candidate must carry a plausible header, an epoch between its
+neighbours', a later offset, and must begin a *chain*: each batch ends where one of the next
+row and of the same or a later epoch begins, up to the end of the bytes or to an append that a crash
+cut short. When a chain that reaches the end is known, shorter ones in front of it are believed
+too, as far as their offsets fit in front of it: so several damages in one file cost no more than
+their own rows.
+
+The results are remembered for as long as one scan lasts: no header is followed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from quiverlog.batch.header import CRC_START, BatchHeader, magic_positions
+from quiverlog.limits import BATCH_ALIGNMENT_BYTES, BATCH_HEADER_BYTES, MIB
+from quiverlog.storage.byte_source import ByteSource, checksum
+from quiverlog.storage.tail import looks_unwritten
+
+__all__ = ["EPOCHS_ALL", "Candidate", "EpochBounds", "Resync"]
+
+_CHUNK_BYTES: Final = MIB
+_OFFSETS_AHEAD_MAX: Final = 2**31
+"""A segment holds fewer rows: whatever claims to be further away is none of its batches."""
+_CHECKSUMS_FACTOR: Final = 8
+"""Checksums of candidates may cost so many times the bytes; then the search gives up, loudly."""
+
+
+class EpochBounds(NamedTuple):
+    """Leader epochs that a batch may carry."""
+
+    oldest: int
+    newest: int
+
+
+EPOCHS_ALL: Final = EpochBounds(-1, 2**31 - 1)
+
+
+class Candidate(NamedTuple):
+    """A good batch at `position`."""
+
+    position: int
+    base_offset: int
+
+
+class _Chain(NamedTuple):
+    """How a walk from header to header ends: at the end of the bytes, or in front of damage."""
+
+    reaches_end: bool
+    end_position: int
+    end_offset: int
+
+
+class Resync:
+    """See the module docstring."""
+
+    def __init__(self, source: ByteSource, epochs: EpochBounds) -> None:
+        self._source = source
+        self._epochs = epochs
+        self._chains: dict[int, _Chain] = {}
+        self._good: dict[int, bool] = {}
+        self._checksum_bytes = 0
+        # The first candidate of which the chain reaches the end, from `_searched_from` on.
+        self._anchor: Candidate | None = None
+        self._searched_from = -1
+
+    def next_batch(self, start: int, offset: int, epoch: int) -> Candidate | None:
+        """The first believable batch at or after byte `start` whose rows come after `offset`."""
+        assert not start % BATCH_ALIGNMENT_BYTES, "batches lie at multiples of 64"
+        anchor = self._find_anchor(start, offset, epoch)
+        if anchor is None:
+            return None
+        for candidate in self._candidates(start, offset, epoch, anchor.position):
+            chain = self._chain(candidate.position)
+            if chain.end_offset <= anchor.base_offset and self._is_good(candidate.position):
+                return candidate
+        return anchor
+
+    def _find_anchor(self, start: int, offset: int, epoch: int) -> Candidate | None:
+        known = self._anchor
+        if known is not None and self._searched_from <= start <= known.position:
+            return known
+        self._searched_from = start
+        self._anchor = None
+        for candidate in self._candidates(start, offset, epoch, self._source.size):
+            if self._chain(candidate.position).reaches_end and self._is_good(candidate.position):
+                self._anchor = candidate
+                break
+        return self._anchor
+
+    def _candidates(self, start: int, offset: int, epoch: int, stop: int) -> Iterator[Candidate]:
+        """Plausible headers from `start` to before `stop`."""
+        source = self._source
+        stop = min(stop, source.size - BATCH_HEADER_BYTES + 1)
+        for chunk_at in range(start, stop, _CHUNK_BYTES):
+            chunk = bytes(source.read(chunk_at, _CHUNK_BYTES + BATCH_HEADER_BYTES))
+            for at in magic_positions(chunk):
+                position = chunk_at + at
+                if position >= stop or at >= _CHUNK_BYTES:
+                    break
+                header = BatchHeader.unpack(chunk, at)
+                if (
+                    offset < header.base_offset <= offset + _OFFSETS_AHEAD_MAX
+                    and max(epoch, self._epochs.oldest) <= header.leader_epoch
+                    and header.leader_epoch <= self._epochs.newest
+                    and header.is_plausible
+                    and position + header.total_bytes <= source.size
+                ):
+                    yield Candidate(position, header.base_offset)
+
+    def _header(self, at: int) -> BatchHeader | None:
+        if self._source.size - at < BATCH_HEADER_BYTES:
+            return None
+        return BatchHeader.unpack(self._source.read(at, BATCH_HEADER_BYTES))
+
+    def _chain(self, start: int) -> _Chain:
+        """Follow the headers from the plausible one at `start`; what is known is not redone."""
+        walked: list[int] = []
+        at = start
+        header = self._header(at)
+        assert header is not None, "a candidate has a header"
+        while True:
+            known = self._chains.get(at)
+            if known is not None:
+                chain = known
+                break
+            walked.append(at)
+            end = at + header.total_bytes
+            after = self._header(end) if end < self._source.size else None
+            if (
+                after is not None
+                and after.is_plausible
+                and after.base_offset == header.next_offset
+                and header.leader_epoch <= after.leader_epoch <= self._epochs.newest
+                and end + after.total_bytes <= self._source.size
+            ):
+                at, header = end, after
+                continue
+            reaches = end == self._source.size or self._is_cut_short(end, header, after)
+            chain = _Chain(reaches, end, header.next_offset)
+            break
+        for position in walked:
+            self._chains[position] = chain
+        return chain
+
+    def _is_cut_short(self, end: int, last: BatchHeader, after: BatchHeader | None) -> bool:
+        """Is what lies behind the batch `last` an append that a crash interrupted?"""
+        if after is None:
+            return True
+        if after.is_plausible and after.base_offset == last.next_offset:
+            return end + after.total_bytes > self._source.size
+        return looks_unwritten(self._source, end, self._source.size)
+
+    def _is_good(self, at: int) -> bool:
+        """Does the checksum of the batch at `at` match?"""
+        good = self._good.get(at)
+        if good is not None:
+            return good
+        header = self._header(at)
+        assert header is not None, "a candidate has a header"
+        self._checksum_bytes += header.total_bytes
+        if self._checksum_bytes > _CHECKSUMS_FACTOR * self._source.size:
+            return False
+        end = at + header.total_bytes
+        good = checksum(self._source, at + CRC_START, end) == header.crc32c
+        self._good[at] = good
+        return good

@@ -1,0 +1,198 @@
+"""Where a segment's index comes from: its file, or a walk over the batch headers.
+
+Owns the two ways and the decision between them. Everything here only reads, and may run in another
+thread than the one that owns the segment.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from quiverlog.batch.checksum import crc32c
+from quiverlog.errors import CorruptLog
+from quiverlog.storage.byte_source import ByteSource, FileBytes, is_unreadable
+from quiverlog.storage.disk import Disk, File, short_name
+from quiverlog.storage.frames import check_version
+from quiverlog.storage.index import NO_TIME, SparseIndex
+from quiverlog.storage.scan import Damage, Found, Torn, scan
+
+__all__ = [
+    "LOG_SUFFIX",
+    "SEGMENT_HEADER_BYTES",
+    "SEGMENT_MAGIC",
+    "IndexBuilder",
+    "LoadedIndex",
+    "SegmentFiles",
+    "index_path",
+    "pack_segment_header",
+    "read_created_us",
+]
+
+LOG_SUFFIX: Final = ".log"
+_INDEX_SUFFIX: Final = ".index"
+SEGMENT_HEADER_BYTES: Final = 64
+SEGMENT_MAGIC: Final = b"QVSEGMNT"
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct("<8sHHI")
+_BODY: Final = struct.Struct("<qq32x")
+assert _HEAD.size + _BODY.size == SEGMENT_HEADER_BYTES
+
+
+def index_path(log_path: str) -> str:
+    """Path of the .index file that belongs to a .log file."""
+    assert log_path.endswith(LOG_SUFFIX)
+    return log_path[: -len(LOG_SUFFIX)] + _INDEX_SUFFIX
+
+
+def pack_segment_header(base_offset: int, created_us: int) -> bytes:
+    """The first 64 bytes of a segment."""
+    body = _BODY.pack(base_offset, created_us)
+    return _HEAD.pack(SEGMENT_MAGIC, _VERSION, 0, crc32c(body)) + body
+
+
+def read_created_us(file: File, base_offset: int) -> int:
+    """When the segment was made, as its header says.
+
+    Raises:
+        CorruptLog: the header is damaged, or is another segment's.
+        UnsupportedFormat: a newer version wrote it.
+    """
+    head = bytes(FileBytes(file, min(file.size, SEGMENT_HEADER_BYTES)).read(0, 64))
+    name = short_name(file.path)
+    if len(head) < SEGMENT_HEADER_BYTES or head[:8] != SEGMENT_MAGIC:
+        raise CorruptLog(f"{name} is not a segment.", file=name, position=0)
+    _, version, _, crc = _HEAD.unpack_from(head)
+    check_version(name, version, _VERSION)
+    found_base, created_us = _BODY.unpack_from(head, _HEAD.size)
+    if crc32c(head[_HEAD.size :]) != crc or found_base != base_offset:
+        raise CorruptLog(f"{name}: its header is damaged.", file=name, position=0)
+    return int(created_us)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedIndex:
+    """What a load brings to memory, for the first `size` bytes of the file.
+
+    `created_us`: 0 when the header does not tell. `header_damage`: why it does not.
+    """
+
+    entries: SparseIndex
+    newest_us: int
+    size: int
+    created_us: int
+    damages: tuple[Damage, ...] = ()
+    header_damage: str = ""
+
+
+class IndexBuilder:
+    """Adds an entry for the first batch, and then for a batch about every `interval_bytes`."""
+
+    __slots__ = ("_indexed_at", "_interval_bytes", "entries", "newest_us")
+
+    def __init__(self, interval_bytes: int) -> None:
+        self._interval_bytes = interval_bytes
+        self._indexed_at = 0
+        self.entries = SparseIndex()
+        self.newest_us = NO_TIME
+
+    def add(self, position: int, relative_offset: int, timestamp_max_us: int) -> None:
+        """The next batch."""
+        if position - self._indexed_at >= self._interval_bytes or not len(self.entries):
+            self.entries.add(relative_offset, position, self.newest_us)
+            self._indexed_at = position
+        self.newest_us = max(self.newest_us, timestamp_max_us)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFiles:
+    """A segment as a job may know it: its files, and what it should hold.
+
+    `sealed`: it takes no more appends, so an unfinished batch at its end is damage.
+    """
+
+    disk: Disk
+    file: File
+    base_offset: int
+    end_offset: int
+    size: int
+    sealed: bool
+
+    def read_index(self) -> LoadedIndex:
+        """From the file, else from the batches.
+
+        Raises:
+            UnsupportedFormat: a newer version wrote the segment.
+            OSError: a file cannot be opened.
+        """
+        damage, created_us = "", 0
+        try:
+            created_us = read_created_us(self.file, self.base_offset)
+        except CorruptLog as error:
+            # The name tells the base offset too: the batches can be read without the header.
+            damage = error.message
+        return self._load(created_us, damage) or self._rebuild(created_us, damage)
+
+    def _load(self, created_us: int, header_damage: str) -> LoadedIndex | None:
+        path = index_path(self.file.path)
+        try:
+            summary, entries = SparseIndex.load(path, self.disk.read_file(path))
+        except (FileNotFoundError, CorruptLog):
+            return None
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            return None
+        if (
+            summary.covered_bytes != self.size
+            or summary.base_offset != self.base_offset
+            or summary.end_offset != self.end_offset
+        ):
+            return None
+        return LoadedIndex(
+            entries, summary.newest_us, self.size, created_us, header_damage=header_damage
+        )
+
+    def _rebuild(self, created_us: int, header_damage: str) -> LoadedIndex:
+        source = FileBytes(self.file, self.size)
+        built = self._build(source, verify=False) or self._build(source, verify=True)
+        assert built is not None, "a verified walk always ends"
+        builder, damages = built
+        return LoadedIndex(
+            builder.entries,
+            builder.newest_us,
+            self.size,
+            created_us,
+            tuple(damages),
+            header_damage,
+        )
+
+    def _build(
+        self, source: ByteSource, *, verify: bool
+    ) -> tuple[IndexBuilder, list[Damage]] | None:
+        """None when the headers do not join up: only checksums tell which neighbour lies."""
+        builder = IndexBuilder(4096)
+        damages: list[Damage] = []
+        offset = self.base_offset
+        at = SEGMENT_HEADER_BYTES
+        for entry in scan(source, at, self.base_offset, verify=verify):
+            if isinstance(entry, Found):
+                at, header = entry
+                offset = header.next_offset
+                builder.add(at, header.base_offset - self.base_offset, header.timestamp_max_us)
+                at += header.total_bytes
+            elif not verify:
+                return None
+            elif isinstance(entry, Damage):
+                damages.append(entry)
+                at, offset = entry.end_position, entry.end_offset
+            elif isinstance(entry, Torn) and self.sealed:
+                damages.append(Damage(at, self.size, offset, self.end_offset))
+                offset = self.end_offset
+        if offset != self.end_offset and (self.sealed or offset > self.end_offset):
+            if not verify:
+                return None
+            if offset < self.end_offset:  # Its last batches are gone without a trace.
+                damages.append(Damage(self.size, self.size, offset, self.end_offset))
+        return builder, damages

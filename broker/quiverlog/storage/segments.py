@@ -1,0 +1,84 @@
+"""The segments of a log, oldest first.
+
+Owns which segment holds an offset, and how many bytes they take together. Between two segments rows
+may be missing (a file was lost): then the offset belongs to the segment in front of the gap, which
+does not have it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from quiverlog.batch.header import BatchHeader
+from quiverlog.errors import CorruptLog
+from quiverlog.storage import reading
+from quiverlog.storage.segment import Segment
+
+__all__ = ["Segments"]
+
+
+class Segments:
+    """See the module docstring. `items` is for reading only."""
+
+    __slots__ = ("_bases", "byte_count", "items")
+
+    def __init__(self, segments: Iterable[Segment] = ()) -> None:
+        self.items: list[Segment] = []
+        self._bases: list[int] = []
+        self.byte_count = 0
+        for segment in segments:
+            self.add(segment)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def add(self, segment: Segment) -> None:
+        """A new last segment."""
+        assert not self._bases or segment.base_offset > self._bases[-1]
+        self.items.append(segment)
+        self._bases.append(segment.base_offset)
+        self.byte_count += segment.file.size
+
+    def grew(self, byte_count: int) -> None:
+        """Rows were appended to the last segment."""
+        assert self.items
+        self.byte_count += byte_count
+
+    def take_first(self) -> Segment:
+        """Remove the oldest."""
+        del self._bases[0]
+        return self._taken(self.items.pop(0))
+
+    def take_last(self) -> Segment:
+        """Remove the newest."""
+        self._bases.pop()
+        return self._taken(self.items.pop())
+
+    def _taken(self, segment: Segment) -> Segment:
+        segment.dropped = True
+        self.byte_count -= segment.file.size
+        segment.file.close()
+        return segment
+
+    def number_of(self, offset: int) -> int:
+        """Number of the last segment that begins at or before `offset`; -1 when none does."""
+        return bisect_right(self._bases, offset) - 1
+
+    def holding(self, offset: int) -> list[Segment]:
+        """The segments from the one that holds `offset` on."""
+        return self.items[max(0, self.number_of(offset)) :]
+
+    def headers(self, offset: int, damages: list[str]) -> Iterator[BatchHeader]:
+        """Headers of the batches from the one that holds `offset` on; damaged ones left out.
+
+        Args:
+            damages: what could not be read is added here, once.
+        """
+        for segment in self.holding(offset):
+            try:
+                for _, header in reading.headers(segment, offset):
+                    yield header
+            except CorruptLog as error:
+                if error.message not in damages:  # Retention asks every round.
+                    damages.append(error.message)

@@ -1,0 +1,205 @@
+"""Cutting rows off a log's end, so that a crash at any step leaves the old log or the new one.
+
+Owns the steps, which only know the files; a truncation that a crash interrupted is found by its
+mark (`truncate-to`) and carried out by the next start:
+
+1. The mark is on the disk.
+2. What must never be ahead of the rows is lowered, durably: recovery point, epochs, snapshots.
+3. Files of rows that go are removed. The file that keeps some of its rows is not cut: readers may
+   be looking at its mapped bytes. What stays is written to a new file that takes the name.
+4. The mark is removed, durably, before anything new is appended: it would take that too.
+
+A batch goes whole: a cut inside of one cuts in front of it, and so does one inside of damage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple
+
+from quiverlog.errors import CorruptLog
+from quiverlog.storage import checkpoint
+from quiverlog.storage.byte_source import FileBytes
+from quiverlog.storage.checkpoint import TRUNCATION_FILE, RecoveryPoint
+from quiverlog.storage.disk import Disk, File
+from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
+from quiverlog.storage.scan import Damage, Found, Torn, scan
+from quiverlog.storage.segment import Segment, segment_path
+from quiverlog.storage.segment_index import LOG_SUFFIX, SEGMENT_HEADER_BYTES
+
+__all__ = ["TruncateJob", "TruncateResult", "find_segments", "finish", "remove_files"]
+
+_CUT_SUFFIX: Final = ".cut"
+_COPY_BYTES: Final = 1024 * 1024
+
+
+class TruncateResult(NamedTuple):
+    """The log ends at `end_offset`; its last segment begins at `last_base` (-1: none is left).
+
+    `file`: that segment's new file, if it was written anew. `point`: the lowered recovery point.
+    """
+
+    end_offset: int
+    last_base: int
+    file: File | None
+    point: RecoveryPoint
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TruncateJob:
+    """Cut the rows from `offset` on. `end_offset`: where the log ends now."""
+
+    kind: ClassVar[str] = "truncate"
+    disk: Disk
+    key: str
+    offset: int
+    end_offset: int
+    epochs: bytes
+
+    def run(self) -> TruncateResult:
+        """Raises DiskFull, StorageFault or OSError; run it again, or the next start will."""
+        mark = f"{self.key}/{TRUNCATION_FILE}"
+        self.disk.write_file_atomic(mark, checkpoint.pack_truncation(self.offset))
+        # Epochs that were assigned since the last flush are known in memory only.
+        self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
+        return _carry_out(self.disk, self.key, self.offset, self.end_offset)
+
+
+def finish(disk: Disk, directory: str) -> None:
+    """Carry out what a crash interrupted. Called before a log is opened."""
+    names = disk.list(directory)
+    remove_files(disk, (f"{directory}/{n}" for n in names if n.endswith(_CUT_SUFFIX)))
+    if TRUNCATION_FILE in names:
+        offset = checkpoint.load_truncation(disk, directory)
+        if offset is None:  # It is written whole or not at all, so this is damage. Cut nothing.
+            remove_files(disk, (f"{directory}/{TRUNCATION_FILE}",))
+            disk.sync_dir(directory)
+        else:
+            _carry_out(disk, directory, offset, None)
+
+
+def find_segments(disk: Disk, directory: str, names: Iterable[str]) -> list[Segment]:
+    """The segments of a directory in order; a segment ends where the next begins."""
+    bases = sorted(
+        int(name[: -len(LOG_SUFFIX)])
+        for name in names
+        if name.endswith(LOG_SUFFIX) and name[: -len(LOG_SUFFIX)].isdecimal()
+    )
+    segments: list[Segment] = []
+    for base_offset in bases:
+        path = segment_path(directory, base_offset)
+        if segments:
+            segments[-1].end_offset = base_offset
+            segments[-1].finished = True
+        segments.append(Segment(disk, path, disk.open(path, create=False), base_offset))
+    return segments
+
+
+def remove_files(disk: Disk, paths: Iterable[str]) -> None:
+    """Remove files; missing ones are fine."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            disk.remove(path)
+
+
+def _carry_out(disk: Disk, directory: str, offset: int, end_offset: int | None) -> TruncateResult:
+    names = disk.list(directory)
+    segments = find_segments(disk, directory, names)
+    point = checkpoint.load_recovery_point(disk, directory)
+    start = checkpoint.load_log_start(disk, directory, names) or 0
+    offset = max(offset, start)
+    kept = [segment for segment in segments if segment.base_offset < offset]
+    doomed = segments[len(kept) :]
+    end, position = offset, 0
+    if kept:
+        known_end = doomed[0].base_offset if doomed else end_offset
+        end, position = _find_cut(kept[-1], offset, known_end)
+        if position <= SEGMENT_HEADER_BYTES:  # Nothing is left in that file.
+            doomed.insert(0, kept.pop())
+            position = kept[-1].file.size if kept else 0
+        if end < start:  # The batch that goes holds the log start too: no row is left.
+            doomed, kept, end = kept + doomed, [], start
+    if not kept:
+        # Nothing else will know which offset comes next.
+        checkpoint.save_log_start(disk, directory, end)
+    last = kept[-1] if kept else None
+    point = _lower_notes(disk, directory, end, position, point, last)
+    for segment in reversed(doomed):
+        remove_files(disk, (segment.index_path, segment.path))
+    file = None
+    if last is not None and position < last.file.size:
+        file = _write_anew(disk, last, position)
+    disk.sync_dir(directory)
+    remove_files(disk, (f"{directory}/{TRUNCATION_FILE}",))
+    disk.sync_dir(directory)
+    return TruncateResult(end, last.base_offset if last is not None else -1, file, point)
+
+
+def _find_cut(segment: Segment, offset: int, known_end: int | None) -> tuple[int, int]:
+    """(first offset that goes, its byte) in the segment that holds `offset`."""
+    size = segment.file.size
+    at, end = SEGMENT_HEADER_BYTES, segment.base_offset
+    if size <= SEGMENT_HEADER_BYTES:
+        return end, size
+    source = FileBytes(segment.file, size)
+    for entry in scan(source, SEGMENT_HEADER_BYTES, segment.base_offset, verify=True):
+        if isinstance(entry, Torn):
+            return end, entry.position
+        after = entry.header.next_offset if isinstance(entry, Found) else entry.end_offset
+        if after > offset:
+            return end, entry.position
+        at, end = _end_of(entry), after
+    if known_end is not None and end < min(offset, known_end):
+        end = min(offset, known_end)  # Rows are missing at the end of the file.
+    return end, at
+
+
+def _end_of(entry: Found | Damage) -> int:
+    if isinstance(entry, Found):
+        return entry.position + entry.header.total_bytes
+    return entry.end_position
+
+
+def _lower_notes(
+    disk: Disk,
+    directory: str,
+    end: int,
+    position: int,
+    point: RecoveryPoint,
+    last: Segment | None,
+) -> RecoveryPoint:
+    """Recovery point, epochs and snapshots must not speak of rows that go. Durable."""
+    base_offset = last.base_offset if last is not None else -1
+    inside = point.base_offset == base_offset and point.position <= position
+    if point.offset > end or not (point.base_offset < base_offset or inside):
+        point = RecoveryPoint()
+        path = f"{directory}/{checkpoint.RECOVERY_FILE}"
+        disk.write_file_atomic(path, checkpoint.pack_recovery_point(point))
+    epochs = LeaderEpochs(lambda: end)
+    path = f"{directory}/{EPOCHS_FILE}"
+    with contextlib.suppress(FileNotFoundError, CorruptLog):
+        epochs.load(path, disk.read_file(path))
+        epochs.truncate_to(end)
+        disk.write_file_atomic(path, epochs.dump())
+    for offset in checkpoint.snapshot_offsets(disk.list(directory)):
+        if offset > end:
+            checkpoint.drop_snapshot(disk, directory, offset)
+    if last is not None:
+        remove_files(disk, (last.index_path,))
+    disk.sync_dir(directory)
+    return point
+
+
+def _write_anew(disk: Disk, segment: Segment, size: int) -> File:
+    """The first `size` bytes of a segment as a file of their own, under the same name."""
+    assert SEGMENT_HEADER_BYTES < size < segment.file.size
+    path = f"{segment.path}{_CUT_SUFFIX}"
+    remove_files(disk, (path,))
+    file = disk.open(path, create=True)
+    for at in range(0, size, _COPY_BYTES):
+        file.append([segment.file.read_copy(at, min(_COPY_BYTES, size - at))])
+    file.sync()
+    disk.replace(file, segment.path)
+    return file
