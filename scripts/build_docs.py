@@ -75,10 +75,10 @@ def cli_page() -> str:
 
 
 def spark_table(use_name: str) -> str:
-    from pyspark_quiverlog.option_table import Use, markdown_table
+    from pyspark_quiverlog.option_table import Use, options_page
 
     use = {"read": Use.READ, "write": Use.STREAM_WRITE | Use.BATCH_WRITE}[use_name]
-    return markdown_table(use)
+    return options_page(use)
 
 
 def _figure(value: float) -> str:

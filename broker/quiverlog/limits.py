@@ -42,6 +42,11 @@ WRITE_BUFFER_BYTES_MAX: Final = 16 * MIB
 """Replies waiting for a slow client; above it the broker stops reading that client's requests."""
 WRITE_STALL_MS: Final = 60_000
 """A client that takes nothing of a waiting reply for so long is closed."""
+CONNECTION_MEMORY_BYTES: Final = 256 * MIB
+"""What all connections together make a broker hold: four of the largest requests on their way at
+the same time, or 32 of the default's largest batches; a quarter of a small container's memory."""
+HTTP_CONNECTIONS_MAX: Final = 64
+"""HTTP connections at once: a few scrapers, a supervisor and a load balancer need ten."""
 CLIENT_ID_CHARS_MAX: Final = 249
 ERROR_MESSAGE_CHARS_MAX: Final = 2_000
 
@@ -127,6 +132,8 @@ assert (
 ), "the largest description of one topic fits a header"
 assert PARTITIONS_PER_TOPIC_MAX <= PARTITIONS_PER_REQUEST_MAX
 assert SCHEMA_BYTES_MAX <= SCHEMA_HISTORY_BYTES_MAX
+assert 2 * FRAME_BYTES_MAX <= CONNECTION_MEMORY_BYTES
+assert WRITE_BUFFER_BYTES_MAX <= CONNECTION_MEMORY_BYTES
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_BATCHES_REMEMBERED
 assert FETCH_BYTES_DEFAULT + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert FETCH_PARTITION_BYTES_DEFAULT <= FETCH_BYTES_DEFAULT

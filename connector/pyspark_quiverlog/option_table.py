@@ -8,29 +8,25 @@ same. Must not know how options are given or what they do.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Final
+
+from quiverlog.settings import Kind, Setting, SettingsTable, markdown_table
 
 from .option_types import (
     parse_addresses,
     parse_assignment,
     parse_boolean,
     parse_bytes,
-    parse_choice,
-    parse_count,
-    parse_count_or_zero,
     parse_duration,
     parse_ending_offsets,
     parse_names,
     parse_pattern,
     parse_starting_offsets,
     parse_text,
-    parse_timestamp_ms,
     parse_timestamps,
 )
 
-__all__ = ["OPTIONS", "OptionSpec", "Use", "markdown_table"]
+__all__ = ["OPTIONS", "REFUSED", "Use", "options_page"]
 
 
 class Use(enum.Flag):
@@ -62,356 +58,429 @@ _USE_LABELS: dict[Use, str] = {
 
 
 # --- the table ------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class OptionSpec:
-    """One option. `default` None: none, or it depends (then `default_doc` says on what)."""
+_TIMESTAMP_MS_MAX: Final = 10**15 - 1
 
-    name: str
-    field: str
-    kind: str
-    parse: Callable[[str], Any]
-    use: Use
-    doc: str
-    default: str | None = None
-    default_doc: str = ""
-    aliases: tuple[str, ...] = ()
-
-    @property
-    def default_label(self) -> str:
-        """As the docs show it."""
-        return self.default_doc or (f"`{self.default}`" if self.default is not None else "none")
-
-
-OPTIONS: tuple[OptionSpec, ...] = (
-    OptionSpec(
+_SETTINGS: Final = (
+    Setting(
         "bootstrap.servers",
-        "bootstrap_servers",
-        "addresses",
-        parse_addresses,
-        Use.ALL,
+        Kind.OTHER,
+        None,
         "Brokers to ask first, `host:port` separated by commas. The others are learnt from them.",
+        read=parse_addresses,
+        label="addresses",
         default_doc="required",
+        where=Use.ALL,
+        attribute="bootstrap_servers",
     ),
-    OptionSpec(
+    Setting(
         "subscribe",
-        "subscribe",
-        "names",
-        parse_names,
-        Use.READ,
+        Kind.OTHER,
+        None,
         'Topics to read, separated by commas. `load("flights")` says the same.',
+        read=parse_names,
+        label="names",
         default_doc="one of the three is required",
+        where=Use.READ,
     ),
-    OptionSpec(
+    Setting(
         "subscribePattern",
-        "subscribe_pattern",
-        "regular expression",
-        parse_pattern,
-        Use.READ,
+        Kind.OTHER,
+        None,
         "Read every topic whose whole name matches. A topic that appears while a streaming query "
         "runs is taken up, from its first row.",
+        read=parse_pattern,
+        label="regular expression",
         default_doc="one of the three is required",
+        where=Use.READ,
+        attribute="subscribe_pattern",
     ),
-    OptionSpec(
+    Setting(
         "assign",
-        "assign",
-        "JSON",
-        parse_assignment,
-        Use.READ,
+        Kind.OTHER,
+        None,
         'Read these partitions alone: `{"flights":[0,1]}`.',
+        read=parse_assignment,
+        label="JSON",
         default_doc="one of the three is required",
+        where=Use.READ,
     ),
-    OptionSpec(
+    Setting(
         "startingOffsets",
-        "starting_offsets",
-        "JSON",
-        parse_starting_offsets,
-        Use.READ,
+        Kind.OTHER,
+        None,
         "Where a new query starts: `earliest`, `latest` (streaming only), or JSON per partition, "
         'where -2 stands for earliest and -1 for latest: `{"flights":{"0":23,"1":-2}}`. With '
         "JSON, each partition must be named. A restarted query goes on from its checkpoint; "
         "partitions found later start at their first row.",
+        read=parse_starting_offsets,
+        label="JSON",
         default_doc="`latest` for streaming, `earliest` for batch",
+        where=Use.READ,
+        attribute="starting_offsets",
     ),
-    OptionSpec(
+    Setting(
         "startingTimestamp",
-        "starting_timestamp",
-        "milliseconds",
-        parse_timestamp_ms,
-        Use.READ,
+        Kind.INTEGER,
+        None,
         "Start at the first row whose timestamp is this moment or later, in every partition. "
         "Wins over the other starting options.",
+        maximum=_TIMESTAMP_MS_MAX,
+        label="milliseconds",
+        where=Use.READ,
+        attribute="starting_timestamp",
     ),
-    OptionSpec(
+    Setting(
         "startingOffsetsByTimestamp",
-        "starting_offsets_by_timestamp",
-        "JSON",
-        parse_timestamps,
-        Use.READ,
+        Kind.OTHER,
+        None,
         'The same per partition: `{"flights":{"0":1767225600000}}`. Wins over `startingOffsets`.',
+        read=parse_timestamps,
+        label="JSON",
+        where=Use.READ,
+        attribute="starting_offsets_by_timestamp",
     ),
-    OptionSpec(
+    Setting(
         "startingOffsetsByTimestampStrategy",
-        "starting_strategy",
-        "choice",
-        parse_choice("error", "latest"),
-        Use.READ,
+        Kind.CHOICE,
+        "error",
         "When a partition has no row at or after the starting timestamp: fail (`error`) or start "
         "at its end (`latest`).",
-        default="error",
+        choices=("error", "latest"),
+        ignore_case=True,
+        where=Use.READ,
+        attribute="starting_strategy",
     ),
-    OptionSpec(
+    Setting(
         "endingOffsets",
-        "ending_offsets",
-        "JSON",
-        parse_ending_offsets,
-        Use.BATCH_READ,
+        Kind.OTHER,
+        "latest",
         "Where a batch ends (exclusive): `latest`, or JSON per partition, where -1 stands for "
         "latest.",
-        default="latest",
+        read=parse_ending_offsets,
+        label="JSON",
+        where=Use.BATCH_READ,
+        attribute="ending_offsets",
     ),
-    OptionSpec(
+    Setting(
         "endingTimestamp",
-        "ending_timestamp",
-        "milliseconds",
-        parse_timestamp_ms,
-        Use.BATCH_READ,
+        Kind.INTEGER,
+        None,
         "End before the first row whose timestamp is this moment or later, in every partition. "
         "Wins over the other ending options.",
+        maximum=_TIMESTAMP_MS_MAX,
+        label="milliseconds",
+        where=Use.BATCH_READ,
+        attribute="ending_timestamp",
     ),
-    OptionSpec(
+    Setting(
         "endingOffsetsByTimestamp",
-        "ending_offsets_by_timestamp",
-        "JSON",
-        parse_timestamps,
-        Use.BATCH_READ,
+        Kind.OTHER,
+        None,
         "The same per partition. Wins over `endingOffsets`.",
+        read=parse_timestamps,
+        label="JSON",
+        where=Use.BATCH_READ,
+        attribute="ending_offsets_by_timestamp",
     ),
-    OptionSpec(
+    Setting(
         "maxOffsetsPerTrigger",
-        "max_rows_per_trigger",
-        "rows",
-        parse_count,
-        Use.STREAM_READ,
+        Kind.INTEGER,
+        None,
         "At most so many rows per micro-batch, shared over the partitions in proportion to what "
         "waits in each. `maxRowsPerTrigger` is the same.",
+        minimum=1,
+        label="rows",
         aliases=("maxRowsPerTrigger",),
+        where=Use.STREAM_READ,
+        attribute="max_rows_per_trigger",
     ),
-    OptionSpec(
+    Setting(
         "maxBytesPerTrigger",
-        "max_bytes_per_trigger",
-        "bytes",
-        parse_bytes,
-        Use.STREAM_READ,
+        Kind.OTHER,
+        None,
         "At most so many stored bytes per micro-batch, in whole batches, but never less than one "
         "batch. Works together with `maxOffsetsPerTrigger`.",
+        read=parse_bytes,
+        label="bytes",
+        where=Use.STREAM_READ,
+        attribute="max_bytes_per_trigger",
     ),
-    OptionSpec(
+    Setting(
         "minOffsetsPerTrigger",
-        "min_rows_per_trigger",
-        "rows",
-        parse_count,
-        Use.STREAM_READ,
+        Kind.INTEGER,
+        None,
         "Wait until so many rows are there. `minRowsPerTrigger` is the same.",
+        minimum=1,
+        label="rows",
         aliases=("minRowsPerTrigger",),
+        where=Use.STREAM_READ,
+        attribute="min_rows_per_trigger",
     ),
-    OptionSpec(
+    Setting(
         "maxTriggerDelay",
-        "max_trigger_delay",
-        "duration",
-        parse_duration,
-        Use.STREAM_READ,
+        Kind.OTHER,
+        "15m",
         "Wait no longer than this for `minOffsetsPerTrigger`.",
-        default="15m",
+        read=parse_duration,
+        label="duration",
+        where=Use.STREAM_READ,
+        attribute="max_trigger_delay",
     ),
-    OptionSpec(
+    Setting(
         "minPartitions",
-        "min_partitions",
-        "count",
-        parse_count,
-        Use.READ,
+        Kind.INTEGER,
+        None,
         "Split large ranges until there are about so many Spark tasks.",
+        minimum=1,
+        label="count",
+        where=Use.READ,
+        attribute="min_partitions",
     ),
-    OptionSpec(
+    Setting(
         "maxRecordsPerPartition",
-        "max_rows_per_task",
-        "rows",
-        parse_count,
-        Use.READ,
+        Kind.INTEGER,
+        None,
         "Split ranges until no Spark task reads more rows than this.",
+        minimum=1,
+        label="rows",
+        where=Use.READ,
+        attribute="max_rows_per_task",
     ),
-    OptionSpec(
+    Setting(
         "minRecordsPerPartition",
-        "min_rows_per_task",
-        "rows",
-        parse_count_or_zero,
-        Use.READ,
+        Kind.INTEGER,
+        "1000",
         "Ranges with fewer rows than this are read together in one Spark task (a task costs about "
         "30 ms). 0 gives each partition of the log its own task.",
-        default="1000",
+        label="rows",
+        where=Use.READ,
+        attribute="min_rows_per_task",
     ),
-    OptionSpec(
+    Setting(
         "failOnDataLoss",
-        "fail_on_data_loss",
-        "boolean",
-        parse_boolean,
-        Use.READ,
+        Kind.OTHER,
+        "true",
         "When rows that were to be read are gone (retention, truncation, a topic deleted or "
         "created anew): fail and name the ranges, or log them and go on.",
-        default="true",
+        read=parse_boolean,
+        label="boolean",
+        where=Use.READ,
+        attribute="fail_on_data_loss",
     ),
-    OptionSpec(
+    Setting(
         "failOnCorruptData",
-        "fail_on_corrupt_data",
-        "boolean",
-        parse_boolean,
-        Use.READ,
+        Kind.OTHER,
+        "true",
         "When stored rows cannot be decoded, or the broker finds them damaged: fail and name "
         "topic, partition and offsets, or log them and step over them. `failOnDataLoss` does not "
         "cover this.",
-        default="true",
+        read=parse_boolean,
+        label="boolean",
+        where=Use.READ,
+        attribute="fail_on_corrupt_data",
     ),
-    OptionSpec(
+    Setting(
         "columns",
-        "columns",
-        "names",
-        parse_names,
-        Use.READ,
+        Kind.OTHER,
+        None,
         "Read these columns only, in this order; the others are not decoded. A schema given by "
         "`.schema(...)` says the same and may also widen types.",
+        read=parse_names,
+        label="names",
+        where=Use.READ,
     ),
-    OptionSpec(
+    Setting(
         "includeMetadata",
-        "include_metadata",
-        "boolean",
-        parse_boolean,
-        Use.READ,
+        Kind.OTHER,
+        "false",
         "Add the columns `_topic`, `_partition`, `_offset` and `_timestamp`.",
-        default="false",
+        read=parse_boolean,
+        label="boolean",
+        where=Use.READ,
+        attribute="include_metadata",
     ),
-    OptionSpec(
+    Setting(
         "fetch.max.bytes",
-        "fetch_bytes",
-        "bytes",
-        parse_bytes,
-        Use.READ,
+        Kind.OTHER,
+        "4m",
         "Bytes asked for in one fetch of a task; two are in flight or in memory at a time.",
-        default="4m",
+        read=parse_bytes,
+        label="bytes",
+        where=Use.READ,
+        attribute="fetch_bytes",
     ),
-    OptionSpec(
+    Setting(
         "topic",
-        "topic",
-        "name",
-        parse_text,
-        Use.WRITE,
+        Kind.OTHER,
+        None,
         "Topic to write to. Without it, each row names its topic in `topicColumn`. "
         '`save("delays")` says the same.',
+        read=parse_text,
+        label="name",
         default_doc="this or a topic column is required",
+        where=Use.WRITE,
     ),
-    OptionSpec(
+    Setting(
         "topicColumn",
-        "topic_column",
-        "name",
-        parse_text,
-        Use.WRITE,
+        Kind.OTHER,
+        "topic",
         "Column (string, never null) that names each row's topic when `topic` is not set. It is "
         "not stored.",
-        default="topic",
+        read=parse_text,
+        label="name",
+        where=Use.WRITE,
+        attribute="topic_column",
     ),
-    OptionSpec(
+    Setting(
         "partitionColumn",
-        "partition_column",
-        "name",
-        parse_text,
-        Use.WRITE,
+        Kind.OTHER,
+        None,
         "Column (int) that names each row's partition; null leaves the choice to the topic's key "
         "columns. It is not stored. Without this option, a column `partition` is taken for it "
         "unless the topic's own schema has a column of that name.",
+        read=parse_text,
+        label="name",
         default_doc="`partition`, when the topic has no such column",
+        where=Use.WRITE,
+        attribute="partition_column",
     ),
-    OptionSpec(
+    Setting(
         "durability",
-        "durability",
-        "choice",
-        parse_choice("topic_default", "memory", "flushed", "replicated"),
-        Use.WRITE,
+        Kind.CHOICE,
+        "topic_default",
         "What an acknowledgement must rest on; may only be stronger than the topic's own level.",
-        default="topic_default",
+        choices=("topic_default", "memory", "flushed", "replicated"),
+        ignore_case=True,
+        where=Use.WRITE,
     ),
-    OptionSpec(
+    Setting(
         "compression.type",
-        "compression",
-        "choice",
-        parse_choice("topic_default", "none", "lz4", "zstd"),
-        Use.WRITE,
+        Kind.CHOICE,
+        "topic_default",
         "Codec of the batches; by default what the topic advises.",
-        default="topic_default",
+        choices=("topic_default", "none", "lz4", "zstd"),
+        ignore_case=True,
+        where=Use.WRITE,
+        attribute="compression",
     ),
-    OptionSpec(
+    Setting(
         "batch.rows",
-        "batch_rows",
-        "rows",
-        parse_count,
-        Use.WRITE,
+        Kind.INTEGER,
+        "65536",
         "Spark hands over 10,000 rows at a time; they are gathered to batches of up to so many "
         "rows before they are stored.",
-        default="65536",
+        minimum=1,
+        label="rows",
+        where=Use.WRITE,
+        attribute="batch_rows",
     ),
-    OptionSpec(
+    Setting(
         "batch.size",
-        "batch_bytes",
-        "bytes",
-        parse_bytes,
-        Use.WRITE,
+        Kind.OTHER,
+        "4m",
         "And up to so many bytes.",
-        default="4m",
+        read=parse_bytes,
+        label="bytes",
+        where=Use.WRITE,
+        attribute="batch_bytes",
     ),
-    OptionSpec(
+    Setting(
         "delivery.timeout",
-        "delivery_timeout",
-        "duration",
-        parse_duration,
-        Use.WRITE,
+        Kind.OTHER,
+        "120s",
         "How long a task goes on trying to get its rows acknowledged.",
-        default="120s",
+        read=parse_duration,
+        label="duration",
+        where=Use.WRITE,
+        attribute="delivery_timeout",
     ),
-    OptionSpec(
+    Setting(
         "request.timeout",
-        "request_timeout",
-        "duration",
-        parse_duration,
-        Use.ALL,
+        Kind.OTHER,
+        "30s",
         "How long one request may take, retries included, before the query fails.",
-        default="30s",
+        read=parse_duration,
+        label="duration",
+        where=Use.ALL,
+        attribute="request_timeout",
     ),
-    OptionSpec(
+    Setting(
         "connect.timeout",
-        "connect_timeout",
-        "duration",
-        parse_duration,
-        Use.ALL,
+        Kind.OTHER,
+        "10s",
         "How long one attempt to connect may take.",
-        default="10s",
+        read=parse_duration,
+        label="duration",
+        where=Use.ALL,
+        attribute="connect_timeout",
     ),
-    OptionSpec(
+    Setting(
         "client.id",
-        "client_id",
-        "name",
-        parse_text,
-        Use.ALL,
+        Kind.OTHER,
+        "spark",
         "Name of this query in the brokers' logs and metrics.",
-        default="spark",
+        read=parse_text,
+        label="name",
+        where=Use.ALL,
+        attribute="client_id",
     ),
 )
 
 
-def markdown_table(use: Use) -> str:
+REFUSED: Final = {
+    "kafka.bootstrap.servers": "use `bootstrap.servers`",
+    "bootstrapservers": "use `bootstrap.servers`",
+    "kafka.group.id": "there are no consumer groups here: the checkpoint keeps the position",
+    "group.id": "there are no consumer groups here: the checkpoint keeps the position",
+    "groupidprefix": "there are no consumer groups here: the checkpoint keeps the position",
+    "isolation.level": "there are no transactions yet, every row that can be read is committed; "
+    "leave it out",
+    "kafka.isolation.level": "there are no transactions yet; leave it out",
+    "fetchfrom": "reads are served by the leader; leave it out",
+    "kafka.client.rack": "reads are served by the leader; leave it out",
+    "client.rack": "reads are served by the leader, so a rack has no effect yet; leave it out",
+    "deliverymode": "the sink writes at least once, exactly once is not built yet; leave it out",
+    "kafkaconsumer.polltimeoutms": "use `request.timeout`, such as 30s",
+    "fetchoffset.numretries": "retries go on until `request.timeout`, such as 30s",
+    "fetchoffset.retryintervalms": "retries go on until `request.timeout`, such as 30s",
+    "includeheaders": "headers are an ordinary column of a topic that was created with the `raw` "
+    "schema; name it in `columns`",
+    "auto.offset.reset": "use `startingOffsets`",
+    "kafka.auto.offset.reset": "use `startingOffsets`",
+    "enable.auto.commit": "the checkpoint keeps the position; leave it out",
+    "interceptor.classes": "leave it out",
+    "key.deserializer": "topics are typed: columns arrive with the types of the topic's schema",
+    "value.deserializer": "topics are typed: columns arrive with the types of the topic's schema",
+    "key.serializer": "topics are typed: columns are stored with the types of the topic's schema",
+    "value.serializer": "topics are typed: columns are stored with the types of the topic's schema",
+    "filter": "rows are not filtered in the reader yet; use `.where(...)` on the DataFrame, and "
+    "`columns` or `startingTimestamp` to read less",
+    "acks": "use `durability`",
+    "kafka.acks": "use `durability`",
+    "linger.ms": "the writer fills batches up to `batch.rows` and `batch.size`",
+    "topics": "use `subscribe`",
+    "topicspattern": "use `subscribePattern`",
+    "maxfilespertrigger": "use `maxOffsetsPerTrigger` or `maxBytesPerTrigger`",
+}
+"""Options that people may expect, and what to do instead."""
+
+OPTIONS: Final = SettingsTable(_SETTINGS, absent=REFUSED, ignore_case=True)
+"""Every option by its name, in the order in which the docs show them."""
+
+
+def options_page(use: Use) -> str:
     """The table in docs/spark.md for reads (`Use.READ`) or writes (`Use.WRITE`)."""
-    lines = ["| option | type | default | applies to | meaning |", "|---|---|---|---|---|"]
-    for spec in OPTIONS:
-        if spec.use & use:
-            doc = spec.doc.replace("|", "\\|")
-            where = "both" if spec.use & use == use else (spec.use & use).label
-            lines.append(
-                f"| `{spec.name}` | {spec.kind} | {spec.default_label} | {where} | {doc} |"
-            )
-    return "\n".join(lines) + "\n"
+    shown = (setting for setting in OPTIONS.values() if setting.where & use)
+    return markdown_table(
+        ("option", "type", "default", "applies to", "meaning"),
+        ((f"`{s.key}`", s.type_label, _default(s), _where(s, use), s.doc) for s in shown),
+    )
+
+
+def _default(setting: Setting) -> str:
+    return setting.default_label or "none"
+
+
+def _where(setting: Setting, use: Use) -> str:
+    shared: Use = setting.where & use
+    return "both" if shared == use else shared.label

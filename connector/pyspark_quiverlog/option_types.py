@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 from quiverlog.addresses import parse_address
@@ -58,18 +57,6 @@ def parse_boolean(value: str) -> bool:
     return text == "true"
 
 
-def parse_count(value: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", value.strip()) or int(value) == 0:
-        raise ValueError("a whole number, at least 1")
-    return int(value)
-
-
-def parse_count_or_zero(value: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", value.strip()):
-        raise ValueError("a whole number, at least 0")
-    return int(value)
-
-
 _SIZE_UNITS = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
@@ -88,22 +75,6 @@ def parse_duration(value: str) -> float:
     if match is None:
         raise ValueError("a time with its unit, such as 500ms, 30s or 15m")
     return float(match[1]) * _TIME_UNITS[match[2]]
-
-
-def parse_timestamp_ms(value: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,15}", value.strip()):
-        raise ValueError("milliseconds since 1970-01-01 UTC")
-    return int(value)
-
-
-def parse_choice(*choices: str) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        text = value.strip().lower()
-        if text not in choices:
-            raise ValueError(" or ".join(choices))
-        return text
-
-    return parse
 
 
 def _json_object(value: str, example: str) -> dict[str, Any]:

@@ -1,26 +1,25 @@
 """The data source's options as given: parsed, checked, or refused.
 
 Owns the order of the checks and their wording: an option is parsed and checked before anything else
-happens, and a refusal names the option and says what to use instead (`REFUSED`: those of other
-sources). What options there are lies in `option_table`. Knows nothing of Spark, brokers or offsets.
+happens, and a refusal names the option and says what to use instead. What options there are, and
+which are refused, lies in `option_table`. Knows nothing of Spark, brokers or offsets.
 
 Spark hands option keys over in lower case, so names are matched without regard to case.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from quiverlog.errors import InvalidOption
+from quiverlog.settings import InvalidValue, Setting
 
-from .option_table import OPTIONS, OptionSpec, Use
+from .option_table import OPTIONS, Use
 from .option_types import Positions
 
 __all__ = [
-    "REFUSED",
     "Positions",
     "ReadOptions",
     "Use",
@@ -29,47 +28,6 @@ __all__ = [
     "parse_write_options",
 ]
 
-REFUSED: dict[str, str] = {
-    "kafka.bootstrap.servers": "use `bootstrap.servers`",
-    "bootstrapservers": "use `bootstrap.servers`",
-    "kafka.group.id": "there are no consumer groups here: the checkpoint keeps the position",
-    "group.id": "there are no consumer groups here: the checkpoint keeps the position",
-    "groupidprefix": "there are no consumer groups here: the checkpoint keeps the position",
-    "isolation.level": "there are no transactions yet, every row that can be read is committed; "
-    "leave it out",
-    "kafka.isolation.level": "there are no transactions yet; leave it out",
-    "fetchfrom": "reads are served by the leader; leave it out",
-    "kafka.client.rack": "reads are served by the leader; leave it out",
-    "client.rack": "reads are served by the leader, so a rack has no effect yet; leave it out",
-    "deliverymode": "the sink writes at least once, exactly once is not built yet; leave it out",
-    "kafkaconsumer.polltimeoutms": "use `request.timeout`, such as 30s",
-    "fetchoffset.numretries": "retries go on until `request.timeout`, such as 30s",
-    "fetchoffset.retryintervalms": "retries go on until `request.timeout`, such as 30s",
-    "includeheaders": "headers are an ordinary column of a topic that was created with the `raw` "
-    "schema; name it in `columns`",
-    "auto.offset.reset": "use `startingOffsets`",
-    "kafka.auto.offset.reset": "use `startingOffsets`",
-    "enable.auto.commit": "the checkpoint keeps the position; leave it out",
-    "interceptor.classes": "leave it out",
-    "key.deserializer": "topics are typed: columns arrive with the types of the topic's schema",
-    "value.deserializer": "topics are typed: columns arrive with the types of the topic's schema",
-    "key.serializer": "topics are typed: columns are stored with the types of the topic's schema",
-    "value.serializer": "topics are typed: columns are stored with the types of the topic's schema",
-    "filter": "rows are not filtered in the reader yet; use `.where(...)` on the DataFrame, and "
-    "`columns` or `startingTimestamp` to read less",
-    "acks": "use `durability`",
-    "kafka.acks": "use `durability`",
-    "linger.ms": "the writer fills batches up to `batch.rows` and `batch.size`",
-    "topics": "use `subscribe`",
-    "topicspattern": "use `subscribePattern`",
-    "maxfilespertrigger": "use `maxOffsetsPerTrigger` or `maxBytesPerTrigger`",
-}
-
-_BY_KEY: dict[str, OptionSpec] = {
-    key.lower(): spec for spec in OPTIONS for key in (spec.name, *spec.aliases)
-}
-assert len(_BY_KEY) == sum(1 + len(s.aliases) for s in OPTIONS), "each name once"
-assert not set(REFUSED) & set(_BY_KEY)
 
 _IGNORED = frozenset(
     {
@@ -188,18 +146,18 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
         lowered = key.lower()
         if lowered in _IGNORED or lowered.startswith("option."):  # a table's options, once more
             continue
-        spec = _lookup(lowered)
-        if not spec.use & use:
-            raise InvalidOption(_misplaced(spec, use))
-        if spec.field in given:
+        setting = _lookup(lowered)
+        if not setting.where & use:
+            raise InvalidOption(_misplaced(setting, use))
+        if setting.field in given:
             raise InvalidOption(
-                f"options `{given[spec.field]}` and `{key}` mean the same: set one."
+                f"options `{given[setting.field]}` and `{key}` mean the same: set one."
             )
-        given[spec.field] = key
+        given[setting.field] = key
         try:
-            values[spec.field] = spec.parse(text)
-        except ValueError as error:
-            raise InvalidOption(f"option `{spec.name}`: expected {error}, got {text!r}.") from error
+            values[setting.field] = setting.parse(text)
+        except InvalidValue as error:
+            raise InvalidOption(f"option `{setting.key}` {error}") from error
     if "bootstrap_servers" not in values:
         table = "" if raw else _TABLE_HINT
         raise InvalidOption(
@@ -208,43 +166,42 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
     return values
 
 
-def _lookup(key: str) -> OptionSpec:
-    spec = _BY_KEY.get(key)
-    if spec is not None:
-        return spec
-    instead = REFUSED.get(key)
+def _lookup(key: str) -> Setting:
+    setting = OPTIONS.find(key)
+    if setting is not None:
+        return setting
+    instead = OPTIONS.absent.get(key)
     if instead is None and key.startswith("kafka."):
-        bare = _BY_KEY.get(key.removeprefix("kafka."))
-        instead = (
-            f"use `{bare.name}`" if bare else "Kafka's client is not in use here; leave it out"
-        )
+        bare = OPTIONS.find(key.removeprefix("kafka."))
+        instead = f"use `{bare.key}`" if bare else "Kafka's client is not in use here; leave it out"
     if instead is not None:
         raise InvalidOption(f"option `{key}` does not apply: {instead}.")
-    near = difflib.get_close_matches(key, list(_BY_KEY), n=1)
-    did_you_mean = f"did you mean `{_BY_KEY[near[0]].name}`?" if near else "no such option."
+    close = OPTIONS.suggest(key)
+    did_you_mean = f"did you mean `{close}`?" if close else "no such option."
     raise InvalidOption(f"option `{key}` is unknown: {did_you_mean}")
 
 
-def _misplaced(spec: OptionSpec, use: Use) -> str:
+def _misplaced(setting: Setting, use: Use) -> str:
     instead = ""
-    if spec.name == "topic":
+    if setting.key == "topic":
         instead = " Use `subscribe`."
-    elif spec.field in ("subscribe", "subscribe_pattern", "assign"):
+    elif setting.key in _SELECTORS:
         instead = " Use `topic`."
-    elif spec.name.startswith("ending"):
+    elif setting.key.startswith("ending"):
         instead = " A streaming query has no end; use Trigger.AvailableNow or a batch read."
     elif use is Use.BATCH_READ:
         instead = " A batch read takes all rows up to `endingOffsets`."
-    return f"option `{spec.name}` applies to {spec.use.label}, not to {use.label}.{instead}"
+    where: Use = setting.where
+    return f"option `{setting.key}` applies to {where.label}, not to {use.label}.{instead}"
 
 
 def _fields(values: dict[str, Any], use: Use) -> dict[str, Any]:
     """All fields of the options class, defaults filled in."""
     result = {}
-    for spec in OPTIONS:
-        if spec.use & use:
-            default = spec.parse(spec.default) if spec.default is not None else None
-            result[spec.field] = values.get(spec.field, default)
+    for setting in OPTIONS.values():
+        if setting.where & use:
+            default = setting.parse(setting.default) if setting.default is not None else None
+            result[setting.field] = values.get(setting.field, default)
     return result
 
 

@@ -6,9 +6,8 @@ import dataclasses
 
 import pytest
 
-from pyspark_quiverlog.option_table import OPTIONS, Use, markdown_table
+from pyspark_quiverlog.option_table import OPTIONS, REFUSED, Use, options_page
 from pyspark_quiverlog.options import (
-    REFUSED,
     ReadOptions,
     WriteOptions,
     parse_read_options,
@@ -68,28 +67,34 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bootstrap.servers": "nowhere"}, r"`bootstrap\.servers`: expected host:port"),
+        ({"bootstrap.servers": "nowhere"}, r"`bootstrap\.servers` is .*, expected host:port"),
         ({"bootstrap.servers": "a:0"}, r"`bootstrap\.servers`"),
-        ({"maxOffsetsPerTrigger": "0"}, "`maxOffsetsPerTrigger`: expected a whole number"),
+        ({"maxOffsetsPerTrigger": "0"}, "`maxOffsetsPerTrigger` is 0, allowed is 1 or more"),
         ({"maxOffsetsPerTrigger": "ten"}, "`maxOffsetsPerTrigger`"),
-        ({"maxBytesPerTrigger": "64 parsecs"}, "`maxBytesPerTrigger`: expected a number of bytes"),
-        ({"maxTriggerDelay": "15"}, "`maxTriggerDelay`: expected a time with its unit"),
-        ({"failOnDataLoss": "perhaps"}, "`failOnDataLoss`: expected true or false"),
-        ({"startingOffsets": "newest"}, "`startingOffsets`: expected earliest, latest or JSON"),
+        (
+            {"maxBytesPerTrigger": "64 parsecs"},
+            "`maxBytesPerTrigger` is .*, expected a number of bytes",
+        ),
+        ({"maxTriggerDelay": "15"}, "`maxTriggerDelay` is .*, expected a time with its unit"),
+        ({"failOnDataLoss": "perhaps"}, "`failOnDataLoss` is .*, expected true or false"),
+        (
+            {"startingOffsets": "newest"},
+            "`startingOffsets` is .*, expected earliest, latest or JSON",
+        ),
         ({"startingOffsets": '{"flights":{"0":-3}}'}, "`startingOffsets`"),
         ({"startingOffsets": '{"flights":{"0":1.5}}'}, "`startingOffsets`"),
         ({"startingOffsets": '{"flights":{"x":1}}'}, "`startingOffsets`"),
         ({"startingOffsets": '{"other":{"0":1}}'}, "names 'other', which is not subscribed"),
-        ({"startingOffsets": "{"}, "`startingOffsets`: expected JSON"),
-        ({"subscribe": "a,a"}, "`subscribe`: expected each name once"),
-        ({"subscribe": "a,,b"}, "`subscribe`: expected names"),
+        ({"startingOffsets": "{"}, "`startingOffsets` is .*, expected JSON"),
+        ({"subscribe": "a,a"}, "`subscribe` is .*, expected each name once"),
+        ({"subscribe": "a,,b"}, "`subscribe` is .*, expected names"),
         ({"subscribePattern": "x.*"}, "exactly one of"),
         ({"maxRowsPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "mean the same"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
         ({"columns": "a,_offset"}, "come with `includeMetadata`"),
         ({"isolation.level": "read_committed"}, "`isolation.level` does not apply: there are no"),
         ({"fetchFrom": "leader"}, "`fetchfrom` does not apply: reads are served by the leader"),
-        ({"failOnCorruptData": "perhaps"}, "`failOnCorruptData`: expected true or false"),
+        ({"failOnCorruptData": "perhaps"}, "`failOnCorruptData` is .*, expected true or false"),
         ({"endingOffsets": "latest"}, "streaming query has no end"),
         ({"topic": "x"}, "Use `subscribe`"),
         ({"maxOffsetPerTrigger": "8"}, "did you mean `maxOffsetsPerTrigger`"),
@@ -165,19 +170,19 @@ def test_the_warehouse_path_of_a_catalogue_table_is_no_topic() -> None:
 
 def test_the_table_covers_the_option_classes_exactly() -> None:
     for use, cls in ((Use.READ, ReadOptions), (Use.WRITE, WriteOptions)):
-        assert {s.field for s in OPTIONS if s.use & use} == {
+        assert {s.field for s in OPTIONS.values() if s.where & use} == {
             f.name for f in dataclasses.fields(cls)
         }
 
 
 def test_every_default_in_the_table_parses() -> None:
-    for spec in OPTIONS:
+    for spec in OPTIONS.values():
         assert spec.default is None or spec.parse(spec.default) is not None
-        assert spec.doc.endswith((".", "`")), spec.name
+        assert spec.doc.endswith((".", "`")), spec.key
 
 
 @pytest.mark.parametrize("use", [Use.READ, Use.WRITE])
-def test_the_markdown_table_has_a_row_per_option(use: Use) -> None:
-    lines = markdown_table(use).splitlines()
-    assert len(lines) == 2 + sum(1 for s in OPTIONS if s.use & use)
+def test_the_options_page_has_a_row_per_option(use: Use) -> None:
+    lines = options_page(use).splitlines()
+    assert len(lines) == 2 + sum(1 for s in OPTIONS.values() if s.where & use)
     assert all(line.replace("\\|", "").count("|") == 6 for line in lines)

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from quiverlog.cli.failures import CommandFailed, ExitCode
 from quiverlog.cli.options import config_pairs, debug_option
-from quiverlog.server.config import CONFIG_KEYS, ConfigKey
+from quiverlog.server.config_keys import CONFIG_KEYS, flag_of
+from quiverlog.settings import Setting
+
+if TYPE_CHECKING:
+    from quiverlog.server.config import BrokerConfig
 
 __all__ = ["broker"]
 
 
-def _flag(key: ConfigKey) -> click.Option:
-    text = key.doc if key.default == "" else f"{key.doc} [default: {key.default}]"
-    return click.Option([key.flag, key.field], metavar=key.kind.value.upper(), help=text)
+def _flag(setting: Setting) -> click.Option:
+    text = setting.doc if setting.default == "" else f"{setting.doc} [default: {setting.default}]"
+    flag = flag_of(setting.key)
+    return click.Option([flag, setting.field], metavar=setting.kind.value.upper(), help=text)
 
 
 @click.option(
@@ -51,17 +57,21 @@ def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None)
     from quiverlog.errors import InvalidConfig
     from quiverlog.server.config import load_config
 
-    named = {key.name: flags[key.field] for key in CONFIG_KEYS.values()}
+    named = {key.key: flags[key.field] for key in CONFIG_KEYS.values()}
     twice = sorted(name for name in more if named.get(name) is not None)
     if twice:
-        raise click.UsageError(f"{twice[0]} is given by {CONFIG_KEYS[twice[0]].flag} and by --set.")
+        raise click.UsageError(f"{twice[0]} is given by {flag_of(twice[0])} and by --set.")
+
+    def read_config() -> BrokerConfig:
+        return load_config(config_file, environ=os.environ, flags={**named, **more})
+
     try:
-        config = load_config(config_file, environ=os.environ, flags={**named, **more})
+        config = read_config()
     except InvalidConfig as error:
         raise CommandFailed(str(error), ExitCode.USAGE) from error
     from quiverlog.server.run import run_broker
 
-    return run_broker(config)
+    return run_broker(config, read_config=read_config if config_file is not None else None)
 
 
 broker = click.command("broker")(_broker)

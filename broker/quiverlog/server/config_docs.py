@@ -5,14 +5,10 @@ Owns the page's words around the tables. A test compares the page with what this
 
 from __future__ import annotations
 
-from quiverlog.core.controller.configs import CONFIG_DEFS, ConfigDef, ConfigKind
-from quiverlog.server.config import (
-    CONFIG_KEYS,
-    ENV_PREFIX,
-    TOPIC_DEFAULTS_PREFIX,
-    ConfigKey,
-    KeyKind,
-)
+from quiverlog.core.controller.configs import CONFIG_DEFS
+from quiverlog.server.config import TOPIC_DEFAULTS_PREFIX
+from quiverlog.server.config_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
+from quiverlog.settings import Setting, markdown_table
 
 __all__ = ["render"]
 
@@ -48,8 +44,10 @@ other are refused before anything is opened, and the message says in which line,
 `{ENV_PREFIX}TEST_*`, `{ENV_PREFIX}DEMO_*`, `{ENV_PREFIX}BENCH_*`) and those that Kubernetes sets
 for a service called `quiverlog` (`{ENV_PREFIX}SERVICE_*`, `{ENV_PREFIX}PORT*`).
 
-| key | default | allowed | flag, variable | meaning |
-|---|---|---|---|---|
+SIGHUP makes a running broker read its configuration file again (not the environment or the flags,
+which win over it as before). Keys marked ↻ change at once, the others at the next start; a log line
+says which changed and which did not. A file that is refused changes nothing.
+
 """
 
 _TOPIC_HEAD = f"""
@@ -60,34 +58,33 @@ may have other defaults: put the key after `{TOPIC_DEFAULTS_PREFIX}` in its own 
 (`{TOPIC_DEFAULTS_PREFIX}retention.ms` in the file, `--set {TOPIC_DEFAULTS_PREFIX}retention.ms=...`
 on the command line, `{ENV_PREFIX}TOPIC_DEFAULTS_RETENTION_MS` in the environment).
 
-| key | default | allowed | meaning |
-|---|---|---|---|
 """
 
 
 def render() -> str:
     """The page."""
-    broker = "".join(_broker_row(key) for key in CONFIG_KEYS.values())
-    topic = "".join(_topic_row(key) for key in CONFIG_DEFS.values())
+    broker = markdown_table(
+        ("key", "default", "allowed", "flag, variable", "meaning"),
+        (_broker_row(setting) for setting in CONFIG_KEYS.values()),
+    )
+    topic = markdown_table(
+        ("key", "default", "allowed", "meaning"),
+        (_topic_row(setting) for setting in CONFIG_DEFS.values()),
+    )
     return _HEAD + broker + _TOPIC_HEAD + topic
 
 
-def _broker_row(key: ConfigKey) -> str:
-    allowed = key.range_text if key.kind is not KeyKind.INT else _number_range(key)
-    allowed = allowed or key.kind.value
-    default = f"`{key.default}`" if key.default != "" else ""
-    return f"| `{key.name}` | {default} | {allowed} | `{key.flag}`, `{key.env}` | {key.doc} |\n"
+def _broker_row(setting: Setting) -> tuple[str, ...]:
+    key = setting.key
+    allowed = f"{setting.allowed} {setting.unit}".strip() or setting.type_label
+    mark = " ↻" if setting.reloadable else ""
+    names = f"`{flag_of(key)}`, `{env_of(key)}`"
+    return f"`{key}`{mark}", setting.default_label, allowed, names, setting.doc
 
 
-def _number_range(key: ConfigKey) -> str:
-    return f"{key.range_text} {key.unit}".strip()
-
-
-def _topic_row(key: ConfigDef) -> str:
-    choice = key.kind is ConfigKind.CHOICE
-    default = key.default if " " in key.default else f"`{key.default}`"
-    allowed = key.range_text if choice or not key.unit else f"{key.range_text} ({key.unit})"
-    return f"| `{key.key}` | {default} | {allowed} | {key.doc} |\n"
+def _topic_row(setting: Setting) -> tuple[str, ...]:
+    unit = f" ({setting.unit})" if setting.unit else ""
+    return f"`{setting.key}`", setting.default_label, setting.allowed + unit, setting.doc
 
 
 if __name__ == "__main__":

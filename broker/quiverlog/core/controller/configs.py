@@ -8,7 +8,6 @@ Must not know: topics, files, where defaults of a broker come from.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -21,74 +20,25 @@ from quiverlog.limits import (
     INDEX_INTERVAL_BYTES,
     KIB,
     MIB,
-    REPLICATION_FACTOR_MAX,
     RETENTION_MS_DEFAULT,
     SEGMENT_BYTES_DEFAULT,
     SEGMENT_BYTES_MAX,
     SEGMENT_BYTES_MIN,
     SEGMENT_MS_DEFAULT,
 )
+from quiverlog.settings import InvalidValue, Kind, Setting, SettingsTable
 from quiverlog.types import Compression, Durability
 
-__all__ = ["CONFIG_DEFS", "ConfigDef", "ConfigKind", "TopicConfig", "check_configs", "topic_config"]
-
-
-class ConfigKind(enum.Enum):
-    """How the text of a value is read."""
-
-    INT = "integer"
-    CHOICE = "choice"
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigDef:
-    """One key. `minimum` and `maximum` are inclusive; `unlimited` says that -1 is taken as well."""
-
-    key: str
-    kind: ConfigKind
-    default: str
-    doc: str
-    unit: str = ""
-    minimum: int = 0
-    maximum: int = 2**63 - 1
-    unlimited: bool = False
-    choices: tuple[str, ...] = ()
-
-    def parse(self, text: str) -> int | str:
-        """The typed value.
-
-        Raises:
-            InvalidConfig: not a value of this key; the message names key, value and range.
-        """
-        if self.kind is ConfigKind.CHOICE:
-            if text not in self.choices:
-                raise InvalidConfig(f"{self.key} is {text!r}, allowed are {self.range_text}.")
-            return text
-        try:
-            value = int(text)
-        except ValueError:
-            raise InvalidConfig(f"{self.key} is {text!r}, not a whole number.") from None
-        if not (self.minimum <= value <= self.maximum or (self.unlimited and value == -1)):
-            raise InvalidConfig(f"{self.key} is {value}, allowed is {self.range_text}.")
-        return value
-
-    @property
-    def range_text(self) -> str:
-        """The allowed values, for messages and docs."""
-        if self.kind is ConfigKind.CHOICE:
-            return ", ".join(self.choices)
-        top = "" if self.maximum == 2**63 - 1 else f" to {self.maximum}"
-        text = f"{self.minimum}{top}" if top else f"{self.minimum} or more"
-        return f"{text}, or -1 for no bound" if self.unlimited else text
+__all__ = ["CONFIG_DEFS", "RETIRED", "TopicConfig", "check_configs", "topic_config"]
 
 
 DURABILITY_BY_REPLICATION: Final = "by replication factor"
 """Default of `durability`: `flushed` for one replica, `replicated` for more."""
 
 _DEFS: Final = (
-    ConfigDef(
+    Setting(
         "retention.ms",
-        ConfigKind.INT,
+        Kind.INTEGER,
         str(RETENTION_MS_DEFAULT),
         "Rows older than this are deleted. A row's age is that of its batch's newest row.",
         unit="ms",
@@ -96,94 +46,91 @@ _DEFS: Final = (
         maximum=100 * 365 * 24 * 3_600_000,
         unlimited=True,
     ),
-    ConfigDef(
+    Setting(
         "retention.bytes",
-        ConfigKind.INT,
+        Kind.INTEGER,
         "-1",
         "The oldest segments of a partition are deleted while it is larger than this.",
         unit="bytes",
         minimum=64 * KIB,
         unlimited=True,
     ),
-    ConfigDef(
+    Setting(
         "segment.bytes",
-        ConfigKind.INT,
+        Kind.INTEGER,
         str(SEGMENT_BYTES_DEFAULT),
         "A log file is closed and the next one begun at this size.",
         unit="bytes",
         minimum=SEGMENT_BYTES_MIN,
         maximum=SEGMENT_BYTES_MAX,
     ),
-    ConfigDef(
+    Setting(
         "segment.ms",
-        ConfigKind.INT,
+        Kind.INTEGER,
         str(SEGMENT_MS_DEFAULT),
         "A log file is closed and the next one begun at this age.",
         unit="ms",
         minimum=1_000,
         maximum=100 * 365 * 24 * 3_600_000,
     ),
-    ConfigDef(
+    Setting(
         "max.message.bytes",
-        ConfigKind.INT,
+        Kind.INTEGER,
         str(BATCH_BYTES_DEFAULT_MAX),
         "A stored batch is at most this large; larger ones are refused.",
         unit="bytes",
         minimum=BATCH_HEADER_BYTES * 16,
         maximum=BATCH_BYTES_MAX,
     ),
-    ConfigDef(
+    Setting(
         "durability",
-        ConfigKind.CHOICE,
-        DURABILITY_BY_REPLICATION,
+        Kind.CHOICE,
+        None,
         "What an acknowledgement rests on, at least: `memory` is the leader's page cache, `flushed`"
         " its disk, `replicated` all in-sync replicas. Readers see rows once they are so safe.",
         choices=tuple(level.label for level in Durability if level >= 0),
+        default_doc=DURABILITY_BY_REPLICATION,
     ),
-    ConfigDef(
-        "min.insync.replicas",
-        ConfigKind.INT,
-        "1",
-        "With `replicated`: fewer replicas in sync than this, and writes are refused.",
-        minimum=1,
-        maximum=REPLICATION_FACTOR_MAX,
-    ),
-    ConfigDef(
+    Setting(
         "compression.type",
-        ConfigKind.CHOICE,
+        Kind.CHOICE,
         Compression.NONE.label,
         "Codec that producers are advised to use. The broker stores batches as they come.",
         choices=tuple(codec.label for codec in Compression),
     ),
-    ConfigDef(
+    Setting(
         "validation",
-        ConfigKind.CHOICE,
+        Kind.CHOICE,
         "basic",
         "How closely a batch is looked at before it is stored: `basic` checks checksum, header,"
         " schema id, row count and all that lets rows be read: buffers, decompression, offsets,"
         " null counts; `full` also the values: UTF-8 and decimal digits.",
         choices=("basic", "full"),
     ),
-    ConfigDef(
+    Setting(
         "index.interval.bytes",
-        ConfigKind.INT,
+        Kind.INTEGER,
         str(INDEX_INTERVAL_BYTES),
         "The index gets an entry for about every so many bytes of log.",
         unit="bytes",
         minimum=512,
         maximum=MIB * 64,
     ),
-    ConfigDef(
-        "cleanup.policy",
-        ConfigKind.CHOICE,
-        "delete",
-        "What happens to old rows. `delete` is the only policy.",
-        choices=("delete",),
-    ),
 )
 
-CONFIG_DEFS: Final[Mapping[str, ConfigDef]] = {entry.key: entry for entry in _DEFS}
-"""By key, in the order in which they are shown."""
+ABSENT: Final = {
+    "cleanup.policy": "is not there yet: rows are deleted by `retention.ms` and `retention.bytes`,"
+    " and keeping the newest row of each key (compaction) does not exist",
+    "max.compaction.lag.ms": "is not there: logs are not compacted",
+    "min.insync.replicas": "is not there yet: a topic has one replica",
+    "unclean.leader.election.enable": "is not there yet: a topic has one replica",
+}
+"""Keys of Kafka's that would change nothing here."""
+
+RETIRED: Final = frozenset(("cleanup.policy", "min.insync.replicas"))
+"""Keys that earlier versions stored. They never had an effect; replay skips them."""
+
+CONFIG_DEFS: Final = SettingsTable(_DEFS, absent=ABSENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +143,6 @@ class TopicConfig:
     segment_ms: int
     batch_bytes_max: int
     durability: Durability
-    min_insync_replicas: int
     compression: Compression
     validate_full: bool
     index_interval_bytes: int
@@ -206,9 +152,16 @@ def default_text(key: str, replication_factor: int) -> str:
     """The default of a key, as text, for a topic with so many replicas."""
     if key == "durability":
         return Durability.FLUSHED.label if replication_factor == 1 else Durability.REPLICATED.label
-    if key == "min.insync.replicas":
-        return "1" if replication_factor < 3 else "2"
-    return CONFIG_DEFS[key].default
+    default = CONFIG_DEFS[key].default
+    assert isinstance(default, str), key
+    return default
+
+
+def _why_no_topic_key(key: str) -> str:
+    if key in CONFIG_DEFS.absent:
+        return CONFIG_DEFS.absent[key]
+    close = CONFIG_DEFS.suggest(key)
+    return "is not a topic configuration key" + (f" (is it {close}?)" if close else "")
 
 
 def check_configs(configs: Mapping[str, str]) -> None:
@@ -220,8 +173,11 @@ def check_configs(configs: Mapping[str, str]) -> None:
     for key, text in configs.items():
         definition = CONFIG_DEFS.get(key)
         if definition is None:
-            raise InvalidConfig(f"{key!r} is not a topic configuration key.")
-        definition.parse(text)
+            raise InvalidConfig(f"{key!r} {_why_no_topic_key(key)}.")
+        try:
+            definition.parse(text)
+        except InvalidValue as error:
+            raise InvalidConfig(f"{key} {error}") from None
 
 
 def topic_config(
@@ -251,16 +207,10 @@ def topic_config(
         segment_ms=number("segment.ms"),
         batch_bytes_max=number("max.message.bytes"),
         durability=Durability[text("durability").upper()],
-        min_insync_replicas=number("min.insync.replicas"),
         compression=Compression[text("compression.type").upper()],
         validate_full=text("validation") == "full",
         index_interval_bytes=number("index.interval.bytes"),
     )
     if config.durability == Durability.REPLICATED and replication_factor == 1:
         raise InvalidConfig("durability is 'replicated', but the topic has one replica.")
-    if config.min_insync_replicas > replication_factor:
-        raise InvalidConfig(
-            f"min.insync.replicas is {config.min_insync_replicas}, but the topic has"
-            f" {replication_factor} replica(s)."
-        )
     return config

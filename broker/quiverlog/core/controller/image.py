@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from quiverlog.batch.schema import deserialize_schema
-from quiverlog.core.controller.configs import TopicConfig, topic_config
+from quiverlog.core.controller.configs import RETIRED, TopicConfig, topic_config
 from quiverlog.core.controller.records import (
     BrokerRecord,
     ConfigRecord,
@@ -169,6 +169,8 @@ class Image:
             partition.in_sync_replicas = record.in_sync_replicas
 
     def _replay_config(self, record: ConfigRecord) -> None:
+        if record.key in RETIRED:
+            return
         topic = self.topics_by_id[record.topic_id]
         if record.value is None:
             topic.configs.pop(record.key, None)

@@ -1,0 +1,241 @@
+"""THE table of a broker's configuration.
+
+Owns the keys with their types, defaults, ranges and meanings, and how the name of a flag and of an
+environment variable follows from a key. docs/config.md is made from this table and the table of
+topic keys.
+
+Must not know: where values come from, what they may not say together.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quiverlog import limits
+from quiverlog.settings import Kind, Setting, SettingsTable
+
+__all__ = ["CONFIG_KEYS", "ENV_PREFIX", "env_of", "flag_of"]
+
+ENV_PREFIX: Final = "QUIVERLOG_"
+
+
+def flag_of(key: str) -> str:
+    """The flag of `quiverlog broker`: `data.dir` -> `--data-dir`."""
+    return "--" + key.replace(".", "-")
+
+
+def env_of(key: str) -> str:
+    """The environment variable: `data.dir` -> `QUIVERLOG_DATA_DIR`."""
+    return ENV_PREFIX + key.replace(".", "_").upper()
+
+
+_INT, _TEXT, _CHOICE, _ADDRESS = Kind.INTEGER, Kind.TEXT, Kind.CHOICE, Kind.ADDRESS
+_DAY_MS: Final = 24 * 3_600_000
+
+_KEYS: Final = (
+    Setting(
+        "data.dir",
+        _TEXT,
+        "./quiverlog-data",
+        "Where topics and metadata are kept. Made when it is missing; one broker at a time.",
+    ),
+    Setting(
+        "listen",
+        _ADDRESS,
+        "127.0.0.1:9292",
+        "Where clients connect. Port 0 takes any free port; the ready line says which. There is no"
+        " authentication yet: whoever reaches the address may read, write and delete everything.",
+    ),
+    Setting(
+        "advertise",
+        _ADDRESS,
+        "",
+        "What clients are told to connect to. Empty: what `listen` says, or the machine's host name"
+        " where that is every address (`0.0.0.0`, `[::]`).",
+    ),
+    Setting(
+        "http.listen",
+        _ADDRESS,
+        "127.0.0.1:9293",
+        "Where `/metrics`, `/healthz` and `/readyz` are served, without encryption or"
+        " authentication; `off` serves none of them.",
+    ),
+    Setting(
+        "node.id",
+        _INT,
+        0,
+        "This broker's number in its cluster. It is written into the data directory.",
+        maximum=2**31 - 1,
+    ),
+    Setting(
+        "cluster.id",
+        _TEXT,
+        "",
+        "The cluster to which the data directory must belong. Empty: whatever it says, or a new"
+        " one.",
+    ),
+    Setting("rack", _TEXT, "", "A label for the place where this broker stands."),
+    Setting(
+        "connections.max",
+        _INT,
+        limits.CONNECTIONS_MAX,
+        "Connections of clients at once. More are answered TOO_MANY_CONNECTIONS and closed.",
+        minimum=1,
+        maximum=1_000_000,
+        reloadable=True,
+    ),
+    Setting(
+        "connections.idle.ms",
+        _INT,
+        limits.CONNECTION_IDLE_MS,
+        "A connection with no traffic and nothing in flight for so long is closed.",
+        unit="ms",
+        minimum=100,
+        maximum=365 * _DAY_MS,
+        reloadable=True,
+    ),
+    Setting(
+        "connections.frame.timeout.ms",
+        _INT,
+        limits.FRAME_TIMEOUT_MS,
+        "A client that began a request, or connected and said nothing, has so long to finish.",
+        unit="ms",
+        minimum=100,
+        maximum=_DAY_MS,
+        reloadable=True,
+    ),
+    Setting(
+        "connections.write.stall.ms",
+        _INT,
+        limits.WRITE_STALL_MS,
+        "A client that takes nothing of a waiting reply for so long is closed.",
+        unit="ms",
+        minimum=100,
+        maximum=_DAY_MS,
+        reloadable=True,
+    ),
+    Setting(
+        "connections.write.buffer.bytes",
+        _INT,
+        limits.WRITE_BUFFER_BYTES_MAX,
+        "Replies waiting for one client; above it no further requests are taken from that client.",
+        unit="bytes",
+        minimum=64 * limits.KIB,
+        maximum=limits.GIB,
+        reloadable=True,
+    ),
+    Setting(
+        "connections.in.flight.max",
+        _INT,
+        limits.REQUESTS_IN_FLIGHT_MAX,
+        "Unanswered requests of one connection; above it no further requests are taken from it.",
+        minimum=1,
+        maximum=1_000_000,
+        reloadable=True,
+    ),
+    Setting(
+        "memory.buffer.bytes",
+        _INT,
+        limits.CONNECTION_MEMORY_BYTES,
+        "What all connections together may hold: requests that are not complete or wait for their"
+        " turn, replies that were not taken. Beyond, the connection that holds most, and longest,"
+        " is closed.",
+        unit="bytes",
+        minimum=2 * limits.FRAME_BYTES_MAX,
+        maximum=2**50,
+        reloadable=True,
+    ),
+    Setting(
+        "http.connections.max",
+        _INT,
+        limits.HTTP_CONNECTIONS_MAX,
+        "Connections to `http.listen` at once. Beyond, one that has not finished its request gives"
+        " way, or the new one is answered 503.",
+        minimum=1,
+        maximum=10_000,
+        reloadable=True,
+    ),
+    Setting(
+        "http.timeout.ms",
+        _INT,
+        10_000,
+        "An HTTP request is begun, answered and taken within this time, its head within five"
+        " seconds; then the connection is closed.",
+        unit="ms",
+        minimum=100,
+        maximum=600_000,
+        reloadable=True,
+    ),
+    Setting(
+        "frame.bytes.max",
+        _INT,
+        limits.FRAME_BYTES_MAX,
+        "Largest request. A larger one is answered FRAME_TOO_LARGE and the connection closed.",
+        unit="bytes",
+        minimum=limits.BATCH_BYTES_DEFAULT_MAX + limits.HEADER_BYTES_MAX,
+        maximum=limits.FRAME_BYTES_MAX,
+    ),
+    Setting(
+        "disk.reserve.bytes",
+        _INT,
+        limits.DISK_RESERVE_BYTES_DEFAULT,
+        "Writes are refused with DISK_FULL while less room than this is free.",
+        unit="bytes",
+        minimum=limits.MIB,
+        maximum=2**50,
+    ),
+    Setting(
+        "fsync.threads",
+        _INT,
+        2,
+        "Threads that flush logs to disk. Acknowledgements wait for them alone.",
+        minimum=1,
+        maximum=64,
+    ),
+    Setting(
+        "work.threads",
+        _INT,
+        2,
+        "Threads for all other work that may wait for the disk: opening and removing logs,"
+        " compaction, cold reads.",
+        minimum=1,
+        maximum=64,
+    ),
+    Setting(
+        "shutdown.timeout.ms",
+        _INT,
+        30_000,
+        "On SIGTERM, so long for requests in flight and the last flush; then the broker leaves"
+        " without the clean-shutdown mark.",
+        unit="ms",
+        minimum=100,
+        maximum=3_600_000,
+        reloadable=True,
+    ),
+    Setting(
+        "metrics.topics.max",
+        _INT,
+        500,
+        "So many topics have metrics of their own; the others are counted together as `_other`.",
+        maximum=limits.TOPICS_MAX,
+        reloadable=True,
+    ),
+    Setting(
+        "log.level",
+        _CHOICE,
+        "info",
+        "The least important log lines that are written.",
+        choices=("debug", "info", "warning", "error"),
+        reloadable=True,
+    ),
+    Setting(
+        "log.format",
+        _CHOICE,
+        "logfmt",
+        "How log lines are written to standard error.",
+        choices=("logfmt", "json"),
+    ),
+)
+
+CONFIG_KEYS: Final = SettingsTable(_KEYS)
+"""By key, in the order in which they are shown."""
