@@ -1,6 +1,11 @@
 # A broker in a container:
 #   docker build -t quiverlog .
-#   docker run -p 9292:9292 -p 9293:9293 -v quiverlog-data:/data quiverlog
+#   docker run -p 127.0.0.1:9292:9292 -p 127.0.0.1:9293:9293 -v quiverlog-data:/data quiverlog
+#
+# The broker listens on every address of the container, because the container's loopback cannot be
+# published. It has no authentication and no encryption yet: whoever can reach port 9292 may read,
+# write and delete everything. So publish the ports to 127.0.0.1 as above, or to a network that only
+# the clients are in; `-p 9292:9292` alone offers them to every machine that can reach this one.
 #
 # Clients are told the address to come back to: give `--advertise HOST:PORT` (docs/config.md) when it
 # is not the container's own. Plain instructions only, so that every builder

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from quiverlog.server.config import load_config
 from quiverlog.server.connections import ConnectionLimits, ConnectionState, overdue
 
 LIMITS = ConnectionLimits(
     connections_max=10,
+    lingering_max=1,
     idle_us=1_000,
     frame_us=100,
     write_stall_us=200,
@@ -16,6 +15,8 @@ LIMITS = ConnectionLimits(
     in_flight_max=1,
     frame_bytes_max=1,
 )
+
+LIMITS_BY_DEFAULT = ConnectionLimits.from_config(load_config(), connections_max=9, lingering_max=1)
 
 
 def talking(now_us: int = 0) -> ConnectionState:
@@ -75,15 +76,7 @@ def test_stalls_do_not_add_up() -> None:
     assert verdict(state, 601, sent=200, waiting=60) == "write"
 
 
-@pytest.mark.parametrize(
-    ("files_max", "expected"), [(20_000, 12_000), (8_192, 5_888), (1_024, 512), (1, 1)]
-)
-def test_connections_leave_descriptors_for_logs(files_max: int, expected: int) -> None:
-    limits = ConnectionLimits.from_config(load_config(), files_max=files_max)
-    assert limits.connections_max == expected
-
-
 def test_short_limits_are_looked_at_often() -> None:
     config = load_config(flags={"connections.frame.timeout.ms": 200})
-    assert ConnectionLimits.from_config(config, files_max=9_999).check_s == 0.05
-    assert ConnectionLimits.from_config(load_config(), files_max=9_999).check_s == 1.0
+    assert ConnectionLimits.from_config(config, connections_max=9, lingering_max=1).check_s == 0.05
+    assert LIMITS_BY_DEFAULT.check_s == 1.0

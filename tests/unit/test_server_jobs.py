@@ -7,16 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from quiverlog.server.jobs import Finished, JobPool
+from quiverlog.server.jobs import FinishedJob, JobPool
 
 TIMEOUT_S = 10.0
 
 
 class Task:
-    kind = "test"
-
-    def __init__(self, key: str, work: Callable[[], object]) -> None:
+    def __init__(self, key: str, work: Callable[[], object], kind: str = "test") -> None:
         self.key = key
+        self.kind = kind
         self._work = work
 
     def run(self) -> object:
@@ -26,12 +25,14 @@ class Task:
 class Pool:
     """A pool whose results are waited for."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, flush_threads: int = 1) -> None:
         self._news = threading.Semaphore(0)
-        self.pool = JobPool(threads=threads, wake=self._news.release)
+        self.pool = JobPool(
+            flush_threads=flush_threads, work_threads=threads, wake=self._news.release
+        )
 
-    def finished(self, count: int) -> list[Finished]:
-        found: list[Finished] = []
+    def finished(self, count: int) -> list[FinishedJob]:
+        found: list[FinishedJob] = []
         while len(found) < count:
             assert self._news.acquire(timeout=TIMEOUT_S), "a job did not come back"
             found += self.pool.collect()
@@ -58,7 +59,7 @@ def test_jobs_of_one_key_run_in_their_order_one_at_a_time() -> None:
     assert order == list(range(50))
     assert [f.result for f in found] == order
     assert [f.error for f in found] == [None] * 50
-    assert pool.pool.running == 0
+    assert pool.pool.uncollected == 0
     assert pool.pool.close(TIMEOUT_S)
 
 
@@ -88,3 +89,52 @@ def test_what_a_job_raises_comes_back_and_the_next_runs(error: BaseException) ->
     assert (first.result, first.error) == (None, error)
     assert (second.result, second.error) == (1, None)
     assert pool.pool.close(TIMEOUT_S)
+
+
+def test_flushes_do_not_wait_for_slow_work_on_other_logs() -> None:
+    pool = Pool(threads=1)
+    release = threading.Event()
+    pool.pool.submit(Task("slow", lambda: release.wait(TIMEOUT_S)))
+    pool.pool.submit(Task("other", lambda: None))
+    pool.pool.submit(Task("log", lambda: "flushed", kind="flush"))
+    (first,) = pool.finished(1)
+    assert first.result == "flushed"
+    assert pool.pool.waiting_by_queue == {"flush": 0, "work": 1, "behind": 0}
+    release.set()
+    assert len(pool.finished(2)) == 2
+    assert pool.pool.close(TIMEOUT_S)
+
+
+def test_a_flush_keeps_its_place_behind_other_work_on_the_same_log() -> None:
+    pool = Pool(threads=2, flush_threads=2)
+    release = threading.Event()
+    order: list[str] = []
+
+    def slow() -> None:
+        assert release.wait(TIMEOUT_S)
+        order.append("open")
+
+    pool.pool.submit(Task("log", slow))
+    pool.pool.submit(Task("log", lambda: order.append("flush"), kind="flush"))
+    pool.pool.submit(Task("log", lambda: order.append("trim")))
+    assert pool.pool.waiting_by_queue["behind"] == 2
+    release.set()
+    pool.finished(3)
+    assert order == ["open", "flush", "trim"]
+    assert pool.pool.close(TIMEOUT_S)
+
+
+def test_closing_lets_everything_finish_that_was_submitted() -> None:
+    pool = Pool(threads=1)
+    release = threading.Event()
+    done: list[int] = []
+    pool.pool.submit(Task("log", lambda: release.wait(TIMEOUT_S)))
+    for number in range(20):
+        kind = "flush" if number % 2 else "test"
+        pool.pool.submit(Task("log", lambda number=number: done.append(number), kind=kind))
+    closer = threading.Timer(0.05, release.set)
+    closer.start()
+    assert pool.pool.close(TIMEOUT_S)
+    closer.join()
+    assert done == list(range(20))
+    assert len(pool.pool.collect()) == 21

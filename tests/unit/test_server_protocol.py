@@ -18,15 +18,18 @@ from quiverlog.node.events import ConnectionClosed, JobDone, RequestReceived, Ti
 from quiverlog.server.config import load_config
 from quiverlog.server.connections import ConnectionLimits, ConnectionTable
 from quiverlog.server.logs import make_logger
+from quiverlog.server.memory import MemoryBudget
 from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.performer import Performer
-from quiverlog.server.protocol import ClientProtocol, Shell
+from quiverlog.server.node_runner import NodeRunner, monotonic_us
+from quiverlog.server.protocol import ClientProtocol, ConnectionContext
+from quiverlog.server.replies import path_hider
+from quiverlog.server.turns import Turns
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES, FrameReceiver, decode_error, encode
 
-LIMITS = ConnectionLimits.from_config(load_config(), files_max=9_999)
+LIMITS = ConnectionLimits.from_config(load_config(), connections_max=1_000, lingering_max=256)
 
 
 class StubNode:
@@ -64,22 +67,35 @@ def echo(event: Any) -> list[Effect]:
 
 
 class Server:
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, memory_bytes: int) -> None:
         self.node = StubNode()
         self.metrics = ServerMetrics()
         self.log = io.StringIO()
         self.table = ConnectionTable(limits)
         log = make_logger(level="info", format="logfmt", stream=self.log)
-        self.performer = Performer(
+        self.runner = NodeRunner(
             asyncio.get_running_loop(),
             self.node,  # type: ignore[arg-type]
             self.table,
             metrics=self.metrics,
             log=log,
-            job_threads=1,
+            flush_threads=1,
+            work_threads=1,
         )
-        self.shell = Shell(
-            self.performer, self.table, self.metrics, log, bytearray(SCRATCH_BYTES), BufferPool()
+        self.memory = MemoryBudget(
+            memory_bytes, lambda: list(self.table.by_id.values()), now_us=monotonic_us
+        )
+        self.turns = Turns(asyncio.get_running_loop(), now_us=monotonic_us)
+        self.context = ConnectionContext(
+            runner=self.runner,
+            connections=self.table,
+            metrics=self.metrics,
+            log=log,
+            turns=self.turns,
+            memory=self.memory,
+            scratch=bytearray(SCRATCH_BYTES),
+            pool=BufferPool(),
+            hide_paths=path_hider("/srv/quiverlog"),
         )
         self.port = 0
         self.clients: list[Client] = []
@@ -121,10 +137,10 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def serving(**limits: int) -> AsyncIterator[Server]:
-    server = Server(dataclasses.replace(LIMITS, **limits))
+async def serving(*, memory_bytes: int = 1 << 30, **limits: int) -> AsyncIterator[Server]:
+    server = Server(dataclasses.replace(LIMITS, **limits), memory_bytes)
     loop = asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: ClientProtocol(server.shell), "127.0.0.1", 0)
+    listener = await loop.create_server(lambda: ClientProtocol(server.context), "127.0.0.1", 0)
     server.port = listener.sockets[0].getsockname()[1]
     try:
         yield server
@@ -133,7 +149,7 @@ async def serving(**limits: int) -> AsyncIterator[Server]:
         for client in server.clients:
             client.writer.transport.abort()
         await until(lambda: not server.table.by_id and not server.table.lingering)
-        server.performer.close(1.0)
+        server.runner.close(1.0)
 
 
 def request(correlation_id: int, body: bytes = b"") -> bytes:
@@ -184,8 +200,8 @@ async def test_too_many_in_flight_pause_reading_and_nothing_is_lost() -> None:
         (connection_id,) = {e.connection_id for e in server.node.calls[0]}
         for i in range(1, 31):
             respond = Respond(connection_id, m.MetadataResponse(), i)
-            server.performer.perform([respond])
-            server.performer.flush()
+            server.runner.perform([respond])
+            server.runner.flush()
             await asyncio.sleep(0)
             held = server.table.by_id[connection_id].state.in_flight
             assert len(held) <= 4
@@ -362,8 +378,8 @@ async def test_each_connection_is_forgotten_once() -> None:
         assert len(server.node.events(ConnectionClosed)) == 1
         assert server.metrics.connections_open == len(server.table) == 0
         # An answer that comes too late is dropped.
-        server.performer.perform([Respond(1, m.MetadataResponse(), 1)])
-        server.performer.flush()
+        server.runner.perform([Respond(1, m.MetadataResponse(), 1)])
+        server.runner.flush()
 
 
 async def test_flushes_come_back_to_the_node_with_their_error() -> None:
@@ -380,11 +396,11 @@ async def test_flushes_come_back_to_the_node_with_their_error() -> None:
 
     async with serving() as server:
         good, bad = Flush("a"), Flush("b", OSError("no"))
-        server.performer.perform([StartJob(good), StartJob(bad)])
+        server.runner.perform([StartJob(good), StartJob(bad)])
         await until(lambda: len(server.node.events(JobDone)) == 2)
         errors = {id(e.job): e.error for e in server.node.events(JobDone)}
         assert errors == {id(good): None, id(bad): bad.error}
-        assert server.performer.jobs_running == 0
+        assert server.runner.jobs.uncollected == 0
         assert sum(server.metrics.sync.counts) == 2
 
 
@@ -401,7 +417,7 @@ async def test_ticks_come_when_the_node_wants_them() -> None:
         start = loop.time()
         for delay_s in (10.0, 0.05):  # the earlier deadline must replace the later timer
             server.node.deadline_us = int((start + delay_s) * 1e6)
-            server.performer.flush()
+            server.runner.flush()
         await until(lambda: server.node.events(Tick))
         assert 0.05 <= loop.time() - start < 5
         assert len(server.node.events(Tick)) == 1

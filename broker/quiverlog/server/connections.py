@@ -1,41 +1,28 @@
-"""The table of client connections, and the rules by which one outstays its welcome.
+"""The table of client connections, their limits, and the rules by which one is overdue.
 
 Owns the limits, the table and the verdict (`overdue`); pure, so that every rule is tested with a
-clock made of numbers. What a verdict leads to is the protocol's.
+clock made of numbers. Closing an overdue connection is the protocol's work.
 
-- `idle`: nothing came, nothing is in flight, nothing waits to be sent.
-- `frame`: a request was begun (or nothing was ever said) and not finished in time (slow loris).
+- `idle`: nothing was received, nothing is in flight, nothing waits to be sent.
+- `frame`: a request was begun (or nothing was ever received) and not finished in time (slow loris).
 - `write`: a reply waits, and the client has taken nothing of it for too long.
+
+Must not know: sockets, frames, the node.
 """
 
 from __future__ import annotations
 
-import resource
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quiverlog.server.config import BrokerConfig
-from quiverlog.storage.posix import FILES_OPEN_MAX
+from quiverlog.server.memory import Holder
+from quiverlog.server.replies import Replies
+from quiverlog.server.turns import TurnTaker
+from quiverlog.wire.messages import Response
 
-if TYPE_CHECKING:
-    from quiverlog.server.protocol import ClientProtocol
-
-__all__ = [
-    "ConnectionLimits",
-    "ConnectionState",
-    "ConnectionTable",
-    "log_files_max",
-    "overdue",
-    "raise_file_limit",
-]
-
-OTHER_FILES = 256
-"""Descriptors kept for HTTP, metadata and the rest when connections are counted."""
-
-
-def log_files_max(files_max: int) -> int:
-    """Log files that may be open at once, of `files_max` descriptors that the process has."""
-    return max(8, min(FILES_OPEN_MAX, files_max // 8))
+__all__ = ["Connection", "ConnectionLimits", "ConnectionState", "ConnectionTable", "overdue"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +30,7 @@ class ConnectionLimits:
     """What one connection, and all of them together, may take."""
 
     connections_max: int
+    lingering_max: int
     idle_us: int
     frame_us: int
     write_stall_us: int
@@ -51,12 +39,14 @@ class ConnectionLimits:
     frame_bytes_max: int
 
     @classmethod
-    def from_config(cls, config: BrokerConfig, *, files_max: int) -> ConnectionLimits:
-        """The configuration's, bounded by the descriptors that the process may open."""
-        # A mapped log file holds a second descriptor.
-        room = max(1, files_max - 2 * log_files_max(files_max) - OTHER_FILES)
+    def from_config(
+        cls, config: BrokerConfig, *, connections_max: int, lingering_max: int
+    ) -> ConnectionLimits:
+        """The configuration's, with as many connections as there are descriptors for."""
+        assert connections_max <= config.connections_max
         return cls(
-            connections_max=min(config.connections_max, room),
+            connections_max=connections_max,
+            lingering_max=lingering_max,
             idle_us=config.connections_idle_ms * 1000,
             frame_us=config.connections_frame_timeout_ms * 1000,
             write_stall_us=config.connections_write_stall_ms * 1000,
@@ -96,6 +86,7 @@ def overdue(
         sent: bytes handed to the socket since the connection began.
         waiting: those of them that the client has not taken yet.
     """
+    assert waiting >= 0
     if waiting:
         taken = sent - waiting
         if taken != state.taken_bytes or not state.taken_since_us:
@@ -110,6 +101,39 @@ def overdue(
     return None
 
 
+class Connection(Holder, TurnTaker, Protocol):
+    """A client's connection, as the rest of the server sees it."""
+
+    state: ConnectionState
+    replies: Replies
+    sent_bytes: int
+    """Handed to the transport since the connection began."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Sent, but not taken by the client's side of the connection."""
+
+    def queue(
+        self, response: Response, correlation_id: int, body: Sequence[memoryview] = ()
+    ) -> None:
+        """Gather a reply; `flush` sends it."""
+
+    def flush(self) -> None:
+        """Send all that has gathered, in one call."""
+
+    def close_soon(self, why: str) -> None:
+        """Send what has gathered, then close."""
+
+    def abort(self, reason: str) -> None:
+        """Close now and drop what was not sent."""
+
+    def report(self) -> None:
+        """Tell the memory budget what the connection holds now."""
+
+    def limits_changed(self) -> None:
+        """Take over what the table's new limits say."""
+
+
 class ConnectionTable:
     """Open connections by id. Ids count up and are never used twice."""
 
@@ -117,12 +141,13 @@ class ConnectionTable:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self.by_id: dict[int, ClientProtocol] = {}
+        self.by_id: dict[int, Connection] = {}
         self._next_id = 1
         self.lingering = 0
+        """Connections that were told their last word and wait for the client to close."""
 
-    def add(self, connection: ClientProtocol) -> int:
-        """Take it in; returns its id, or -1 when there is no room."""
+    def add(self, connection: Connection) -> int:
+        """Enter it under a new id; returns the id, or -1 when the table is full."""
         if len(self.by_id) >= self.limits.connections_max:
             return -1
         connection_id = self._next_id
@@ -131,21 +156,9 @@ class ConnectionTable:
         return connection_id
 
     def remove(self, connection_id: int) -> None:
-        """It is gone."""
-        self.by_id.pop(connection_id, None)
+        """Take the connection out of the table; its id is not used again."""
+        removed = self.by_id.pop(connection_id, None)
+        assert removed is not None, connection_id
 
     def __len__(self) -> int:
         return len(self.by_id)
-
-
-def raise_file_limit() -> int:
-    """Let the process open as many files as its hard limit says. Returns that number."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1_048_576 if hard == resource.RLIM_INFINITY else hard
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return wanted if soft == resource.RLIM_INFINITY else soft
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):
-        return soft
-    return wanted

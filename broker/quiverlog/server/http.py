@@ -4,6 +4,9 @@ Owns the three paths and nothing else. `/healthz` answers 200 as long as the loo
 supervisor should restart a broker that does not answer); `/readyz` answers 200 while the broker
 takes clients and 503 with the reason while it recovers or stops. `/metrics` is rendered in a
 thread: a thousand series take tens of milliseconds, which the loop has no time for.
+
+Who may connect, and for how long, is the guard's (`http_guard`). Answers name no software: what
+runs here and in which version is not for everybody who can reach the port.
 """
 
 from __future__ import annotations
@@ -11,12 +14,19 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import Final
 
 from aiohttp import web
 
+from quiverlog.server.acceptor import Acceptor
+from quiverlog.server.http_guard import HttpGuard, HttpLimits
+from quiverlog.server.logs import Logger
+from quiverlog.server.metrics import ServerMetrics
+
 __all__ = ["HttpServer"]
 
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_BACKLOG: Final = 64
 
 
 class HttpServer:
@@ -28,40 +38,79 @@ class HttpServer:
     """
 
     def __init__(
-        self, *, render_metrics: Callable[[], bytes], not_ready: Callable[[], str]
+        self,
+        *,
+        render_metrics: Callable[[], bytes],
+        not_ready: Callable[[], str],
+        limits: HttpLimits,
+        metrics: ServerMetrics,
+        log: Logger,
     ) -> None:
         self._render_metrics = render_metrics
         self._not_ready = not_ready
+        self.limits = limits
+        self._metrics = metrics
+        self._log = log
         self._runner: web.AppRunner | None = None
-        # One rendering at a time: impatient scrapers must not pile up threads.
-        self._rendering = asyncio.Lock()
+        self._guard: HttpGuard | None = None
+        self._acceptor: Acceptor | None = None
+        self._rendering: asyncio.Future[bytes] | None = None
 
     async def start(self, sock: socket.socket) -> None:
         """Serve on a bound socket."""
         app = web.Application()
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        app.router.add_get("/metrics", self._answer_metrics)
+        app.router.add_get("/healthz", self._answer_healthz)
+        app.router.add_get("/readyz", self._answer_readyz)
+        app.on_response_prepare.append(_finish_head)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+        )
         await self._runner.setup()
-        await web.SockSite(self._runner, sock, backlog=128).start()
+        make_handler = self._runner.server
+        assert make_handler is not None
+        self._guard = HttpGuard(self.limits, make_handler, metrics=self._metrics, log=self._log)
+        sock.listen(_BACKLOG)
+        loop = asyncio.get_running_loop()
+        self._acceptor = Acceptor(loop, sock, self._guard, log=self._log)
 
     async def close(self) -> None:
         """Stop; requests that are being answered get a second."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        if self._guard is not None:
+            self._guard.close()
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        async with self._rendering:
-            text = await asyncio.get_running_loop().run_in_executor(None, self._render_metrics)
+    async def _answer_metrics(self, _request: web.Request) -> web.Response:
+        # One rendering at a time, shared by all who ask meanwhile: scrapers cannot pile up threads.
+        if self._rendering is None:
+            loop = asyncio.get_running_loop()
+            self._rendering = loop.run_in_executor(None, self._render_metrics)
+            self._rendering.add_done_callback(self._rendered)
+        text = await asyncio.shield(self._rendering)
         return web.Response(body=text, headers={"Content-Type": _METRICS_TYPE})
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
+    def _rendered(self, done: asyncio.Future[bytes]) -> None:
+        self._rendering = None
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._log.error("metrics cannot be rendered", error=repr(error))
+
+    async def _answer_healthz(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    async def _readyz(self, _request: web.Request) -> web.Response:
+    async def _answer_readyz(self, _request: web.Request) -> web.Response:
         reason = self._not_ready()
         if reason:
             return web.json_response({"status": "not ready", "reason": reason}, status=503)
         return web.json_response({"status": "ready"})
+
+
+async def _finish_head(_request: web.Request, response: web.StreamResponse) -> None:
+    """Every answer: the last of its connection, and without a banner."""
+    response.force_close()
+    response.headers["Connection"] = "close"
+    response.headers.pop("Server", None)

@@ -1,110 +1,185 @@
 """Threads that run the node's jobs while the loop goes on.
 
 Owns the threads, the order of jobs with the same key, and the way back: a finished job wakes the
-loop once, however many finish before it looks. Must not know: what a job does, what the node does
-with the news.
+loop once, however many finish before the loop looks.
+
+Invariants: jobs with one key run one at a time, in the order in which they were submitted; every
+submitted job is collected once, whatever it raised; flushes have threads of their own, so that an
+acknowledgement never waits behind a recovery, a removal or a compaction of another log.
+
+Must not know: what a job does, what the node does with the result.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quiverlog.node.effects import Job
 
-__all__ = ["Finished", "JobPool"]
+__all__ = ["FLUSH", "FinishedJob", "JobPool"]
+
+FLUSH: Final = "flush"
+"""The kind of job that acknowledgements wait for."""
 
 
-class Finished(NamedTuple):
-    """A job that has run: what it returned or raised, and how long it took."""
+class FinishedJob(NamedTuple):
+    """A job that has run: what it returned or raised, and how long it waited and ran."""
 
     job: Job
     result: object
     error: BaseException | None
+    waited_us: int
     elapsed_us: int
+
+
+class _Submitted(NamedTuple):
+    job: Job
+    submitted_ns: int
+
+
+class _Queue:
+    """Jobs that may run now, and the threads that wait for them. Guarded by the pool's lock."""
+
+    __slots__ = ("available", "runnable")
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.runnable: deque[_Submitted] = deque()
+        self.available = threading.Condition(lock)
 
 
 class JobPool:
     """See the module docstring.
 
     Args:
-        threads: how many jobs may run at once.
+        flush_threads: how many flushes may run at once.
+        work_threads: how many jobs of all other kinds may run at once.
         wake: called from a thread when there are finished jobs to `collect`; must be safe to
             call from there (`loop.call_soon_threadsafe`).
     """
 
-    def __init__(self, *, threads: int, wake: Callable[[], object]) -> None:
+    def __init__(
+        self, *, flush_threads: int, work_threads: int, wake: Callable[[], object]
+    ) -> None:
+        assert flush_threads >= 1
+        assert work_threads >= 1
         self._wake = wake
-        self._runnable: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        # By key: the jobs that wait for the one that runs (or is runnable). Guarded by the lock.
-        self._behind: dict[str, deque[Job]] = {}
-        self._finished: deque[Finished] = deque()
+        # All of these are guarded by the lock.
+        self._flushes = _Queue(self._lock)
+        self._works = _Queue(self._lock)
+        self._behind: dict[str, deque[_Submitted]] = {}
+        """By key: the jobs that wait for the one that runs or may run."""
+        self._unfinished = 0
+        self._closing = False
+        # These are not: appending to a deque and setting a flag are atomic.
+        self._finished: deque[FinishedJob] = deque()
         self._woken = False
-        self.running = 0
+        self.uncollected = 0
+        """Jobs submitted and not collected yet. Only the loop looks at it."""
+        counts = ((self._flushes, flush_threads, FLUSH), (self._works, work_threads, "work"))
         self._threads = [
-            threading.Thread(target=self._work, name=f"job-{index}", daemon=True)
-            for index in range(threads)
+            threading.Thread(target=self._work, args=(jobs,), name=f"{name}-{i}", daemon=True)
+            for jobs, count, name in counts
+            for i in range(count)
         ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, job: Job) -> None:
         """Run it as soon as a thread is free and the earlier jobs of its key are done."""
-        self.running += 1
+        assert job.key, "a job without a key has no order"
+        submitted = _Submitted(job, time.perf_counter_ns())
+        self.uncollected += 1
         with self._lock:
+            assert not self._closing, "the pool is closed"
+            self._unfinished += 1
             behind = self._behind.get(job.key)
             if behind is not None:
-                behind.append(job)
-                return
-            self._behind[job.key] = deque()
-        self._runnable.put(job)
+                behind.append(submitted)
+            else:
+                self._behind[job.key] = deque()
+                self._make_runnable(submitted)
 
-    def collect(self) -> list[Finished]:
+    def collect(self) -> list[FinishedJob]:
         """What finished since the last look. Called on the loop."""
         # Cleared first: a job that finishes from here on wakes the loop again.
         self._woken = False
         found = [self._finished.popleft() for _ in range(len(self._finished))]
-        self.running -= len(found)
+        self.uncollected -= len(found)
+        assert self.uncollected >= 0
         return found
 
+    @property
+    def waiting_by_queue(self) -> dict[str, int]:
+        """Jobs that no thread has taken yet, for metrics: both queues, and those behind a key."""
+        with self._lock:
+            return {
+                FLUSH: len(self._flushes.runnable),
+                "work": len(self._works.runnable),
+                "behind": sum(map(len, self._behind.values())),
+            }
+
     def close(self, timeout_s: float) -> bool:
-        """Let what is runnable finish, for so long. True when all threads have ended."""
-        for _ in self._threads:
-            self._runnable.put(None)
+        """Let all submitted jobs finish, for so long. True when all threads have ended."""
+        with self._lock:
+            self._closing = True
+            self._flushes.available.notify_all()
+            self._works.available.notify_all()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _work(self) -> None:
-        while (job := self._runnable.get()) is not None:
-            started = time.perf_counter_ns()
+    def _make_runnable(self, submitted: _Submitted) -> None:
+        jobs = self._flushes if submitted.job.kind == FLUSH else self._works
+        jobs.runnable.append(submitted)
+        jobs.available.notify()
+
+    def _take(self, jobs: _Queue) -> _Submitted | None:
+        """The next job of this queue; None when the pool is closing and none can come."""
+        with self._lock:
+            while not jobs.runnable:
+                if self._closing and not self._unfinished:
+                    return None
+                jobs.available.wait()
+            return jobs.runnable.popleft()
+
+    def _work(self, jobs: _Queue) -> None:
+        while (submitted := self._take(jobs)) is not None:
+            job = submitted.job
+            started_ns = time.perf_counter_ns()
             result: object = None
             error: BaseException | None = None
             try:
                 result = job.run()
             except BaseException as caught:  # whatever it was, the node must hear of it
                 error = caught
-            elapsed_us = (time.perf_counter_ns() - started) // 1000
-            self._finished.append(Finished(job, result, error, elapsed_us))
-            self._start_next(job.key)
+            ended_ns = time.perf_counter_ns()
+            waited_us = (started_ns - submitted.submitted_ns) // 1000
+            elapsed_us = (ended_ns - started_ns) // 1000
+            # Appended before the next job of this key may start: collected in their order.
+            self._finished.append(FinishedJob(job, result, error, waited_us, elapsed_us))
+            self._end(job.key)
             if not self._woken:
                 self._woken = True
                 try:
                     self._wake()
                 except RuntimeError:
-                    return  # the loop is closed: nobody is left to hear of it
+                    return  # the loop is closed: no one will collect
 
-    def _start_next(self, key: str) -> None:
+    def _end(self, key: str) -> None:
+        """The job of `key` has ended: the next of that key may run."""
         with self._lock:
+            self._unfinished -= 1
             behind = self._behind[key]
-            if not behind:
+            if behind:
+                self._make_runnable(behind.popleft())
+            else:
                 del self._behind[key]
-                return
-            job = behind.popleft()
-        self._runnable.put(job)
+            if self._closing and not self._unfinished:
+                self._flushes.available.notify_all()
+                self._works.available.notify_all()

@@ -1,4 +1,4 @@
-"""What the shell counts, and how it becomes Prometheus' text.
+"""What the server counts, and how it becomes Prometheus' text.
 
 Owns the counters of requests, connections, the loop and the disk as plain slots (adding to one
 costs tens of nanoseconds; a `prometheus_client` counter costs 600), and the collector that turns
@@ -13,7 +13,7 @@ Must not know: connections, the loop, HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -23,7 +23,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from quiverlog.errors import error_class
@@ -74,8 +73,18 @@ class RequestCounters:
         return sum(self.handling.counts)
 
 
+class JobCounters:
+    """One kind of job: how often it ran, and for how long in all."""
+
+    __slots__ = ("count", "elapsed_us")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.elapsed_us = 0
+
+
 class ServerMetrics:
-    """All counters of the shell. `requests` is indexed by API number."""
+    """All counters of the server. `requests` is indexed by API number."""
 
     __slots__ = (
         "bytes_in",
@@ -86,6 +95,11 @@ class ServerMetrics:
         "connections_refused",
         "disk_free_bytes",
         "errors",
+        "http_refused",
+        "http_requests",
+        "job_kinds",
+        "job_wait",
+        "lines_left_out",
         "loop_lag",
         "loop_lag_max_us",
         "node",
@@ -108,7 +122,20 @@ class ServerMetrics:
         self.loop_lag = Histogram()
         self.loop_lag_max_us = 0
         self.sync = Histogram()
+        self.job_wait = Histogram()
+        self.job_kinds: dict[str, JobCounters] = {}
+        self.http_requests = 0
+        self.http_refused = 0
+        self.lines_left_out = 0
         self.disk_free_bytes = 0
+
+    def count_job(self, kind: str, elapsed_us: int) -> None:
+        """A job of this kind has run for so long."""
+        counters = self.job_kinds.get(kind)
+        if counters is None:
+            counters = self.job_kinds[kind] = JobCounters()
+        counters.count += 1
+        counters.elapsed_us += elapsed_us
 
     def count_error(self, code: int) -> None:
         """One answer carried this error code."""
@@ -117,6 +144,17 @@ class ServerMetrics:
     def count_closed(self, reason: str) -> None:
         """The broker closed a connection on its own account."""
         self.connections_closed_by[reason] = self.connections_closed_by.get(reason, 0) + 1
+
+
+class Gauges(NamedTuple):
+    """Numbers that are looked up when somebody asks, not counted."""
+
+    memory_bytes: int = 0
+    memory_bytes_max: int = 0
+    memory_bytes_peak: int = 0
+    turns_waiting: int = 0
+    jobs_waiting: Mapping[str, int] = {}
+    jobs_running: int = 0
 
 
 class LogSize(NamedTuple):
@@ -142,15 +180,16 @@ class MetricsExporter:
         *,
         topics_max: int,
         version: str = "",
+        gauges: Callable[[], Gauges] = Gauges,
     ) -> None:
         self._metrics = metrics
         self._log_sizes = log_sizes
-        self._topics_max = topics_max
+        self.topics_max = topics_max
+        self._gauges = gauges
         self._version = version
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: without this, registering would collect, before there is a node."""
@@ -168,6 +207,7 @@ class MetricsExporter:
         yield from self._requests()
         yield from self._connections()
         yield from self._loop_and_disk()
+        yield from self._memory_and_jobs()
         yield from self._topics()
         yield from self._logs()
         yield from self._node()
@@ -223,9 +263,37 @@ class MetricsExporter:
         yield _histogram("fsync", "Flushing a log to disk.", m.sync)
         yield _gauge("disk_free_bytes", "Free in the data directory.", m.disk_free_bytes)
 
+    def _memory_and_jobs(self) -> Iterator[Metric]:
+        m = self._metrics
+        now = self._gauges()
+        yield _gauge("memory_bytes", "Held for connections.", now.memory_bytes)
+        yield _gauge("memory_bytes_max", "The budget for it.", now.memory_bytes_max)
+        yield _gauge("memory_bytes_peak", "The most that was held.", now.memory_bytes_peak)
+        yield _gauge("turns_waiting", "Connections that wait for a turn.", now.turns_waiting)
+        yield _gauge("jobs_running", "Jobs of the node not finished yet.", now.jobs_running)
+        waiting = GaugeMetricFamily(
+            "quiverlog_jobs_waiting", "Jobs that no thread has taken yet.", labels=["queue"]
+        )
+        for queue, count in now.jobs_waiting.items():
+            waiting.add_metric([queue], count)
+        yield waiting
+        yield _histogram("job_wait", "From a job's start by the node until it ran.", m.job_wait)
+        jobs = CounterMetricFamily("quiverlog_jobs", "Jobs that ran, by kind.", labels=["kind"])
+        busy = CounterMetricFamily(
+            "quiverlog_jobs_run_seconds", "Time that they ran, by kind.", labels=["kind"]
+        )
+        for kind, counters in sorted(m.job_kinds.copy().items()):
+            jobs.add_metric([kind], counters.count)
+            busy.add_metric([kind], counters.elapsed_us / 1e6)
+        yield jobs
+        yield busy
+        yield _counter("http_requests", "HTTP requests answered.", m.http_requests)
+        yield _counter("http_refused", "HTTP connections refused or cut off.", m.http_refused)
+        yield _counter("log_lines_left_out", "Log lines left out, by rate.", m.lines_left_out)
+
     def _topics(self) -> Iterator[Metric]:
         topics = sorted(self._metrics.node.topics.copy().items())
-        own, rest = topics[: self._topics_max], topics[self._topics_max :]
+        own, rest = topics[: self.topics_max], topics[self.topics_max :]
         for field, name, text in (
             ("batches_in", "topic_batches_in", "Batches stored."),
             ("rows_in", "topic_rows_in", "Rows stored."),
@@ -248,8 +316,8 @@ class MetricsExporter:
             entry[1] += log.segments
             entry[2] += 1
         ordered = sorted(sizes.items())
-        rest = ordered[self._topics_max :]
-        shown = ordered[: self._topics_max]
+        rest = ordered[self.topics_max :]
+        shown = ordered[: self.topics_max]
         if rest:
             columns = zip(*(entry for _, entry in rest), strict=True)
             shown.append((OTHER_TOPICS, [sum(column) for column in columns]))

@@ -1,11 +1,15 @@
 """One client's connection on the loop: bytes in, requests to the node, replies out.
 
-Owns flow control. Reading stops while too many requests are unanswered or too many bytes wait to be
-taken; requests that were already received then wait in a backlog (copied: the receive buffer is
-shared by all connections), which never holds more than one read brought.
+Owns flow control. A connection works in turns: a turn hands at most `REQUESTS_PER_TURN` requests to
+the node and takes at most `TURN_US_MAX`; what is left waits in a backlog (copied: the receive
+buffer is shared by all connections) for the next turn, and meanwhile nothing is read. Reading also
+stops while too many requests are unanswered or too many bytes wait to be taken.
 
 A client that breaks the protocol gets one error response; what it still sends is thrown away for a
 moment, because closing at once would make the kernel discard the answer (RST).
+
+Invariants: a request is handed to the node once, in the order of its connection; what the
+connection holds in memory is reported to the budget whenever it has changed.
 
 Must not know: what a request means, which of them are related.
 """
@@ -16,37 +20,38 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from quiverlog.errors import CorruptFrame, QuiverlogError, TooManyConnections
-from quiverlog.limits import HEADER_BYTES_MAX
+from quiverlog.limits import HEADER_BYTES_MAX, KIB
 from quiverlog.node.events import ConnectionClosed, RequestReceived
 from quiverlog.server.connections import ConnectionState, ConnectionTable
 from quiverlog.server.logs import Logger
+from quiverlog.server.memory import MemoryBudget
 from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.performer import Performer, read_clocks
+from quiverlog.server.node_runner import NodeRunner, monotonic_us, read_clocks
+from quiverlog.server.replies import Replies
+from quiverlog.server.turns import Turns
 from quiverlog.types import Now
 from quiverlog.wire.buffers import BufferPool
-from quiverlog.wire.frames import (
-    Frame,
-    FrameReceiver,
-    decode_request,
-    encode,
-    encode_error,
-    peek_preamble,
-)
+from quiverlog.wire.frames import Frame, FrameReceiver, decode_request, encode_error, peek_preamble
 from quiverlog.wire.messages import Response
-from quiverlog.wire.registry import APIS
 
-__all__ = ["ClientProtocol", "Shell"]
+__all__ = ["ClientProtocol", "ConnectionContext"]
 
+CHUNK_REQUESTS_MAX: Final = 64
+"""Requests of one connection that go to the node together, so that they share a write."""
+REQUESTS_PER_TURN: Final = 256
+TURN_US_MAX: Final = 3_000
+"""A turn ends after so long; the time is looked at after each request."""
+BUSY_READ_BYTES: Final = 16 * KIB
+"""A connection that left a backlog is read in pieces of this size: cutting thousands of tiny frames
+from one read would be a long turn by itself."""
+REPORT_BYTES: Final = 256 * KIB
+"""Gathered replies are reported to the memory budget in steps of this size."""
 _LINGER_S: Final = 2.0
 """After a protocol error, so long for the client to read the answer and close."""
-_CHUNK_REQUESTS: Final = 64
-"""Requests of one connection that go to the node together."""
-_LINGERING_MAX: Final = 256
-"""Connections that linger at once: beyond, they are closed without that courtesy."""
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
@@ -55,16 +60,21 @@ _KEEPALIVE: Final = (
 )
 """A peer that vanished without a word (half-open) is noticed within two minutes."""
 
+assert CHUNK_REQUESTS_MAX <= REQUESTS_PER_TURN
 
-class Shell(NamedTuple):
+
+class ConnectionContext(NamedTuple):
     """What all connections of a loop share."""
 
-    performer: Performer
+    runner: NodeRunner
     connections: ConnectionTable
     metrics: ServerMetrics
     log: Logger
+    turns: Turns
+    memory: MemoryBudget
     scratch: bytearray
     pool: BufferPool
+    hide_paths: Callable[[str], str]
 
 
 class ClientProtocol(asyncio.BufferedProtocol):
@@ -72,66 +82,79 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_backlog",
-        "_blocked",
-        "_bytes_sent",
+        "_backlog_bytes",
+        "_backlog_received_ns",
+        "_busy",
+        "_chunk_requests",
         "_closing",
+        "_context",
+        "_copied_sent_bytes",
         "_error",
-        "_has_body",
+        "_held",
         "_linger",
-        "_out_bytes",
         "_receiver",
-        "_resuming",
-        "_shell",
+        "_reported_bytes",
+        "_taken",
         "_transport",
+        "_unsent_since_us",
         "_write_paused",
         "connection_id",
-        "out",
+        "held_bytes",
         "peer",
+        "replies",
+        "sent_bytes",
         "state",
+        "waits_for_turn",
     )
 
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
+    def __init__(self, context: ConnectionContext) -> None:
+        self._context = context
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._receiver = FrameReceiver(
-            frame_bytes_max=shell.connections.limits.frame_bytes_max,
+            frame_bytes_max=context.connections.limits.frame_bytes_max,
             header_bytes_max=HEADER_BYTES_MAX,
-            scratch=shell.scratch,
-            pool=shell.pool,
+            scratch=context.scratch,
+            pool=context.pool,
         )
+        self.replies = Replies(context.metrics, context.log, hide_paths=context.hide_paths)
         self._backlog: list[Frame] = []
-        self._blocked = False
-        self._resuming = False
+        self._backlog_bytes = 0
+        self._backlog_received_ns = 0
+        self._busy = False
+        self._chunk_requests = CHUNK_REQUESTS_MAX
+        self._taken = 0
+        self._held = False
         self._write_paused = False
         self._closing = False
         self._error: tuple[QuiverlogError, int, int] | None = None
         self._linger: asyncio.TimerHandle | None = None
-        self._out_bytes = 0
-        self._bytes_sent = 0
-        self._has_body = False
-        self.out: list[bytes | memoryview] = []
+        self._copied_sent_bytes = 0
+        self._unsent_since_us = 0
+        self._reported_bytes = 0
+        self.waits_for_turn = False
+        self.held_bytes = 0
+        self.sent_bytes = 0
         self.connection_id = -1
         self.peer = ""
         self.state = ConnectionState(0)
 
     # --- the transport's calls -----------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection in, or say why not."""
+        """Enter the connection in the table, or refuse it when the table is full."""
         self._transport = cast("asyncio.Transport", transport)
-        metrics = self._shell.metrics
+        context = self._context
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if peer else "?"
-        self.connection_id = self._shell.connections.add(self)
+        self.connection_id = context.connections.add(self)
         if self.connection_id < 0:
-            metrics.connections_refused += 1
-            limit = self._shell.connections.limits.connections_max
+            context.metrics.connections_refused += 1
+            limit = context.connections.limits.connections_max
             self._refuse(TooManyConnections(f"the broker has its {limit} connections."), 0, 0)
             return
-        self.state = ConnectionState(time.monotonic_ns() // 1000)
-        metrics.connections_accepted += 1
-        metrics.connections_open += 1
-        limits = self._shell.connections.limits
-        self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
+        self.state = ConnectionState(monotonic_us())
+        context.metrics.connections_accepted += 1
+        context.metrics.connections_open += 1
+        self.limits_changed()
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             for level, option, value in _KEEPALIVE:
@@ -140,12 +163,15 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> Any:
         """Where the transport is to receive into."""
         if self._closing:
-            return self._shell.scratch
-        return self._receiver.get_buffer(sizehint)
+            return self._context.scratch
+        room = self._receiver.get_buffer(sizehint)
+        if self._busy and len(room) > BUSY_READ_BYTES and not self._receiver.receiving_large:
+            return room[:BUSY_READ_BYTES]
+        return room
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have arrived: handle every request that is complete, then answer them at once."""
-        self._shell.metrics.bytes_in += nbytes
+        """Bytes were received: take a turn with the requests that are now complete."""
+        self._context.metrics.bytes_in += nbytes
         if self._closing:
             return
         received_ns = time.perf_counter_ns()
@@ -159,74 +185,125 @@ class ClientProtocol(asyncio.BufferedProtocol):
         state.last_read_us = now.mono_us
         if frames:
             state.frame_since_us = now.mono_us if self._receiver.partial else 0
-            self._handle(frames, received_ns, now)
-            self._shell.performer.flush()
+            self._work_off(frames, received_ns, now, fresh=True)
+            self._context.runner.flush()
         elif not state.frame_since_us:
             state.frame_since_us = now.mono_us
+        self.report()
 
     def eof_received(self) -> bool:
-        """The client is done; what is buffered for it is still sent (as Kafka's brokers do)."""
+        """The client sends no more: what is buffered for it is still sent, then it is closed."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it, and let the node forget what it waited for."""
+        """Release all that the connection held, and tell the node."""
         if self._linger is not None:
             self._linger.cancel()
-            self._shell.connections.lingering -= 1
+            self._linger = None
+            self._context.connections.lingering -= 1
         self._closing = True
-        self._backlog.clear()
-        self.out.clear()
+        self._release()
+        self._context.memory.forget(self)
         if self.connection_id < 0:
             return
-        self._shell.metrics.connections_open -= 1
-        self._shell.connections.remove(self.connection_id)
-        self._shell.performer.tell(ConnectionClosed(self.connection_id))
+        self._context.metrics.connections_open -= 1
+        self._context.connections.remove(self.connection_id)
+        self._context.runner.tell(ConnectionClosed(self.connection_id))
 
     def pause_writing(self) -> None:
-        """The client is slow: take no more of its requests."""
+        """Too many bytes wait to be taken: read no more of this client's requests."""
         self._write_paused = True
-        self._block()
+        self._hold()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """The client has taken enough to go on."""
         self._write_paused = False
-        self._unblock_soon()
+        self.report()
+        if self._held:
+            self._context.turns.request(self)
 
     # --- requests ------------------------------------------------------------------------------
-    def _handle(self, frames: Sequence[Frame], received_ns: int, now: Now) -> None:
-        """Hand requests to the node until they are done or the client must be held back.
+    def take_turn(self) -> None:
+        """Go on with the backlog; read again when there is none and nothing else holds us back."""
+        if self._closing or not self._held or not self._may_go_on():
+            return
+        if self._backlog:
+            frames, self._backlog = self._backlog, []
+            self._backlog_bytes = 0
+            self._work_off(frames, self._backlog_received_ns, read_clocks(), fresh=False)
+            self._context.runner.flush()
+            self.report()
+        if self._held and not self._backlog and not self._closing and self._may_go_on():
+            self._release_hold()
 
-        The requests of a chunk go in together, so that one flush of the disk serves them all; the
-        chunk bounds what their answers can hold in memory before the write buffer is looked at.
+    def _may_go_on(self) -> bool:
+        limits = self._context.connections.limits
+        return not self._write_paused and len(self.state.in_flight) < limits.in_flight_max
+
+    def _work_off(
+        self, frames: Sequence[Frame], received_ns: int, now: Now, *, fresh: bool
+    ) -> None:
+        """One turn: hand requests to the node until they, the turn or the room are used up.
+
+        The requests of a chunk go in together, so that one write and one flush of the disk serve
+        them all. Chunks shrink while their answers are large: the write buffer is looked at after
+        each.
+
+        Args:
+            fresh: the frames are views of the shared receive buffer.
         """
-        performer = self._shell.performer
-        limits = self._shell.connections.limits
+        context = self._context
+        limits = context.connections.limits
         in_flight = self.state.in_flight
+        deadline_ns = time.perf_counter_ns() + TURN_US_MAX * 1000
         at = 0
-        while at < len(frames) and not self._closing:
-            room = limits.in_flight_max - len(in_flight)
-            if room <= 0:
-                self._block()
-            if self._blocked:
-                # The views die with the next read of any connection.
-                self._backlog.extend(_own(frame) for frame in frames[at:])
+        end = min(len(frames), REQUESTS_PER_TURN)
+        while at < end and not self._write_paused:
+            count = min(end - at, self._chunk_requests, limits.in_flight_max - len(in_flight))
+            if count <= 0:
+                break
+            chunk = frames if count == len(frames) else frames[at : at + count]
+            gathered_bytes = self.replies.gathered_bytes
+            context.runner.handle_many(self._events(chunk, received_ns, deadline_ns), now)
+            at += self._taken
+            if self._failed() or self._closing:
                 return
-            end = at + min(room, _CHUNK_REQUESTS)
-            chunk = frames if at == 0 and end >= len(frames) else frames[at:end]
-            performer.handle_many(self._events(chunk, received_ns), now)
-            if self._failed():
-                return
-            if self._out_bytes > limits.write_buffer_bytes:
-                performer.flush()
-            at = end
-        if len(in_flight) >= limits.in_flight_max:
-            self._block()
+            self._adapt_chunk(self.replies.gathered_bytes - gathered_bytes)
+            if self.replies.gathered_bytes > limits.write_buffer_bytes:
+                context.runner.flush()
+            if time.perf_counter_ns() >= deadline_ns:
+                break
+        self._busy = at < len(frames)
+        if self._busy:
+            # Views of the receive buffer die with the next read of any connection.
+            rest = frames[at:]
+            self._backlog = [_own(frame) for frame in rest] if fresh else list(rest)
+            self._backlog_bytes = sum(len(header) + len(body) for header, body in rest)
+            self._backlog_received_ns = received_ns
+            self._hold()
+            if self._may_go_on():
+                context.turns.request(self)
+        elif len(in_flight) >= limits.in_flight_max:
+            self._hold()
 
-    def _events(self, frames: Sequence[Frame], received_ns: int) -> Iterator[RequestReceived]:
-        """Decode one after the other; between two of them the node handles the first."""
-        requests = self._shell.metrics.requests
+    def _adapt_chunk(self, answered_bytes: int) -> None:
+        """Fewer requests together while their answers are large, more again when they are not."""
+        if answered_bytes * 4 > self._context.connections.limits.write_buffer_bytes:
+            self._chunk_requests = max(1, self._chunk_requests // 4)
+        elif self._chunk_requests < CHUNK_REQUESTS_MAX:
+            self._chunk_requests = min(CHUNK_REQUESTS_MAX, self._chunk_requests * 2)
+
+    def _events(
+        self, frames: Sequence[Frame], received_ns: int, deadline_ns: int
+    ) -> Iterator[RequestReceived]:
+        """Decode one after the other; between two of them the node handles the first.
+
+        Ends early when the turn's time is over; `_taken` says how many were taken.
+        """
+        requests = self._context.metrics.requests
         in_flight = self.state.in_flight
         connection_id = self.connection_id
+        self._taken = 0
         started_ns = time.perf_counter_ns()
         for header, body in frames:
             try:
@@ -241,98 +318,105 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 self._error = (again, int(request.api), correlation_id)
                 return
             in_flight[correlation_id] = received_ns
+            self._taken += 1
             yield RequestReceived(connection_id, request, body)
             ended_ns = time.perf_counter_ns()
             counters = requests[request.api]
-            counters.queue.observe((started_ns - received_ns) // 1000)
+            counters.queue.observe(max(0, started_ns - received_ns) // 1000)
             counters.handling.observe((ended_ns - started_ns) // 1000)
+            if ended_ns >= deadline_ns:
+                return
             started_ns = ended_ns
 
     def _failed(self) -> bool:
-        """Was one of the requests unreadable? Then the connection ends here."""
+        """End the connection if one of the requests could not be read; True if so."""
         error, self._error = self._error, None
         if error is not None:
             self._protocol_error(*error)
         return error is not None
 
-    def _block(self) -> None:
-        if not self._blocked and not self._closing:
-            self._blocked = True
-            self._shell.metrics.reads_paused += 1
+    def _hold(self) -> None:
+        """Read no more until a turn finds that nothing holds the connection back."""
+        if not self._held and not self._closing:
+            self._held = True
+            self._context.metrics.reads_paused += 1
             self._transport.pause_reading()
 
-    def _unblock_soon(self) -> None:
-        """Go on in the loop's next round: this is called from within writes and handlers."""
-        if self._blocked and not self._resuming and not self._closing:
-            self._resuming = True
-            asyncio.get_running_loop().call_soon(self._unblock)
-
-    def _unblock(self) -> None:
-        self._resuming = False
-        limits = self._shell.connections.limits
-        if self._closing or self._write_paused or len(self.state.in_flight) >= limits.in_flight_max:
-            return
-        self._blocked = False
-        backlog, self._backlog = self._backlog, []
-        if backlog:
-            self._handle(backlog, time.perf_counter_ns(), read_clocks())
-            self._shell.performer.flush()
-        if not self._blocked and not self._closing:
-            # It was we who did not read: the time does not count against the client.
-            now_us = time.monotonic_ns() // 1000
-            self.state.last_read_us = now_us
-            if self.state.frame_since_us:
-                self.state.frame_since_us = now_us
-            self._transport.resume_reading()
+    def _release_hold(self) -> None:
+        self._held = False
+        # It was we who did not read: the time does not count against the client.
+        now_us = monotonic_us()
+        self.state.last_read_us = now_us
+        if self.state.frame_since_us:
+            self.state.frame_since_us = now_us
+        self._transport.resume_reading()
 
     # --- replies -------------------------------------------------------------------------------
     def queue(
         self, response: Response, correlation_id: int, body: Sequence[memoryview] = ()
     ) -> None:
         """Gather a reply; `flush` sends it."""
-        body_bytes = 0
-        if body:
-            self._has_body = True
-            for view in body:
-                body_bytes += view.nbytes
-        try:
-            head = encode(response, correlation_id, body_bytes)
-        except QuiverlogError as error:  # larger than a frame may be
-            api = int(response.API)
-            head = encode_error(error, api=api, correlation_id=correlation_id)
-            body, body_bytes = (), 0
-        self.out.append(head)
-        self.out.extend(body)
-        self._out_bytes += len(head) + body_bytes
-        metrics = self._shell.metrics
         received_ns = self.state.in_flight.pop(correlation_id, 0)
+        if self._closing:
+            return
+        self.replies.add(response, correlation_id, body)
         if received_ns:
             elapsed_us = (time.perf_counter_ns() - received_ns) // 1000
-            metrics.requests[response.api].total.observe(elapsed_us)
-        if response.error_code:
-            metrics.count_error(response.error_code)
-        part_name = _PARTS[response.api]
-        if part_name:
-            for part in getattr(response, part_name):
-                if part.error_code:
-                    metrics.count_error(part.error_code)
+            self._context.metrics.requests[response.api].total.observe(elapsed_us)
+        if self.replies.copied_bytes - self._reported_bytes >= REPORT_BYTES:
+            self._reported_bytes = self.replies.copied_bytes
+            self.report()
 
     def flush(self) -> None:
         """Send all that has gathered, in one call."""
-        out, size = self.out, self._out_bytes
-        self.out, self._out_bytes = [], 0
-        if self._closing or not out:
+        if self._closing or not self.replies.parts:
+            self.replies.clear()
             return
-        self._bytes_sent += size
-        self._shell.metrics.bytes_out += size
-        if self._has_body:
-            self._has_body = False
-            self._transport.writelines(out)
+        parts, size, copied_bytes = self.replies.take()
+        self._reported_bytes = 0
+        self.sent_bytes += size
+        self._copied_sent_bytes += copied_bytes
+        self._context.metrics.bytes_out += size
+        if len(parts) == 1:
+            self._transport.write(parts[0])
         else:
-            # Small heads only: joining them is cheaper than one vector each.
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-        if self._blocked and not self._write_paused:
-            self._unblock_soon()
+            self._transport.writelines(parts)
+        if self._held and not self._write_paused:
+            self._context.turns.request(self)
+        self.report()
+
+    # --- memory --------------------------------------------------------------------------------
+    def measure(self) -> tuple[int, int]:
+        """(bytes that the connection makes us hold, since when in monotonic microseconds)."""
+        received = self._receiver.buffered_bytes
+        waiting = self._transport.get_write_buffer_size()
+        if not waiting:
+            self._copied_sent_bytes = 0
+            self._unsent_since_us = 0
+        elif not self._unsent_since_us:
+            self._unsent_since_us = monotonic_us()
+        # Which of the sent bytes wait is not known: at most all that were copies.
+        unsent = self.replies.copied_bytes + min(waiting, self._copied_sent_bytes)
+        since = [at for at in (self.state.frame_since_us, self._unsent_since_us) if at]
+        since_us = min(since) if since else monotonic_us()
+        return received + self._backlog_bytes + unsent, since_us
+
+    def evict(self) -> None:
+        """Close: all connections together hold too much, and this one costs most."""
+        self.abort("memory")
+
+    def report(self) -> None:
+        """Tell the budget what the connection holds now."""
+        held_bytes, _ = self.measure()
+        if held_bytes != self.held_bytes:
+            self._context.memory.report(self, held_bytes)
+
+    def _release(self) -> None:
+        """Let go of every buffer but the transport's."""
+        self._backlog = []
+        self._backlog_bytes = 0
+        self.replies.clear()
+        self._receiver.release()
 
     # --- ends ----------------------------------------------------------------------------------
     @property
@@ -340,61 +424,60 @@ class ClientProtocol(asyncio.BufferedProtocol):
         """Sent, but not taken by the client's side of the connection."""
         return self._transport.get_write_buffer_size()
 
-    @property
-    def sent_bytes(self) -> int:
-        """Handed to the transport since the connection began."""
-        return self._bytes_sent
+    def limits_changed(self) -> None:
+        """Take over the table's limits where the transport keeps them."""
+        limits = self._context.connections.limits
+        self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
 
     def close_soon(self, why: str) -> None:
         """Send what has gathered, then close."""
         if not self._closing:
-            self._shell.log.info("connection closed", peer=self.peer, why=why)
+            self._context.log.info("connection closed", peer=self.peer, why=why)
             self.flush()
             self._half_close()
 
     def abort(self, reason: str) -> None:
-        """Close now and drop what was not sent: the client is overdue."""
-        self._shell.metrics.count_closed(reason)
-        self._shell.log.info("connection overdue", peer=self.peer, reason=reason)
+        """Close now and drop what was not sent."""
+        if not self._closing:
+            held_bytes, _ = self.measure()
+            self._context.metrics.count_closed(reason)
+            self._context.log.info(
+                "connection overdue", peer=self.peer, reason=reason, held_bytes=held_bytes
+            )
         self._closing = True
+        self._release()
+        self._copied_sent_bytes = 0
         self._transport.abort()
+        self._context.memory.forget(self)
 
     def _protocol_error(self, error: QuiverlogError, api: int, correlation_id: int) -> None:
         """Answer what was good so far, then the error, then close."""
-        self._shell.metrics.count_closed("protocol")
-        self._shell.metrics.count_error(error.code)
-        self._shell.log.warning("protocol error", peer=self.peer, error=str(error))
-        self._shell.performer.flush()
-        self._refuse(error, api, correlation_id)
+        self._context.metrics.count_closed("protocol")
+        self._context.metrics.count_error(error.code)
+        self._context.log.warning("protocol error", peer=self.peer, error=str(error))
+        self._context.runner.flush()
+        if not self._closing:
+            self._refuse(error, api, correlation_id)
 
     def _refuse(self, error: QuiverlogError, api: int, correlation_id: int) -> None:
         self._transport.write(encode_error(error, api=api, correlation_id=correlation_id))
         self._half_close()
 
     def _half_close(self) -> None:
-        """Say goodbye, and throw away what still comes for a moment (see the module docstring)."""
+        """Send the end of the stream, and throw away what still comes for a moment."""
         self._closing = True
-        self._backlog.clear()
-        table = self._shell.connections
-        if table.lingering >= _LINGERING_MAX:
+        self._release()
+        self.report()
+        table = self._context.connections
+        if table.lingering >= table.limits.lingering_max:
             self._transport.close()
             return
         with contextlib.suppress(OSError, NotImplementedError):
             self._transport.write_eof()
-        if self._blocked:
+        if self._held:
             self._transport.resume_reading()
         table.lingering += 1
         self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self._transport.abort)
-
-
-_PARTS: Final = tuple(
-    next(
-        (name for name in ("partitions", "topics") if name in APIS[api].response.__struct_fields__),
-        "",
-    )
-    for api in range(max(APIS) + 1)
-)
-"""By API number: the field of a response whose parts carry errors of their own."""
 
 
 def _own(frame: Frame) -> Frame:

@@ -5,8 +5,9 @@ directory is touched), recover in a thread while `/healthz` already answers, the
 (SIGTERM, SIGINT): accept no more, let the node answer and flush what is in flight, within
 `shutdown.timeout.ms`, then leave; a second signal leaves at once, as a crash would.
 
-Exit codes: 0 stopped cleanly; 1 failed, or not stopped cleanly; 2 refused to start (address or data
-directory in use, foreign or newer data).
+Exit codes: 0 stopped cleanly; 1 failed, or not stopped cleanly; 2 refused to start, and will refuse
+again until somebody changes something (wrong configuration, address or data directory in use,
+foreign or newer data, a path that cannot be used).
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ import asyncio
 import contextlib
 import errno
 import gc
-import os
 import secrets
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -33,9 +32,10 @@ from quiverlog.errors import (
     QuiverlogError,
     UnsupportedFormat,
 )
+from quiverlog.server.broker_server import BrokerServer
 from quiverlog.server.config import BrokerConfig
-from quiverlog.server.logs import Logger, bridge_logging, make_logger
-from quiverlog.server.shell import BrokerShell
+from quiverlog.server.logs import LogControl, Logger, bridge_logging, make_logger
+from quiverlog.server.signals import handle_signals, hold_hangups
 
 __all__ = ["bind", "run_broker"]
 
@@ -48,60 +48,94 @@ _REFUSALS = (
     InvalidConfig,
     UnsupportedFormat,
 )
+_REFUSED_PATHS = frozenset(
+    (
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENOENT,
+        errno.EEXIST,
+        errno.EROFS,
+    )
+)
+"""The data directory cannot be used by this user, or is none."""
 _SWITCH_INTERVAL_S = 0.001
 """A thread that renders metrics gives the interpreter back to the loop after so long."""
 
 
-def run_broker(config: BrokerConfig) -> int:
-    """Run a broker in this process until it is told to stop. Returns the exit code."""
-    log = make_logger(level=config.log_level, format=config.log_format)
+def run_broker(
+    config: BrokerConfig, *, read_config: Callable[[], BrokerConfig] | None = None
+) -> int:
+    """Run a broker in this process until it is told to stop. Returns the exit code.
+
+    Args:
+        read_config: reads the configuration once more (SIGHUP); None: there is no file to read.
+    """
+    hold_hangups()
+    control = LogControl(config.log_level)
+    log = make_logger(level=config.log_level, format=config.log_format, control=control)
     bridge_logging(log)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        return uvloop.run(_run(config, log))
+        return uvloop.run(_run(config, log, control, read_config))
     except QuiverlogError as error:
         _say(f"quiverlog broker: {' '.join(str(error).split())}", sys.stderr)
         return EXIT_REFUSED if isinstance(error, _REFUSALS) else EXIT_FAILED
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
         _say(f"quiverlog broker: {name}{error.strerror or error}", sys.stderr)
-        return EXIT_FAILED
+        return EXIT_REFUSED if error.errno in _REFUSED_PATHS else EXIT_FAILED
 
 
-async def _run(config: BrokerConfig, log: Logger) -> int:
+async def _run(
+    config: BrokerConfig,
+    log: Logger,
+    control: LogControl,
+    read_config: Callable[[], BrokerConfig] | None,
+) -> int:
     stop = asyncio.Event()
-    _on_signals(stop, log)
+    server: BrokerServer | None = None
+
+    def reload() -> None:
+        _reload(server, read_config, log)
+
+    handle_signals(stop=stop, reload=reload, log=log, exit_code_forced=EXIT_FAILED)
     with contextlib.ExitStack() as sockets:
         listen = sockets.enter_context(bind(config.listen, "listen"))
         http = None
         if config.http_listen is not None:
             http = sockets.enter_context(bind(config.http_listen, "http.listen"))
-        shell = BrokerShell(config, log, advertised=advertised_address(config, listen, log))
+        advertised = advertised_address(config, listen, log)
+        server = BrokerServer(config, log, control=control, advertised=advertised)
         try:
-            await shell.start(listen, http, entropy=secrets.token_bytes)
+            await server.start(listen, http, entropy=secrets.token_bytes)
             gc.freeze()  # what the start made lives for ever: keep it out of collections
-            _say(shell.ready_line(), sys.stdout)
+            _say(server.ready_line(), sys.stdout)
             await stop.wait()
         except BaseException:
-            await shell.abandon()
+            await server.abandon()
             raise
-        clean = await shell.stop(config.shutdown_timeout_ms / 1000)
+        clean = await server.stop()
     return EXIT_OK if clean else EXIT_FAILED
 
 
-def _on_signals(stop: asyncio.Event, log: Logger) -> None:
-    loop = asyncio.get_running_loop()
-
-    def stop_or_leave(number: int) -> None:
-        if stop.is_set():
-            log.error("second signal: leaving without a clean stop", signal=number)
-            sys.stderr.flush()
-            os._exit(EXIT_FAILED)
-        log.info("signal received", signal=signal.Signals(number).name)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop_or_leave, number)
+def _reload(
+    server: BrokerServer | None, read_config: Callable[[], BrokerConfig] | None, log: Logger
+) -> None:
+    """SIGHUP. Whatever the file says, the broker goes on."""
+    if read_config is None:
+        log.warning("configuration not reloaded", why="the broker was started without a file")
+        return
+    if server is None:
+        log.warning("configuration not reloaded", why="the broker is starting")
+        return
+    try:
+        server.reload(read_config())
+    except QuiverlogError as error:
+        log.error("configuration not reloaded", why=error.message)
+    except Exception as error:
+        log.error("configuration not reloaded", why=repr(error), exc_info=error)
 
 
 def bind(address: Address, key: str) -> socket.socket:

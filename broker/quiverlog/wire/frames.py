@@ -295,6 +295,22 @@ class FrameReceiver:
         """True while a frame has begun and is not complete."""
         return self._dedicated is not None or bool(self._pending)
 
+    @property
+    def receiving_large(self) -> bool:
+        """True while a frame is received into a buffer of its own."""
+        return self._dedicated is not None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of the unfinished frame that are held; pages become real with them."""
+        return len(self._pending) if self._dedicated is None else self._filled
+
+    def release(self) -> None:
+        """Drop the unfinished frame: the connection is closed."""
+        self._pending = b""
+        self._dedicated = None
+        self._filled = 0
+
     def get_buffer(self, size_hint: int = -1) -> memoryview:
         """Where to receive the next bytes; never empty. May be called again without an update."""
         if self._dedicated is not None:

@@ -1,4 +1,4 @@
-"""Feeds events to the node and performs what it answers.
+"""Runs the node: feeds it events and performs the effects that it answers.
 
 Owns the one place where the node meets the clock, the threads and the timer. Handlers run to
 their end on the loop; `handle_many` gathers effects, `flush` sends all that gathered for a
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from quiverlog.node.effects import (
     CloseConnection,
@@ -24,17 +23,19 @@ from quiverlog.node.effects import (
     StartJob,
 )
 from quiverlog.node.events import Event, JobDone, Tick
-from quiverlog.server.connections import ConnectionTable
-from quiverlog.server.jobs import JobPool
+from quiverlog.node.node import Node
+from quiverlog.server.connections import Connection, ConnectionTable
+from quiverlog.server.jobs import FLUSH, JobPool
 from quiverlog.server.logs import Logger
 from quiverlog.server.metrics import ServerMetrics
 from quiverlog.types import Now
 
-if TYPE_CHECKING:
-    from quiverlog.node.node import Node
-    from quiverlog.server.protocol import ClientProtocol
+__all__ = ["NodeRunner", "monotonic_us", "read_clocks"]
 
-__all__ = ["Performer", "read_clocks"]
+
+def monotonic_us() -> int:
+    """This moment on the clock that only grows."""
+    return time.monotonic_ns() // 1000
 
 
 def read_clocks() -> Now:
@@ -42,7 +43,7 @@ def read_clocks() -> Now:
     return Now(time.monotonic_ns() // 1000, time.time_ns() // 1000)
 
 
-class Performer:
+class NodeRunner:
     """See the module docstring. `shutdown_complete` is set when the node has said so."""
 
     def __init__(
@@ -53,7 +54,8 @@ class Performer:
         *,
         metrics: ServerMetrics,
         log: Logger,
-        job_threads: int,
+        flush_threads: int,
+        work_threads: int,
         clocks: Callable[[], Now] = read_clocks,
     ) -> None:
         self._loop = loop
@@ -62,10 +64,12 @@ class Performer:
         self._metrics = metrics
         self._log = log
         self._clocks = clocks
-        self._jobs = JobPool(
-            threads=job_threads, wake=lambda: loop.call_soon_threadsafe(self._jobs_done)
+        self.jobs = JobPool(
+            flush_threads=flush_threads,
+            work_threads=work_threads,
+            wake=lambda: loop.call_soon_threadsafe(self._jobs_done),
         )
-        self._dirty: list[ClientProtocol] = []
+        self._dirty: list[Connection] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0
         self.shutdown_complete = asyncio.Event()
@@ -87,11 +91,11 @@ class Performer:
             if type(effect) is Respond:
                 connection = self._connections.get(effect.connection_id)
                 if connection is not None:
-                    if not connection.out:
+                    if not connection.replies.parts:
                         self._dirty.append(connection)
                     connection.queue(effect.response, effect.correlation_id, effect.body)
             elif type(effect) is StartJob:
-                self._jobs.submit(effect.job)
+                self.jobs.submit(effect.job)
             elif type(effect) is LogLine:
                 getattr(self._log, effect.level)(effect.event, **effect.fields)
             elif type(effect) is CloseConnection:
@@ -116,12 +120,7 @@ class Performer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        return self._jobs.close(timeout_s)
-
-    @property
-    def jobs_running(self) -> int:
-        """Jobs that have not come back."""
-        return self._jobs.running
+        return self.jobs.close(timeout_s)
 
     def _set_timer(self, deadline_us: int) -> None:
         if self._timer is not None:
@@ -138,9 +137,11 @@ class Performer:
     def _jobs_done(self) -> None:
         metrics = self._metrics
         events = []
-        for job, result, error, elapsed_us in self._jobs.collect():
-            if job.kind == "flush":
+        for job, result, error, waited_us, elapsed_us in self.jobs.collect():
+            metrics.job_wait.observe(waited_us)
+            if job.kind == FLUSH:
                 metrics.sync.observe(elapsed_us)
+            metrics.count_job(job.kind, elapsed_us)
             if error is not None:
                 self._log.error("job failed", kind=job.kind, error=repr(error))
             events.append(JobDone(job, result, error))

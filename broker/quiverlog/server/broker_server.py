@@ -1,11 +1,13 @@
-"""The parts of a running broker, put together: node, performer, listener, HTTP, watches.
+"""The parts of a running broker, put together: node, connections, listener, HTTP, watches.
 
-Owns their life on the loop. Must not know signals, exit codes or where sockets come from.
+Owns their life on the loop: start, reload, stop, and what is looked at now and then. Must not know
+signals, exit codes, files of configuration, or where sockets come from.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -16,25 +18,26 @@ from quiverlog.errors import AddressInUse
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.events import DiskSpace, Shutdown
 from quiverlog.node.node import Node
+from quiverlog.server.acceptor import Acceptor
 from quiverlog.server.config import BrokerConfig
-from quiverlog.server.connections import (
-    ConnectionLimits,
-    ConnectionTable,
-    log_files_max,
-    overdue,
-    raise_file_limit,
-)
+from quiverlog.server.connections import ConnectionLimits, ConnectionTable, overdue
+from quiverlog.server.descriptors import DescriptorPlan, plan_descriptors, raise_file_limit
 from quiverlog.server.http import HttpServer
-from quiverlog.server.logs import Logger
-from quiverlog.server.metrics import LogSize, MetricsExporter, ServerMetrics
-from quiverlog.server.performer import Performer, read_clocks
-from quiverlog.server.protocol import ClientProtocol, Shell
+from quiverlog.server.http_guard import HttpLimits
+from quiverlog.server.logs import LogControl, Logger
+from quiverlog.server.memory import MemoryBudget
+from quiverlog.server.metrics import Gauges, LogSize, MetricsExporter, ServerMetrics
+from quiverlog.server.node_runner import NodeRunner, monotonic_us, read_clocks
+from quiverlog.server.protocol import ClientProtocol, ConnectionContext
+from quiverlog.server.reload import compare_configs
+from quiverlog.server.replies import path_hider
+from quiverlog.server.turns import Turns
 from quiverlog.storage.posix import RESERVED_DESCRIPTORS, PosixDisk
 from quiverlog.version import VERSION
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES
 
-__all__ = ["BrokerShell"]
+__all__ = ["BrokerServer"]
 
 _LAG_PROBE_S = 0.1
 _DISK_PROBE_S = 1.0
@@ -42,39 +45,71 @@ _FLUSH_REPLIES_S = 2.0
 _BACKLOG = 4_096
 
 
-class BrokerShell:
+class BrokerServer:
     """See the module docstring.
 
     Args:
         advertised: what clients are told to connect to.
+
+    Raises:
+        InvalidConfig: the process may open too few files.
     """
 
-    def __init__(self, config: BrokerConfig, log: Logger, *, advertised: Address) -> None:
+    def __init__(
+        self, config: BrokerConfig, log: Logger, *, control: LogControl, advertised: Address
+    ) -> None:
         self._config = config
         self._log = log
+        self._log_control = control
         self._advertised = advertised
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_exception)
         self._metrics = ServerMetrics()
-        files_max = raise_file_limit()
-        self._disk = PosixDisk(
-            files_open_max=log_files_max(files_max), reserved_descriptors=RESERVED_DESCRIPTORS
-        )
-        limits = ConnectionLimits.from_config(config, files_max=files_max)
-        if limits.connections_max < config.connections_max:
+        self._files_max = raise_file_limit()
+        plan = self._plan_descriptors(config)
+        if plan.clients < config.connections_max:
             log.warning(
                 "fewer connections than configured: the limit on open files is too low",
-                connections=limits.connections_max,
-                files_max=files_max,
+                connections=plan.clients,
+                http_connections=plan.http,
+                log_files=plan.log_files,
+                files_max=plan.files_max,
             )
-        self._connections = ConnectionTable(limits)
+        self._disk = PosixDisk(
+            files_open_max=plan.log_files, reserved_descriptors=RESERVED_DESCRIPTORS
+        )
+        self._connections = ConnectionTable(_limits(config, plan))
+        self._memory = MemoryBudget(
+            config.memory_buffer_bytes,
+            lambda: list(self._connections.by_id.values()),
+            now_us=monotonic_us,
+        )
+        self._turns = Turns(self._loop, now_us=monotonic_us)
+        self._http_limits = HttpLimits(
+            connections_max=plan.http, request_s=config.http_timeout_ms / 1000
+        )
+        self._exporter = MetricsExporter(
+            self._metrics,
+            self._log_sizes,
+            topics_max=config.metrics_topics_max,
+            version=VERSION,
+            gauges=self._gauges,
+        )
         self._node: Node | None = None
-        self._performer: Performer | None = None
-        self._server: asyncio.Server | None = None
+        self._runner: NodeRunner | None = None
+        self._acceptor: Acceptor | None = None
         self._http: HttpServer | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._addresses = ("", "off")
         self._state = "recovering"
+
+    def _plan_descriptors(self, config: BrokerConfig) -> DescriptorPlan:
+        return plan_descriptors(
+            self._files_max,
+            clients_wanted=config.connections_max,
+            http_wanted=config.http_connections_max,
+            job_threads=config.fsync_threads + config.work_threads,
+        )
 
     # --- start ---------------------------------------------------------------------------------
     async def start(
@@ -89,26 +124,28 @@ class BrokerShell:
         Raises:
             QuiverlogError: the data directory cannot be used; the message says why.
         """
+        assert self._node is None, "started twice"
         if http is not None:
             await self._start_http(http)
         started = time.monotonic()
         node = Node(self._node_config(), self._disk, entropy=entropy, metrics=self._metrics.node)
         effects = await self._loop.run_in_executor(None, node.start, read_clocks())
         self._node = node
-        self._performer = Performer(
+        self._runner = NodeRunner(
             self._loop,
             node,
             self._connections,
             metrics=self._metrics,
             log=self._log,
-            job_threads=self._config.fsync_threads,
+            flush_threads=self._config.fsync_threads,
+            work_threads=self._config.work_threads,
         )
-        self._performer.perform(effects)
-        self._performer.flush()
+        self._runner.perform(effects)
+        self._runner.flush()
         self._probe_disk()
         self._probe_lag(self._loop.time())
         self._check_connections()
-        await self._accept(listen)
+        self._listen(listen, self._runner)
         self._addresses = (_name(listen), _name(http) if http is not None else "off")
         self._state = ""
         self._log.info(
@@ -121,31 +158,34 @@ class BrokerShell:
         )
 
     async def _start_http(self, sock: socket.socket) -> None:
-        exporter = MetricsExporter(
-            self._metrics,
-            self._log_sizes,
-            topics_max=self._config.metrics_topics_max,
-            version=VERSION,
+        self._http = HttpServer(
+            render_metrics=self._exporter.render,
+            not_ready=lambda: self._state,
+            limits=self._http_limits,
+            metrics=self._metrics,
+            log=self._log,
         )
-        self._http = HttpServer(render_metrics=exporter.render, not_ready=lambda: self._state)
         await self._http.start(sock)
 
-    async def _accept(self, listen: socket.socket) -> None:
-        assert self._performer is not None
-        shared = Shell(
-            self._performer,
-            self._connections,
-            self._metrics,
-            self._log,
-            bytearray(SCRATCH_BYTES),
-            BufferPool(),
+    def _listen(self, listen: socket.socket, runner: NodeRunner) -> None:
+        data_dir = self._config.data_dir
+        context = ConnectionContext(
+            runner=runner,
+            connections=self._connections,
+            metrics=self._metrics,
+            log=self._log,
+            turns=self._turns,
+            memory=self._memory,
+            scratch=bytearray(SCRATCH_BYTES),
+            pool=BufferPool(),
+            hide_paths=path_hider(data_dir, os.path.abspath(data_dir), os.path.realpath(data_dir)),
         )
         try:
             listen.listen(_BACKLOG)
         except OSError as error:  # two that only bound did not clash (SO_REUSEADDR)
             raise AddressInUse(f"{_name(listen)}: another program listens there.") from error
-        self._server = await self._loop.create_server(
-            lambda: ClientProtocol(shared), sock=listen, backlog=_BACKLOG
+        self._acceptor = Acceptor(
+            self._loop, listen, lambda: ClientProtocol(context), log=self._log
         )
 
     def _node_config(self) -> NodeConfig:
@@ -174,24 +214,51 @@ class BrokerShell:
             f" data {config.data_dir}, durability {durability}"
         )
 
+    # --- reload --------------------------------------------------------------------------------
+    def reload(self, found: BrokerConfig) -> None:
+        """Take over what may change at once, and say what may not."""
+        reload = compare_configs(self._config, found)
+        config = self._config = reload.config
+        plan = self._plan_descriptors(config)
+        self._connections.limits = _limits(config, plan)
+        for connection in list(self._connections.by_id.values()):
+            connection.limits_changed()
+        self._memory.bytes_max = config.memory_buffer_bytes
+        self._http_limits.change(connections_max=plan.http, request_s=config.http_timeout_ms / 1000)
+        self._exporter.topics_max = config.metrics_topics_max
+        self._log_control.set_level(config.log_level)
+        self._log.warning(
+            "configuration reloaded",
+            changed=", ".join(f"{k}: {old} -> {new}" for k, (old, new) in reload.changed.items())
+            or "nothing",
+            needs_restart=", ".join(reload.restart) or "nothing",
+        )
+
+    @property
+    def shutdown_timeout_s(self) -> float:
+        """How long a stop may take."""
+        return self._config.shutdown_timeout_ms / 1000
+
     # --- stop ----------------------------------------------------------------------------------
-    async def stop(self, timeout_s: float) -> bool:
+    async def stop(self) -> bool:
         """Take no more clients, answer and flush what is in flight. True when all was in time."""
-        assert self._performer is not None
-        deadline = self._loop.time() + timeout_s
+        assert self._runner is not None
+        deadline = self._loop.time() + self.shutdown_timeout_s
         self._state = "stopping"
-        if self._server is not None:
-            self._server.close()
-        self._performer.tell(Shutdown())
+        if self._acceptor is not None:
+            self._acceptor.close()
+        self._runner.tell(Shutdown())
         clean = True
         try:
             async with asyncio.timeout_at(deadline):
-                await self._performer.shutdown_complete.wait()
+                await self._runner.shutdown_complete.wait()
         except TimeoutError:
             clean = False
-            self._log.error("not stopped in time: no clean-shutdown mark", timeout_s=timeout_s)
+            self._log.error(
+                "not stopped in time: no clean-shutdown mark", timeout_s=self.shutdown_timeout_s
+            )
         await self._part_from_clients(deadline)
-        self._performer.close(max(0.0, deadline - self._loop.time()))
+        self._runner.close(max(0.0, deadline - self._loop.time()))
         await self.abandon()
         self._log.info("process ends", clean=clean)
         return clean
@@ -201,12 +268,12 @@ class BrokerShell:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for connection in list(self._connections.by_id.values()):
             connection.close_soon("broker stops")
-        if self._performer is not None:
-            self._performer.close(0.0)
+        if self._runner is not None:
+            self._runner.close(0.0)
         if self._http is not None:
             await self._http.close()
 
@@ -227,19 +294,19 @@ class BrokerShell:
         self._timers["lag"] = self._loop.call_at(due, self._probe_lag, due)
 
     def _probe_disk(self) -> None:
-        assert self._performer is not None
+        assert self._runner is not None
         try:
             free = self._disk.free_bytes(self._config.data_dir)
         except OSError as error:
             self._log.error("free space cannot be measured", error=str(error))
         else:
             self._metrics.disk_free_bytes = free
-            self._performer.tell(DiskSpace(free))
+            self._runner.tell(DiskSpace(free))
         self._timers["disk"] = self._loop.call_later(_DISK_PROBE_S, self._probe_disk)
 
     def _check_connections(self) -> None:
         limits = self._connections.limits
-        now_us = time.monotonic_ns() // 1000
+        now_us = monotonic_us()
         for connection in list(self._connections.by_id.values()):
             waiting = connection.waiting_bytes
             reason = overdue(
@@ -247,6 +314,10 @@ class BrokerShell:
             )
             if reason is not None:
                 connection.abort(reason)
+            else:
+                connection.report()
+        self._log_control.write_left_out(self._log)
+        self._metrics.lines_left_out = self._log_control.left_out_total
         self._timers["connections"] = self._loop.call_later(limits.check_s, self._check_connections)
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -256,13 +327,31 @@ class BrokerShell:
             "internal error", during=context.get("message"), exc_info=context.get("exception")
         )
 
+    # --- numbers, asked for in the thread that renders them --------------------------------------
+    def _gauges(self) -> Gauges:
+        jobs = self._runner.jobs if self._runner is not None else None
+        return Gauges(
+            memory_bytes=self._memory.used_bytes,
+            memory_bytes_max=self._memory.bytes_max,
+            memory_bytes_peak=self._memory.used_bytes_peak,
+            turns_waiting=len(self._turns),
+            jobs_waiting=jobs.waiting_by_queue if jobs is not None else {},
+            jobs_running=jobs.uncollected if jobs is not None else 0,
+        )
+
     def _log_sizes(self) -> Iterator[LogSize]:
-        """Runs in the metrics thread: takes one atomic copy, then reads plain numbers."""
+        """Takes one atomic copy, then reads plain numbers."""
         if self._node is None:
             return
         for replica in list(self._node.broker.replicas.values()):
             log = replica.log
             yield LogSize(replica.name.topic, log.size_bytes, log.segment_count)
+
+
+def _limits(config: BrokerConfig, plan: DescriptorPlan) -> ConnectionLimits:
+    return ConnectionLimits.from_config(
+        config, connections_max=plan.clients, lingering_max=plan.refusals
+    )
 
 
 def _name(sock: socket.socket) -> str:

@@ -1,0 +1,71 @@
+"""Takes connections from a listening socket, one at a time.
+
+The event loop's own servers accept all that wait in one go: a thousand clients at once would take
+the descriptors that a flush needs before anybody has counted them. Here each connection has found
+its protocol, which counts it or refuses it, before the next is accepted.
+
+Must not know: what is spoken, which limits there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from quiverlog.server.logs import Logger
+
+__all__ = ["Acceptor"]
+
+_OUT_OF_FILES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_PAUSE_S: Final = 0.1
+"""After an accept that the system refused, so long until the next."""
+
+
+class Acceptor:
+    """Accepts until `close`. `listen()` has been called on the socket.
+
+    Args:
+        make_protocol: a new protocol for each connection.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        make_protocol: Callable[[], asyncio.BaseProtocol],
+        *,
+        log: Logger,
+    ) -> None:
+        sock.setblocking(False)
+        self._loop = loop
+        self._socket = sock
+        self._make_protocol = make_protocol
+        self._log = log
+        self._task = loop.create_task(self._accept())
+
+    def close(self) -> None:
+        """Accept no more. Connections that were accepted live on."""
+        self._task.cancel()
+        self._socket.close()
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = await self._loop.sock_accept(self._socket)
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    return  # closed
+                if error.errno in _OUT_OF_FILES:
+                    self._log.error("connections cannot be accepted", error=str(error))
+                    await asyncio.sleep(_PAUSE_S)
+                continue  # else: a connection that was gone again before we took it
+            try:
+                with contextlib.suppress(OSError):  # not TCP
+                    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await self._loop.connect_accepted_socket(self._make_protocol, accepted)
+            except OSError:
+                accepted.close()

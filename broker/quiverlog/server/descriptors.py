@@ -1,0 +1,104 @@
+"""How the process's open files are shared out, decided once at the start.
+
+    files_max = log files + HTTP connections + clients
+              + connections that are being told why they are refused + reserve
+
+The reserve belongs to flushes, the metadata log, directories and the runtime: clients are refused
+while it is still whole, so that a flush never fails to open its file because of them.
+
+Invariant: the parts never add up to more than `files_max`; where that leaves too few clients, there
+is no plan.
+
+Must not know: sockets, the disk.
+"""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from typing import Final
+
+from quiverlog.errors import InvalidConfig
+from quiverlog.storage.posix import FILES_OPEN_MAX, RESERVED_DESCRIPTORS
+
+__all__ = ["DescriptorPlan", "plan_descriptors", "raise_file_limit"]
+
+RUNTIME_FILES: Final = 24
+"""Standard streams, event loop, listeners, locks, metadata log and the root directory: about 20."""
+FILES_PER_JOB: Final = 2
+"""A job at work has a file and its directory open."""
+RESERVE_FILES_MAX: Final = 256
+LOG_FILES_MIN: Final = 8
+CLIENTS_MIN: Final = 16
+HTTP_MIN: Final = 4
+REFUSALS_MIN: Final = 4
+REFUSALS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescriptorPlan:
+    """The shares."""
+
+    files_max: int
+    reserve: int
+    log_files: int
+    http: int
+    refusals: int
+    clients: int
+
+    def __post_init__(self) -> None:
+        total = self.reserve + self.log_files + self.http + self.refusals + self.clients
+        assert total <= self.files_max, f"{total} of {self.files_max} are given away"
+        assert min(self.reserve, self.log_files, self.http, self.refusals, self.clients) > 0
+
+
+def plan_descriptors(
+    files_max: int, *, clients_wanted: int, http_wanted: int, job_threads: int
+) -> DescriptorPlan:
+    """Share out `files_max` descriptors.
+
+    Raises:
+        InvalidConfig: too few to work with; the message says what to do.
+    """
+    reserve, log_files, http, refusals = _shares(files_max, http_wanted, job_threads)
+    room = files_max - reserve - log_files - http - refusals
+    if room < CLIENTS_MIN:
+        enough = files_max
+        while enough - sum(_shares(enough, http_wanted, job_threads)) < CLIENTS_MIN:
+            enough += 1
+        raise InvalidConfig(
+            f"the process may open {files_max} files (`ulimit -n`), a broker of this configuration"
+            f" needs at least {enough}, and some 20,000 for the default of `connections.max`."
+        )
+    return DescriptorPlan(
+        files_max=files_max,
+        reserve=reserve,
+        log_files=log_files,
+        http=http,
+        refusals=refusals,
+        clients=min(clients_wanted, room),
+    )
+
+
+def _shares(files_max: int, http_wanted: int, job_threads: int) -> tuple[int, int, int, int]:
+    """(reserve, log files, HTTP, refusals); clients get the rest."""
+    assert job_threads >= 1
+    at_work = RUNTIME_FILES + RESERVED_DESCRIPTORS + FILES_PER_JOB * job_threads
+    reserve = max(at_work, min(RESERVE_FILES_MAX, files_max // 8))
+    log_files = max(LOG_FILES_MIN, min(FILES_OPEN_MAX, files_max // 4))
+    http = max(HTTP_MIN, min(http_wanted, files_max // 16))
+    refusals = max(REFUSALS_MIN, min(REFUSALS_MAX, files_max // 16))
+    return reserve, log_files, http, refusals
+
+
+def raise_file_limit() -> int:
+    """Let the process open as many files as its hard limit says. Returns that number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1_048_576 if hard == resource.RLIM_INFINITY else hard
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):
+        return soft
+    return wanted

@@ -1,0 +1,96 @@
+"""One budget of memory for all connections.
+
+Counts what clients make the broker hold: frames that are not complete, requests that wait for their
+turn, and replies that were not taken. Whoever makes the sum exceed the budget does not lose by that
+alone: the connection that costs most is closed, where cost is bytes times the time they have been
+held. So a client that sends a large frame at full speed outlives forty that each keep half a frame
+lying about.
+
+Not counted: bodies that are views of mapped log files (the page cache holds them, and gives them
+up when memory is short), and what the node keeps of a request that it has taken up.
+
+Must not know: sockets, frames, why a connection holds what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+__all__ = ["Holder", "MemoryBudget"]
+
+HELD_US_MIN: Final = 50_000
+"""Below this age, only the bytes decide."""
+
+
+class Holder(Protocol):
+    """A connection, as the budget sees it."""
+
+    held_bytes: int
+    """What was last reported by `MemoryBudget.report`."""
+
+    def measure(self) -> tuple[int, int]:
+        """(bytes held now, since when in monotonic microseconds)."""
+
+    def evict(self) -> None:
+        """Let go of all that is held, and close."""
+
+
+class MemoryBudget:
+    """See the module docstring.
+
+    Args:
+        bytes_max: what all holders may hold together.
+        holders: all that may be closed.
+        now_us: the monotonic clock.
+    """
+
+    __slots__ = ("_holders", "_now_us", "bytes_max", "used_bytes", "used_bytes_peak")
+
+    def __init__(
+        self,
+        bytes_max: int,
+        holders: Callable[[], Iterable[Holder]],
+        *,
+        now_us: Callable[[], int],
+    ) -> None:
+        assert bytes_max > 0
+        self.bytes_max = bytes_max
+        self.used_bytes = 0
+        self.used_bytes_peak = 0
+        self._holders = holders
+        self._now_us = now_us
+
+    def report(self, holder: Holder, held_bytes: int) -> None:
+        """`holder` holds so much from now on. May close it, or others, before it returns."""
+        assert held_bytes >= 0
+        self.used_bytes += held_bytes - holder.held_bytes
+        holder.held_bytes = held_bytes
+        if self.used_bytes > self.used_bytes_peak:
+            self.used_bytes_peak = self.used_bytes
+        if self.used_bytes > self.bytes_max:
+            self._make_room()
+
+    def forget(self, holder: Holder) -> None:
+        """`holder` is gone, and what it held."""
+        self.used_bytes -= holder.held_bytes
+        holder.held_bytes = 0
+        assert self.used_bytes >= 0
+
+    def _make_room(self) -> None:
+        """Measure everybody anew (clients take replies without our seeing it), then close."""
+        now_us = self._now_us()
+        costs = []
+        for holder in self._holders():
+            held_bytes, since_us = holder.measure()
+            self.used_bytes += held_bytes - holder.held_bytes
+            holder.held_bytes = held_bytes
+            if held_bytes:
+                age_us = max(HELD_US_MIN, now_us - since_us)
+                costs.append((held_bytes * age_us, -since_us, id(holder), holder))
+        costs.sort(reverse=True)
+        for _, _, _, holder in costs:
+            if self.used_bytes <= self.bytes_max:
+                return
+            self.forget(holder)
+            holder.evict()

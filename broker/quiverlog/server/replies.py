@@ -1,0 +1,145 @@
+"""The replies of one connection between the node and the socket.
+
+Owns their encoding, the gathering of those that go out in one call, and the count of bytes that are
+copies of our own: bodies that are views of mapped log files cost no memory of the process.
+
+Invariant: every response becomes exactly one frame: itself, or an error where it cannot be encoded.
+
+Must not know: the socket, flow control, what a response means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from quiverlog.errors import QuiverlogError
+from quiverlog.server.logs import Logger
+from quiverlog.server.metrics import ServerMetrics
+from quiverlog.wire.frames import encode, encode_error
+from quiverlog.wire.messages import Response
+from quiverlog.wire.registry import APIS
+
+__all__ = ["Replies", "path_hider"]
+
+
+_COPIES: Final = frozenset((bytes, bytearray))
+"""What a view of our own memory views; anything else is a mapped file."""
+
+
+class Replies:
+    """See the module docstring.
+
+    Args:
+        hide_paths: makes an error message fit for clients.
+    """
+
+    __slots__ = (
+        "_has_body",
+        "_hide_paths",
+        "_log",
+        "_metrics",
+        "copied_bytes",
+        "gathered_bytes",
+        "parts",
+    )
+
+    def __init__(
+        self, metrics: ServerMetrics, log: Logger, *, hide_paths: Callable[[str], str]
+    ) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._hide_paths = hide_paths
+        self._has_body = False
+        self.parts: list[bytes | memoryview] = []
+        """Heads and bodies in their order."""
+        self.gathered_bytes = 0
+        self.copied_bytes = 0
+        """Those of the gathered bytes that are not views of mapped files."""
+
+    def add(self, response: Response, correlation_id: int, body: Sequence[memoryview] = ()) -> None:
+        """Encode a response and keep it until `take`."""
+        body_bytes = copied_bytes = 0
+        for view in body:
+            body_bytes += view.nbytes
+            if type(view.obj) in _COPIES:
+                copied_bytes += view.nbytes
+        self._count_errors(response)
+        try:
+            head = encode(response, correlation_id, body_bytes)
+        except Exception as error:
+            head = self._encode_failure(response, correlation_id, error)
+            body, body_bytes, copied_bytes = (), 0, 0
+        self.parts.append(head)
+        if body:
+            self._has_body = True
+            self.parts.extend(body)
+        self.gathered_bytes += len(head) + body_bytes
+        self.copied_bytes += len(head) + copied_bytes
+
+    def take(self) -> tuple[list[bytes | memoryview], int, int]:
+        """All that gathered: (parts to write, bytes, bytes that are copies)."""
+        assert self.parts
+        parts, gathered_bytes, copied_bytes = self.parts, self.gathered_bytes, self.copied_bytes
+        if not self._has_body and len(parts) > 1:
+            # Small heads only: joining them is cheaper than one vector each.
+            parts = [b"".join(parts)]
+        self.clear()
+        return parts, gathered_bytes, copied_bytes
+
+    def clear(self) -> None:
+        """Drop what gathered."""
+        self.parts = []
+        self.gathered_bytes = 0
+        self.copied_bytes = 0
+        self._has_body = False
+
+    def _encode_failure(self, response: Response, correlation_id: int, error: Exception) -> bytes:
+        """The frame in place of a response that cannot be encoded."""
+        if not isinstance(error, QuiverlogError):  # else: larger than a frame may be
+            self._metrics.node.internal_errors += 1
+            self._log.error("internal error", during="encoding a response", exc_info=error)
+            error = QuiverlogError()
+        self._metrics.count_error(error.code)
+        return encode_error(error, api=int(response.API), correlation_id=correlation_id)
+
+    def _count_errors(self, response: Response) -> None:
+        """Count the errors of a response and its parts, and take paths out of their messages."""
+        if response.error_code:
+            self._metrics.count_error(response.error_code)
+            response.error_message = self._hide_paths(response.error_message)
+        part_name = _PARTS[response.API]
+        if part_name:
+            for part in getattr(response, part_name):
+                if part.error_code:
+                    self._metrics.count_error(part.error_code)
+                    if message := getattr(part, "error_message", ""):
+                        part.error_message = self._hide_paths(message)
+
+
+_PARTS: Final = tuple(
+    next(
+        (name for name in ("partitions", "topics") if name in APIS[api].response.__struct_fields__),
+        "",
+    )
+    if api in APIS
+    else ""
+    for api in range(max(APIS) + 1)
+)
+"""By API number: the field of a response whose parts carry errors of their own."""
+
+
+def path_hider(*directories: str) -> Callable[[str], str]:
+    """A function that makes paths below `directories` relative to them.
+
+    Where a broker keeps its data is nobody's business but its operator's; the part below names the
+    partition and the file, which the client's user may tell the operator.
+    """
+    prefixes = sorted({d.rstrip("/") for d in directories if d.strip("./")}, key=len, reverse=True)
+
+    def hide_paths(text: str) -> str:
+        for prefix in prefixes:
+            text = text.replace(prefix + "/", "").replace(prefix, "the data directory")
+        return text
+
+    return hide_paths

@@ -1,0 +1,71 @@
+"""Round robin between connections that have more to do than one turn allows.
+
+Owns the ring of waiting connections and the time that one pass over it may take. Between two passes
+the loop polls its sockets, so that whoever has just sent a request is served before the busy ones
+have their next turn.
+
+Must not know: what a turn does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+__all__ = ["PASS_US_MAX", "TurnTaker", "Turns"]
+
+PASS_US_MAX: Final = 4_000
+"""So long may turns follow each other before the loop looks at its sockets and timers again."""
+
+
+class TurnTaker(Protocol):
+    """Something that works in turns. `waits_for_turn` belongs to `Turns`."""
+
+    waits_for_turn: bool
+
+    def take_turn(self) -> None:
+        """Do one bounded piece of work; ask for another turn when more is left."""
+
+
+class Turns:
+    """See the module docstring."""
+
+    __slots__ = ("_loop", "_now_us", "_ring", "_scheduled")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, now_us: Callable[[], int]) -> None:
+        self._loop = loop
+        self._now_us = now_us
+        self._ring: deque[TurnTaker] = deque()
+        self._scheduled = False
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def request(self, taker: TurnTaker) -> None:
+        """Give `taker` a turn after those that wait already. Asking twice is the same as once."""
+        if taker.waits_for_turn:
+            return
+        taker.waits_for_turn = True
+        self._ring.append(taker)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._pass)
+
+    def _pass(self) -> None:
+        """One turn for each that waits now, as far as the time allows."""
+        self._scheduled = False
+        ring = self._ring
+        deadline_us = self._now_us() + PASS_US_MAX
+        try:
+            for _ in range(len(ring)):
+                taker = ring.popleft()
+                taker.waits_for_turn = False
+                taker.take_turn()
+                if self._now_us() >= deadline_us:
+                    break
+        finally:
+            if ring and not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._pass)

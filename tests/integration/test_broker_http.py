@@ -1,0 +1,181 @@
+"""The HTTP port of a real broker under clients that mean harm."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker import COMMAND, BrokerProcess
+from tests.support.rawclient import RawClient, make_batch
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    config = {"http.connections.max": 20, "http.timeout.ms": 1_000}
+    with BrokerProcess(config=config) as process:
+        yield process
+
+
+def http_address(broker: BrokerProcess) -> tuple[str, int]:
+    host, _, port = broker.http.rpartition(":")
+    return host, int(port)
+
+
+def talk(broker: BrokerProcess, data: bytes, timeout_s: float = 10.0) -> bytes:
+    """Send, and read until the broker closes."""
+    found = b""
+    with socket.create_connection(http_address(broker), timeout=timeout_s) as sock:
+        sock.sendall(data)
+        with contextlib.suppress(ConnectionResetError):
+            while piece := sock.recv(65_536):
+                found += piece
+    return found
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+REQUEST = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        *(REQUEST % path for path in (b"/metrics", b"/healthz", b"/readyz", b"/nothing")),
+        b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\x00bad: 1\r\n\r\n",
+    ],
+    ids=lambda data: repr(bytes(data[:20])),
+)
+def test_no_answer_names_what_runs_here(broker: BrokerProcess, request_: bytes) -> None:
+    head = talk(broker, request_).partition(b"\r\n\r\n")[0].lower()
+    assert head.startswith(b"http/1.1 ")
+    for word in (b"server:", b"python", b"aiohttp"):
+        assert word not in head
+    assert b"connection: close" in head
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (REQUEST % b"/healthz", 200),
+        (b"HEAD /healthz HTTP/1.0\r\n\r\n", 200),
+        (REQUEST % b"/nothing", 404),
+        (b"POST /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"DELETE /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"GET /metrics HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 413),
+        (b"GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413),
+        (b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET metrics HTTP/1.1\r\n\r\n", 400),
+        (b"GET /metrics HTTP/3.0\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50), 400),
+        (b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 9_000 + b"\r\n\r\n", 431),
+    ],
+)
+def test_what_is_answered_and_what_is_not(
+    broker: BrokerProcess, request_: bytes, status: int
+) -> None:
+    answer = talk(broker, request_)
+    assert status_of(answer) == status
+    if request_.startswith(b"HEAD"):
+        assert answer.endswith(b"\r\n\r\n")
+
+
+def test_head_and_whole_request_are_bounded_in_time(broker: BrokerProcess) -> None:
+    started = time.monotonic()
+    assert status_of(talk(broker, b"GET /met")) == 408
+    assert 0.5 < time.monotonic() - started < 8
+    # A reader that takes nothing of a large answer is cut off.
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+        sock.settimeout(20)
+        sock.connect(http_address(broker))
+        sock.sendall(REQUEST % b"/metrics")
+        until_open(broker, 0)
+
+
+def open_connections(broker: BrokerProcess) -> int:
+    """Established connections to the HTTP port, as the broker's process has them."""
+    port = f":{http_address(broker)[1]:04X}"
+    lines = Path(f"/proc/{broker.pid}/net/tcp").read_text().splitlines()[1:]
+    inodes = {line.split()[9] for line in lines if line.split()[1].endswith(port)}
+    found = 0
+    for link in Path(f"/proc/{broker.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            match = re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
+            found += match is not None and match[1] in inodes
+    return found - 1  # the listener
+
+
+def until_open(broker: BrokerProcess, most: int, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while open_connections(broker) > most:
+        assert time.monotonic() < deadline, open_connections(broker)
+        time.sleep(0.02)
+
+
+def test_a_crowd_of_half_requests_keeps_nobody_out(broker: BrokerProcess) -> None:
+    crowd = []
+    try:
+        for _ in range(200):
+            sock = socket.create_connection(http_address(broker), timeout=10)
+            sock.sendall(b"GET /metr")
+            crowd.append(sock)
+            assert open_connections(broker) <= 22
+        for path in (b"/healthz", b"/metrics"):
+            assert status_of(talk(broker, REQUEST % path)) == 200
+    finally:
+        for sock in crowd:
+            sock.close()
+
+
+def test_scrapes_at_once_share_one_rendering(broker: BrokerProcess) -> None:
+    answers: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(talk(broker, REQUEST % b"/metrics")))
+        for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {status_of(answer) for answer in answers} <= {200, 503}
+    assert sum(status_of(answer) == 200 for answer in answers) >= 15
+
+
+def test_flushes_go_on_while_all_http_places_are_held() -> None:
+    """With 256 descriptors, an attacker on the HTTP port once made fsync fail for good."""
+    command = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *COMMAND)
+    crowd = []
+    with BrokerProcess(command=command) as broker:
+        try:
+            for _ in range(400):
+                with contextlib.suppress(OSError):
+                    sock = socket.create_connection(http_address(broker), timeout=10)
+                    sock.sendall(b"GET /")
+                    crowd.append(sock)
+            with RawClient(broker.address) as client:
+                topic_id = client.create_topic("t", partitions=50)
+                for number in range(50):
+                    client.produce(topic_id, make_batch(number * 10), partition=number)
+        finally:
+            for sock in crowd:
+                sock.close()
+        with RawClient(broker.address) as client:
+            for number in range(50):
+                client.produce(topic_id, make_batch(number * 10), partition=number)
+        assert "job failed" not in broker.log_text
+        assert "partition fault" not in broker.log_text
+        assert broker.stop() == 0
