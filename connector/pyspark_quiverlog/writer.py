@@ -37,7 +37,7 @@ from .options import Use, WriteOptions, parse_write_options
 __all__ = ["LogBatchWriter", "LogStreamWriter", "TaskReport"]
 
 LINGER_S = 60.0
-"""Batches are sealed by size and at the end of the task, not by time."""
+"""Batches are closed by size and at the end of the task, not by time."""
 
 logger = logging.getLogger("pyspark_quiverlog")
 

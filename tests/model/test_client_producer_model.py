@@ -75,6 +75,8 @@ class World:
         self.now = Now(1_000_000, 1_700_000_000_000_000)
         self.logs = [Log() for _ in range(PARTITIONS)]
         self.wire: list[ProduceCall] = []
+        self.late: list[tuple[ProduceCall, m.ProduceResponse]] = []
+        """Served, and the answer is still on its way."""
         self.sent: list[tuple[list[int], int, Delivery]] = []
         self.next_id = 0
         self.next_producer = 10
@@ -109,14 +111,16 @@ class World:
 
     # --- what may happen ------------------------------------------------------------------------
     def send(self, count: int) -> None:
+        self.send_to(count % PARTITIONS, count)
+
+    def send_to(self, partition: int, count: int) -> None:
         ids = list(range(self.next_id, self.next_id + count))
         self.next_id += count
-        partition = count % PARTITIONS
         delivery = Delivery()
         batch = pa.record_batch([pa.array(ids, pa.int64())], schema=SCHEMA)
         for where, rows in self.core.split(batch, partition):
             self.core.add(where, rows, delivery, self.now)
-        delivery.seal()
+        delivery.mark_complete()
         self.sent.append((ids, partition, delivery))
 
     def send_one(self, partition: int) -> None:
@@ -139,24 +143,35 @@ class World:
         self.now = Now(self.now.mono_us + steps * 20_000, self.now.wall_us + steps * 20_000)
 
     def answer(self, count: int) -> None:
-        for _ in range(min(count, len(self.wire))):
-            call = self.wire.pop(0)
-            self.core.on_response(call, self.serve(call), self.now)
+        for _ in range(min(count, len(self.late) + len(self.wire))):
+            if not self.late:
+                call = self.wire.pop(0)
+                self.late.append((call, self.serve(call)))
+            self.core.on_response(*self.late.pop(0), self.now)
+
+    def answer_youngest(self, count: int) -> None:
+        """All are served in order; the last answers come first (other partitions hold up some)."""
+        self.late.extend((call, self.serve(call)) for call in self.wire)
+        self.wire.clear()
+        for _ in range(min(count, len(self.late))):
+            self.core.on_response(*self.late.pop(), self.now)
 
     def break_connection(self, served: int) -> None:
         """Some requests arrived and their replies are lost, the others never arrive."""
-        calls, self.wire = self.wire, []
-        for call in calls[:served]:
+        for call in self.wire[:served]:
             self.serve(call)
-        for call in calls:
-            self.core.on_failure(call, ConnectionClosed("broke"), self.now)
+        self.fail_all_calls(ConnectionClosed("broke"))
 
     def time_out(self, served: int) -> None:
-        calls, self.wire = self.wire, []
-        for call in calls[: served % 2]:
+        for call in self.wire[: served % 2]:
             self.serve(call)
+        self.fail_all_calls(RequestTimedOut("slow"))
+
+    def fail_all_calls(self, error: QuiverlogError) -> None:
+        calls = [*(call for call, _ in self.late), *self.wire]
+        self.late, self.wire = [], []
         for call in calls:
-            self.core.on_failure(call, RequestTimedOut("slow"), self.now)
+            self.core.on_failure(call, error, self.now)
 
     def refuse(self, which: int) -> None:
         if self.wire:
@@ -169,7 +184,7 @@ class World:
 
     def forget_producers(self, partition: int) -> None:
         """The broker remembers a bounded number of producers."""
-        if not self.wire:
+        if not (self.wire or self.late):
             self.logs[partition % PARTITIONS].producers = ProducerStates(0)
 
     # --- the broker -----------------------------------------------------------------------------
@@ -191,10 +206,10 @@ class World:
     def heal(self) -> None:
         """No fault any more: it must come to rest well before deliveries time out."""
         for _ in range(120):
-            self.core.seal_all(self.now)
+            self.core.close_batches(self.now)
             self.poll()
-            self.answer(len(self.wire))
-            if not self.core.has_unsent and not self.wire:
+            self.answer(len(self.late) + len(self.wire))
+            if not (self.core.has_unsent or self.wire or self.late):
                 return
             self.advance(1)
         raise AssertionError("the producer does not come to rest")
@@ -232,13 +247,14 @@ ACTIONS = (
     "poll",
     "advance",
     "answer",
+    "answer_youngest",
     "break_connection",
     "time_out",
     "refuse",
     "reject",
     "forget_producers",
 )
-WEIGHTS = (9, 4, 9, 3, 6, 3, 2, 3, 3, 0)
+WEIGHTS = (9, 4, 9, 3, 6, 4, 3, 2, 3, 3, 0)
 STEPS = st.lists(
     st.tuples(st.sampled_from(ACTIONS), st.integers(min_value=1, max_value=8)), max_size=60
 )
@@ -300,3 +316,24 @@ def test_a_producer_that_waits_for_metadata_does_not_ask_without_a_pause() -> No
     assert not work.calls
     assert work.wake_at_us is not None
     assert work.wake_at_us > world.now.mono_us
+
+
+def test_answers_that_overtake_each_other_never_leave_more_behind_than_the_broker_remembers() -> (
+    None
+):
+    """The oldest batch waits, younger ones are answered: its retry must still be recognised."""
+    world = World(0)
+    for _ in range(12):
+        world.send_to(0, 3)
+    world.poll()
+    oldest = world.wire.pop(0)
+    world.serve(oldest)  # stored, and its answer is late
+    for _ in range(12):
+        world.answer(1)
+        world.poll()
+    assert not world.wire, "more may be sent only when the oldest is answered"
+    assert len(world.logs[0].ids) == 3 * 5
+    world.core.on_failure(oldest, ConnectionClosed("broke"), world.now)
+    world.heal()
+    world.check()
+    assert all(delivery.error is None for _, _, delivery in world.sent)

@@ -19,6 +19,8 @@ import quiverlog.aio
 __all__ = ["FACES", "connect"]
 
 FACES = ("blocking", "asyncio")
+OURS = {"quiverlog.client.async_producer", "quiverlog.client.consumer"}
+"""Where the classes are defined whose methods may be coroutines."""
 
 
 def connect(face: str, bootstrap: Any, **options: Any) -> Any:
@@ -83,7 +85,7 @@ class _Waiting:
 
     def _wrap(self, value: Any) -> Any:
         module = type(value).__module__
-        is_ours = module in {"quiverlog.client.producer", "quiverlog.client.consumer"}
+        is_ours = module in OURS
         return _Waiting(value, self._waiting_loop) if is_ours else value
 
     def __iter__(self) -> Iterator[Any]:

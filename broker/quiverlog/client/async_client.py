@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
     from quiverlog.batch.schema import SchemaHistory
 
+    from .async_producer import AsyncProducer
     from .consumer import AsyncConsumer
     from .consumer_options import End, StartAt
-    from .producer import AsyncProducer
 
 __all__ = ["AsyncClient", "Opening", "connect"]
 
@@ -173,7 +173,8 @@ class AsyncClient:
         partition: int | None = None,
     ) -> Opening[AsyncProducer]:
         """As `Client.producer`; `async with client.producer(...) as producer`."""
-        from .producer import AsyncProducer, open_core, producer_options
+        from .async_producer import AsyncProducer
+        from .producer_base import open_core, producer_options
 
         complete = producer_options(
             self.cluster,

@@ -169,7 +169,8 @@ class Client:
         """
         # Here, not at the top: questions about topics must not pay for pyarrow and asyncio.
         from .io_thread import IoThread
-        from .producer import Producer, open_core, producer_options
+        from .producer import Producer
+        from .producer_base import open_core, producer_options
 
         complete = producer_options(
             self.cluster,

@@ -18,12 +18,12 @@ __all__ = ["Delivery", "RowsDelivery"]
 class Delivery:
     """Collects the acknowledgements of one send."""
 
-    __slots__ = ("_open_pieces", "_produced", "error", "reported", "sealed")
+    __slots__ = ("_open_pieces", "_produced", "error", "is_complete", "reported")
 
     def __init__(self) -> None:
         self._open_pieces = 0
         self._produced: list[Produced] = []
-        self.sealed = False
+        self.is_complete = False
         """No further piece will be added."""
         self.error: QuiverlogError | None = None
         self.reported = False
@@ -32,7 +32,7 @@ class Delivery:
     @property
     def is_done(self) -> bool:
         """Everything is acknowledged, or something failed."""
-        return self.error is not None or (self.sealed and not self._open_pieces)
+        return self.error is not None or (self.is_complete and not self._open_pieces)
 
     @property
     def produced(self) -> list[Produced]:
@@ -58,9 +58,9 @@ class Delivery:
         """One more piece is on its way."""
         self._open_pieces += 1
 
-    def seal(self) -> bool:
+    def mark_complete(self) -> bool:
         """All pieces have been added; returns True if that makes it done."""
-        self.sealed = True
+        self.is_complete = True
         return self.is_done
 
     def acknowledge(self, produced: Produced) -> None:

@@ -188,7 +188,7 @@ class ConsumerBatch:
     base_offset: int
     leader_epoch: int
     timestamp_us: int
-    """Microseconds since 1970, UTC: when the producer sealed the batch."""
+    """Microseconds since 1970, UTC: when the producer closed the batch."""
 
     @property
     def next_offset(self) -> int:

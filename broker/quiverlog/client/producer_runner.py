@@ -1,6 +1,6 @@
-"""The producer's hands: performs what `ProducerCore` decides, on an event loop.
+"""Performs on an event loop what `ProducerCore` decides.
 
-Both faces use it; the blocking one hosts it on the client's background thread. It owns timers,
+Both producers use it; the blocking one hosts it on the client's background thread. It owns timers,
 the connections' futures and the two questions that a producer must ask now and then (fresh
 metadata, a new producer id). All access to the core happens under the lock that it is given.
 """
@@ -19,10 +19,11 @@ from quiverlog.wire import messages as m
 
 from .asynchronous import AsyncDriver
 from .commands import Operation, Reply
-from .producer_core import Identity, ProduceCall, ProducerCore
+from .producer_core import ProducerCore
+from .producer_types import Identity, ProduceCall
 from .routing import Cluster, backoff_s
 
-__all__ = ["ProducerEngine", "new_identity"]
+__all__ = ["ProducerRunner", "new_identity"]
 
 CHANNEL = "produce"
 
@@ -38,7 +39,7 @@ def new_identity(cluster: Cluster) -> Operation[Identity]:
     return (yield from cluster.retrying(attempt))
 
 
-class ProducerEngine:
+class ProducerRunner:
     """Runs one core on one loop.
 
     Args:

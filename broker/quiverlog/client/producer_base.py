@@ -1,0 +1,180 @@
+"""What both producers share: arguments, the first questions, and the part that does not wait.
+
+Owns argument names and defaults and the rule that an error reaches the program: by the future, or
+by the next flush, or at the end of `with`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from quiverlog.batch.partitioner import check_key_columns
+from quiverlog.errors import BufferExhausted, ClientClosed, ForkedClient, InvalidArgument
+from quiverlog.limits import (
+    DELIVERY_TIMEOUT_MS_DEFAULT,
+    PRODUCER_BATCH_BYTES_DEFAULT,
+    PRODUCER_BATCH_ROWS_DEFAULT,
+    PRODUCER_BUFFER_BYTES_DEFAULT,
+    PRODUCER_LINGER_MS_DEFAULT,
+)
+from quiverlog.types import Compression, Durability, Now
+
+from .answers import about
+from .commands import Operation
+from .convert import Converter
+from .producer_core import ProducerCore
+from .producer_runner import new_identity
+from .producer_types import EncodedBatch, Identity, ProducerOptions
+from .routing import Cluster
+
+__all__ = [
+    "INTERRUPTED_FLUSH_S",
+    "ProducerBase",
+    "all_done",
+    "now",
+    "open_core",
+    "producer_options",
+]
+
+INTERRUPTED_FLUSH_S = 5.0
+"""How long an interrupted program (Ctrl-C) still waits for its last rows."""
+
+
+def now() -> Now:
+    """This moment, on both clocks."""
+    return Now(time.monotonic_ns() // 1000, time.time_ns() // 1000)
+
+
+def producer_options(
+    cluster: Cluster,
+    *,
+    batch_rows: int = PRODUCER_BATCH_ROWS_DEFAULT,
+    batch_bytes: int = PRODUCER_BATCH_BYTES_DEFAULT,
+    linger: float = PRODUCER_LINGER_MS_DEFAULT / 1000,
+    compression: Compression | str | None = None,
+    durability: Durability | str | None = None,
+    buffer_bytes: int = PRODUCER_BUFFER_BYTES_DEFAULT,
+    delivery_timeout: float = DELIVERY_TIMEOUT_MS_DEFAULT / 1000,
+    idempotent: bool = True,
+    partition: int | None = None,
+) -> Callable[[Compression], ProducerOptions]:
+    """Check the arguments; the topic's advice on compression is added when it is known."""
+    codec = None if compression is None else _member(Compression, compression, "compression")
+    level = _member(Durability, durability or Durability.TOPIC_DEFAULT, "durability")
+    delivery_us = round(delivery_timeout * 1_000_000)
+    request_us = min(delivery_us, round(cluster.settings.request_timeout_s * 1_000_000))
+
+    def complete(advice: Compression) -> ProducerOptions:
+        return ProducerOptions(
+            batch_rows=batch_rows,
+            batch_bytes=batch_bytes,
+            linger_us=round(linger * 1_000_000),
+            compression=advice if codec is None else codec,
+            durability=level,
+            buffer_bytes=buffer_bytes,
+            delivery_timeout_us=delivery_us,
+            request_timeout_us=request_us,
+            idempotent=idempotent,
+            partition=partition,
+        )
+
+    complete(Compression.NONE)  # refuses bad numbers before anything is asked of the broker
+    return complete
+
+
+def _member(kind: Any, value: Any, name: str) -> Any:
+    try:
+        return kind[value.upper()] if isinstance(value, str) else kind(value)
+    except (KeyError, ValueError):
+        choices = ", ".join(m.name.lower() for m in kind if m >= 0)
+        raise InvalidArgument(f"{name}={value!r} is none of {choices}.") from None
+
+
+def open_core(
+    cluster: Cluster, topic_name: str, complete: Callable[[Compression], ProducerOptions]
+) -> Operation[ProducerCore]:
+    """Ask for what a producer must know: the topic, its schema, a producer id."""
+
+    def attempt() -> Operation[ProducerCore]:
+        topic = yield from cluster.topic(topic_name, fresh=True)  # others may have altered it
+        history = yield from cluster.history(topic.topic_id, topic_name, needed_id=topic.schema_id)
+        options = complete(topic.compression)
+        identity = (yield from new_identity(cluster)) if options.idempotent else Identity()
+        check_key_columns(history.current, topic.key_columns)
+        converter = Converter(history.current, topic_name)
+        core = ProducerCore(
+            topic, converter, history.current_id, options, identity, jitter=cluster.jitter
+        )
+        if options.partition is not None:
+            core.check_partition(options.partition)
+        return core
+
+    return (yield from about(topic_name, cluster.retrying(attempt)))
+
+
+class ProducerBase:
+    """What both producers do with the core."""
+
+    def __init__(self, core: ProducerCore, topic: str) -> None:
+        self.topic = topic
+        self._core = core
+        self._converter = core.converter
+        self._options = core.options
+        self._pid = os.getpid()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.topic}>"
+
+    @property
+    def schema(self) -> Any:
+        """The schema that rows are converted to (pa.Schema)."""
+        return self._converter.schema
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of rows that are not acknowledged."""
+        return self._core.buffered_bytes
+
+    @property
+    def is_closed(self) -> bool:
+        """`close` or `abort` was called."""
+        return self._closed
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClientClosed(f"The producer of {self.topic!r} is closed.")
+        if os.getpid() != self._pid:
+            raise ForkedClient("This producer was opened before the process forked.")
+
+    def _is_full(self) -> bool:
+        return self._core.buffered_bytes >= self._options.buffer_bytes
+
+    def _exhausted(self) -> BufferExhausted:
+        seconds = self._options.delivery_timeout_us / 1_000_000
+        return BufferExhausted(
+            f"{self._core.buffered_bytes} bytes wait for {self.topic!r}, and there was no room "
+            f"for more in {seconds:g} s."
+        )
+
+    def _raise_failures(self) -> None:
+        failures = [d for d in self._core.failures if not d.reported]
+        self._core.failures.clear()
+        if not failures:
+            return
+        for delivery in failures:
+            delivery.reported = True
+        error = failures[0].error
+        assert error is not None
+        if len(failures) > 1:
+            error.add_note(f"{len(failures)} sends failed since the last flush; this is the first.")
+        raise error
+
+
+def all_done(waiting: list[EncodedBatch]) -> bool:
+    while waiting and waiting[-1].is_done:
+        waiting.pop()
+    return not waiting
