@@ -97,6 +97,10 @@ UNFLUSHED_MS_MAX: Final = 30_000
 PRODUCERS_PER_PARTITION_MAX: Final = 10_000
 PRODUCER_BATCHES_REMEMBERED: Final = 5
 """Batches per producer that are recognised as duplicates (Kafka's five; in flight <= this)."""
+PRODUCER_EPOCHS_REMEMBERED: Final = 100_000
+"""Producers with an epoch above 0 that the metadata keep; one that was dropped gets a new id."""
+REMOVED_TOPICS_REMEMBERED: Final = 10_000
+"""Ids of removed topics that the metadata keep, to tell their leftovers from somebody's rows."""
 PRODUCER_EXPIRY_MS: Final = 24 * 3_600_000
 DISK_RESERVE_BYTES_DEFAULT: Final = 64 * MIB
 """Free room below which writes are refused, so that indexes and marks can still be written."""

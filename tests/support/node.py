@@ -18,6 +18,7 @@ import pyarrow as pa
 from quiverlog.batch.codec import encode_batch, split_batches
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.schema import serialize_schema
+from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import (
     CloseConnection,
@@ -25,6 +26,7 @@ from quiverlog.node.effects import (
     LogLine,
     Respond,
     ShutdownComplete,
+    StartComplete,
     StartJob,
 )
 from quiverlog.node.events import (
@@ -100,6 +102,10 @@ class NodeDriver:
         self.mono_us = 1_000_000
         self.wall_us = START_WALL_US
         self.syncs: list[StartJob] = []
+        """Flushes that were asked for; other jobs are done at once, unless `hold_jobs`."""
+        self.jobs: list[StartJob] = []
+        self.hold_jobs = False
+        self.started = False
         self.lines: list[LogLine] = []
         self.responses: list[Respond] = []
         self.closed: list[CloseConnection] = []
@@ -113,13 +119,17 @@ class NodeDriver:
         self.disk = self._make_disk()
         self.node = Node(self.config, self.disk, entropy=self._entropy, metrics=self.metrics)
         self.syncs.clear()
-        self.shut_down = False
+        self.jobs.clear()
+        self.shut_down = self.started = False
         self._perform(self.node.start(self.now))
+        self.settle()
+        assert self.started
         for connection in (1, 2):
             self.call(m.HelloRequest(client_id=f"test-{connection}"), connection=connection)
 
     def stop(self) -> None:
         self.send(Shutdown())
+        self.settle()
         while self.syncs:
             self.flush()
         assert self.shut_down
@@ -167,10 +177,39 @@ class NodeDriver:
 
     # --- events --------------------------------------------------------------------------------
     def send(self, event: Event) -> list[Effect]:
-        return self._perform(self.node.handle(event, self.now))
+        effects = self._perform(self.node.handle(event, self.now))
+        return effects + self.settle()
+
+    def settle(self) -> list[Effect]:
+        """Do the jobs that are no flushes, and whatever the node wants to do at once."""
+        effects: list[Effect] = []
+        while not self.hold_jobs:
+            if self.jobs:
+                effects += self._run(self.jobs.pop(0))
+            elif self.node.next_deadline_us() == 0:
+                effects += self._perform(self.node.handle(Tick(), self.now))
+            else:
+                break
+        return effects
+
+    def step(self) -> list[Effect]:
+        """One job, or what the node wants to do at once."""
+        if self.node.next_deadline_us() == 0:
+            return self._perform(self.node.handle(Tick(), self.now))
+        return self._run(self.jobs.pop(0))
+
+    def _run(self, start: StartJob, error: BaseException | None = None) -> list[Effect]:
+        result: object = None
+        if error is None:
+            try:
+                result = start.job.run()
+            except Exception as failure:
+                error = failure
+        return self._perform(self.node.handle(JobDone(start.job, result, error), self.now))
 
     def request(self, request: m.Request, body: bytes = b"", *, connection: int = 1) -> int:
         """Send a request; returns its correlation id."""
+        self._give_out(request, body)
         correlation = self._number(request)
         self.send(RequestReceived(connection, request, memoryview(bytearray(body))))
         return correlation
@@ -179,9 +218,11 @@ class NodeDriver:
         """Requests that arrive in one read."""
         events = []
         for request, body in requests:
+            self._give_out(request, body)
+        for request, body in requests:
             self._number(request)
             events.append(RequestReceived(1, request, memoryview(bytearray(body))))
-        return self._perform(self.node.handle_many(events, self.now))
+        return self._perform(self.node.handle_many(events, self.now)) + self.settle()
 
     def _number(self, request: m.Request) -> int:
         request.correlation_id = next(self._correlation)
@@ -214,15 +255,17 @@ class NodeDriver:
         """Perform the flushes that were asked for so far (or let them fail)."""
         syncs, self.syncs = self.syncs, []
         for sync in syncs:
-            result = sync.job.run() if error is None else None
-            self.send(JobDone(sync.job, result, error))
+            self._run(sync, error)
+        self.settle()
 
     def _perform(self, effects: list[Effect]) -> list[Effect]:
         for effect in effects:
             if isinstance(effect, Respond):
                 self.responses.append(effect)
             elif isinstance(effect, StartJob):
-                self.syncs.append(effect)
+                (self.syncs if effect.job.kind == "flush" else self.jobs).append(effect)
+            elif isinstance(effect, StartComplete):
+                self.started = True
             elif isinstance(effect, LogLine):
                 self.lines.append(effect)
             elif isinstance(effect, CloseConnection):
@@ -246,6 +289,24 @@ class NodeDriver:
         result = response.topics[0]
         assert result.error_code == 0, result.error_message
         return bytes(result.topic_id)
+
+    def _give_out(self, request: m.Request, body: bytes) -> None:
+        """Ask for the producer ids and epochs that a produce carries, as its producer has done."""
+        at = 0
+        for entry in request.partitions if isinstance(request, m.ProduceRequest) else ():
+            if BATCH_HEADER_BYTES <= entry.batch_bytes <= len(body) - at:
+                header = BatchHeader.unpack(body, at)
+                self.give_out(header.producer_id, header.producer_epoch)
+            at += max(0, entry.batch_bytes)
+
+    def give_out(self, producer_id: int, epoch: int) -> None:
+        """Ask for producer ids until this one was given out, and for its epochs."""
+        ids = self.node.broker.producer_ids
+        while producer_id >= ids.next:
+            self.call(m.InitProducerIdRequest())
+        while producer_id >= 0 and not ids.has_epoch(producer_id, epoch):
+            newest = ids.newest_epoch(producer_id)
+            self.call(m.InitProducerIdRequest(producer_id=producer_id, producer_epoch=newest))
 
     def produce(
         self,
@@ -299,5 +360,10 @@ class NodeDriver:
 
     def headers(self, topic_id: bytes, offset: int = 0) -> list[BatchHeader]:
         """The headers of all readable batches from `offset`."""
-        _, body = self.fetched(topic_id, offset, entry_bytes_max=2**26, bytes_max=2**26)
-        return [header for header, _ in split_batches(memoryview(body))]
+        found: list[BatchHeader] = []
+        while True:
+            _, body = self.fetched(topic_id, offset, entry_bytes_max=2**26, bytes_max=2**26)
+            if not body:
+                return found
+            found += [header for header, _ in split_batches(memoryview(body))]
+            offset = found[-1].next_offset

@@ -210,10 +210,29 @@ def test_an_error_in_one_entry_answers_at_once(node: NodeDriver) -> None:
 
 
 def test_parked_requests_are_bounded(tmp_path: Path) -> None:
-    node = NodeDriver(tmp_path, parked_requests_max=2)
+    node = NodeDriver(tmp_path, parked_requests_max=3)
     topic = node.create()
-    sent = [node.request(node.fetch_request(topic, 0, max_wait_ms=1000)) for _ in range(3)]
-    assert [node.answer(c) is None for c in sent] == [True, True, False]
+
+    def parks(connection: int) -> bool:
+        request = node.fetch_request(topic, 0, max_wait_ms=1000)
+        return node.answer(node.request(request, connection=connection)) is None
+
+    assert [parks(1), parks(1), parks(1)] == [True, True, False]
+    assert parks(2), "one client never takes the last place"
+    assert not parks(2)
+
+
+def test_connections_of_one_client_share_its_long_polls(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, parked_requests_max=4)
+    topic = node.create()
+    for connection in range(10, 16):
+        node.call(m.HelloRequest(client_id="greedy"), connection=connection)
+    request = node.fetch_request(topic, 0, max_wait_ms=60_000)
+    parked = [node.answer(node.request(request, connection=c)) is None for c in range(10, 16)]
+    assert parked == [True, True, False, False, False, False]
+    assert node.answer(node.request(request, connection=1)) is None
+    node.close_connection(10)
+    assert node.node.broker.purgatory.parked == 2
 
 
 def test_many_short_waits_with_long_timeouts_keep_no_memory(node: NodeDriver) -> None:

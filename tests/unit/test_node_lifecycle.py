@@ -253,9 +253,9 @@ def test_the_first_start_is_clean(node: NodeDriver) -> None:
 
 
 def test_cluster_id_stays_and_a_foreign_directory_is_refused(node: NodeDriver) -> None:
-    cluster_id = node.node.broker.cluster_id
+    cluster_id = node.node.broker.directory.cluster_id
     node.restart()
-    assert node.node.broker.cluster_id == cluster_id
+    assert node.node.broker.directory.cluster_id == cluster_id
     with pytest.raises(errors.ForeignDataDirectory):
         node.restart(cluster_id="another")
 
@@ -287,9 +287,9 @@ def test_a_compacted_metadata_log_says_the_same(
     monkeypatch.setattr(MetadataLog, "wants_compaction", True)
     node.start()
     monkeypatch.undo()
-    before = node.node.broker.image.snapshot_records()
+    before = node.node.broker.metadata.image.snapshot_records()
     node.restart()
-    after = node.node.broker.image.snapshot_records()
+    after = node.node.broker.metadata.image.snapshot_records()
     # Every start registers the broker once more: the version grows, the rest stays.
     assert after[0].version == before[0].version + 1  # type: ignore[union-attr]
     assert after[2:] == before[2:]

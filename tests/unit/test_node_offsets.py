@@ -132,7 +132,7 @@ def test_long_poll_is_forgotten_with_its_connection(node: NodeDriver) -> None:
     node.request(poll(topic, 0, version=version), connection=2)
     node.close_connection(2)
     broker = node.node.broker
-    assert (broker.metadata_waiters, broker.replicas[topic, 0].waiters) == ({}, {})
+    assert (broker.metadata.waiters, broker.replicas[topic, 0].waiters) == ({}, {})
     node.create("other")
     node.advance(2000)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,7 +37,7 @@ def grown_topic(node: NodeDriver, name: str, columns_added: int) -> bytes:
         schema = serialize_schema(wide_schema(added))
         response, _ = node.call(m.AlterTopicRequest(name=name, schema=schema))
         assert response.error_code == 0, response.error_message
-    topic_id: bytes = node.node.broker.image.topics[name].topic_id
+    topic_id: bytes = node.node.broker.metadata.image.topics[name].topic_id
     return topic_id
 
 
@@ -87,19 +88,32 @@ def test_descriptions_of_wide_topics_are_bounded(node: NodeDriver) -> None:
     assert names == ["a", "b", "c0", "c1", "c2", "c3", "c4"]
 
 
+def by_name(
+    names: list[str], first_name: str | None, make: Callable[[str], m.TopicResult]
+) -> tuple[list[m.TopicResult], str]:
+    """`paging.by_name`, with all its steps made at once."""
+    steps = paging.by_name(names, first_name, make)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            entries, next_name = end.value
+            return entries, next_name
+
+
 def test_pages_are_cut_by_bytes_and_hold_one_entry_at_least() -> None:
     big = "x" * (limits.REPLY_PAGE_BYTES // 2)
     names = ["c", "a", "b", "a"]
-    entries, next_name = paging.by_name(names, "", lambda name: m.TopicResult(name + big))
+    entries, next_name = by_name(names, "", lambda name: m.TopicResult(name + big))
     assert [entry.name[0] for entry in entries] == ["a"]
     assert next_name == "b"
     huge = big * 3
-    entries, next_name = paging.by_name(names, "b", lambda name: m.TopicResult(name + huge))
+    entries, next_name = by_name(names, "b", lambda name: m.TopicResult(name + huge))
     assert [entry.name[0] for entry in entries] == ["b"]
     assert next_name == "c"
-    entries, next_name = paging.by_name(names, "c", lambda name: m.TopicResult(name))
+    entries, next_name = by_name(names, "c", lambda name: m.TopicResult(name))
     assert ([entry.name for entry in entries], next_name) == (["c"], "")
-    entries, next_name = paging.by_name(names, None, lambda name: m.TopicResult(name))
+    entries, next_name = by_name(names, None, lambda name: m.TopicResult(name))
     assert ([entry.name for entry in entries], next_name) == (names, "")
 
 

@@ -99,13 +99,13 @@ def test_producer_id_needs_epoch_and_sequence(sequence: int, epoch: int) -> None
         ProducerStates(0).check(batch(sequence, epoch=epoch))
 
 
-def test_check_all_sees_each_batch_after_the_ones_before_and_remembers_nothing() -> None:
+def test_the_newest_epoch_is_known_before_it_is_stored() -> None:
     states = states_with(batch(0))
-    assert states.check_all([batch(10), batch(20), batch(0, pid=8)]) == [None, None, None]
-    assert states.check_all([batch(10)]) == [None]
-    with pytest.raises(OutOfOrderSequence):
-        states.check_all([batch(10), batch(30)])
-    assert states.check_all([batch(0), batch(10)]) == [0, None]
+    assert (states.newest_epoch(7), states.newest_epoch(8)) == (0, -1)
+    states.stage(batch(0, epoch=3), 10, 0)
+    assert states.newest_epoch(7) == 3
+    states.drop_staged()
+    assert states.newest_epoch(7) == 0
 
 
 def test_the_longest_silent_makes_room() -> None:
@@ -170,7 +170,6 @@ def test_staged_batches_count_for_checks_and_not_for_snapshots() -> None:
     states.stage(batch(0, pid=8), 20, 0)
     assert states.check(batch(20)) is None
     assert states.check(batch(10)) == 10
-    assert states.check_all([batch(10), batch(20)]) == [10, None]
     assert states.snapshot() == before
     states.drop_staged()
     assert states.check(batch(10)) is None

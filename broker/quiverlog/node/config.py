@@ -37,7 +37,7 @@ class NodeConfig:
     partitions_default: int = 1
     replication_factor_default: int = 1
     disk_reserve_bytes: int = DISK_RESERVE_BYTES_DEFAULT
-    syncs_in_flight_max: int = 4
+    flushes_in_flight_max: int = 4
     """Logs that are flushed at the same time: more only queue up in the disk."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     """What HELLO tells clients; the shell refuses larger frames."""
@@ -54,6 +54,6 @@ class NodeConfig:
     def __post_init__(self) -> None:
         assert self.node_id >= 0
         assert self.partitions_default >= 1
-        assert self.syncs_in_flight_max >= 1
+        assert self.flushes_in_flight_max >= 1
         assert self.retention_check_ms >= 1
         assert self.parked_requests_max <= self.requests_waiting_max

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 
+from quiverlog.storage.jobs import Job
 from quiverlog.wire.messages import Response
 
-__all__ = ["CloseConnection", "Effect", "Job", "LogLine", "Respond", "ShutdownComplete", "StartJob"]
+__all__ = [
+    "CloseConnection",
+    "Effect",
+    "Job",
+    "LogLine",
+    "Respond",
+    "ShutdownComplete",
+    "StartComplete",
+    "StartJob",
+]
 
 
 class Respond(msgspec.Struct, gc=False):
@@ -22,21 +31,6 @@ class Respond(msgspec.Struct, gc=False):
     response: Response
     correlation_id: int
     body: Sequence[memoryview] = ()
-
-
-class Job(Protocol):
-    """Work that may block: a value that captured all it needs when it was made.
-
-    `run` is called once, off the loop; it returns a value and changes nothing that the loop reads.
-    """
-
-    key: str
-    """Jobs of one key run one after another, in the order in which they were started."""
-    kind: str
-    """What it does, for metrics and logs."""
-
-    def run(self) -> object:
-        """Do the work. Whatever it raises becomes the `error` of its JobDone."""
 
 
 class StartJob(msgspec.Struct, frozen=True):
@@ -52,6 +46,10 @@ class CloseConnection(msgspec.Struct, frozen=True):
     why: str
 
 
+class StartComplete(msgspec.Struct, frozen=True):
+    """Every partition is open, or known not to be: clients may come."""
+
+
 class ShutdownComplete(msgspec.Struct, frozen=True):
     """All is on disk and marked clean; the node takes no more events."""
 
@@ -64,4 +62,4 @@ class LogLine(msgspec.Struct, frozen=True):
     fields: Mapping[str, object]
 
 
-Effect = Respond | StartJob | CloseConnection | ShutdownComplete | LogLine
+Effect = Respond | StartJob | CloseConnection | StartComplete | ShutdownComplete | LogLine

@@ -4,12 +4,16 @@ Owns what a fetch may see (never above the high watermark), how much of it trave
 poll. A fetch that finds too little is parked on its partitions; each move of a high watermark looks
 at that one partition again, and the whole is read when the sum is enough.
 
+Rows that are not in memory are read by jobs first: the fetch waits for them, nobody else does. The
+third look takes what it finds, so that it ends on a machine with little memory, too.
+
 Bodies are views of the log's files: nothing is copied or decoded here.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import ClassVar, Final
 
 from quiverlog.batch.header import BatchHeader, peek
 from quiverlog.errors import (
@@ -27,69 +31,132 @@ from quiverlog.limits import (
     HEADER_BYTES_MAX,
     PARTITIONS_PER_REQUEST_MAX,
 )
+from quiverlog.node.broker import Broker
+from quiverlog.node.cold import start_cold
 from quiverlog.node.effects import Respond
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.replica import Replica
+from quiverlog.storage.jobs import NotResident
 from quiverlog.types import NO_EPOCH, Now
 from quiverlog.wire import messages as m
 
-if TYPE_CHECKING:
-    from quiverlog.node.broker import Broker
-
-__all__ = ["FetchWaiter", "handle_fetch"]
+__all__ = ["FetchWaiter", "handle_fetch", "out_of_range"]
 
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
+_LOADS_MAX: Final = 3
+"""After so many rounds (an index, its rows, and once more) the disk is waited for."""
 
 
 class FetchWaiter(Waiter):
-    """A parked fetch. `sizes`: bytes that each entry could get when it was last looked at."""
+    """A parked fetch. `sizes`: bytes that each entry could get when it was last looked at.
 
-    __slots__ = ("request", "sizes")
+    `loading`: jobs that bring its rows into memory; nothing is looked at while they run.
+    """
+
+    __slots__ = ("_broker", "loading", "loads", "request", "sizes")
+
+    api: ClassVar[m.Api] = m.Api.FETCH
 
     def __init__(
-        self, connection_id: int, request: m.FetchRequest, sizes: list[int], deadline_us: int
+        self, broker: Broker, connection_id: int, request: m.FetchRequest, deadline_us: int
     ) -> None:
         super().__init__(connection_id, request.correlation_id, deadline_us)
+        self._broker = broker
         self.request = request
-        self.sizes = sizes
+        self.sizes = [0] * len(request.partitions)
+        self.loading = 0
+        self.loads = 0
 
-    def wake(self, broker: Broker, index: int, now: Now) -> None:
+    def wait(self, answer: _Answer) -> None:
+        """Be told when one of the partitions moves."""
+        self.sizes = [result.batch_bytes for result in answer.response.partitions]
+        replicas = self._broker.replicas
+        for index, entry in enumerate(self.request.partitions):
+            replicas[entry.topic_id, entry.partition].waiters[self] = index
+
+    def load(self, answer: _Answer) -> None:
+        """Bring into memory what `answer` has missed, then look again."""
+        assert answer.cold
+        self.loading = len(answer.cold)
+        self.loads += 1
+        for replica, cold in answer.cold:
+            start_cold(self._broker, replica, cold, partial(self._loaded, [True]))
+
+    def _loaded(
+        self, first: list[bool], _result: object, _error: BaseException | None, now: Now
+    ) -> None:
+        """One job is back. What went wrong shows when the rows are read."""
+        if not first or self.done:
+            return
+        first.clear()
+        self.loading -= 1
+        if self.loading:
+            return
+        try:
+            answer = _Answer(self._broker, self.request, cold_ok=self.loads >= _LOADS_MAX)
+            if answer.cold:
+                self.load(answer)
+            elif answer.enough() or now.mono_us >= self.deadline_us:
+                self._answer(answer)
+            else:
+                self.wait(answer)
+        except Exception as error:
+            self._broker.purgatory.fail(self, "FETCH", error)
+
+    def wake(self, index: int, now: Now) -> None:
         """One partition moved: look there, and answer when the sum is enough."""
+        if self.loading:
+            return
         request = self.request
+        broker = self._broker
         if request.min_bytes <= 1 or len(request.partitions) == 1:
             # What moved is nearly always enough: read once, for the answer itself.
             answer = _Answer(broker, request)
-            if answer.enough():
-                self._answer(broker, answer)
+            if answer.cold:
+                self.load(answer)
+            elif answer.enough():
+                self._answer(answer)
             return
         entry = request.partitions[index]
-        result, _, _ = _read(broker, entry, _partition_limit(entry))
+        result, _, _ = _read(broker, entry, _partition_limit(entry), cold_ok=True)
         self.sizes[index] = result.batch_bytes
         if result.error_code or sum(self.sizes) >= request.min_bytes or _exhausted(broker, request):
-            self.expire(broker, now)
+            self._look(now)
 
-    def expire(self, broker: Broker, now: Now) -> None:
-        self._answer(broker, _Answer(broker, self.request))
+    def expire(self, now: Now) -> None:
+        if self.loading:
+            # Its rows are on their way: a read of a disk takes a moment, not for ever.
+            self.deadline_us = 0
+            return
+        self._answer(_Answer(self._broker, self.request, cold_ok=True))
 
-    def _answer(self, broker: Broker, answer: _Answer) -> None:
-        self.release(broker)
-        broker.purgatory.finish(self)
-        answer.send(self.connection_id)
+    def _look(self, now: Now) -> None:
+        answer = _Answer(self._broker, self.request)
+        if answer.cold:
+            self.load(answer)
+        else:
+            self._answer(answer)
 
-    def release(self, broker: Broker) -> None:
+    def _answer(self, answer: _Answer) -> None:
+        answer.count()
+        self.answer(self._broker.outbox, answer.response, answer.body)
+        self._broker.purgatory.finish(self)
+        self.release()
+
+    def release(self) -> None:
         for entry in self.request.partitions:
-            replica = broker.replicas.get((entry.topic_id, entry.partition))
+            replica = self._broker.replicas.get((entry.topic_id, entry.partition))
             if replica is not None:
                 replica.waiters.pop(self, None)
 
 
 class _Answer:
-    """One evaluation of a fetch."""
+    """One evaluation of a fetch. `cold`: what it would have had to wait for the disk for."""
 
-    __slots__ = ("body", "broker", "byte_count", "final", "request", "response", "rows")
+    __slots__ = ("body", "broker", "byte_count", "cold", "final", "request", "response", "rows")
 
-    def __init__(self, broker: Broker, request: m.FetchRequest) -> None:
+    def __init__(self, broker: Broker, request: m.FetchRequest, *, cold_ok: bool = False) -> None:
         self.broker = broker
         self.request = request
         self.response = m.FetchResponse()
@@ -98,11 +165,20 @@ class _Answer:
         self.byte_count = 0
         self.final = False
         self.rows: list[tuple[Replica, int, int]] = []
+        self.cold: list[tuple[Replica, NotResident]] = []
         limit = request.bytes_max if request.bytes_max > 0 else broker.config.fetch_bytes_default
         limit = min(limit, _BODY_BYTES_MAX)
+        cold_bytes = 0
         for entry in request.partitions:
             room = min(limit - self.byte_count, _partition_limit(entry))
-            result, views, replica = _read(broker, entry, room)
+            try:
+                result, views, replica = _read(broker, entry, room, cold_ok=cold_ok)
+            except NotResident as cold:
+                self.cold.append((broker.replica(entry.topic_id, entry.partition), cold))
+                cold_bytes += getattr(cold.job, "size", 0)
+                if self.byte_count + cold_bytes >= limit:
+                    break
+                continue
             if views and self.byte_count and result.batch_bytes > limit - self.byte_count:
                 # Only the first batch of the first partition with rows may exceed the bound.
                 views, result.batch_bytes = [], 0
@@ -123,13 +199,11 @@ class _Answer:
             or _exhausted(self.broker, self.request)
         )
 
-    def send(self, connection_id: int) -> None:
+    def count(self) -> None:
+        """It is sent: count what leaves."""
         for replica, byte_count, rows in self.rows:
             replica.counters.bytes_out += byte_count
             replica.counters.rows_out += rows
-        self.broker.effects.append(
-            Respond(connection_id, self.response, self.request.correlation_id, self.body)
-        )
 
 
 def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
@@ -142,19 +216,25 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
             f" {PARTITIONS_PER_REQUEST_MAX}."
         )
     answer = _Answer(broker, request)
-    if (
+    connection_id = event.connection_id
+    client_id = broker.connections[connection_id]
+    if not answer.cold and (
         request.max_wait_ms <= 0
         or answer.enough()
-        or broker.purgatory.live >= broker.config.parked_requests_max
+        or not broker.purgatory.may_park(connection_id, client_id)
     ):
-        answer.send(event.connection_id)
+        answer.count()
+        broker.outbox.effects.append(
+            Respond(connection_id, answer.response, request.correlation_id, answer.body)
+        )
         return
-    wait_ms = min(request.max_wait_ms, FETCH_MAX_WAIT_MS_MAX)
-    sizes = [result.batch_bytes for result in answer.response.partitions]
-    waiter = FetchWaiter(event.connection_id, request, sizes, now.mono_us + wait_ms * 1000)
-    for index, entry in enumerate(request.partitions):
-        broker.replicas[entry.topic_id, entry.partition].waiters[waiter] = index
-    broker.purgatory.add(waiter, by_connection=True)
+    wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX)
+    waiter = FetchWaiter(broker, connection_id, request, now.mono_us + wait_ms * 1000)
+    broker.purgatory.park(waiter, client_id)
+    if answer.cold:
+        waiter.load(answer)
+    else:
+        waiter.wait(answer)
 
 
 def _partition_limit(entry: m.FetchPartition) -> int:
@@ -173,15 +253,19 @@ def _exhausted(broker: Broker, request: m.FetchRequest) -> bool:
 
 
 def _read(
-    broker: Broker, entry: m.FetchPartition, bytes_max: int
+    broker: Broker, entry: m.FetchPartition, bytes_max: int, *, cold_ok: bool
 ) -> tuple[m.FetchPartitionResult, list[memoryview], Replica | None]:
-    """What one entry gets. Errors are part of the result; `bytes_max` <= 0 reads nothing."""
+    """What one entry gets. Errors are part of the result; `bytes_max` <= 0 reads nothing.
+
+    Raises:
+        NotResident: only when not `cold_ok`.
+    """
     result = m.FetchPartitionResult(entry.topic_id, entry.partition)
     replica: Replica | None = None
     views: list[memoryview] = []
     try:
         replica = broker.replica(entry.topic_id, entry.partition)
-        views = _read_replica(replica, entry, bytes_max, result)
+        views = _read_replica(replica, entry, bytes_max, result, cold_ok=cold_ok)
     except QuiverlogError as error:
         if isinstance(error, CorruptLog):
             broker.corrupt_read(replica, error)
@@ -196,7 +280,12 @@ def _read(
 
 
 def _read_replica(
-    replica: Replica, entry: m.FetchPartition, bytes_max: int, result: m.FetchPartitionResult
+    replica: Replica,
+    entry: m.FetchPartition,
+    bytes_max: int,
+    result: m.FetchPartitionResult,
+    *,
+    cold_ok: bool,
 ) -> list[memoryview]:
     state = replica.state
     log = replica.log
@@ -216,7 +305,7 @@ def _read_replica(
         end = entry.end_offset
     if entry.offset >= end or bytes_max <= 0:
         return []
-    return log.read(entry.offset, bytes_max=bytes_max, end_offset=end)
+    return log.read(entry.offset, bytes_max=bytes_max, end_offset=end, cold_ok=cold_ok)
 
 
 def _check_divergence(

@@ -1,66 +1,90 @@
 """The jobs that this node has started, and what is to be done when each is back.
 
-Owns the pairing of a job with its continuation. Invariant: every started job is answered by one
-JobDone, which runs its continuation once; an answer that nobody waits for is our own bug.
+Owns the pairing of a job with its continuation, and how many jobs of a kind of urgency run at once:
+flushes, which clients wait for, must not stand in a line behind the removal of ten thousand files.
+
+Invariant: every started job is answered by one JobDone, which runs its continuation. A continuation
+that raises is called once more with what it raised, so that whoever waits for it hears of it: it
+must bear that, by answering those that are still to be answered.
 
 Must not know: what a job does.
 """
 
 from __future__ import annotations
 
+import enum
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from quiverlog.node.effects import Effect, Job, StartJob
+from quiverlog.node.effects import Job, StartJob
 from quiverlog.node.events import JobDone
+from quiverlog.node.outbox import Outbox
 from quiverlog.types import Now
 
-if TYPE_CHECKING:
-    from quiverlog.storage.log import SyncTicket
-
-__all__ = ["Jobs", "Then", "TicketJob"]
+__all__ = ["Jobs", "Starter", "Then", "Urgency"]
 
 Then = Callable[[object, BaseException | None, Now], None]
-"""Called with the job's result, or with what it raised."""
+"""Called with what came of it: a result, or the error that it raised."""
+
+Starter = Callable[[Then], None]
+"""Starts something that takes a while and calls back when it is done."""
 
 
-class TicketJob:
-    """A flush of one log."""
+class Urgency(enum.Enum):
+    """How many jobs of this kind run at once; the value is that number."""
 
-    __slots__ = ("key", "kind", "ticket")
-
-    def __init__(self, key: str, ticket: SyncTicket) -> None:
-        self.key = key
-        self.kind = "flush"
-        self.ticket = ticket
-
-    def run(self) -> None:
-        self.ticket.run()
+    FLUSH = 16
+    """Started at once; whoever starts them (flushes, metadata) has a bound of his own."""
+    READ = 2
+    """A client waits for it."""
+    BACKGROUND = 1
+    """Nobody waits for it, or for thousands of them."""
 
 
 class Jobs:
     """See the module docstring."""
 
-    __slots__ = ("_emit", "_waiting")
+    __slots__ = ("_outbox", "_queues", "_running", "_waiting")
 
-    def __init__(self, emit: Callable[[Effect], None]) -> None:
-        self._emit = emit
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
         # By identity of the job, which the value keeps alive.
-        self._waiting: dict[int, tuple[Job, Then]] = {}
+        self._waiting: dict[int, tuple[Job, Then, Urgency]] = {}
+        self._queues: dict[Urgency, deque[tuple[Job, Then]]] = {u: deque() for u in Urgency}
+        self._running = dict.fromkeys(Urgency, 0)
 
     @property
-    def running(self) -> int:
-        """Jobs that are not back."""
-        return len(self._waiting)
+    def unfinished(self) -> int:
+        """Jobs that are not back, or not even started."""
+        return len(self._waiting) + sum(map(len, self._queues.values()))
 
-    def start(self, job: Job, then: Then) -> None:
-        """Run `job` off the loop; `then` gets what came of it."""
-        assert id(job) not in self._waiting, "a job is run once"
-        self._waiting[id(job)] = (job, then)
-        self._emit(StartJob(job))
+    def start(self, job: Job, then: Then, urgency: Urgency = Urgency.FLUSH) -> None:
+        """Run `job` off the loop, as soon as its urgency allows; `then` gets what came of it."""
+        self._queues[urgency].append((job, then))
+        self._start_next(urgency)
+
+    def starter(self, job: Job, urgency: Urgency) -> Starter:
+        """`start`, to be called later."""
+        return lambda then: self.start(job, then, urgency)
 
     def done(self, event: JobDone, now: Now) -> None:
         """A job is back."""
-        job, then = self._waiting.pop(id(event.job))
+        job, then, urgency = self._waiting.pop(id(event.job))
         assert job is event.job
-        then(event.result, event.error, now)
+        self._running[urgency] -= 1
+        try:
+            then(event.result, event.error, now)
+        except Exception as error:
+            self._outbox.internal_error(f"after the job {job.kind!r}", error)
+            then(None, error, now)
+        finally:
+            self._start_next(urgency)
+
+    def _start_next(self, urgency: Urgency) -> None:
+        queue = self._queues[urgency]
+        while queue and self._running[urgency] < urgency.value:
+            job, then = queue.popleft()
+            assert id(job) not in self._waiting, "a job is run once"
+            self._running[urgency] += 1
+            self._waiting[id(job)] = (job, then, urgency)
+            self._outbox.emit(StartJob(job))

@@ -1,36 +1,28 @@
-"""Starting, finished flushes, and stopping.
+"""Starting: from a data directory to a broker that serves.
 
-Start: take the data directory, replay the metadata log, remove what no topic owns, recover every
-partition's log, then (after an unclean stop) begin a new leader epoch everywhere.
-
-Stop: CLOSING refuses new requests, answers the long polls with what there is and flushes every
-log that has unflushed rows; when the last flush is back, logs are closed and the clean mark is
-written: the next start trusts the files without a scan.
+Take the data directory, replay the metadata log, begin a new leader epoch everywhere after an
+unclean stop, remove what no topic owns; then open every partition that the image gives to this
+broker, by jobs. RUNNING begins when each is open or known not to be.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from quiverlog.core.controller import topics as decide
 from quiverlog.core.controller.records import BrokerRecord, Record, decode_entry
-from quiverlog.errors import CorruptLog, QuiverlogError
-from quiverlog.node import logs
-from quiverlog.node.broker import Phase
-from quiverlog.node.effects import ShutdownComplete
-from quiverlog.node.produce import ProduceWaiter
+from quiverlog.errors import CorruptLog
+from quiverlog.node.admission import Phase
+from quiverlog.node.broker import Broker
+from quiverlog.node.effects import StartComplete
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.metadata_log import MetadataLog
-from quiverlog.types import Now
+from quiverlog.types import Now, TopicPartition
 
-if TYPE_CHECKING:
-    from quiverlog.node.broker import Broker
-
-__all__ = ["finish_if_drained", "shut_down", "start"]
+__all__ = ["run_if_started", "start"]
 
 
 def start(broker: Broker, now: Now) -> None:
-    """See the module docstring. Raises what `Node.start` says."""
+    """See the module docstring. Blocks; called off the loop. Raises what `Node.start` says."""
+    assert broker.admission.phase is Phase.NEW
     config = broker.config
     directory = broker.directory = DataDirectory.open(
         broker.disk,
@@ -39,21 +31,8 @@ def start(broker: Broker, now: Now) -> None:
         cluster_id=config.cluster_id,
         entropy=broker.entropy,
     )
-    broker.cluster_id = directory.cluster_id
-    try:
-        broker.metadata_log = MetadataLog.open(
-            broker.disk,
-            directory.metadata_path,
-            create=not directory.partitions(),
-            bytes_min=directory.metadata_bytes,
-        )
-    except CorruptLog:
-        # Nothing was touched: what the clean mark knew must help the next start too.
-        directory.close(clean=directory.clean, metadata_bytes=directory.metadata_bytes)
-        raise
-    for entry in broker.metadata_log.records():
-        broker.image.replay_entry(decode_entry(entry))
-    broker.producer_id_next = broker.producer_id_end = broker.image.next_producer_id
+    broker.removal.directory = broker.assignment.directory = directory
+    _load_metadata(broker, directory)
     records: list[Record] = [
         BrokerRecord(
             config.node_id,
@@ -63,57 +42,62 @@ def start(broker: Broker, now: Now) -> None:
             config.rack,
         )
     ]
+    image = broker.metadata.image
     if not directory.clean:
         broker.metrics.unclean_starts += 1
-        records.extend(decide.bump_leader_epochs(broker.image, config.node_id))
+        records.extend(decide.bump_leader_epochs(image, config.node_id))
     # Logged before any log is opened: an epoch that was begun must never be begun again.
-    broker.commit(records)
-    logs.remove_leftovers(broker)
-    for topic in broker.image.topics.values():
-        for partition in topic.partitions:
-            logs.open_replica(broker, topic, partition.partition, now, clean=directory.clean)
-    broker.disk_space(broker.disk.free_bytes(config.data_dir))
-    broker.phase = Phase.RUNNING
-    broker.log(
+    broker.metadata.commit_at_start(records)
+    broker.producer_ids.start()
+    _remove_leftovers(broker)
+    broker.admission.disk_space(broker.disk.free_bytes(config.data_dir))
+    broker.admission.phase = Phase.STARTING
+    broker.assignment.reconcile(image, image.topics_by_id, now, clean=directory.clean)
+
+
+def _load_metadata(broker: Broker, directory: DataDirectory) -> None:
+    try:
+        log = MetadataLog.open(
+            broker.disk,
+            directory.metadata_path,
+            create=not directory.partitions(),
+            bytes_min=directory.metadata_bytes,
+        )
+    except CorruptLog:
+        # Nothing was touched: what the clean mark knew must help the next start too.
+        directory.close(clean=directory.clean, metadata_bytes=directory.metadata_bytes)
+        raise
+    broker.metadata.load(log, [decode_entry(entry) for entry in log.records()])
+
+
+def _remove_leftovers(broker: Broker) -> None:
+    """Clear away what no topic owns; what nobody ever deleted is set aside, not removed."""
+    image = broker.metadata.image
+    owners = {
+        str(TopicPartition(topic.name, partition.partition)): topic.topic_id
+        for topic in image.topics.values()
+        for partition in topic.partitions
+    }
+    removed, aside = broker.directory.remove_leftovers(owners, image.removed_topic_ids)
+    if removed:
+        broker.outbox.log("info", "leftovers removed", count=len(removed))
+    for name in aside:
+        broker.outbox.log("error", "rows of an unknown topic set aside", name=name)
+
+
+def run_if_started(broker: Broker, now: Now) -> None:
+    """Every partition is open, or known not to be: serve."""
+    if broker.assignment.opening:
+        return
+    broker.admission.phase = Phase.RUNNING
+    broker.retention.start(now)
+    broker.outbox.log(
         "info",
         "started",
-        cluster_id=broker.cluster_id,
-        clean=directory.clean,
-        topics=len(broker.image.topics),
+        cluster_id=broker.directory.cluster_id,
+        clean=broker.directory.clean,
+        topics=len(broker.metadata.image.topics),
         partitions=len(broker.replicas),
+        offline=len(broker.assignment.offline),
     )
-
-
-def shut_down(broker: Broker, now: Now) -> None:
-    """Begin to stop; a second call changes nothing."""
-    if broker.phase is not Phase.RUNNING:
-        return
-    broker.phase = Phase.CLOSING
-    broker.log("info", "stopping", partitions=len(broker.replicas))
-    for waiter in broker.purgatory.all_live():
-        if not isinstance(waiter, ProduceWaiter):
-            waiter.expire(broker, now)
-    for replica in broker.replicas.values():
-        if replica.dirty:
-            broker.want_sync(replica)
-
-
-def finish_if_drained(broker: Broker, now: Now) -> None:
-    """Close all when the last flush is back."""
-    if broker.jobs.running or broker.sync_queue:
-        return
-    assert not broker.purgatory.live, "every produce has heard of its flush"
-    clean = True
-    for replica in broker.replicas.values():
-        clean = logs.close(broker, replica) and clean
-    broker.removal.close()
-    broker.metadata_log.close()
-    try:
-        broker.directory.close(clean=clean, metadata_bytes=broker.metadata_log.size_bytes)
-    except (OSError, QuiverlogError) as error:
-        # Say, a full disk. Nothing is lost: the next start scans as after a crash.
-        clean = False
-        broker.log("error", "clean mark not written", why=str(error))
-    broker.phase = Phase.CLOSED
-    broker.log("info", "stopped", clean=clean)
-    broker.effects.append(ShutdownComplete())
+    broker.outbox.emit(StartComplete())

@@ -33,6 +33,7 @@ class NodeMetrics:
         "internal_errors",
         "parked_requests",
         "partitions_led",
+        "partitions_offline",
         "partitions_with_faults",
         "produces_timed_out",
         "recovery_bytes_truncated",
@@ -50,6 +51,7 @@ class NodeMetrics:
         # Gauges.
         self.parked_requests = 0
         self.partitions_led = 0
+        self.partitions_offline = 0
         self.partitions_with_faults = 0
         self.disk_full = 0
         # Counters.

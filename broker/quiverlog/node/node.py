@@ -1,17 +1,18 @@
 """The node: a whole broker as one machine. Events in, effects out; no clock, socket or thread.
 
-Owns the dispatch: which handler takes a request, what an error becomes, when deadlines, retention,
-disk state and shutdown are looked at. Everything else is in the handlers.
+Owns the dispatch: which handler takes a request, what an error becomes, and what is looked at when
+(deadlines, retention, flushes that are due). Everything else is in the parts that `Broker` wires.
 
 Invariants:
 - Every request is answered exactly once, or its connection is gone.
-- Nothing that a client sends raises out of `handle`: an unexpected exception becomes an INTERNAL
-  error for that request and a line in the log, and the broker goes on.
+- Nothing leaves `handle_many`: an unexpected exception becomes an INTERNAL error for the request
+  that met it and a line in the log, and the broker goes on. Each part guards what it does for many
+  (`Tasks`, `Wakeups`, `Jobs`, `Staging`, `Answers`); what is left is caught here.
+- One call does a bounded amount of work. When some is left, `next_deadline_us` says "at once".
 """
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -27,10 +28,12 @@ from quiverlog.errors import (
     UnsupportedVersion,
 )
 from quiverlog.limits import CLIENT_ID_CHARS_MAX
-from quiverlog.node import lifecycle, offsets, topics
-from quiverlog.node.broker import Broker, Phase
+from quiverlog.node import describe, lifecycle, offsets, topics
+from quiverlog.node.admission import Phase
+from quiverlog.node.broker import Broker
+from quiverlog.node.closing import Closing
 from quiverlog.node.config import NodeConfig
-from quiverlog.node.effects import CloseConnection, Effect
+from quiverlog.node.effects import Effect
 from quiverlog.node.events import (
     ConnectionClosed,
     DiskSpace,
@@ -42,8 +45,8 @@ from quiverlog.node.events import (
 )
 from quiverlog.node.fetch import handle_fetch
 from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.produce import finish_produces, handle_init_producer_id, handle_produce
-from quiverlog.node.retention import Retention
+from quiverlog.node.produce import handle_init_producer_id, handle_produce
+from quiverlog.node.tasks import Call, Steps
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
@@ -56,7 +59,11 @@ _PROTOCOL_ERRORS: Final = (
 )  # fmt: skip
 """After one of these the connection is closed: its bytes can no longer be trusted."""
 
+_AT_ONCE_US: Final = 0
+"""A deadline that has passed."""
+
 _Handler = Callable[[Broker, RequestReceived, Now], None]
+_StepsHandler = Callable[[Broker, Call], Steps]
 
 
 class Node:
@@ -69,7 +76,7 @@ class Node:
         metrics: counters that the caller exports.
     """
 
-    __slots__ = ("_handlers", "_retention", "broker")
+    __slots__ = ("_closing", "_handlers", "_steps_handlers", "broker")
 
     def __init__(
         self,
@@ -80,43 +87,46 @@ class Node:
         metrics: NodeMetrics,
     ) -> None:
         self.broker = Broker(config, disk, entropy, metrics)
-        self._retention = Retention(self.broker)
+        self._closing = Closing(self.broker)
+        # Answered (or parked) in the call that brings them.
         self._handlers: dict[type[m.Request], _Handler] = {
             m.HelloRequest: _handle_hello,
-            m.MetadataRequest: topics.handle_metadata,
             m.ProduceRequest: handle_produce,
             m.FetchRequest: handle_fetch,
             m.ListOffsetsRequest: offsets.handle_list_offsets,
+        }
+        # Answered in steps.
+        self._steps_handlers: dict[type[m.Request], _StepsHandler] = {
+            m.MetadataRequest: describe.handle_metadata,
             m.InitProducerIdRequest: handle_init_producer_id,
             m.CreateTopicsRequest: topics.handle_create_topics,
             m.DeleteTopicsRequest: topics.handle_delete_topics,
             m.AlterTopicRequest: topics.handle_alter_topic,
-            m.DescribeTopicsRequest: topics.handle_describe_topics,
-            m.TopicSchemasRequest: topics.handle_topic_schemas,
+            m.DescribeTopicsRequest: describe.handle_describe_topics,
+            m.TopicSchemasRequest: describe.handle_topic_schemas,
             m.DeleteRecordsRequest: offsets.handle_delete_records,
             m.EpochEndOffsetsRequest: offsets.handle_epoch_end_offsets,
             m.DescribeRangesRequest: offsets.handle_describe_ranges,
         }
-        assert len(self._handlers) == len(APIS)
+        assert len(self._handlers) + len(self._steps_handlers) == len(APIS)
 
-    # --- the machine's face --------------------------------------------------------------------
+    # --- from outside --------------------------------------------------------------------------
     def start(self, now: Now) -> list[Effect]:
-        """Lock and read the data directory, recover every log, lead what is ours.
+        """Lock and read the data directory, then begin to open every log. Blocks.
+
+        Clients may come when an effect has said StartComplete.
 
         Raises:
             DataDirectoryInUse, ForeignDataDirectory, UnsupportedFormat: not ours to start on.
             CorruptLog: the metadata log is damaged.
             InvalidConfig: the broker's topic defaults contradict a topic.
         """
-        assert self.broker.phase is Phase.NEW
         lifecycle.start(self.broker, now)
-        self._retention.start(now)
         return self._effects(now)
 
     def handle(self, event: Event, now: Now) -> list[Effect]:
         """One event; see `handle_many`."""
-        self._take(event, now)
-        return self._effects(now)
+        return self.handle_many((event,), now)
 
     def handle_many(self, events: Iterable[Event], now: Now) -> list[Effect]:
         """Events that came together (say, the requests of one read from a socket), in order.
@@ -125,87 +135,134 @@ class Node:
         Every body must stay valid until this returns.
         """
         for event in events:
-            self._take(event, now)
+            try:
+                if type(event) is RequestReceived:
+                    self._request(event, now)
+                else:
+                    self._take(event, now)
+            except Exception as error:
+                self.broker.outbox.internal_error(type(event).__name__, error)
         return self._effects(now)
 
     def next_deadline_us(self) -> int | None:
         """When (monotonic) the node wants a Tick at the latest; None: never."""
-        waiter_us = self.broker.purgatory.next_deadline_us()
-        if self.broker.phase is not Phase.RUNNING:
-            return waiter_us
-        due_us = self._retention.next_us
-        removal_us = self.broker.removal.next_us
-        if removal_us is not None and removal_us < due_us:
-            due_us = removal_us
-        return due_us if waiter_us is None or due_us < waiter_us else waiter_us
-
-    # --- parts ---------------------------------------------------------------------------------
-    def _effects(self, now: Now) -> list[Effect]:
         broker = self.broker
-        if broker.produces:
-            finish_produces(broker, now)
-        broker.settle(now)
-        if broker.phase is Phase.CLOSING:
-            lifecycle.finish_if_drained(broker, now)
-        effects, broker.effects = broker.effects, []
+        if broker.tasks.busy or broker.wakeups.busy:
+            return _AT_ONCE_US
+        deadlines = [broker.purgatory.next_deadline_us(), broker.flushes.next_us()]
+        if broker.admission.phase is Phase.RUNNING:
+            deadlines += [broker.retention.next_us, broker.assignment.next_us()]
+        return min((us for us in deadlines if us is not None), default=None)
+
+    # --- events --------------------------------------------------------------------------------
+    def _effects(self, now: Now) -> list[Effect]:
+        """The end of a call: what events have left to be done, each part on its own."""
+        broker = self.broker
+        if broker.staging.produces:
+            self._guarded(broker.staging.finish, now)
+        if broker.tasks.busy:
+            self._guarded(broker.tasks.run, now)
+        if broker.wakeups.busy:
+            self._guarded(broker.wakeups.run, now)
+        if broker.flushes.waiting:
+            self._guarded(broker.flushes.run, now)
+        if broker.removal.waiting:
+            self._guarded(lambda _: broker.removal.run(), now)
+        phase = broker.admission.phase
+        if phase is Phase.STARTING:
+            self._guarded(lambda now: lifecycle.run_if_started(broker, now), now)
+        elif phase is Phase.CLOSING:
+            self._guarded(lambda _: self._closing.run(), now)
         broker.metrics.parked_requests = broker.purgatory.live
-        return effects
+        return broker.outbox.take()
+
+    def _guarded(self, work: Callable[[Now], None], now: Now) -> None:
+        try:
+            work(now)
+        except Exception as error:
+            self.broker.outbox.internal_error("the end of a call", error)
 
     def _take(self, event: Event, now: Now) -> None:
-        if type(event) is RequestReceived:
-            self._request(event, now)
-            return
         broker = self.broker
-        if broker.produces:
-            finish_produces(broker, now)
+        if broker.staging.produces:
+            broker.staging.finish(now)
         match event:
             case JobDone():
                 broker.jobs.done(event, now)
             case ConnectionClosed():
                 _forget_connection(broker, event.connection_id)
             case Tick():
-                for waiter in broker.purgatory.expired(now.mono_us):
-                    if not waiter.done:
-                        waiter.expire(broker, now)
-                if broker.phase is Phase.RUNNING:
-                    self._retention.run(now)
-                    broker.removal.run(now)
+                self._tick(now)
             case DiskSpace():
-                broker.disk_space(event.free_bytes)
+                broker.admission.disk_space(event.free_bytes)
             case Shutdown():
-                lifecycle.shut_down(broker, now)
+                self._closing.begin(now)
 
+    def _tick(self, now: Now) -> None:
+        broker = self.broker
+        for waiter in broker.purgatory.expired(now.mono_us):
+            if not waiter.done:
+                try:
+                    waiter.expire(now)
+                except Exception as error:
+                    broker.purgatory.fail(waiter, "a deadline", error)
+        self._guarded(broker.flushes.run, now)
+        if broker.admission.phase is Phase.RUNNING:
+            self._guarded(broker.retention.run, now)
+            self._guarded(broker.assignment.retry, now)
+
+    # --- requests ------------------------------------------------------------------------------
     def _request(self, event: RequestReceived, now: Now) -> None:
         broker = self.broker
         request = event.request
+        kind = type(request)
         try:
             if event.connection_id not in broker.connections:
-                if type(request) is not m.HelloRequest:
+                if kind is not m.HelloRequest:
                     raise NotNegotiated
-            elif broker.phase is not Phase.RUNNING:
+            elif broker.admission.phase is not Phase.RUNNING:
                 raise BrokerShuttingDown
-            if broker.produces and type(request) is not m.ProduceRequest:
-                finish_produces(broker, now)
-            self._handlers[type(request)](broker, event, now)
+            if broker.staging.produces and kind is not m.ProduceRequest:
+                broker.staging.finish(now)
+            handler = self._handlers.get(kind)
+            if handler is not None:
+                handler(broker, event, now)
+            else:
+                self._start_steps(event, now)
         except QuiverlogError as error:
             self._fail(event, error)
         except OSError as error:
-            broker.log("error", "the disk failed", api=request.API.name, why=str(error))
-            self._fail(event, StorageFault(f"the disk failed: {error}."))
+            broker.outbox.log("error", "the disk failed", api=request.API.name, why=str(error))
+            self._fail(event, StorageFault(f"the disk failed: {error.strerror or error}."))
         except Exception as error:
-            broker.metrics.internal_errors += 1
-            trace = "".join(traceback.format_exception(error))
-            broker.log("error", "internal error", api=request.API.name, trace=trace)
-            self._fail(event, QuiverlogError())
+            self._broken(event, error)
+
+    def _start_steps(self, event: RequestReceived, now: Now) -> None:
+        broker = self.broker
+        call = Call(event.connection_id, event.request, now)
+        broker.tasks.start(call, self._steps_handlers[type(event.request)](broker, call))
 
     def _fail(self, event: RequestReceived, error: QuiverlogError) -> None:
         """The request as a whole becomes an error."""
-        request = event.request
-        response = APIS[request.API].response(error_code=error.code, error_message=error.message)
-        self.broker.respond(event.connection_id, request.correlation_id, response)
+        self.broker.fail(event.connection_id, event.request, error)
         if isinstance(error, _PROTOCOL_ERRORS):
-            effect = CloseConnection(event.connection_id, error.code_name())
-            self.broker.effects.append(effect)
+            self.broker.outbox.close_connection(event.connection_id, error.code_name())
+
+    def _broken(self, event: RequestReceived, error: Exception) -> None:
+        """A bug of ours: whatever the handler has begun, this request is answered once."""
+        broker = self.broker
+        request = event.request
+        staging = broker.staging
+        if staging.produces and staging.produces[-1].request is request:
+            # It stays staged: what it has admitted is in the logs' order, and `finish` answers.
+            broker.outbox.internal_error(request.API.name, error)
+            return
+        waiters = broker.purgatory.of_request(event.connection_id, request.correlation_id)
+        for waiter in waiters:
+            broker.purgatory.fail(waiter, request.API.name, error)
+        if not waiters:
+            broker.outbox.internal_error(request.API.name, error)
+            self._fail(event, QuiverlogError())
 
 
 def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
@@ -215,7 +272,7 @@ def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
     if len(request.client_id) > CLIENT_ID_CHARS_MAX:
         raise InvalidRequest(f"a client id has at most {CLIENT_ID_CHARS_MAX} characters.")
     response = m.HelloResponse(
-        cluster_id=broker.cluster_id,
+        cluster_id=broker.directory.cluster_id,
         node_id=broker.config.node_id,
         roles=list(broker.config.roles),
         software_version=broker.config.software_version,
@@ -228,11 +285,12 @@ def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         response.error_message = f"HELLO is spoken here up to version {m.HelloRequest.VERSION}."
     else:
         broker.connections[event.connection_id] = request.client_id
-    broker.respond(event.connection_id, request.correlation_id, response)
+    broker.outbox.respond(event.connection_id, request.correlation_id, response)
 
 
 def _forget_connection(broker: Broker, connection_id: int) -> None:
     broker.connections.pop(connection_id, None)
     for waiter in broker.purgatory.of_connection(connection_id):
-        waiter.release(broker)
+        waiter.answered = True  # Nobody is left to hear an answer.
         broker.purgatory.finish(waiter)
+        waiter.release()

@@ -9,7 +9,7 @@ Must not know: the broker, what an entry means.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -21,22 +21,27 @@ from quiverlog.wire.messages import Part
 __all__ = ["by_name", "newest_schemas", "schema_page"]
 
 _Entry = TypeVar("_Entry", bound=Part)
+_ENTRIES_PER_STEP: Final = 16
 _SCHEMA_OVERHEAD_BYTES: Final = 64
 """More than msgpack puts around a schema."""
 
 
 def by_name(
     names: Iterable[str], first_name: str | None, make: Callable[[str], _Entry]
-) -> tuple[list[_Entry], str]:
-    """(entries, name with which the next page begins; "" when there is none).
+) -> Generator[None, object, tuple[list[_Entry], str]]:
+    """(entries, name with which the next page begins; "" when there is none), in steps.
 
     Args:
         first_name: where the page begins, in the order of the names; None makes all entries in
             the order given.
     """
-    if first_name is None:
-        return [make(name) for name in names], ""
     entries: list[_Entry] = []
+    if first_name is None:
+        for number, name in enumerate(names, 1):
+            entries.append(make(name))
+            if number % _ENTRIES_PER_STEP == 0:
+                yield
+        return entries, ""
     byte_count = 0
     for name in sorted(set(names)):
         if name < first_name:
@@ -46,6 +51,8 @@ def by_name(
         if entries and byte_count > REPLY_PAGE_BYTES:
             return entries, name
         entries.append(entry)
+        if len(entries) % _ENTRIES_PER_STEP == 0:
+            yield
     return entries, ""
 
 

@@ -1,185 +1,92 @@
 """PRODUCE and INIT_PRODUCER_ID: rows in.
 
-Owns the order in which a produce is looked at (leader epoch, durability, room, bytes, producer),
-the answer per partition, and the wait for the disk. All batches of one entry are stored together
-or not at all; entries are independent of each other.
+Owns the order in which a produce is looked at (leader epoch, durability, room, bytes, producer) and
+what is said of each entry. All batches of one entry are stored together or not at all; entries are
+independent of each other.
 
 An acknowledgement that says `flushed` is sent after the fsync that covers its rows has returned:
 a crash before that may lose the rows, and the producer, having heard nothing, sends them again.
 A repetition waits for the same fsync: its rows are stored, but perhaps not on the disk yet.
 
-Two steps: `handle_produce` admits the batches of one request to their logs; `finish_produces`
+An entry of an idempotent producer is one batch (docs/adr/0013): what is remembered of it follows
+from the log, batch by batch, and one answer could not say where the rows of several lie.
+
+Two steps: `handle_produce` admits the batches of one request to their logs; `Staging.finish`
 writes, in one go per log, what all requests of one socket read have brought, and answers them.
-Nothing that is not a produce is handled between the two.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from quiverlog.batch.codec import split_batches
 from quiverlog.batch.header import BatchHeader, peek
 from quiverlog.batch.validate import validate_batch
+from quiverlog.core.controller.records import ProducerEpochRecord
 from quiverlog.core.controller.topics import next_producer_id_block
 from quiverlog.errors import (
+    BatchTooLarge,
     CorruptBatch,
-    DiskFull,
+    InvalidProducerEpoch,
     InvalidRequest,
-    OutOfOrderSequence,
     QuiverlogError,
-    RequestTimedOut,
-    StorageFault,
     ThrottledBroker,
+    UnknownProducerId,
 )
-from quiverlog.limits import BATCH_HEADER_BYTES, MIB, PARTITIONS_PER_REQUEST_MAX
+from quiverlog.limits import BATCH_HEADER_BYTES, BATCH_ROWS_MAX, PARTITIONS_PER_REQUEST_MAX
+from quiverlog.node.acknowledgements import fail_result
+from quiverlog.node.broker import Broker
 from quiverlog.node.events import RequestReceived
-from quiverlog.node.purgatory import Waiter
 from quiverlog.node.replica import Replica
-from quiverlog.types import NO_PRODUCER_ID, Durability, Now
+from quiverlog.node.staging import STAGED_BYTES_MAX, STAGED_ROWS_MAX, Staged, StagedEntry
+from quiverlog.node.tasks import Call, Steps, Wait
+from quiverlog.types import NO_PRODUCER_ID, Now
 from quiverlog.wire import messages as m
 
-if TYPE_CHECKING:
-    from quiverlog.node.broker import Broker
+__all__ = ["handle_init_producer_id", "handle_produce"]
 
-__all__ = ["ProduceWaiter", "finish_produces", "handle_init_producer_id", "handle_produce"]
-
-_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
-_ADMITTED_BYTES_MAX: Final = 1 * MIB
-"""Small batches that arrive together are written together, up to this size."""
 _PRODUCER_EPOCH_MAX: Final = 2**15 - 1
 
 
-class ProduceWaiter(Waiter):
-    """A produce whose rows are in the log but not all on the disk. `waiting`: results, by id."""
-
-    __slots__ = ("response", "waiting")
-
-    def __init__(
-        self, connection_id: int, correlation_id: int, deadline_us: int, response: m.ProduceResponse
-    ) -> None:
-        super().__init__(connection_id, correlation_id, deadline_us)
-        self.response = response
-        self.waiting: dict[int, m.ProducePartitionResult] = {}
-
-    def flushed(self, broker: Broker, result: m.ProducePartitionResult) -> None:
-        """One entry is on the disk."""
-        del self.waiting[id(result)]
-        if not self.waiting and not self.done:
-            self._answer(broker)
-
-    def failed(
-        self, broker: Broker, result: m.ProducePartitionResult, error: QuiverlogError
-    ) -> None:
-        """One entry will never be known to be on the disk."""
-        if not self.done:
-            _fail(result, error)
-            self.flushed(broker, result)
-
-    def expire(self, broker: Broker, now: Now) -> None:
-        """The rows may yet reach the disk: the outcome is unknown, and the answer says so."""
-        error = RequestTimedOut("the disk did not confirm the rows in time.")
-        for result in self.waiting.values():
-            _fail(result, error)
-        broker.metrics.produces_timed_out += 1
-        self._answer(broker)
-
-    def _answer(self, broker: Broker) -> None:
-        broker.purgatory.finish(self)
-        if self.connection_id in broker.connections:
-            broker.respond(self.connection_id, self.correlation_id, self.response)
-
-
-def _fail(result: m.ProducePartitionResult, error: QuiverlogError) -> None:
-    result.error_code = error.code
-    result.error_message = error.message
-    result.base_offset = -1
-
-
 def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Admit the batches; `finish_produces` appends them, with all that were admitted meanwhile."""
+    """Admit the batches; `Staging.finish` appends them, with all that were admitted meanwhile."""
     request = event.request
     assert isinstance(request, m.ProduceRequest)
     entries = request.partitions
     body = event.body
+    staging = broker.staging
     _check_sizes(entries, len(body))
     # Only here, between requests: entries of one request must not be parted by a failed append.
-    if broker.produces and broker.admitted_bytes + len(body) > _ADMITTED_BYTES_MAX:
-        finish_produces(broker, now)
-    broker.check_writable()
+    if staging.produces and staging.byte_count + len(body) > STAGED_BYTES_MAX:
+        staging.finish(now)
+    broker.admission.check_writable()
     if broker.purgatory.live >= broker.config.requests_waiting_max:
         raise ThrottledBroker
-    broker.admitted_bytes += len(body)
+    staging.byte_count += len(body)
     response = m.ProduceResponse()
     results = response.partitions = []
-    stored: list[tuple[Replica, int, m.ProducePartitionResult]] = []
+    staged: list[StagedEntry] = []
+    # Before its entries are admitted: whatever they meet, `finish` answers this request.
+    staging.produces.append(Staged(event.connection_id, request, response, staged))
     at = 0
     for entry in entries:
         result = m.ProducePartitionResult(entry.topic_id, entry.partition)
         results.append(result)
         end = at + entry.batch_bytes
+        replica: Replica | None = None
+        end_offset = 0
         try:
             replica = broker.replica(entry.topic_id, entry.partition)
             end_offset = _admit(broker, replica, entry, request, body[at:end], result, now)
         except QuiverlogError as error:
-            _fail(result, error)
+            fail_result(result, error)
             broker.metrics.batches_refused += 1
-        else:
-            stored.append((replica, end_offset, result))
+        except Exception as error:
+            broker.outbox.internal_error("PRODUCE", error)
+            fail_result(result, QuiverlogError())
+        if replica is not None:
+            staged.append((replica, end_offset, result))
         at = end
-    broker.produces.append((event, response, stored))
-
-
-def finish_produces(broker: Broker, now: Now) -> None:
-    """Append what was admitted, one write per log, then answer or wait for the disk."""
-    produces, broker.produces = broker.produces, []
-    broker.admitted_bytes = 0
-    errors = _append_admitted(broker, now)
-    for event, response, stored in produces:
-        waiter: ProduceWaiter | None = None
-        for replica, end_offset, result in stored:
-            state = replica.state
-            if end_offset > state.log_end_offset:
-                _fail(result, errors.get(replica) or StorageFault(f"{replica.name}: not stored."))
-            elif end_offset > state.flushed_offset and result.durability >= Durability.FLUSHED:
-                if replica.fault:
-                    _fail(result, StorageFault(f"{replica.name}: {replica.fault}."))
-                    continue
-                if waiter is None:
-                    waiter = _waiter(event, response, now)
-                waiter.waiting[id(result)] = result
-                replica.acks.append((end_offset, waiter, result))
-                broker.want_sync(replica)
-        if waiter is None:
-            broker.respond(event.connection_id, event.request.correlation_id, response)
-        else:
-            broker.purgatory.add(waiter, by_connection=False)
-
-
-def _append_admitted(broker: Broker, now: Now) -> dict[Replica, QuiverlogError]:
-    """Every log gets its batches in one write; those that fail come back with the reason."""
-    errors: dict[Replica, QuiverlogError] = {}
-    appending, broker.appending = broker.appending, []
-    for replica in appending:
-        if not replica.admitted:
-            continue
-        try:
-            if replica.append(now):
-                broker.moved[replica] = None
-        except DiskFull as error:
-            broker.disk_filled()
-            errors[replica] = error
-        except StorageFault as error:
-            broker.declare_fault(replica, error.message)
-            errors[replica] = error
-    return errors
-
-
-def _waiter(event: RequestReceived, response: m.ProduceResponse, now: Now) -> ProduceWaiter:
-    request = event.request
-    assert isinstance(request, m.ProduceRequest)
-    timeout_ms = min(max(request.timeout_ms, 1), _TIMEOUT_MS_MAX)
-    deadline_us = now.mono_us + timeout_ms * 1000
-    return ProduceWaiter(event.connection_id, request.correlation_id, deadline_us, response)
 
 
 def _check_sizes(entries: list[m.ProducePartition], body_bytes: int) -> None:
@@ -214,23 +121,26 @@ def _admit(
     if entry.leader_epoch != state.leader_epoch:
         state.check_leader_epoch(entry.leader_epoch)
     level = state.required_level(request.durability)
-    if replica.fault:
-        replica.check_fault()
+    if replica.fault is not None:
+        raise replica.fault
     batches = _validate(replica, body, now)
-    known, row_count = _check_producers(replica, batches)
+    row_count = batches[0][0].row_count if len(batches) == 1 else _row_count(batches)
+    known = _check_producer(broker, replica, batches)
     if known is None:
-        if not replica.admitted:
-            broker.appending.append(replica)
-        known = replica.admit(batches, now)
+        if replica.admitted_rows + row_count > STAGED_ROWS_MAX:
+            raise BatchTooLarge(f"{replica.name}: too many rows at once: send them one by one.")
+        base_offset = replica.admit(batches, now)
+        broker.staging.appending[replica] = None
     else:
+        base_offset = known
         result.duplicate = True
-        broker.metrics.batches_deduplicated += len(batches)
-    result.base_offset = known
+        broker.metrics.batches_deduplicated += 1
+    result.base_offset = base_offset
     result.row_count = row_count
     result.durability = level
     result.leader_epoch = state.leader_epoch
-    result.log_start_offset = replica.log.log_start_offset
-    return known + row_count
+    result.log_start_offset = state.log_start_offset
+    return base_offset + row_count
 
 
 def _validate(replica: Replica, body: memoryview, now: Now) -> list[tuple[BatchHeader, memoryview]]:
@@ -255,60 +165,81 @@ def _validate(replica: Replica, body: memoryview, now: Now) -> list[tuple[BatchH
     return batches
 
 
-def _check_producers(
-    replica: Replica, batches: list[tuple[BatchHeader, memoryview]]
-) -> tuple[int | None, int]:
-    """(offset of the entry if it is a repetition, its rows).
+def _row_count(batches: list[tuple[BatchHeader, memoryview]]) -> int:
+    """Rows of an entry of several batches: no more than one batch may have."""
+    row_count = sum(header.row_count for header, _ in batches)
+    if row_count > BATCH_ROWS_MAX:
+        raise BatchTooLarge(f"an entry has {row_count} rows, allowed are {BATCH_ROWS_MAX}.")
+    return row_count
+
+
+def _check_producer(
+    broker: Broker, replica: Replica, batches: list[tuple[BatchHeader, memoryview]]
+) -> int | None:
+    """None: new. A number: the entry was stored before, and this is its offset.
 
     Raises:
-        OutOfOrderSequence: some batches are repetitions and some are not, or the repeated ones do
-            not lie together. A retry must carry the batches of the first try: one answer could
-            not say where the rows of both kinds lie.
+        InvalidRequest: an entry of several batches has a producer id.
+        UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequence: see `ProducerStates.check`;
+            or id or epoch were never given out.
     """
-    if len(batches) == 1:
-        header = batches[0][0]
-        return replica.producers.check(header), header.row_count
-    headers = [header for header, _ in batches]
-    row_count = sum(header.row_count for header in headers)
-    answers = replica.producers.check_all(headers)
-    known = [answer for answer in answers if answer is not None]
-    if not known:
-        return None, row_count
-    if len(known) < len(answers) or known[-1] + headers[-1].row_count != known[0] + row_count:
-        raise OutOfOrderSequence(
-            f"{replica.name}: {len(known)} of {len(answers)} batches of this entry are stored"
-            " already; a retry must carry the batches of the first try."
+    header = batches[0][0]
+    if len(batches) > 1:
+        if any(one.producer_id >= 0 for one, _ in batches):
+            raise InvalidRequest(
+                f"{replica.name}: an entry of an idempotent producer is one batch,"
+                f" this one has {len(batches)}."
+            )
+        return None
+    producer_id = header.producer_id
+    if producer_id < 0:
+        return None
+    ids = broker.producer_ids
+    if producer_id >= ids.next:
+        raise UnknownProducerId(f"producer id {producer_id} was never given out.")
+    epoch = header.producer_epoch
+    if (
+        epoch > 0
+        and epoch > replica.producers.newest_epoch(producer_id)
+        and not ids.has_epoch(producer_id, epoch)
+    ):
+        raise InvalidProducerEpoch(
+            f"epoch {epoch} of producer {producer_id} was never given out: INIT_PRODUCER_ID does."
         )
-    return known[0], row_count
+    return replica.producers.check(header)
 
 
 # --- INIT_PRODUCER_ID ---------------------------------------------------------------------------
-def handle_init_producer_id(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """A producer id that nobody had before; or the next epoch of the one that the asker has."""
-    request = event.request
+def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
+    """A producer id that nobody had before; or the next epoch of the one that the asker has.
+
+    The epoch never goes back: whoever asks with an older one gets the one after the newest.
+    """
+    request = call.request
     assert isinstance(request, m.InitProducerIdRequest)
     if request.transactional_id:
         raise InvalidRequest("this broker has no transactions: leave transactional_id empty.")
-    producer_id, epoch = request.producer_id, request.producer_epoch + 1
-    if producer_id == NO_PRODUCER_ID or epoch > _PRODUCER_EPOCH_MAX:
-        producer_id, epoch = _new_producer_id(broker), 0
-    elif not (0 <= producer_id < broker.producer_id_next and epoch > 0):
-        raise InvalidRequest(
-            f"producer id {producer_id} with epoch {request.producer_epoch} was never given out."
-        )
-    broker.respond(
-        event.connection_id,
-        request.correlation_id,
-        m.InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch),
-    )
+    ids = broker.producer_ids
+    producer_id = request.producer_id
+    if producer_id != NO_PRODUCER_ID:
+        if not 0 <= producer_id < ids.next or request.producer_epoch < 0:
+            raise InvalidRequest(
+                f"producer id {producer_id} with epoch {request.producer_epoch} was never given"
+                " out."
+            )
+        newest = ids.newest_epoch(producer_id)
+        # An epoch that is not known any more (or was given out by an older broker) cannot be
+        # followed by one that is surely new: a new id can.
+        if request.producer_epoch <= newest < _PRODUCER_EPOCH_MAX:
+            broker.admission.check_writable()
+            record = ProducerEpochRecord(producer_id, newest + 1)
+            yield broker.metadata.proposal([record], call.now)
+            return m.InitProducerIdResponse(producer_id=producer_id, producer_epoch=record.epoch)
+    while ids.exhausted:
+        yield _another_block(broker, call)
+    return m.InitProducerIdResponse(producer_id=ids.take(), producer_epoch=0)
 
 
-def _new_producer_id(broker: Broker) -> int:
-    if broker.producer_id_next >= broker.producer_id_end:
-        broker.check_writable()
-        start = broker.image.next_producer_id
-        broker.commit([next_producer_id_block(broker.image)])
-        broker.producer_id_next, broker.producer_id_end = start, broker.image.next_producer_id
-    producer_id = broker.producer_id_next
-    broker.producer_id_next += 1
-    return producer_id
+def _another_block(broker: Broker, call: Call) -> Wait:
+    broker.admission.check_writable()
+    return broker.metadata.proposal([next_producer_id_block(broker.metadata.pending)], call.now)

@@ -1,92 +1,168 @@
 """Requests that wait: for rows, for offsets, for the disk.
 
-Owns the order of their deadlines (one heap) and who of them belongs to which connection. What they
-wait for and what they answer is theirs (`Waiter`'s subclasses in the handlers).
+Owns the order of their deadlines (one heap), who of them belongs to which connection, and how many
+long polls a connection and a client may have: no more than what is still free, so that one who
+takes all he can leaves half of the rest to the next.
 
 Invariants: a waiter is answered or dropped once; `live` is the number that still waits; the heap
 holds at most about twice as many entries (done ones are swept when they are the majority), so that
 a long timeout on many short waits does not keep their memory.
+
+Must not know: what they wait for, what they answer (`Waiter`'s subclasses in the handlers).
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import ClassVar, Final
 
+from quiverlog.errors import QuiverlogError
+from quiverlog.node.outbox import Outbox
 from quiverlog.types import Now
-
-if TYPE_CHECKING:
-    from quiverlog.node.broker import Broker
+from quiverlog.wire.messages import Api, Response
+from quiverlog.wire.registry import APIS
 
 __all__ = ["Purgatory", "Waiter"]
 
-_SWEEP_MIN = 256
+_SWEEP_MIN: Final = 256
 
 
 class Waiter:
-    """A request that is not answered yet."""
+    """A request that is not answered yet. `done`: it waits no more. `answered`: it was answered."""
 
-    __slots__ = ("connection_id", "correlation_id", "deadline_us", "done")
+    __slots__ = ("answered", "client_id", "connection_id", "correlation_id", "deadline_us", "done")
+
+    api: ClassVar[Api]
 
     def __init__(self, connection_id: int, correlation_id: int, deadline_us: int) -> None:
         self.connection_id = connection_id
         self.correlation_id = correlation_id
         self.deadline_us = deadline_us
+        # Of a long poll: who is charged for it.
+        self.client_id: str | None = None
         self.done = False
+        self.answered = False
 
-    def wake(self, broker: Broker, index: int, now: Now) -> None:
+    def wake(self, index: int, now: Now) -> None:
         """Something moved in the `index`-th partition of the request: answer if it is enough."""
         raise NotImplementedError
 
-    def expire(self, broker: Broker, now: Now) -> None:
+    def expire(self, now: Now) -> None:
         """The deadline has come: answer with what there is."""
         raise NotImplementedError
 
-    def release(self, broker: Broker) -> None:
-        """Take yourself off every list but the purgatory's."""
+    def release(self) -> None:
+        """Take yourself off every list but the purgatory's. May be called twice."""
+
+    def answer(self, outbox: Outbox, response: Response, body: Sequence[memoryview] = ()) -> None:
+        """Say it."""
+        assert not self.answered
+        outbox.respond(self.connection_id, self.correlation_id, response, body)
+        self.answered = True
 
 
 class Purgatory:
-    """See the module docstring."""
+    """See the module docstring.
 
-    __slots__ = ("_by_connection", "_heap", "_sequence", "live")
+    Args:
+        parked_max: long polls that may wait at once.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "_by_client",
+        "_by_connection",
+        "_heap",
+        "_outbox",
+        "_parked_max",
+        "_sequence",
+        "live",
+        "parked",
+    )
+
+    def __init__(self, outbox: Outbox, parked_max: int) -> None:
+        self._outbox = outbox
+        self._parked_max = parked_max
         self._heap: list[tuple[int, int, Waiter]] = []
         self._sequence = 0
         self._by_connection: dict[int, dict[Waiter, None]] = {}
+        self._by_client: dict[str, int] = {}
         self.live = 0
+        self.parked = 0
 
-    def add(self, waiter: Waiter, *, by_connection: bool) -> None:
-        """Wait until `waiter.deadline_us` (monotonic). `by_connection`: `forget` drops it."""
+    def may_park(self, connection_id: int, client_id: str) -> bool:
+        """Is there room for one more long poll of this connection and client?"""
+        free = self._parked_max - self.parked
+        mine = max(
+            len(self._by_connection.get(connection_id, ())), self._by_client.get(client_id, 0)
+        )
+        return mine < free
+
+    def park(self, waiter: Waiter, client_id: str) -> None:
+        """A long poll waits; it ends with its connection."""
+        assert waiter.client_id is None
+        waiter.client_id = client_id
+        self.parked += 1
+        self._by_client[client_id] = self._by_client.get(client_id, 0) + 1
+        self._by_connection.setdefault(waiter.connection_id, {})[waiter] = None
+        self.add(waiter)
+
+    def add(self, waiter: Waiter) -> None:
+        """Wait until `waiter.deadline_us` (monotonic), whatever becomes of the connection."""
         self._sequence += 1
         self.live += 1
         heap = self._heap
         heapq.heappush(heap, (waiter.deadline_us, self._sequence, waiter))
-        if by_connection:
-            self._by_connection.setdefault(waiter.connection_id, {})[waiter] = None
         if len(heap) > _SWEEP_MIN and len(heap) > 2 * self.live:
             self._sweep()
 
     def _sweep(self) -> None:
         self._heap = [entry for entry in self._heap if not entry[2].done]
         heapq.heapify(self._heap)
-        assert len(self._heap) == self.live
+        assert len(self._heap) <= self.live, "all but those that expire just now are in it"
 
     def finish(self, waiter: Waiter) -> None:
         """It is answered, or nobody waits for it any more."""
         assert not waiter.done
         waiter.done = True
         self.live -= 1
-        mine = self._by_connection.get(waiter.connection_id)
-        if mine is not None:
-            mine.pop(waiter, None)
-            if not mine:
-                del self._by_connection[waiter.connection_id]
+        if waiter.client_id is not None:
+            self._unpark(waiter, waiter.client_id)
+
+    def _unpark(self, waiter: Waiter, client_id: str) -> None:
+        self.parked -= 1
+        left = self._by_client[client_id] - 1
+        if left:
+            self._by_client[client_id] = left
+        else:
+            del self._by_client[client_id]
+        mine = self._by_connection[waiter.connection_id]
+        del mine[waiter]
+        if not mine:
+            del self._by_connection[waiter.connection_id]
+
+    def fail(self, waiter: Waiter, where: str, error: Exception) -> None:
+        """Looking after it raised what nobody expected: it is answered and forgotten."""
+        self._outbox.internal_error(where, error)
+        if not waiter.done:
+            self.finish(waiter)
+            waiter.release()
+        if not waiter.answered:
+            bug = QuiverlogError()
+            response = APIS[waiter.api].response(error_code=bug.code, error_message=bug.message)
+            waiter.answer(self._outbox, response)
 
     def of_connection(self, connection_id: int) -> list[Waiter]:
-        """Those of one connection that were added `by_connection`."""
+        """The long polls of one connection."""
         return list(self._by_connection.get(connection_id, ()))
+
+    def of_request(self, connection_id: int, correlation_id: int) -> list[Waiter]:
+        """Those that wait for one request; slow, for the way out of a failed handler."""
+        return [
+            waiter
+            for waiter in self.all_live()
+            if (waiter.connection_id, waiter.correlation_id) == (connection_id, correlation_id)
+        ]
 
     def expired(self, mono_us: int) -> list[Waiter]:
         """Those whose deadline has come, in its order. They are still to be finished."""

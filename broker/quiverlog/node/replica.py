@@ -1,18 +1,14 @@
 """A partition on this node: its log, its rules and those who wait for it, side by side.
 
-Owns the way from validated batches to appended rows, and the queue of acknowledgements that wait
-for the disk. Invariant: an acknowledgement leaves `acks` only when the flushed offset has reached
-its own; a repetition's offset may be lower than its neighbours', which only makes it wait longer.
+Owns the way from validated batches to appended rows. What waits for its disk is in `answers`
+(acknowledgements.py); when its log is flushed is decided in flushes.py.
 
-A failed write or fsync makes the replica `fault`y: the kernel may have dropped the pages that the
+A failed write or fsync gives the replica a `fault`: the kernel may have dropped the pages that the
 failed fsync stood for, so nothing may be acknowledged on top of them until a restart has recovered
 the log from what the disk really holds.
 """
 
 from __future__ import annotations
-
-from collections import deque
-from typing import TYPE_CHECKING
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.configs import TopicConfig
@@ -20,14 +16,11 @@ from quiverlog.core.controller.image import TopicImage
 from quiverlog.core.partition.partition import PartitionState
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
+from quiverlog.node.acknowledgements import Answers
 from quiverlog.node.metrics import TopicCounters
 from quiverlog.node.purgatory import Waiter
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now, TopicPartition
-from quiverlog.wire import messages as m
-
-if TYPE_CHECKING:
-    from quiverlog.node.produce import ProduceWaiter
 
 __all__ = ["Replica", "log_config"]
 
@@ -47,20 +40,21 @@ class Replica:
     """See the module docstring. `waiters`: long polls that look here, with their entry's index."""
 
     __slots__ = (
-        "acks",
         "admitted",
         "admitted_bytes",
         "admitted_rows",
+        "answers",
         "corrupt",
         "counters",
         "deleted",
         "fault",
+        "flush_queued",
+        "flush_running",
+        "jobs_running",
         "log",
         "name",
         "producers",
         "state",
-        "sync_in_flight",
-        "sync_queued",
         "topic",
         "waiters",
     )
@@ -85,23 +79,21 @@ class Replica:
             durability=topic.config.durability,
             log_end_offset=log.log_end_offset,
             flushed_offset=log.flushed_offset,
+            log_start_offset=log.log_start_offset,
         )
         self.waiters: dict[Waiter, int] = {}
-        self.acks: deque[tuple[int, ProduceWaiter, m.ProducePartitionResult]] = deque()
+        self.answers = Answers()
         self.admitted: list[tuple[BatchHeader, memoryview]] = []
         self.admitted_rows = 0
         self.admitted_bytes = 0
-        self.sync_in_flight = False
-        self.sync_queued = False
+        self.flush_running = False
+        self.flush_queued = False
+        # Jobs that use the log's files by name; a deleted replica's files stay until it is 0.
+        self.jobs_running = 0
         self.deleted = False
-        # Bad bytes were found (and logged once); see `Broker.corrupt_read`.
+        # Bad bytes were found (and logged once).
         self.corrupt = False
-        self.fault = ""
-
-    @property
-    def dirty(self) -> bool:
-        """Are there rows that the disk may not have?"""
-        return self.state.flushed_offset < self.state.log_end_offset
+        self.fault: StorageFault | None = None
 
     def admit(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> int:
         """Take validated, checked batches into the next `append`. Returns their base offset to be.
@@ -109,13 +101,27 @@ class Replica:
         The views must stay valid until then.
         """
         base_offset = offset = self.state.log_end_offset + self.admitted_rows
-        for header, view in batches:
-            self.producers.stage(header, offset, now.wall_us)
-            offset += header.row_count
-            self.admitted_bytes += len(view)
+        byte_count = 0
+        try:
+            for header, view in batches:
+                self.producers.stage(header, offset, now.wall_us)
+                offset += header.row_count
+                byte_count += len(view)
+        except Exception:
+            self._stage_again(now)
+            raise
+        self.admitted_bytes += byte_count
         self.admitted_rows = offset - self.state.log_end_offset
         self.admitted.extend(batches)
         return base_offset
+
+    def _stage_again(self, now: Now) -> None:
+        """Some batches of an entry that failed were staged: only the admitted ones stay."""
+        self.producers.drop_staged()
+        offset = self.state.log_end_offset
+        for header, _ in self.admitted:
+            self.producers.stage(header, offset, now.wall_us)
+            offset += header.row_count
 
     def append(self, now: Now) -> bool:
         """Append what was admitted, together. True when readers may see more.
@@ -128,13 +134,18 @@ class Replica:
         rows, self.admitted_rows = self.admitted_rows, 0
         byte_count, self.admitted_bytes = self.admitted_bytes, 0
         state = self.state
+        assert batches
         try:
             base_offset = self.log.append(batches, state.leader_epoch, now)
+        except DiskFull:
+            self.producers.drop_staged()
+            raise
         except (OSError, QuiverlogError) as error:
             self.producers.drop_staged()
-            if isinstance(error, DiskFull):
-                raise
             raise StorageFault(f"{self.name}: append failed: {error}.") from error
+        except BaseException:
+            self.producers.drop_staged()
+            raise
         assert base_offset == state.log_end_offset
         self.producers.commit_staged()
         counters = self.counters
@@ -142,8 +153,3 @@ class Replica:
         counters.rows_in += rows
         counters.batches_in += len(batches)
         return state.appended(base_offset + rows)
-
-    def check_fault(self) -> None:
-        """Raises StorageFault when an earlier write or fsync failed."""
-        if self.fault:
-            raise StorageFault(f"{self.name} takes no writes: {self.fault}.")

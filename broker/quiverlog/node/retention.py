@@ -1,67 +1,210 @@
-"""When retention looks at which log.
+"""When retention looks at which log, and which clock it believes.
 
 Owns the round: every partition once per `retention_check_ms`, a slice at a time, so that thousands
 of partitions neither stall the loop nor wait longer than the round. What is too old or too much is
-the log's to decide.
+the log's to decide; what is taken is logged, one line per partition and round.
+
+Rows that are deleted do not come back when a clock is set right again, so a wall clock that runs
+ahead of the monotonic one is not believed at once: see `BelievedClock`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import Final
 
-from quiverlog.errors import QuiverlogError
+from quiverlog.node.assignment import Assignment
+from quiverlog.node.flushes import Flushes
+from quiverlog.node.jobs import Jobs, Urgency
+from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
+from quiverlog.node.trims import Trims
+from quiverlog.storage.jobs import LoadIndexJob, NotResident, RemoveFilesJob
+from quiverlog.storage.segment import LoadedIndex
 from quiverlog.types import Now
 
-if TYPE_CHECKING:
-    from quiverlog.node.broker import Broker
+__all__ = ["BelievedClock", "Retention"]
 
-__all__ = ["Retention"]
-
-_SLICE: Final = 256
+_SLICE: Final = 64
 """Partitions looked at in one go."""
+_JUMP_US: Final = 60_000_000
+"""The wall clock may gain so much on the monotonic clock between two rounds."""
+_BELIEVE_AFTER_US: Final = 3_600_000_000
+"""A clock that jumped ahead and has stayed there for so long is right."""
+
+
+class BelievedClock:
+    """The wall clock, as far as the monotonic clock confirms it.
+
+    A wall clock that is suddenly hours ahead (a bad time server, a mistyped date) would make every
+    row look old. Until it has stayed there for an hour, time goes on from what was believed before.
+    A clock that goes back is believed: it only keeps rows longer.
+    """
+
+    __slots__ = ("_believed", "_suspect_since_us")
+
+    def __init__(self) -> None:
+        self._believed: Now | None = None
+        self._suspect_since_us: int | None = None
+
+    @property
+    def suspects(self) -> bool:
+        """Is the wall clock ahead of what is believed?"""
+        return self._suspect_since_us is not None
+
+    def read(self, now: Now) -> Now:
+        """This moment, with the wall clock that is believed."""
+        believed = self._believed
+        wall_us = now.wall_us
+        if believed is not None:
+            expected_us = believed.wall_us + now.mono_us - believed.mono_us
+            if wall_us <= expected_us + _JUMP_US:
+                self._suspect_since_us = None
+            elif self._suspect_since_us is None:
+                self._suspect_since_us = now.mono_us
+                wall_us = expected_us
+            elif now.mono_us - self._suspect_since_us >= _BELIEVE_AFTER_US:
+                self._suspect_since_us = None
+            else:
+                wall_us = expected_us
+        self._believed = Now(now.mono_us, wall_us)
+        return self._believed
 
 
 class Retention:
     """See the module docstring."""
 
-    __slots__ = ("_broker", "_period_us", "_todo", "next_us")
+    __slots__ = (
+        "_assignment",
+        "_clock",
+        "_flushes",
+        "_jobs",
+        "_metrics",
+        "_outbox",
+        "_period_us",
+        "_todo",
+        "_trims",
+        "next_us",
+    )
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._period_us = broker.config.retention_check_ms * 1000
+    def __init__(
+        self,
+        assignment: Assignment,
+        trims: Trims,
+        flushes: Flushes,
+        jobs: Jobs,
+        outbox: Outbox,
+        metrics: NodeMetrics,
+        *,
+        period_ms: int,
+    ) -> None:
+        self._assignment = assignment
+        self._trims = trims
+        self._flushes = flushes
+        self._jobs = jobs
+        self._outbox = outbox
+        self._metrics = metrics
+        self._period_us = period_ms * 1000
         self._todo: list[Replica] = []
+        self._clock = BelievedClock()
         self.next_us = 0
 
     def start(self, now: Now) -> None:
         """Look for the first time one period from now."""
+        self._clock.read(now)
         self.next_us = now.mono_us + self._period_us
 
     def run(self, now: Now) -> None:
         """Look at the next slice if it is time."""
         if now.mono_us < self.next_us:
             return
+        suspected = self._clock.suspects
+        believed = self._clock.read(now)
+        if self._clock.suspects and not suspected:
+            self._outbox.log(
+                "warning",
+                "the wall clock jumped ahead: retention goes by the monotonic clock",
+                ahead_ms=(now.wall_us - believed.wall_us) // 1000,
+            )
+        replicas = self._assignment.replicas
         if not self._todo:
-            self._todo = list(self._broker.replicas.values())
-        slices = max(1, -(-len(self._broker.replicas) // _SLICE))
+            self._todo = list(replicas.values())
+        slices = max(1, -(-len(replicas) // _SLICE))
         self.next_us = now.mono_us + self._period_us // slices
         todo, self._todo = self._todo[:_SLICE], self._todo[_SLICE:]
         for replica in todo:
             if not replica.deleted:
-                self._look(replica, now)
+                self._look(replica, believed)
 
     def _look(self, replica: Replica, now: Now) -> None:
-        broker = self._broker
-        log = replica.log
-        log_start_offset = log.log_start_offset
-        replica.producers.expire(now.wall_us)
+        """One log's turn; whatever it meets, the others have theirs."""
         try:
-            result = log.apply_retention(now, replica.state.high_watermark)
-        except (OSError, QuiverlogError) as error:
-            broker.log("error", "retention failed", partition=str(replica.name), why=str(error))
+            replica.producers.expire(now.wall_us)
+            if not self._trims.busy(replica):
+                self._take(replica, now)
+            replica.log.roll_if_due(now)
+            self._flushes.appended(replica)
+        except NotResident as cold:
+            self._load(replica, cold, now)
+        except Exception as error:
+            self._outbox.internal_error(f"retention of {replica.name}", error)
+
+    def _take(self, replica: Replica, now: Now) -> None:
+        log = replica.log
+        target = log.retention_target(now, replica.state.high_watermark, cold_ok=False)
+        if target > log.log_start_offset:
+            then = partial(self._taken, replica, log.log_start_offset)
+            self._trims.trim(replica, target, Urgency.BACKGROUND, now, then)
+
+    def _load(self, replica: Replica, cold: NotResident, believed: Now) -> None:
+        job = cold.job
+        assert isinstance(job, LoadIndexJob)
+        replica.jobs_running += 1
+        self._jobs.start(job, partial(self._loaded, replica, job, believed), Urgency.BACKGROUND)
+
+    def _loaded(
+        self,
+        replica: Replica,
+        job: LoadIndexJob,
+        believed: Now,
+        result: object,
+        error: BaseException | None,
+        _now: Now,
+    ) -> None:
+        replica.jobs_running -= 1
+        if error is not None:
+            self._failed(replica, error)
+        elif not replica.deleted:
+            assert isinstance(result, LoadedIndex)
+            replica.log.complete_load(job, result)
+            self._look(replica, believed)
+
+    def _taken(
+        self,
+        replica: Replica,
+        start_before: int,
+        files: object,
+        error: BaseException | None,
+        _now: Now,
+    ) -> None:
+        if error is not None:
+            self._failed(replica, error)
             return
-        if log.log_start_offset != log_start_offset:
-            broker.moved[replica] = None  # Those who wait below the new start must be told.
-        if result.segments_deleted:
-            broker.metrics.retention_segments_deleted += result.segments_deleted
-            broker.metrics.retention_bytes_deleted += result.bytes_deleted
+        segments, byte_count = 0, 0
+        if isinstance(files, RemoveFilesJob):
+            segments, byte_count = files.segment_count, files.byte_count
+        self._metrics.retention_segments_deleted += segments
+        self._metrics.retention_bytes_deleted += byte_count
+        self._outbox.log(
+            "info",
+            "retention took rows",
+            partition=str(replica.name),
+            first=start_before,
+            log_start_offset=replica.log.log_start_offset,
+            segments=segments,
+            bytes=byte_count,
+        )
+
+    def _failed(self, replica: Replica, error: BaseException) -> None:
+        self._outbox.log("error", "retention failed", partition=str(replica.name), why=str(error))

@@ -201,7 +201,7 @@ class BrokerServer:
             topic_defaults=dict(config.topic_defaults),
             disk_reserve_bytes=config.disk_reserve_bytes,
             frame_bytes_max=config.frame_bytes_max,
-            syncs_in_flight_max=config.fsync_threads * 2,
+            flushes_in_flight_max=config.fsync_threads * 2,
         )
 
     def ready_line(self) -> str:

@@ -11,15 +11,20 @@ Must not know: files, requests, who may do what (that is decided in `topics`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from quiverlog.batch.schema import deserialize_schema
 from quiverlog.core.controller.configs import RETIRED, TopicConfig, topic_config
 from quiverlog.core.controller.records import (
+    LEADER_GONE,
+    LEADER_STAYS,
+    NO_LEADER,
     BrokerRecord,
     ConfigRecord,
     PartitionChangeRecord,
     PartitionRecord,
+    ProducerEpochRecord,
     ProducerIdBlockRecord,
     Record,
     RemoveTopicRecord,
@@ -27,6 +32,7 @@ from quiverlog.core.controller.records import (
     SnapshotRecord,
     TopicRecord,
 )
+from quiverlog.limits import PRODUCER_EPOCHS_REMEMBERED, REMOVED_TOPICS_REMEMBERED
 from quiverlog.types import NO_EPOCH
 
 if TYPE_CHECKING:
@@ -99,6 +105,7 @@ class Image:
         "defaults",
         "next_producer_id",
         "partition_count",
+        "producer_epochs",
         "removed_topic_ids",
         "topics",
         "topics_by_id",
@@ -113,8 +120,10 @@ class Image:
         self.brokers: dict[int, BrokerRecord] = {}
         self.next_producer_id = 0
         self.partition_count = 0
-        # Of this replay: what lies about under these ids may be removed.
-        self.removed_topic_ids: set[bytes] = set()
+        # By producer id, those with an epoch above 0, longest unchanged first.
+        self.producer_epochs: dict[int, int] = {}
+        # What lies about under these ids may be removed; oldest first.
+        self.removed_topic_ids: dict[bytes, None] = {}
 
     def replay_entry(self, records: list[Record]) -> None:
         """Take in one entry of the metadata log."""
@@ -144,26 +153,34 @@ class Image:
                 topic = self.topics_by_id[record.topic_id]
                 assert record.schema_id == len(topic.schema_records) + 1
                 topic.schema_records.append(record)
-                topic.schemas[record.schema_id] = deserialize_schema(record.schema)
+                topic.schemas[record.schema_id] = _arrow_schema(record.schema)
             case RemoveTopicRecord():
                 topic = self.topics_by_id.pop(record.topic_id)
-                self.removed_topic_ids.add(record.topic_id)
+                self.removed_topic_ids[record.topic_id] = None
+                _keep_newest(self.removed_topic_ids, REMOVED_TOPICS_REMEMBERED)
                 del self.topics[topic.name]
                 self.partition_count -= len(topic.partitions)
             case ProducerIdBlockRecord():
                 assert record.next_producer_id >= self.next_producer_id
                 self.next_producer_id = record.next_producer_id
+            case ProducerEpochRecord():
+                self.producer_epochs.pop(record.producer_id, None)
+                self.producer_epochs[record.producer_id] = record.epoch
+                _keep_newest(self.producer_epochs, PRODUCER_EPOCHS_REMEMBERED)
             case BrokerRecord():
                 self.brokers[record.node_id] = record
             case SnapshotRecord():
                 self.version = record.version
+                self.removed_topic_ids.update(dict.fromkeys(record.removed_topic_ids))
 
     def _replay_partition_change(self, record: PartitionChangeRecord) -> None:
         partition = self.topics_by_id[record.topic_id].partitions[record.partition]
         if record.leader_epoch != NO_EPOCH:
             assert record.leader_epoch > partition.leader_epoch
             partition.leader_epoch = record.leader_epoch
-        if record.leader_id != -1:
+        if record.leader_id == LEADER_GONE:
+            partition.leader_id = NO_LEADER
+        elif record.leader_id != LEADER_STAYS:
             partition.leader_id = record.leader_id
         if record.in_sync_replicas is not None:
             partition.in_sync_replicas = record.in_sync_replicas
@@ -183,9 +200,10 @@ class Image:
 
     def snapshot_records(self) -> list[Record]:
         """Records that add up to this image, for a compacted metadata log."""
-        records: list[Record] = [SnapshotRecord(self.version)]
+        records: list[Record] = [SnapshotRecord(self.version, tuple(self.removed_topic_ids))]
         records.extend(self.brokers.values())
         records.append(ProducerIdBlockRecord(self.next_producer_id))
+        records.extend(ProducerEpochRecord(pid, e) for pid, e in self.producer_epochs.items())
         for topic in self.topics.values():
             records.append(
                 TopicRecord(
@@ -210,3 +228,14 @@ class Image:
                 for partition in topic.partitions
             )
         return records
+
+
+@lru_cache(maxsize=256)
+def _arrow_schema(schema: bytes) -> pa.Schema:
+    # The image and the view of decisions under way hold the same schemas.
+    return deserialize_schema(schema)
+
+
+def _keep_newest(table: dict[Any, Any], count: int) -> None:
+    while len(table) > count:
+        del table[next(iter(table))]

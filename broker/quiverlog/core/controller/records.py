@@ -17,10 +17,14 @@ from quiverlog.errors import CorruptLog, UnsupportedFormat
 from quiverlog.types import NO_EPOCH
 
 __all__ = [
+    "LEADER_GONE",
+    "LEADER_STAYS",
+    "NO_LEADER",
     "BrokerRecord",
     "ConfigRecord",
     "PartitionChangeRecord",
     "PartitionRecord",
+    "ProducerEpochRecord",
     "ProducerIdBlockRecord",
     "Record",
     "RemoveTopicRecord",
@@ -29,13 +33,24 @@ __all__ = [
     "TopicRecord",
     "decode_entry",
     "encode_entry",
+    "topic_of",
 ]
 
 
+NO_LEADER: Final = -1
+LEADER_STAYS: Final = -1
+"""In a change. That the leader is gone is said by LEADER_GONE: -1 meant "stays" from the start."""
+LEADER_GONE: Final = -2
+
+
 class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """First record of a compacted log: what follows is the state at metadata version `version`."""
+    """First record of a compacted log: what follows is the state at metadata version `version`.
+
+    `removed_topic_ids`: of the topics removed last; what lies about under these ids is garbage.
+    """
 
     version: int
+    removed_topic_ids: tuple[bytes, ...] = ()
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -57,7 +72,10 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """A partition of a topic exists. Partitions of a topic come in the order of their numbers."""
+    """A partition of a topic exists. Partitions of a topic come in the order of their numbers.
+
+    `leader_id` NO_LEADER: none of the replicas leads it now.
+    """
 
     topic_id: bytes
     partition: int
@@ -68,11 +86,11 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """What is not given (-1, None) stays."""
+    """What is not given (LEADER_STAYS, NO_EPOCH, None) stays."""
 
     topic_id: bytes
     partition: int
-    leader_id: int = -1
+    leader_id: int = LEADER_STAYS
     leader_epoch: int = NO_EPOCH
     in_sync_replicas: tuple[int, ...] | None = None
 
@@ -104,6 +122,13 @@ class ProducerIdBlockRecord(msgspec.Struct, frozen=True, array_like=True, tag=9)
     next_producer_id: int
 
 
+class ProducerEpochRecord(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Epochs of this producer up to `epoch` were given out."""
+
+    producer_id: int
+    epoch: int
+
+
 Record = (
     SnapshotRecord
     | BrokerRecord
@@ -114,12 +139,20 @@ Record = (
     | SchemaRecord
     | RemoveTopicRecord
     | ProducerIdBlockRecord
+    | ProducerEpochRecord
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(list[Record])
 _TYPES: Final = msgspec.msgpack.Decoder(list[list[object]])
-_TAG_MAX: Final = 9
+_TAG_MAX: Final = 10
+
+
+def topic_of(record: Record) -> bytes | None:
+    """The topic that a record is about; None when it is about none."""
+    if isinstance(record, SnapshotRecord | BrokerRecord | ProducerIdBlockRecord):
+        return None
+    return None if isinstance(record, ProducerEpochRecord) else record.topic_id
 
 
 def encode_entry(records: list[Record]) -> bytes:

@@ -1,23 +1,59 @@
 """One partition as its leader sees it: who may write and read, and how far.
 
-Owns the leader epoch checks, the durability rule and the high watermark. Reads stop at the high
-watermark, so that what a reader has seen cannot vanish by the failure that the topic's durability
-promises to survive:
+Owns the leader epoch checks, the durability rule and the high watermark. Four positions are kept
+apart, and `acknowledged` is the one function that says which of them a level rests on:
 
-- `memory`: the high watermark is the end of the log.
-- `flushed`: it is the flushed offset: rows become visible when they are on disk.
+- `log_start_offset`  the first row that is kept;
+- `flushed_offset`    rows below it are on this broker's disk;
+- `replicated_offset` rows below it are in the log of every in-sync replica;
+- `log_end_offset`    rows below it are in this broker's log.
 
-Invariants: `high_watermark` never falls, and `high_watermark <= log end` always.
+Readers see rows below the high watermark, which follows the topic's level, so that what a reader
+has seen cannot vanish by the failure that the level promises to survive. It is a position of its
+own: it never falls, even when the topic is altered to a safer level.
+
+Invariants: start <= end, flushed <= end, replicated <= end, high watermark <= end; none but the
+start and the end may be passed by the start.
 
 Must not know: files, connections, requests.
 """
 
 from __future__ import annotations
 
+from typing import Final, Protocol
+
 from quiverlog.errors import FencedLeaderEpoch, UnknownLeaderEpoch, UnsupportedDurability
 from quiverlog.types import NO_EPOCH, Durability, TopicPartition
 
-__all__ = ["PartitionState"]
+__all__ = ["PartitionState", "Positions", "acknowledged"]
+
+# Plain numbers: comparing with a member of an enum costs a lookup more, on every append.
+_MEMORY: Final = int(Durability.MEMORY)
+_FLUSHED: Final = int(Durability.FLUSHED)
+_REPLICATED: Final = int(Durability.REPLICATED)
+
+
+class Positions(Protocol):
+    """How far each kind of safety has come; see the module docstring."""
+
+    @property
+    def flushed_offset(self) -> int: ...
+
+    @property
+    def replicated_offset(self) -> int: ...
+
+    @property
+    def log_end_offset(self) -> int: ...
+
+
+def acknowledged(level: int, positions: Positions) -> int:
+    """Rows below the answer are as safe as `level` promises."""
+    if level == _FLUSHED:
+        return positions.flushed_offset
+    if level == _MEMORY:
+        return positions.log_end_offset
+    assert level == _REPLICATED, f"{level} is no level of durability"
+    return positions.replicated_offset
 
 
 class PartitionState:
@@ -27,7 +63,7 @@ class PartitionState:
         name: topic and partition, for messages.
         leader_epoch: the epoch under which this broker leads.
         durability: the topic's level; acknowledgements are never weaker.
-        log_end_offset, flushed_offset: as recovery found them.
+        log_start_offset, log_end_offset, flushed_offset: as recovery found them.
     """
 
     __slots__ = (
@@ -36,7 +72,9 @@ class PartitionState:
         "high_watermark",
         "leader_epoch",
         "log_end_offset",
+        "log_start_offset",
         "name",
+        "replicated_offset",
     )
 
     def __init__(
@@ -47,14 +85,19 @@ class PartitionState:
         durability: Durability,
         log_end_offset: int,
         flushed_offset: int,
+        log_start_offset: int = 0,
     ) -> None:
+        assert 0 <= log_start_offset <= log_end_offset
         assert 0 <= flushed_offset <= log_end_offset
         self.name = name
         self.leader_epoch = leader_epoch
         self.durability = durability
+        self.log_start_offset = log_start_offset
         self.log_end_offset = log_end_offset
         self.flushed_offset = flushed_offset
-        self.high_watermark = 0
+        # The leader is the only replica: what it holds, every in-sync replica holds.
+        self.replicated_offset = log_end_offset
+        self.high_watermark = log_start_offset
         self._advance()
 
     # --- may they? -----------------------------------------------------------------------------
@@ -92,8 +135,8 @@ class PartitionState:
     def appended(self, log_end_offset: int) -> bool:
         """The log grew. True when readers may see more."""
         assert log_end_offset >= self.log_end_offset
-        self.log_end_offset = log_end_offset
-        return self.durability == Durability.MEMORY and self._advance()
+        self.log_end_offset = self.replicated_offset = log_end_offset
+        return self.durability != _FLUSHED and self._advance()
 
     def flushed(self, flushed_offset: int) -> bool:
         """The disk has everything below `flushed_offset`. True when readers may see more."""
@@ -102,14 +145,25 @@ class PartitionState:
             self.flushed_offset = flushed_offset
         return self._advance()
 
+    def trimmed(self, log_start_offset: int) -> None:
+        """Rows below `log_start_offset` were given up; only what readers may see can be."""
+        assert log_start_offset <= self.log_end_offset
+        if log_start_offset > self.log_start_offset:
+            self.log_start_offset = log_start_offset
+
     def set_durability(self, durability: Durability) -> bool:
         """The topic was altered. True when readers may see more; never may they see less."""
         self.durability = durability
         return self._advance()
 
+    def led(self, leader_epoch: int) -> None:
+        """This broker leads under a new epoch."""
+        assert leader_epoch >= self.leader_epoch
+        self.leader_epoch = leader_epoch
+
     def _advance(self) -> bool:
-        memory = self.durability == Durability.MEMORY
-        limit = self.log_end_offset if memory else self.flushed_offset
+        limit = acknowledged(self.durability, self)
+        assert limit <= self.log_end_offset
         if limit <= self.high_watermark:
             return False
         self.high_watermark = limit

@@ -153,23 +153,10 @@ class ProducerStates:
             f"producer {header.producer_id} starts with sequence {header.base_sequence}, not 0."
         )
 
-    def check_all(self, headers: list[BatchHeader]) -> list[int | None]:
-        """`check` for batches that are to be appended together, each seen as after the ones before.
-
-        Raises: as `check`; nothing is remembered in either case.
-        """
-        if len(headers) == 1:
-            return [self.check(headers[0])]
-        trial = ProducerStates(0, producers_max=self._producers_max)
-        trial._producers = self._producers
-        trial._staged = {pid: _copy(producer) for pid, producer in self._staged.items()}
-        answers: list[int | None] = []
-        for header in headers:
-            answer = trial.check(header)
-            if answer is None:
-                trial.stage(header, 0, 0)
-            answers.append(answer)
-        return answers
+    def newest_epoch(self, producer_id: int) -> int:
+        """The newest epoch under which this producer wrote here; -1 when it is not known."""
+        producer = self._staged.get(producer_id) or self._producers.get(producer_id)
+        return -1 if producer is None else producer.epoch
 
     # --- recording -----------------------------------------------------------------------------
     def stage(self, header: BatchHeader, base_offset: int, now_us: int) -> None:

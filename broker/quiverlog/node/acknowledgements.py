@@ -1,0 +1,172 @@
+"""Produces whose rows are in the log and not yet as safe as their answers will say.
+
+Owns the order of answers: those of one partition leave in the order of their requests, also when
+requests span partitions. A producer counts on it: it keeps at most five batches of a partition
+unanswered, and the broker remembers as many to recognise a repetition. Were an answer held back by
+another partition's disk while later ones go out, more than five could lie behind it, and its
+repetition after a crash would be refused although it is stored.
+
+An entry waits twice: until the flushed offset has reached its own (`unflushed`), then until the
+whole request is confirmed and all earlier answers of its partitions are out (`confirmed`).
+
+Invariants: both queues are in the order of the requests, everything in `confirmed` is older than
+everything in `unflushed`; a repetition's offset may be lower than its neighbours', which only makes
+it wait longer.
+
+Must not know: logs, flushes, what makes an entry fail.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import ClassVar
+
+from quiverlog.errors import QuiverlogError, RequestTimedOut
+from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.outbox import Outbox
+from quiverlog.node.purgatory import Purgatory, Waiter
+from quiverlog.types import Now
+from quiverlog.wire import messages as m
+
+__all__ = ["Answers", "ProduceWaiter", "fail_result"]
+
+
+def fail_result(result: m.ProducePartitionResult, error: QuiverlogError) -> None:
+    """The entry was not stored, or nobody can say that it was."""
+    result.error_code = error.code
+    result.error_message = error.message
+    result.base_offset = -1
+
+
+class Answers:
+    """One partition's answers that are not out; see the module docstring."""
+
+    __slots__ = ("confirmed", "unflushed")
+
+    def __init__(self) -> None:
+        self.unflushed: deque[tuple[int, ProduceWaiter, m.ProducePartitionResult]] = deque()
+        self.confirmed: deque[ProduceWaiter] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self.unflushed or self.confirmed)
+
+    def flushed(self, flushed_offset: int) -> None:
+        """The disk has everything below: confirm what it covers, answer what that completes."""
+        unflushed = self.unflushed
+        while unflushed and unflushed[0][0] <= flushed_offset:
+            _, waiter, result = unflushed.popleft()
+            try:
+                self._confirm(waiter, result)
+            except Exception as error:
+                waiter.broken(error)
+
+    def fail(self, error: QuiverlogError) -> None:
+        """Nothing that waits for this disk will ever be known to be on it."""
+        unflushed = self.unflushed
+        while unflushed:
+            _, waiter, result = unflushed.popleft()
+            if not waiter.done:
+                fail_result(result, error)
+            try:
+                self._confirm(waiter, result)
+            except Exception as failure:
+                waiter.broken(failure)
+
+    def _confirm(self, waiter: ProduceWaiter, result: m.ProducePartitionResult) -> None:
+        del waiter.waiting[id(result)]
+        if len(waiter.answers) == 1 and not self.confirmed:
+            # One partition, nothing before it: as nearly always.
+            if not waiter.waiting and not waiter.done:
+                waiter.complete()
+            elif waiter.waiting:
+                self.confirmed.append(waiter)
+            return
+        self.confirmed.append(waiter)
+        _answer_in_order(waiter)
+
+    def is_next(self, waiter: ProduceWaiter) -> bool:
+        """Are all earlier answers of this partition out?"""
+        confirmed = self.confirmed
+        while confirmed and confirmed[0].done:
+            confirmed.popleft()
+        return bool(confirmed) and confirmed[0] is waiter
+
+
+def _answer_in_order(waiter: ProduceWaiter) -> None:
+    """Answer `waiter` if it is its turn everywhere, and whoever has then become next."""
+    candidates = [waiter]
+    while candidates:
+        candidate = candidates.pop()
+        if candidate.done or candidate.waiting:
+            continue
+        if all(answers.is_next(candidate) for answers in candidate.answers):
+            candidate.complete()
+            candidates += _next_after(candidate)
+
+
+def _next_after(waiter: ProduceWaiter) -> list[ProduceWaiter]:
+    found: list[ProduceWaiter] = []
+    for answers in waiter.answers:
+        answers.is_next(waiter)  # Takes those that are done off the queue.
+        if answers.confirmed:
+            found.append(answers.confirmed[0])
+    return found
+
+
+class ProduceWaiter(Waiter):
+    """A produce that is not answered.
+
+    `waiting`: results that are not confirmed, by identity. `answers`: the queues it stands in.
+    """
+
+    __slots__ = ("_metrics", "_outbox", "_purgatory", "answers", "response", "waiting")
+
+    api: ClassVar[m.Api] = m.Api.PRODUCE
+
+    def __init__(
+        self,
+        connection_id: int,
+        correlation_id: int,
+        deadline_us: int,
+        response: m.ProduceResponse,
+        outbox: Outbox,
+        purgatory: Purgatory,
+        metrics: NodeMetrics,
+    ) -> None:
+        super().__init__(connection_id, correlation_id, deadline_us)
+        self._outbox = outbox
+        self._purgatory = purgatory
+        self._metrics = metrics
+        self.response = response
+        self.waiting: dict[int, m.ProducePartitionResult] = {}
+        self.answers: list[Answers] = []
+
+    def wait(self, answers: Answers, end_offset: int, result: m.ProducePartitionResult) -> None:
+        """This entry's rows end at `end_offset`; it stands behind the partition's earlier ones."""
+        self.waiting[id(result)] = result
+        if answers not in self.answers:
+            self.answers.append(answers)
+        answers.unflushed.append((end_offset, self, result))
+
+    def complete(self) -> None:
+        """Every entry is confirmed or has failed."""
+        assert not self.waiting
+        self.answer(self._outbox, self.response)
+        self._purgatory.finish(self)
+
+    def broken(self, error: Exception) -> None:
+        """Confirming or answering it raised what nobody expected."""
+        self._purgatory.fail(self, "answering a produce", error)
+        for waiter in _next_after(self):
+            _answer_in_order(waiter)
+
+    def expire(self, now: Now) -> None:
+        """The rows may yet reach the disk: the outcome is unknown, and the answer says so."""
+        error = RequestTimedOut("the disk did not confirm the rows in time.")
+        for result in self.waiting.values():
+            fail_result(result, error)
+        self._metrics.produces_timed_out += 1
+        self.answer(self._outbox, self.response)
+        self._purgatory.finish(self)
+        for waiter in _next_after(self):
+            _answer_in_order(waiter)

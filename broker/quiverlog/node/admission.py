@@ -1,0 +1,64 @@
+"""May the broker take work? The phases of its life, and the disk that has no room.
+
+Owns these two states. Reads go on when the disk is full; a broker that stops refuses everything.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from quiverlog.errors import BrokerShuttingDown, DiskFull
+from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.outbox import Outbox
+
+__all__ = ["Admission", "Phase"]
+
+
+class Phase(enum.Enum):
+    """NEW -> STARTING -> RUNNING -> CLOSING -> CLOSED, and never back."""
+
+    NEW = "new"
+    STARTING = "starting"
+    RUNNING = "running"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class Admission:
+    """See the module docstring."""
+
+    __slots__ = ("_metrics", "_outbox", "_reserve_bytes", "disk_full", "phase")
+
+    def __init__(self, outbox: Outbox, metrics: NodeMetrics, *, reserve_bytes: int) -> None:
+        self._outbox = outbox
+        self._metrics = metrics
+        self._reserve_bytes = reserve_bytes
+        self.phase = Phase.NEW
+        self.disk_full = False
+
+    def check_writable(self) -> None:
+        """Raises BrokerShuttingDown or DiskFull."""
+        if self.phase is not Phase.RUNNING:
+            raise BrokerShuttingDown
+        if self.disk_full:
+            raise DiskFull("the broker has too little room to write.")
+
+    def disk_filled(self) -> None:
+        """A write found no room: writes are refused until a DiskSpace event shows some."""
+        if not self.disk_full:
+            self.disk_full = True
+            self._metrics.disk_full = 1
+            self._outbox.log("error", "disk full: writes are refused until there is room")
+
+    def disk_space(self, free_bytes: int) -> None:
+        """The server measured: enter or leave the state that refuses writes."""
+        if free_bytes < self._reserve_bytes:
+            if not self.disk_full:
+                self._outbox.log(
+                    "error", "disk below its reserve", free=free_bytes, reserve=self._reserve_bytes
+                )
+            self.disk_filled()
+        elif self.disk_full:
+            self.disk_full = False
+            self._metrics.disk_full = 0
+            self._outbox.log("info", "disk has room again: writes are taken", free=free_bytes)

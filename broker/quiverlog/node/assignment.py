@@ -1,0 +1,393 @@
+"""Which partitions are here: what the metadata image gives to this broker, and nothing else.
+
+Owns the replicas, those that are being opened, and those that cannot be opened. `reconcile` is the
+only place that opens, leads, follows, reconfigures and removes replicas; it is called with whatever
+has changed in the image.
+
+        image says: here                                          image says: not here
+    (none) ──▶ opening ──▶ led or followed ──▶ ... ─────────────────────▶ removal
+                  └─ failed ─▶ offline, with a reason ─▶ opening (where trying again can help)
+
+A partition that cannot be opened (its directory is missing, its files are damaged, the disk or the
+process is short of something) answers a typed error; every other partition, and DESCRIBE and DELETE
+of its own topic, work.
+
+Must not know: requests, how records come about.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import Final, NamedTuple
+
+from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
+from quiverlog.errors import (
+    CorruptLog,
+    DiskFull,
+    NotLeader,
+    QuiverlogError,
+    StorageFault,
+    ThrottledBroker,
+    UnknownTopicId,
+)
+from quiverlog.node.config import NodeConfig
+from quiverlog.node.directory_jobs import Opened, OpenJob
+from quiverlog.node.flushes import Flushes
+from quiverlog.node.jobs import Jobs, Then
+from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.outbox import Outbox
+from quiverlog.node.removal import Removal
+from quiverlog.node.replica import Replica, log_config
+from quiverlog.node.wakeups import Wakeups
+from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.disk import Disk
+from quiverlog.types import Now, TopicPartition
+
+__all__ = ["Assignment", "Key", "Offline"]
+
+Key = tuple[bytes, int]
+"""Topic id and partition."""
+
+_OPENS_IN_FLIGHT_MAX: Final = 4
+_RETRY_US: Final = 5_000_000
+_PASSING: Final = frozenset(
+    (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EAGAIN, errno.EINTR)
+)
+"""Failures of the system that may be over the next time."""
+
+
+class Offline(NamedTuple):
+    """Why a partition is not open. `retry_us`: when opening is tried again, None for never."""
+
+    error: QuiverlogError
+    retry_us: int | None
+    clean: bool
+
+
+class _Opening(NamedTuple):
+    """A partition that is to be opened. `clean`: its files may be trusted without a scan."""
+
+    name: TopicPartition
+    clean: bool
+
+
+class Assignment:
+    """See the module docstring. `replicas`: those that are led here, by topic id and partition."""
+
+    __slots__ = (
+        "_config",
+        "_disk",
+        "_flushes",
+        "_followed",
+        "_held",
+        "_jobs",
+        "_metrics",
+        "_opening",
+        "_outbox",
+        "_queue",
+        "_removal",
+        "_wakeups",
+        "_watchers",
+        "directory",
+        "image",
+        "offline",
+        "replicas",
+    )
+
+    directory: DataDirectory
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        disk: Disk,
+        jobs: Jobs,
+        flushes: Flushes,
+        removal: Removal,
+        wakeups: Wakeups,
+        outbox: Outbox,
+        metrics: NodeMetrics,
+    ) -> None:
+        self._config = config
+        self._disk = disk
+        self._jobs = jobs
+        self._flushes = flushes
+        self._removal = removal
+        self._wakeups = wakeups
+        self._outbox = outbox
+        self._metrics = metrics
+        self.image = Image({})
+        self.replicas: dict[Key, Replica] = {}
+        self.offline: dict[Key, Offline] = {}
+        self._followed: dict[Key, Replica] = {}
+        # Keys that are open, opening or offline here, by topic.
+        self._held: dict[bytes, set[int]] = {}
+        # Partitions that a job opens or will open.
+        self._opening: dict[Key, _Opening] = {}
+        self._queue: deque[Key] = deque()
+        self._watchers: dict[bytes, list[Then]] = {}
+
+    @property
+    def opening(self) -> bool:
+        """Is a partition still being opened?"""
+        return bool(self._opening)
+
+    def next_us(self) -> int | None:
+        """When opening is tried again."""
+        return min(
+            (o.retry_us for o in self.offline.values() if o.retry_us is not None), default=None
+        )
+
+    # --- what the image says -------------------------------------------------------------------
+    def reconcile(
+        self, image: Image, topic_ids: Iterable[bytes], now: Now, *, clean: bool = True
+    ) -> None:
+        """Bring what is here to what the image says of these topics.
+
+        Args:
+            clean: partitions that are opened now are new, or were left in order.
+        """
+        self.image = image
+        for topic_id in topic_ids:
+            topic = image.topics_by_id.get(topic_id)
+            if topic is None:
+                self._drop(topic_id, self._held.get(topic_id, ()), "was deleted")
+                continue
+            for partition in topic.partitions:
+                self._reconcile_partition(topic, partition, clean)
+        self._open_next(now)
+
+    def _reconcile_partition(
+        self, topic: TopicImage, partition: PartitionImage, clean: bool
+    ) -> None:
+        key = (topic.topic_id, partition.partition)
+        held = self._held.setdefault(topic.topic_id, set())
+        if self._config.node_id not in partition.replicas:
+            if partition.partition in held:
+                self._drop(topic.topic_id, (partition.partition,), "is not here any more")
+        elif partition.partition not in held:
+            held.add(partition.partition)
+            self._open_soon(key, topic.name, clean=clean)
+        else:
+            replica = self.replicas.get(key) or self._followed.get(key)
+            if replica is not None:
+                self._lead_or_follow(replica, partition)
+                self._reconfigure(replica)
+
+    def _lead_or_follow(self, replica: Replica, partition: PartitionImage) -> None:
+        key = (replica.topic.topic_id, partition.partition)
+        if partition.leader_id != self._config.node_id:
+            self._follow(key, replica)
+            return
+        state = replica.state
+        if key not in self.replicas or partition.leader_epoch != state.leader_epoch:
+            state.led(partition.leader_epoch)
+            # On becoming leader, not with the first row: a reader that asks where the epoch before
+            # ended must be answered even when nothing was written since (KAFKA-10706).
+            replica.log.epochs.assign(partition.leader_epoch, replica.log.log_end_offset)
+            self._followed.pop(key, None)
+            self.replicas[key] = replica
+            self._metrics.partitions_led = len(self.replicas)
+
+    def _follow(self, key: Key, replica: Replica) -> None:
+        """Another broker leads, or none does. (Fetching from it comes with replication.)"""
+        if self.replicas.pop(key, None) is not None:
+            self._metrics.partitions_led = len(self.replicas)
+            replica.answers.fail(NotLeader(f"{replica.name} is led elsewhere."))
+            self._wakeups.queue(replica.waiters)
+        self._followed[key] = replica
+
+    def _reconfigure(self, replica: Replica) -> None:
+        """The log and the rules take the topic's configuration as it is now."""
+        config = replica.topic.config
+        replica.log.config = log_config(config)
+        if replica.state.set_durability(config.durability):
+            self._wakeups.moved(replica)
+        if replica.state.flushed_offset < replica.state.log_end_offset:
+            # Rows written under `memory` become as safe as the topic promises from now on.
+            self._flushes.want(replica)
+
+    # --- opening -------------------------------------------------------------------------------
+    def _open_soon(self, key: Key, topic_name: str, *, clean: bool) -> None:
+        assert key not in self._opening
+        self._opening[key] = _Opening(TopicPartition(topic_name, key[1]), clean)
+        self._queue.append(key)
+
+    def _open_next(self, now: Now) -> None:
+        while self._queue and len(self._opening) - len(self._queue) < _OPENS_IN_FLIGHT_MAX:
+            key = self._queue.popleft()
+            topic = self.image.topics_by_id.get(key[0])
+            if topic is None:
+                self._opened_or_not(key, now)
+                continue
+            name, clean = self._opening[key]
+            job = OpenJob(
+                self._disk,
+                self.directory.partition_path(str(name)),
+                log_config(topic.config),
+                now,
+                clean=clean,
+                producers_max=self._config.producers_per_partition_max,
+                producer_expiry_us=self._config.producer_expiry_ms * 1000,
+            )
+            self._jobs.start(job, partial(self._opened, key, topic))
+
+    def _opened(
+        self,
+        key: Key,
+        topic: TopicImage,
+        result: object,
+        error: BaseException | None,
+        now: Now,
+    ) -> None:
+        opening = self._opening.get(key)
+        if opening is None:
+            return  # Called again after a failure of ours: it was counted before.
+        if error is not None:
+            self._went_offline(key, opening, error, now)
+        else:
+            assert isinstance(result, Opened)
+            self._take(key, opening.name, topic, result)
+        self._opened_or_not(key, now)
+
+    def _take(self, key: Key, name: TopicPartition, topic: TopicImage, opened: Opened) -> None:
+        topic_image = self.image.topics_by_id.get(key[0])
+        counters = self._metrics.topic(name.topic)
+        partition = topic.partitions[key[1]]
+        replica = Replica(
+            topic, name, opened.log, opened.producers, partition.leader_epoch, counters
+        )
+        self._report_recovery(replica)
+        self.offline.pop(key, None)
+        self._followed[key] = replica
+        if topic_image is None or key[1] not in self._held.get(key[0], ()):
+            self._drop(key[0], (key[1],), "was deleted")
+        else:
+            self._lead_or_follow(replica, partition)
+            self._reconfigure(replica)
+
+    def _went_offline(self, key: Key, opening: _Opening, error: BaseException, now: Now) -> None:
+        """Say why once, and try again where that can help."""
+        name = opening.name
+        passing = isinstance(error, DiskFull) or (
+            isinstance(error, OSError) and error.errno in _PASSING
+        )
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in _PASSING:
+            passing = True
+        if isinstance(error, CorruptLog | DiskFull):
+            reason: QuiverlogError = type(error)(f"{name} is offline: {error.message}")
+        else:
+            why = (isinstance(error, OSError) and error.strerror) or str(error)
+            reason = StorageFault(f"{name} is offline: {why}.")
+        if not isinstance(error, OSError | QuiverlogError):
+            self._outbox.internal_error("opening a log", error)
+        if key not in self.offline:
+            self._outbox.log(
+                "error", "partition offline", partition=str(name), why=reason.message, retry=passing
+            )
+        if key[1] in self._held.get(key[0], ()):
+            self.offline[key] = Offline(
+                reason, now.mono_us + _RETRY_US if passing else None, opening.clean
+            )
+            self._metrics.partitions_offline = len(self.offline)
+
+    def _opened_or_not(self, key: Key, now: Now) -> None:
+        del self._opening[key]
+        self._metrics.partitions_offline = len(self.offline)
+        watchers = self._watchers.get(key[0])
+        if watchers is not None and not self._is_opening(key[0]):
+            del self._watchers[key[0]]
+            for then in watchers:
+                then(None, None, now)
+        self._open_next(now)
+
+    def _is_opening(self, topic_id: bytes) -> bool:
+        return any((topic_id, number) in self._opening for number in self._held.get(topic_id, ()))
+
+    def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
+        """To be yielded by a handler that waits until all of a topic's partitions are open, or
+        known not to be."""
+
+        def start(then: Then) -> None:
+            if self._is_opening(topic_id):
+                self._watchers.setdefault(topic_id, []).append(then)
+            else:
+                then(None, None, now)
+
+        return start
+
+    def retry(self, now: Now) -> None:
+        """Try again to open what is due."""
+        for key, offline in list(self.offline.items()):
+            if offline.retry_us is not None and offline.retry_us <= now.mono_us:
+                topic = self.image.topics_by_id.get(key[0])
+                if topic is not None and key not in self._opening:
+                    self.offline[key] = offline._replace(retry_us=now.mono_us + _RETRY_US)
+                    self._open_soon(key, topic.name, clean=offline.clean)
+        self._open_next(now)
+
+    def all_open(self) -> list[Replica]:
+        """Every replica, led or followed."""
+        return [*self.replicas.values(), *self._followed.values()]
+
+    # --- letting go ----------------------------------------------------------------------------
+    def _drop(self, topic_id: bytes, partitions: Collection[int], why: str) -> None:
+        """Not here any more: answer those who wait, then let go of the files."""
+        gone: list[Replica] = []
+        for number in list(partitions):
+            key = (topic_id, number)
+            self._held.get(topic_id, set()).discard(number)
+            self.offline.pop(key, None)
+            replica = self.replicas.pop(key, None) or self._followed.pop(key, None)
+            if replica is None:
+                continue
+            replica.deleted = True
+            self._flushes.forget(replica)
+            self._metrics.partitions_with_faults -= replica.fault is not None
+            self._metrics.topics.pop(replica.name.topic, None)
+            replica.answers.fail(UnknownTopicId(f"{replica.name} {why}."))
+            self._wakeups.queue(replica.waiters)
+            gone.append(replica)
+        if not self._held.get(topic_id):
+            self._held.pop(topic_id, None)
+        self._metrics.partitions_led = len(self.replicas)
+        self._metrics.partitions_offline = len(self.offline)
+        self._removal.add(gone)
+
+    def check_free(self, names: Collection[str]) -> None:
+        """May partitions of these names be made? Raises ThrottledBroker."""
+        self._removal.check_free(names)
+        opening = {
+            str(opening.name)
+            for key, opening in self._opening.items()
+            if key[0] not in self.image.topics_by_id
+        }
+        if not opening.isdisjoint(names):
+            raise ThrottledBroker(
+                "the deleted topic of this name is still being opened: try again."
+            )
+
+    def _report_recovery(self, replica: Replica) -> None:
+        report = replica.log.recovery
+        if report.bytes_scanned:
+            self._metrics.recovery_partitions_scanned += 1
+        if report.bytes_truncated:
+            self._metrics.recovery_bytes_truncated += report.bytes_truncated
+            self._outbox.log(
+                "warning",
+                "torn tail cut",
+                partition=str(replica.name),
+                bytes=report.bytes_truncated,
+                log_end_offset=replica.log.log_end_offset,
+            )
+        if report.damages:
+            self._outbox.log(
+                "warning",
+                "damaged rows found",
+                partition=str(replica.name),
+                places=len(report.damages),
+                first=report.damages[0],
+            )

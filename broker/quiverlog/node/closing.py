@@ -1,0 +1,149 @@
+"""Stopping: from a broker that serves to a directory that the next start trusts without a scan.
+
+Owns the steps, each of which waits for the one before:
+
+    RUNNING ──Shutdown──▶ CLOSING: draining ──▶ logs ──▶ mark ──▶ CLOSED
+                          no new requests, long polls answered, all flushed and every job back;
+                                        every log closed by a job; the clean mark written
+
+A log with a fault, or one that cannot be closed, costs the mark: the next start scans.
+"""
+
+from __future__ import annotations
+
+import enum
+from functools import partial
+
+from quiverlog.node.acknowledgements import ProduceWaiter
+from quiverlog.node.admission import Phase
+from quiverlog.node.broker import Broker
+from quiverlog.node.effects import ShutdownComplete
+from quiverlog.node.replica import Replica
+from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.types import Now
+
+__all__ = ["CloseLogJob", "Closing", "MarkCleanJob"]
+
+
+class CloseLogJob:
+    """Flush what is left and write what lets the next start skip the scan."""
+
+    __slots__ = ("_clean", "_log", "key", "kind")
+
+    def __init__(self, replica: Replica) -> None:
+        self.key = replica.log.directory
+        self.kind = "close log"
+        self._log = replica.log
+        self._clean = replica.fault is None
+
+    def run(self) -> bool:
+        """Was it clean? Raises OSError or QuiverlogError: the files are let go all the same."""
+        self._log.close(clean=self._clean)
+        return self._clean
+
+
+class MarkCleanJob:
+    """Let go of the data directory, with the clean mark if all logs deserve it."""
+
+    __slots__ = ("_clean", "_directory", "_metadata_bytes", "key", "kind")
+
+    def __init__(self, directory: DataDirectory, *, clean: bool, metadata_bytes: int) -> None:
+        self.key = directory.data_path
+        self.kind = "clean mark"
+        self._directory = directory
+        self._clean = clean
+        self._metadata_bytes = metadata_bytes
+
+    def run(self) -> None:
+        """Raises OSError or QuiverlogError: the directory is let go, without the mark."""
+        self._directory.close(clean=self._clean, metadata_bytes=self._metadata_bytes)
+
+
+class _Step(enum.Enum):
+    SERVING = "serving"
+    DRAINING = "draining"
+    CLOSING_LOGS = "closing logs"
+    MARKING = "marking"
+    DONE = "done"
+
+
+class Closing:
+    """See the module docstring."""
+
+    __slots__ = ("_broker", "_clean", "_open", "_step")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._step = _Step.SERVING
+        self._clean = True
+        self._open: set[Replica] = set()
+
+    def begin(self, now: Now) -> None:
+        """Stop; a second call changes nothing."""
+        broker = self._broker
+        if broker.admission.phase not in (Phase.RUNNING, Phase.STARTING):
+            return
+        self._clean = broker.admission.phase is Phase.RUNNING and not broker.assignment.offline
+        broker.admission.phase = Phase.CLOSING
+        self._step = _Step.DRAINING
+        broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
+        for waiter in broker.purgatory.all_live():
+            if not isinstance(waiter, ProduceWaiter):
+                try:
+                    waiter.expire(now)
+                except Exception as error:
+                    broker.purgatory.fail(waiter, "answering at the end", error)
+        for replica in broker.replicas.values():
+            if replica.state.flushed_offset < replica.state.log_end_offset:
+                broker.flushes.want(replica)
+
+    def run(self) -> None:
+        """Go on, if what the next step waits for is there."""
+        broker = self._broker
+        if self._step is not _Step.DRAINING:
+            return
+        if not broker.flushes.idle or broker.tasks.live or broker.jobs.unfinished:
+            return
+        self._step = _Step.CLOSING_LOGS
+        broker.removal.close()
+        self._open = set(broker.assignment.all_open())
+        for replica in list(self._open):
+            broker.jobs.start(CloseLogJob(replica), partial(self._log_closed, replica))
+        if not self._open:
+            self._mark()
+
+    def _log_closed(
+        self, replica: Replica, result: object, error: BaseException | None, _now: Now
+    ) -> None:
+        self._open.discard(replica)
+        if error is not None:
+            self._clean = False
+            self._broker.outbox.log(
+                "error", "log not closed", partition=str(replica.name), why=str(error)
+            )
+        elif result is not True:
+            self._clean = False
+        if not self._open:
+            self._mark()
+
+    def _mark(self) -> None:
+        if self._step is not _Step.CLOSING_LOGS:
+            return
+        self._step = _Step.MARKING
+        broker = self._broker
+        metadata_bytes = broker.metadata.log.size_bytes
+        broker.metadata.log.close()
+        job = MarkCleanJob(broker.directory, clean=self._clean, metadata_bytes=metadata_bytes)
+        broker.jobs.start(job, self._marked)
+
+    def _marked(self, _result: object, error: BaseException | None, _now: Now) -> None:
+        if self._step is _Step.DONE:
+            return
+        self._step = _Step.DONE
+        if error is not None:
+            # Say, a full disk. Nothing is lost: the next start scans as after a crash.
+            self._clean = False
+            self._broker.outbox.log("error", "clean mark not written", why=str(error))
+        self._broker.admission.phase = Phase.CLOSED
+        self._broker.outbox.log("info", "stopped", clean=self._clean)
+        self._broker.outbox.emit(ShutdownComplete())

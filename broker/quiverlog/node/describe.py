@@ -1,0 +1,154 @@
+"""METADATA, TOPIC_SCHEMAS, DESCRIBE_TOPICS: what is known of topics.
+
+Owns these answers, whole or in pages (paging.py), made in steps so that ten thousand topics do not
+hold up anybody else. They are made from the image: what is being decided is not true yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quiverlog.core.controller import topics as decide
+from quiverlog.core.controller.configs import CONFIG_DEFS, default_text
+from quiverlog.core.controller.image import PartitionImage, TopicImage
+from quiverlog.core.controller.records import SchemaRecord
+from quiverlog.errors import InvalidRequest, QuiverlogError, UnknownTopic, UnknownTopicId
+from quiverlog.node import paging
+from quiverlog.node.broker import Broker
+from quiverlog.node.tasks import Call, Steps
+from quiverlog.node.topics import check_count
+from quiverlog.wire import messages as m
+
+__all__ = ["handle_describe_topics", "handle_metadata", "handle_topic_schemas"]
+
+
+# --- METADATA -----------------------------------------------------------------------------------
+def handle_metadata(broker: Broker, call: Call) -> Steps:
+    """Brokers, topics, partitions, leaders. Unknown names are marked, not refused."""
+    request = call.request
+    assert isinstance(request, m.MetadataRequest)
+    metadata = broker.metadata
+    if request.first_name is not None and request.topic_ids:
+        raise InvalidRequest("a page of topics is asked for by names, not by ids.")
+    names = request.topics
+    if names is None:
+        names = [] if request.topic_ids else list(metadata.image.topics)
+    check_count(len(names) + len(request.topic_ids))
+    topics, next_name = yield from paging.by_name(
+        names, request.first_name, lambda name: _topic_by_name(broker, name)
+    )
+    for topic_id in request.topic_ids:
+        topic = metadata.image.topics_by_id.get(topic_id)
+        topics.append(
+            m.TopicMetadata(topic_id=topic_id, error_code=UnknownTopicId.code)
+            if topic is None
+            else metadata.topic_metadata(topic)
+        )
+    return m.MetadataResponse(
+        cluster_id=broker.directory.cluster_id,
+        controller_id=broker.config.node_id,
+        metadata_version=metadata.image.version,
+        brokers=[
+            m.BrokerEndpoint(record.node_id, record.host, record.port, record.rack)
+            for record in metadata.image.brokers.values()
+        ],
+        topics=topics,
+        next_name=next_name,
+    )
+
+
+def _topic_by_name(broker: Broker, name: str) -> m.TopicMetadata:
+    topic = broker.metadata.image.topics.get(name)
+    if topic is None:
+        return m.TopicMetadata(name=name, error_code=UnknownTopic.code)
+    return broker.metadata.topic_metadata(topic)
+
+
+# --- TOPIC_SCHEMAS ------------------------------------------------------------------------------
+def handle_topic_schemas(broker: Broker, call: Call) -> Steps:
+    """The schema history of one topic, whole or in pages."""
+    request = call.request
+    assert isinstance(request, m.TopicSchemasRequest)
+    topic = broker.metadata.image.topics_by_id.get(request.topic_id)
+    if topic is None:
+        raise UnknownTopicId(f"there is no topic with id {request.topic_id[:16].hex()}.")
+    if request.first_schema_id < 0:
+        raise InvalidRequest(f"{request.first_schema_id} is no schema id.")
+    records, next_schema_id = paging.schema_page(topic.schema_records, request.first_schema_id)
+    yield None
+    return m.TopicSchemasResponse(schemas=_schema_versions(records), next_schema_id=next_schema_id)
+
+
+def _schema_versions(records: Iterable[SchemaRecord]) -> list[m.SchemaVersion]:
+    return [
+        m.SchemaVersion(record.schema_id, record.created_us, record.schema) for record in records
+    ]
+
+
+# --- DESCRIBE_TOPICS ----------------------------------------------------------------------------
+def handle_describe_topics(broker: Broker, call: Call) -> Steps:
+    """All that is known of topics: configuration, schemas, partitions with their sizes."""
+    request = call.request
+    assert isinstance(request, m.DescribeTopicsRequest)
+    names = list(broker.metadata.image.topics) if request.names is None else request.names
+    check_count(len(names))
+    topics, next_name = yield from paging.by_name(
+        names, request.first_name, lambda name: _describe_name(broker, name)
+    )
+    return m.DescribeTopicsResponse(topics=topics, next_name=next_name)
+
+
+def _describe_name(broker: Broker, name: str) -> m.TopicDescription:
+    try:
+        return _describe(broker, decide.find_topic(broker.metadata.image, name))
+    except QuiverlogError as error:
+        return m.TopicDescription(name=name, error_code=error.code, error_message=error.message)
+
+
+def _describe(broker: Broker, topic: TopicImage) -> m.TopicDescription:
+    return m.TopicDescription(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        created_us=topic.created_us,
+        key_columns=list(topic.key_columns),
+        replication_factor=topic.replication_factor,
+        configs=[_config_entry(broker, topic, key) for key in CONFIG_DEFS],
+        schemas=_schema_versions(paging.newest_schemas(topic.schema_records)),
+        partitions=[_describe_partition(broker, topic, p) for p in topic.partitions],
+    )
+
+
+def _describe_partition(
+    broker: Broker, topic: TopicImage, partition: PartitionImage
+) -> m.PartitionDescription:
+    """Offsets are -1 for a partition that is not open here."""
+    description = m.PartitionDescription(
+        partition=partition.partition,
+        leader_id=partition.leader_id,
+        leader_epoch=partition.leader_epoch,
+        replicas=list(partition.replicas),
+        in_sync_replicas=list(partition.in_sync_replicas),
+        log_start_offset=-1,
+        high_watermark=-1,
+        log_end_offset=-1,
+        flushed_offset=-1,
+    )
+    replica = broker.replicas.get((topic.topic_id, partition.partition))
+    if replica is not None:
+        state = replica.state
+        description.log_start_offset = state.log_start_offset
+        description.high_watermark = state.high_watermark
+        description.log_end_offset = state.log_end_offset
+        description.flushed_offset = state.flushed_offset
+        description.size_bytes = replica.log.size_bytes
+        description.segments = replica.log.segment_count
+    return description
+
+
+def _config_entry(broker: Broker, topic: TopicImage, key: str) -> m.ConfigEntry:
+    if key in topic.configs:
+        return m.ConfigEntry(key, topic.configs[key], "topic")
+    value = broker.metadata.image.defaults.get(key)
+    if value is None:
+        value = default_text(key, topic.replication_factor)
+    return m.ConfigEntry(key, value, "default")

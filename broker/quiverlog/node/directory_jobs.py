@@ -1,0 +1,131 @@
+"""Making, opening and removing partitions' directories, off the loop.
+
+Owns three jobs. Jobs on the directory of all partitions have one key, so that a name is never made
+and removed at once; opening a log has the key of its partition, as all later jobs of that log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from quiverlog.core.partition.producers import ProducerStates
+from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
+from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.disk import Disk
+from quiverlog.storage.jobs import FlushResult
+from quiverlog.storage.log import Log, LogConfig
+from quiverlog.types import Now
+
+__all__ = ["CreateDirectoriesJob", "OpenJob", "Opened", "RemoveDirectoriesJob"]
+
+
+class CreateDirectoriesJob:
+    """Directories for new partitions, durable; all of them or none."""
+
+    __slots__ = ("_directory", "_owners", "key", "kind")
+
+    def __init__(self, directory: DataDirectory, owners: Mapping[str, bytes]) -> None:
+        self.key = directory.data_path
+        self.kind = "create directories"
+        self._directory = directory
+        self._owners = owners
+
+    def run(self) -> None:
+        """Raises DiskFull or StorageFault."""
+        made: list[str] = []
+        try:
+            for name, topic_id in self._owners.items():
+                made.append(name)
+                self._directory.create_partition(name, topic_id)
+            self._directory.sync_partitions()
+        except (OSError, QuiverlogError) as error:
+            # Nothing was logged yet: no record can name them.
+            for name in made:
+                with contextlib.suppress(OSError, QuiverlogError):
+                    self._directory.remove_partition(name)
+            if isinstance(error, DiskFull):
+                raise
+            raise StorageFault(f"the partitions' directories cannot be made: {error}.") from error
+
+
+class Opened(NamedTuple):
+    """A log that may be served from now on."""
+
+    log: Log
+    producers: ProducerStates
+
+
+class OpenJob:
+    """Recover a partition's log. Rows that were visible before a crash are flushed at once."""
+
+    __slots__ = (
+        "_clean",
+        "_config",
+        "_disk",
+        "_expiry_us",
+        "_now",
+        "_producers_max",
+        "key",
+        "kind",
+    )
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        config: LogConfig,
+        now: Now,
+        *,
+        clean: bool,
+        producers_max: int,
+        producer_expiry_us: int,
+    ) -> None:
+        self.key = path
+        self.kind = "open log"
+        self._disk = disk
+        self._config = config
+        self._now = now
+        self._clean = clean
+        self._producers_max = producers_max
+        self._expiry_us = producer_expiry_us
+
+    def run(self) -> Opened:
+        """Raises OSError, CorruptLog, UnsupportedFormat, DiskFull or StorageFault."""
+        if not self._disk.exists(self.key):
+            raise FileNotFoundError(2, "the partition's directory is missing", self.key)
+        producers = ProducerStates(
+            self._now.wall_us, producers_max=self._producers_max, expiry_us=self._expiry_us
+        )
+        log = Log.open(
+            self._disk,
+            self.key,
+            config=self._config,
+            clean=self._clean,
+            now=self._now,
+            producers=producers,
+        )
+        if log.flushed_offset < log.log_end_offset:
+            job = log.begin_flush()
+            result = job.run()
+            assert isinstance(result, FlushResult)
+            log.complete_flush(job, result)
+        return Opened(log, producers)
+
+
+class RemoveDirectoriesJob:
+    """Remove the directories of deleted partitions, with one flush for all of them."""
+
+    __slots__ = ("_directory", "_owners", "key", "kind")
+
+    def __init__(self, directory: DataDirectory, owners: Mapping[str, bytes]) -> None:
+        assert owners
+        self.key = directory.data_path
+        self.kind = "remove directories"
+        self._directory = directory
+        self._owners = dict(owners)
+
+    def run(self) -> None:
+        """Raises OSError or QuiverlogError: the next start finds that no topic owns them."""
+        self._directory.remove_partitions(self._owners)

@@ -1,0 +1,188 @@
+"""When which log is flushed, and what a flush that is back means.
+
+Owns the queue of logs that want a flush, the flushes under way, the acknowledgements that they
+bring, the faults that they find, and the flush in the background: at a roll, after 64 MiB and after
+30 s a log is flushed whatever its topic's level, so that a start after a crash has little to scan.
+
+Invariants:
+- A log has at most one flush under way, the broker at most `flushes_in_flight_max`; everything that
+  is appended meanwhile shares the next one (group commit).
+- A log with a fault is never flushed again: a second fsync that succeeds would prove nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Final
+
+from quiverlog.errors import StorageFault
+from quiverlog.node.jobs import Jobs
+from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.outbox import Outbox
+from quiverlog.node.replica import Replica
+from quiverlog.node.wakeups import Wakeups
+from quiverlog.storage.jobs import FlushJob, FlushResult
+from quiverlog.types import Now
+
+__all__ = ["Flushes"]
+
+_RETRY_US: Final = 1_000_000
+"""After a flush that could not even be tried (no descriptor)."""
+
+
+class Flushes:
+    """See the module docstring."""
+
+    __slots__ = (
+        "_due",
+        "_in_flight",
+        "_in_flight_max",
+        "_jobs",
+        "_metrics",
+        "_outbox",
+        "_queue",
+        "_wakeups",
+    )
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        wakeups: Wakeups,
+        outbox: Outbox,
+        metrics: NodeMetrics,
+        *,
+        in_flight_max: int,
+    ) -> None:
+        self._jobs = jobs
+        self._wakeups = wakeups
+        self._outbox = outbox
+        self._metrics = metrics
+        self._in_flight_max = in_flight_max
+        self._in_flight = 0
+        self._queue: deque[Replica] = deque()
+        # Replicas with rows that the disk may not have: when each is to be flushed at the latest.
+        self._due: dict[Replica, int] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Is no flush under way or wanted at once?"""
+        return not self._in_flight and not self._queue
+
+    @property
+    def waiting(self) -> bool:
+        """Could one be started?"""
+        return bool(self._queue) and self._in_flight < self._in_flight_max
+
+    def next_us(self) -> int | None:
+        """When the next flush in the background is due: the one whose rows have waited longest."""
+        for replica in self._due:
+            return self._due[replica]
+        return None
+
+    # --- asking --------------------------------------------------------------------------------
+    def want(self, replica: Replica) -> None:
+        """Flush soon. Costs nothing when a flush is on its way to being asked for."""
+        if not replica.flush_queued and replica.fault is None:
+            replica.flush_queued = True
+            if not replica.flush_running:
+                self._queue.append(replica)
+
+    def appended(self, replica: Replica) -> None:
+        """Rows were appended: they are flushed in the background if nobody asks before."""
+        if replica.flush_queued or replica.fault is not None:
+            return
+        due_us = replica.log.flush_due_us()
+        if due_us == 0:
+            self.want(replica)
+        elif due_us is not None and replica not in self._due:
+            self._due[replica] = due_us
+
+    def run(self, now: Now) -> None:
+        """Want what is due, then start what the bound allows."""
+        while self._due:
+            replica = next(iter(self._due))
+            if self._due[replica] > now.mono_us:
+                break
+            del self._due[replica]
+            self.want(replica)
+        while self._queue and self._in_flight < self._in_flight_max:
+            replica = self._queue.popleft()
+            replica.flush_queued = False
+            if not replica.deleted and replica.fault is None:
+                self._start(replica)
+
+    def _start(self, replica: Replica) -> None:
+        assert not replica.flush_running
+        self._due.pop(replica, None)
+        try:
+            job = replica.log.begin_flush()
+        except Exception as error:
+            self._outbox.internal_error("beginning a flush", error)
+            self.declare_fault(replica, f"no flush can be begun: {error}")
+            return
+        replica.flush_running = True
+        replica.jobs_running += 1
+        self._in_flight += 1
+        self._jobs.start(job, partial(self._done, replica, job))
+
+    # --- coming back ---------------------------------------------------------------------------
+    def _done(
+        self,
+        replica: Replica,
+        job: FlushJob,
+        result: object,
+        error: BaseException | None,
+        now: Now,
+    ) -> None:
+        """Acknowledge what the flush covers; want the next if rows came meanwhile."""
+        if replica.flush_running:
+            replica.flush_running = False
+            replica.jobs_running -= 1
+            self._in_flight -= 1
+        if replica.deleted:
+            return
+        if error is not None:
+            self._failed(replica, job, error, now)
+            return
+        assert isinstance(result, FlushResult)
+        flushed_offset = replica.log.complete_flush(job, result)
+        self._metrics.syncs_completed += 1
+        if replica.state.flushed(flushed_offset):
+            self._wakeups.moved(replica)
+        replica.answers.flushed(flushed_offset)
+        self._look_again(replica)
+
+    def _look_again(self, replica: Replica) -> None:
+        if replica.flush_queued:
+            self._queue.append(replica)
+        else:
+            self.appended(replica)
+
+    def _failed(self, replica: Replica, job: FlushJob, error: BaseException, now: Now) -> None:
+        self._metrics.sync_failures += 1
+        if not replica.log.fail_flush(job, error):
+            # Nothing was tried, so nothing is lost: those who wait go on waiting.
+            self._outbox.log(
+                "warning", "flush postponed", partition=str(replica.name), why=str(error)
+            )
+            replica.flush_queued = False
+            self._due[replica] = now.mono_us + _RETRY_US
+            return
+        # The kernel may have thrown away the pages that it could not write. Only recovery from
+        # the disk tells what is there.
+        self.declare_fault(replica, f"flush failed: {error}")
+
+    def declare_fault(self, replica: Replica, why: str) -> None:
+        """Writing to the replica's log failed: see `Replica`. Those who wait are told."""
+        if replica.fault is None:
+            replica.fault = StorageFault(f"{replica.name} takes no writes: {why}.")
+            self._metrics.partitions_with_faults += 1
+            self._outbox.log("error", "partition fault", partition=str(replica.name), why=why)
+        self._due.pop(replica, None)
+        replica.answers.fail(replica.fault)
+
+    def forget(self, replica: Replica) -> None:
+        """The replica is deleted."""
+        assert replica.deleted
+        self._due.pop(replica, None)

@@ -1,0 +1,305 @@
+"""What the broker decides about topics, and how a decision becomes true.
+
+Owns the metadata image, its log, the decisions under way, those who wait for another version, and
+the cache of what METADATA answers. A decision is made of records:
+
+    propose(records, then)  the records join the view that further decisions are made on (`pending`)
+                            and wait for their turn
+    directories             what they need on the disk is made first
+    append job              all that wait are logged and fsynced together
+    applied(records)        they join the image, which everything else is answered from; partitions
+                            are opened, changed or removed (`on_applied`); `then` answers
+
+A single broker commits when its log's append is done; with a quorum, its majority takes that place.
+No handler assumes in the same call that its decision holds.
+
+Invariants:
+- Records are applied in the order in which they were proposed, each once.
+- `pending` is the image plus all decisions under way, so that of two that cannot both be, the
+  second is refused when it is decided. When an append fails, all decisions under way fail with it,
+  and `pending` is the image again.
+- An append that failed may be in the file all the same: what it needs on the disk stays there.
+
+Must not know: what partitions are made of, requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from quiverlog.core.controller.image import Image, TopicImage
+from quiverlog.core.controller.records import Record, encode_entry
+from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
+from quiverlog.node.admission import Admission
+from quiverlog.node.effects import Job
+from quiverlog.node.jobs import Jobs, Starter, Then
+from quiverlog.node.metadata_jobs import AppendJob, CompactJob
+from quiverlog.node.outbox import Outbox
+from quiverlog.node.purgatory import Waiter
+from quiverlog.node.wakeups import Wakeups
+from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.types import Now
+from quiverlog.wire import messages as m
+
+__all__ = ["Directories", "Metadata"]
+
+_APPEND_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Decisions that wait together are logged together, up to so many bytes."""
+
+Directories = Mapping[str, bytes]
+"""Topic id by partition name: directories that must be there before the records are logged."""
+
+
+class _Decision(NamedTuple):
+    records: list[Record]
+    entry: bytes
+    directories: Directories
+    then: Then
+
+
+class Metadata:
+    """See the module docstring.
+
+    Args:
+        make_directories: the job that makes them.
+        on_applied: called with the records that have just become true, before `then` is.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_busy",
+        "_failed",
+        "_jobs",
+        "_logging",
+        "_make_directories",
+        "_on_applied",
+        "_outbox",
+        "_queue",
+        "_settled",
+        "_wakeups",
+        "cache",
+        "image",
+        "log",
+        "pending",
+        "waiters",
+    )
+
+    log: MetadataLog
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        wakeups: Wakeups,
+        admission: Admission,
+        outbox: Outbox,
+        *,
+        topic_defaults: Mapping[str, str],
+        make_directories: Callable[[Directories], Job],
+        on_applied: Callable[[Sequence[Record], Now], None],
+    ) -> None:
+        self._jobs = jobs
+        self._wakeups = wakeups
+        self._admission = admission
+        self._outbox = outbox
+        self._make_directories = make_directories
+        self._on_applied = on_applied
+        self._queue: deque[_Decision] = deque()
+        self._logging: deque[_Decision] = deque()
+        self._failed: deque[_Decision] = deque()
+        self._settled: list[Then] = []
+        self._busy = False
+        self.image = Image(topic_defaults)
+        self.pending = Image(topic_defaults)
+        self.cache: dict[str, m.TopicMetadata] = {}
+        self.waiters: dict[Waiter, int] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Is no decision under way, and no compaction?"""
+        return not self._busy and not self._queue
+
+    # --- start ---------------------------------------------------------------------------------
+    def load(self, log: MetadataLog, entries: Sequence[list[Record]]) -> None:
+        """What was decided in earlier lives."""
+        self.log = log
+        for records in entries:
+            self.image.replay_entry(records)
+        self._reset_pending()
+
+    def commit_at_start(self, records: list[Record]) -> None:
+        """Before anybody is served, off the loop: log and apply at once.
+
+        Raises:
+            DiskFull, StorageFault, OSError: not durable, nothing changed.
+        """
+        assert self.idle
+        AppendJob(self.log, [encode_entry(records)]).run()
+        self.image.replay_entry(records)
+        self.pending.replay_entry(records)
+
+    # --- deciding ------------------------------------------------------------------------------
+    def propose(
+        self, records: list[Record], now: Now, then: Then, directories: Directories | None = None
+    ) -> None:
+        """Make a decision of the controller durable, then true, then call `then`.
+
+        `then` gets the image, or DiskFull or StorageFault: it did not become true (and may yet
+        after a restart, if the log's fsync failed).
+        """
+        assert records
+        decision = _Decision(records, encode_entry(records), directories or {}, then)
+        try:
+            self.pending.replay_entry(records)
+        except Exception:
+            self._reset_pending()
+            raise
+        self._queue.append(decision)
+        self._start_next(now)
+
+    def proposal(self, records: list[Record], now: Now) -> Starter:
+        """`propose`, to be yielded by a handler that waits for it."""
+        return lambda then: self.propose(records, now, then)
+
+    def settled(self, then: Then) -> None:
+        """Call `then` when no decision is under way. To be yielded by a handler."""
+        self._settled.append(then)
+
+    def _start_next(self, now: Now) -> None:
+        if self._busy:
+            return
+        if not self._queue:
+            settled, self._settled = self._settled, []
+            for then in settled:
+                then(self.image, None, now)
+            return
+        self._busy = True
+        try:
+            self._start_job()
+        except Exception as error:
+            self._busy = False
+            self._fail(error, now)
+
+    def _start_job(self) -> None:
+        """Take what waits, up to a bound; make the directories that it needs, or log it."""
+        assert not self._logging
+        byte_count = 0
+        directories: dict[str, bytes] = {}
+        while self._queue and byte_count < _APPEND_BYTES_MAX:
+            decision = self._queue.popleft()
+            self._logging.append(decision)
+            directories.update(decision.directories)
+            byte_count += len(decision.entry)
+        if directories:
+            self._jobs.start(self._make_directories(directories), self._directories_made)
+        else:
+            self._append()
+
+    def _directories_made(self, _result: object, error: BaseException | None, now: Now) -> None:
+        if error is None:
+            self._append()
+        else:
+            self._busy = False
+            self._fail(error, now)
+            self._start_next(now)
+
+    def _append(self) -> None:
+        entries = [decision.entry for decision in self._logging]
+        self._jobs.start(AppendJob(self.log, entries), self._logged)
+
+    def _logged(self, _result: object, error: BaseException | None, now: Now) -> None:
+        self._busy = False
+        if error is not None:
+            self._fail(error, now)
+        while self._logging:
+            decision = self._logging.popleft()
+            try:
+                self._apply(decision, now)
+            except Exception as failure:
+                self._outbox.internal_error("applying a decision", failure)
+                decision.then(None, failure, now)
+        if self.log.wants_compaction and not self._busy:
+            self._compact()
+        self._start_next(now)
+
+    def _apply(self, decision: _Decision, now: Now) -> None:
+        self.cache.clear()
+        self.image.replay_entry(decision.records)
+        try:
+            self._on_applied(decision.records, now)
+        except Exception as error:
+            self._outbox.internal_error("applying a decision", error)
+        self._wakeups.queue(self.waiters)
+        decision.then(self.image, None, now)
+
+    def _fail(self, error: BaseException, now: Now) -> None:
+        """None of the decisions under way holds: those behind were decided upon those before."""
+        self._failed += [*self._logging, *self._queue]
+        self._logging.clear()
+        self._queue.clear()
+        self._reset_pending()
+        if isinstance(error, DiskFull):
+            self._admission.disk_filled()
+        elif not isinstance(error, QuiverlogError):
+            if not isinstance(error, OSError):
+                self._outbox.internal_error("logging a decision", error)
+            error = StorageFault(f"the decision cannot be made durable: {_why(error)}.")
+        self._outbox.log("error", "decisions not durable", count=len(self._failed), why=str(error))
+        while self._failed:
+            decision = self._failed.popleft()
+            try:
+                decision.then(None, error, now)
+            except Exception as failure:
+                self._outbox.internal_error("after a decision that failed", failure)
+                decision.then(None, failure, now)
+
+    def _reset_pending(self) -> None:
+        """The image, and on top of it all that is under way."""
+        self.pending = Image(self.image.defaults)
+        for record in self.image.snapshot_records():
+            self.pending.replay(record)
+        for decision in (*self._logging, *self._queue):
+            self.pending.replay_entry(decision.records)
+
+    # --- compaction ----------------------------------------------------------------------------
+    def _compact(self) -> None:
+        """Replace the log's history by what it adds up to. Failing does no harm: it is kept."""
+        self._busy = True
+        self._jobs.start(CompactJob(self.log, self.image.snapshot_records()), self._compacted)
+
+    def _compacted(self, _result: object, error: BaseException | None, now: Now) -> None:
+        self._busy = False
+        if error is not None:
+            self._outbox.log("warning", "metadata log not compacted", why=_why(error))
+        self._start_next(now)
+
+    # --- looking up ----------------------------------------------------------------------------
+    def topic_metadata(self, topic: TopicImage) -> m.TopicMetadata:
+        """What METADATA says of a topic: from the cache, which every change empties."""
+        cached = self.cache.get(topic.name)
+        if cached is None:
+            cached = self.cache[topic.name] = m.TopicMetadata(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                schema_id=topic.schema_id,
+                key_columns=list(topic.key_columns),
+                durability=topic.config.durability,
+                batch_bytes_max=topic.config.batch_bytes_max,
+                partitions=[
+                    m.PartitionMetadata(
+                        partition=partition.partition,
+                        leader_id=partition.leader_id,
+                        leader_epoch=partition.leader_epoch,
+                        replicas=list(partition.replicas),
+                        in_sync_replicas=list(partition.in_sync_replicas),
+                    )
+                    for partition in topic.partitions
+                ],
+                compression=topic.config.compression,
+            )
+        return cached
+
+
+def _why(error: BaseException) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

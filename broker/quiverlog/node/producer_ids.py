@@ -1,0 +1,56 @@
+"""Producer ids and epochs: each is given out once, and what was never given out is refused.
+
+Owns the block of ids that this life gives out from. Blocks and epochs are decisions (metadata.py):
+an id or an epoch is durable before anybody hears of it, and known again after a restart. The rest
+of a block is given up by a restart, and counts as given out from then on.
+"""
+
+from __future__ import annotations
+
+from quiverlog.core.controller.records import ProducerIdBlockRecord
+from quiverlog.core.controller.topics import PRODUCER_ID_BLOCK
+from quiverlog.node.metadata import Metadata
+
+__all__ = ["ProducerIds"]
+
+
+class ProducerIds:
+    """See the module docstring. Ids below `next` were given out."""
+
+    __slots__ = ("_end", "_metadata", "next")
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self.next = 0
+        self._end = 0
+
+    def start(self) -> None:
+        """What earlier lives may have given out is over."""
+        self.next = self._end = self._metadata.image.next_producer_id
+
+    @property
+    def exhausted(self) -> bool:
+        """Must another block be set aside first?"""
+        return self.next >= self._end
+
+    def block_added(self, record: ProducerIdBlockRecord) -> None:
+        """A block is ours to give out."""
+        start = record.next_producer_id - PRODUCER_ID_BLOCK
+        if self.exhausted:
+            self.next, self._end = start, record.next_producer_id
+        elif start == self._end:
+            self._end = record.next_producer_id
+
+    def take(self) -> int:
+        """An id that nobody had before."""
+        assert not self.exhausted
+        self.next += 1
+        return self.next - 1
+
+    def newest_epoch(self, producer_id: int) -> int:
+        """The newest epoch that was given out, or is about to be."""
+        return self._metadata.pending.producer_epochs.get(producer_id, 0)
+
+    def has_epoch(self, producer_id: int, epoch: int) -> bool:
+        """Was this epoch of the producer given out?"""
+        return epoch <= self._metadata.image.producer_epochs.get(producer_id, 0)

@@ -1,0 +1,178 @@
+"""Produces between their two steps: admitted, and not appended yet.
+
+Owns what has been admitted in this call of the node, and writing it: one write per log for all
+requests of one socket read, then an answer, or a place in the queue of those that wait for the
+disk. Nothing that is not a produce is handled in between.
+
+Invariant: every produce that was staged is answered or waits when `finish` returns, whatever it
+meets on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
+from quiverlog.limits import MIB
+from quiverlog.node.acknowledgements import ProduceWaiter, fail_result
+from quiverlog.node.admission import Admission
+from quiverlog.node.flushes import Flushes
+from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.outbox import Outbox
+from quiverlog.node.purgatory import Purgatory
+from quiverlog.node.replica import Replica
+from quiverlog.node.wakeups import Wakeups
+from quiverlog.types import Durability, Now
+from quiverlog.wire import messages as m
+
+__all__ = ["STAGED_BYTES_MAX", "STAGED_ROWS_MAX", "Staged", "StagedEntry", "Staging"]
+
+STAGED_BYTES_MAX: Final = 1 * MIB
+"""Small batches that arrive together are written together, up to this size."""
+STAGED_ROWS_MAX: Final = 2**30
+"""Rows of one log's write: with those of a segment they must fit an index's 32 bits."""
+_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
+
+StagedEntry = tuple[Replica, int, m.ProducePartitionResult]
+"""The replica, the offset after the entry's last row (0: it was refused), the result to be."""
+
+
+class Staged(NamedTuple):
+    """One produce."""
+
+    connection_id: int
+    request: m.ProduceRequest
+    response: m.ProduceResponse
+    entries: list[StagedEntry]
+
+
+class Staging:
+    """See the module docstring."""
+
+    __slots__ = (
+        "_admission",
+        "_flushes",
+        "_metrics",
+        "_outbox",
+        "_purgatory",
+        "_wakeups",
+        "appending",
+        "byte_count",
+        "produces",
+    )
+
+    def __init__(
+        self,
+        flushes: Flushes,
+        wakeups: Wakeups,
+        purgatory: Purgatory,
+        admission: Admission,
+        outbox: Outbox,
+        metrics: NodeMetrics,
+    ) -> None:
+        self._flushes = flushes
+        self._wakeups = wakeups
+        self._purgatory = purgatory
+        self._admission = admission
+        self._outbox = outbox
+        self._metrics = metrics
+        self.produces: list[Staged] = []
+        self.appending: dict[Replica, None] = {}
+        self.byte_count = 0
+
+    def finish(self, now: Now) -> None:
+        """Append what was admitted, one write per log, then answer or wait for the disk."""
+        produces, self.produces = self.produces, []
+        self.byte_count = 0
+        errors = self._append(now)
+        for staged in produces:
+            try:
+                self._answer(staged, errors, now)
+            except Exception as error:
+                self._fail(staged, error)
+
+    def _append(self, now: Now) -> dict[Replica, QuiverlogError]:
+        """Every log gets its batches in one write; those that fail come back with the reason."""
+        errors: dict[Replica, QuiverlogError] = {}
+        appending, self.appending = self.appending, {}
+        for replica in appending:
+            if not replica.admitted:
+                continue
+            try:
+                if replica.append(now):
+                    self._wakeups.moved(replica)
+                self._flushes.appended(replica)
+            except DiskFull as error:
+                self._admission.disk_filled()
+                errors[replica] = error
+            except StorageFault as error:
+                self._flushes.declare_fault(replica, error.message)
+                errors[replica] = error
+            except Exception as error:
+                self._outbox.internal_error("appending", error)
+                errors[replica] = QuiverlogError()
+        return errors
+
+    def _answer(self, staged: Staged, errors: dict[Replica, QuiverlogError], now: Now) -> None:
+        waits = False
+        ends: list[int] = []
+        for replica, end_offset, result in staged.entries:
+            needed = self._needed(replica, end_offset, result, errors)
+            ends.append(needed)
+            if needed or replica.answers:
+                waits = True
+        if not waits:
+            correlation_id = staged.request.correlation_id
+            self._outbox.respond(staged.connection_id, correlation_id, staged.response)
+            return
+        waiter = self._waiter(staged, now)
+        for (replica, _, result), needed in zip(staged.entries, ends, strict=True):
+            waiter.wait(replica.answers, needed, result)
+            if needed:
+                self._flushes.want(replica)
+        self._purgatory.add(waiter)
+        for answers in waiter.answers:
+            answers.flushed(0)  # What needs no flush only waits for its turn.
+
+    @staticmethod
+    def _needed(
+        replica: Replica,
+        end_offset: int,
+        result: m.ProducePartitionResult,
+        errors: dict[Replica, QuiverlogError],
+    ) -> int:
+        """The offset to which the disk must have come before the answer; 0: none."""
+        state = replica.state
+        if end_offset > state.log_end_offset:
+            error = errors.get(replica) or StorageFault(f"{replica.name}: not stored.")
+            fail_result(result, error)
+        elif end_offset > state.flushed_offset and result.durability == Durability.FLUSHED:
+            if replica.fault is None:
+                return end_offset
+            fail_result(result, replica.fault)
+        return 0
+
+    def _waiter(self, staged: Staged, now: Now) -> ProduceWaiter:
+        request = staged.request
+        timeout_ms = min(max(request.timeout_ms, 1), _TIMEOUT_MS_MAX)
+        return ProduceWaiter(
+            staged.connection_id,
+            request.correlation_id,
+            now.mono_us + timeout_ms * 1000,
+            staged.response,
+            self._outbox,
+            self._purgatory,
+            self._metrics,
+        )
+
+    def _fail(self, staged: Staged, error: Exception) -> None:
+        """Answering raised what nobody expected: whoever waits for this request is told so."""
+        waiters = self._purgatory.of_request(staged.connection_id, staged.request.correlation_id)
+        if waiters:
+            for waiter in waiters:
+                self._purgatory.fail(waiter, "PRODUCE", error)
+            return
+        self._outbox.internal_error("PRODUCE", error)
+        bug = QuiverlogError()
+        response = m.ProduceResponse(error_code=bug.code, error_message=bug.message)
+        self._outbox.respond(staged.connection_id, staged.request.correlation_id, response)

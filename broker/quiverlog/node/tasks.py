@@ -1,0 +1,202 @@
+"""Requests that take several steps: administration, lookups that read cold files.
+
+Owns the steps. A handler of such a request is a generator that returns the response; it yields
+
+- nothing (`None`) where others may have their turn: so many topics, so many partitions are done;
+- a `Starter` (a job, a proposal) where it has to wait: it goes on with the result, or with the
+  exception that the job raised.
+
+Whatever a generator raises becomes the answer of its request, so a request is answered once,
+however it ends. At most `STEPS_PER_CALL` steps are made in one call of the node, round robin; when
+some are left, `busy` says so, and the node asks to be called again at once.
+
+Must not know: what the steps do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from quiverlog.errors import QuiverlogError, StorageFault
+from quiverlog.node.jobs import Starter, Then
+from quiverlog.node.outbox import Outbox
+from quiverlog.types import Now
+from quiverlog.wire.messages import Request, Response
+
+__all__ = ["STEPS_PER_CALL", "Call", "Future", "Outcome", "Steps", "Tasks", "Wait", "gather"]
+
+STEPS_PER_CALL: Final = 64
+"""Steps of all requests together in one call: a step is a fraction of a millisecond."""
+
+Wait = Starter | None
+Steps = Generator[Wait, object, Response | None]
+"""What a handler that takes several steps is; `None` at the end: it has answered, or parked."""
+
+
+class Call:
+    """One such request. `now` is the moment of the current step."""
+
+    __slots__ = ("connection_id", "correlation_id", "now", "request", "step", "steps")
+
+    def __init__(self, connection_id: int, request: Request, now: Now) -> None:
+        self.connection_id = connection_id
+        self.correlation_id = request.correlation_id
+        self.request = request
+        self.now = now
+        self.step = 0
+        self.steps: Steps | None = None
+
+
+class Outcome(NamedTuple):
+    """What came of one of those that were gathered."""
+
+    result: object
+    error: BaseException | None
+
+
+class Future:
+    """What will come of something that was started; `wait` may be yielded, before or after.
+
+    Not asyncio's: there is no loop, and one waits at most.
+    """
+
+    __slots__ = ("_done", "_then")
+
+    def __init__(self) -> None:
+        self._done: tuple[object, BaseException | None, Now] | None = None
+        self._then: Then | None = None
+
+    def set(self, result: object, error: BaseException | None, now: Now) -> None:
+        """It is done. Only the first outcome counts."""
+        if self._done is None:
+            self._done = (result, error, now)
+            if self._then is not None:
+                self._then(*self._done)
+
+    def wait(self, then: Then) -> None:
+        """Call `then` when it is done."""
+        assert self._then is None
+        self._then = then
+        if self._done is not None:
+            then(*self._done)
+
+
+class Tasks:
+    """See the module docstring.
+
+    Args:
+        outbox: where answers go.
+        fail: answers a request with an error.
+    """
+
+    __slots__ = ("_fail", "_outbox", "_ready", "live")
+
+    def __init__(
+        self, outbox: Outbox, fail: Callable[[int, Request, QuiverlogError], None]
+    ) -> None:
+        self._outbox = outbox
+        self._fail = fail
+        self._ready: deque[tuple[Call, object, BaseException | None]] = deque()
+        self.live = 0
+
+    @property
+    def busy(self) -> bool:
+        """Are there steps that could be made at once?"""
+        return bool(self._ready)
+
+    def start(self, call: Call, steps: Steps) -> None:
+        """The first step is made in this call of the node, if its bound allows."""
+        call.steps = steps
+        self.live += 1
+        self._ready.append((call, None, None))
+
+    def run(self, now: Now) -> None:
+        """Make the steps that are due, at most so many."""
+        ready = self._ready
+        for _ in range(STEPS_PER_CALL):
+            if not ready:
+                return
+            call, value, error = ready.popleft()
+            call.now = now
+            call.step += 1
+            self._advance(call, value, error)
+
+    def _advance(self, call: Call, value: object, error: BaseException | None) -> None:
+        assert call.steps is not None
+        try:
+            try:
+                wait = call.steps.send(value) if error is None else call.steps.throw(error)
+            except StopIteration as stop:
+                if stop.value is not None:
+                    self._outbox.respond(call.connection_id, call.correlation_id, stop.value)
+                self._end(call)
+                return
+            if wait is None:
+                self._ready.append((call, None, None))
+            else:
+                wait(partial(self._resume, call, call.step))
+        except Exception as failure:
+            self._end(call)
+            self._fail(call.connection_id, call.request, self._as_error(call, failure))
+
+    def _resume(
+        self, call: Call, step: int, result: object, error: BaseException | None, now: Now
+    ) -> None:
+        # A continuation may be called again with an error (see `jobs`): only the first one counts.
+        if call.steps is not None and step == call.step:
+            call.step += 1
+            self._ready.append((call, result, error))
+
+    def _end(self, call: Call) -> None:
+        if call.steps is not None:
+            self.live -= 1
+            call.steps = None
+
+    def _as_error(self, call: Call, failure: Exception) -> QuiverlogError:
+        if isinstance(failure, QuiverlogError):
+            return failure
+        api = call.request.API.name
+        if isinstance(failure, OSError):
+            self._outbox.log("error", "the disk failed", api=api, why=str(failure))
+            return StorageFault(f"the disk failed: {failure.strerror or failure}.")
+        self._outbox.internal_error(api, failure)
+        return QuiverlogError()
+
+
+def gather(starters: Sequence[Starter], window: int, now: Now) -> Starter:
+    """All of them, at most `window` at once; the result is a list of `Outcome`, in their order."""
+    assert starters
+    assert window >= 1
+
+    def start(then: Then) -> None:
+        outcomes: list[Outcome | None] = [None] * len(starters)
+        todo = iter(enumerate(starters))
+        left = len(starters)
+
+        def start_next() -> None:
+            found = next(todo, None)
+            if found is not None:
+                index, starter = found
+                try:
+                    starter(partial(finish, index))
+                except Exception as error:
+                    finish(index, None, error, now)
+
+        def finish(index: int, result: object, error: BaseException | None, now: Now) -> None:
+            nonlocal left
+            if outcomes[index] is not None:
+                return
+            outcomes[index] = Outcome(result, error)
+            left -= 1
+            if left:
+                start_next()
+            else:
+                then(outcomes, None, now)
+
+        for _ in range(window):
+            start_next()
+
+    return start

@@ -1,0 +1,128 @@
+"""Giving up the oldest rows of logs: one durable step, then the files.
+
+Owns the order: at most one trim of a log at a time, rows disappear for readers when the new log
+start is on the disk, files go after that. Retention and DELETE_RECORDS both come through here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+
+from quiverlog.errors import DiskFull, StorageFault, UnknownTopicId
+from quiverlog.node.admission import Admission
+from quiverlog.node.flushes import Flushes
+from quiverlog.node.jobs import Jobs, Starter, Then, Urgency
+from quiverlog.node.outbox import Outbox
+from quiverlog.node.replica import Replica
+from quiverlog.node.wakeups import Wakeups
+from quiverlog.storage.jobs import RemoveFilesJob, TrimJob
+from quiverlog.types import Now
+
+__all__ = ["Trims"]
+
+
+class Trims:
+    """See the module docstring."""
+
+    __slots__ = ("_admission", "_flushes", "_jobs", "_outbox", "_under_way", "_wakeups")
+
+    def __init__(
+        self, jobs: Jobs, wakeups: Wakeups, flushes: Flushes, admission: Admission, outbox: Outbox
+    ) -> None:
+        self._jobs = jobs
+        self._wakeups = wakeups
+        self._flushes = flushes
+        self._admission = admission
+        self._outbox = outbox
+        # By replica: the trims that wait for the one under way.
+        self._under_way: dict[Replica, deque[tuple[int, Then, Urgency]]] = {}
+
+    def busy(self, replica: Replica) -> bool:
+        """Is a trim of this log under way?"""
+        return replica in self._under_way
+
+    def trim(self, replica: Replica, offset: int, urgency: Urgency, now: Now, then: Then) -> None:
+        """Give up the rows below `offset`; `then` gets the RemoveFilesJob that is left, or None.
+
+        `then` gets DiskFull, StorageFault or OSError when nothing changed.
+        """
+        waiting = self._under_way.get(replica)
+        if waiting is not None:
+            waiting.append((offset, then, urgency))
+            return
+        job = replica.log.begin_trim(offset)
+        if job is None:
+            then(None, None, now)
+            return
+        self._under_way[replica] = deque()
+        replica.jobs_running += 1
+        self._jobs.start(job, partial(self._written, replica, job, then), urgency)
+
+    def starter(self, replica: Replica, offset: int, now: Now) -> Starter:
+        """`trim`, to be yielded by a handler that waits for it."""
+        return lambda then: self.trim(replica, offset, Urgency.READ, now, then)
+
+    def _written(
+        self,
+        replica: Replica,
+        job: TrimJob,
+        then: Then,
+        _result: object,
+        error: BaseException | None,
+        now: Now,
+    ) -> None:
+        waiting = self._under_way.pop(replica, None)
+        if waiting is None:
+            then(None, error, now)
+            return
+        replica.jobs_running -= 1
+        files: RemoveFilesJob | None = None
+        if error is not None:
+            replica.log.fail_trim(job)
+            if isinstance(error, DiskFull):
+                self._admission.disk_filled()
+        elif not replica.deleted:
+            files = replica.log.complete_trim(job)
+            replica.state.trimmed(replica.log.log_start_offset)
+            self._wakeups.moved(replica)
+            if files is not None:
+                self._remove_files(replica, files)
+            self._flushes.appended(replica)
+        try:
+            then(files, error, now)
+        finally:
+            for offset, next_then, urgency in waiting:
+                self._again(replica, offset, urgency, next_then, now)
+
+    def _again(self, replica: Replica, offset: int, urgency: Urgency, then: Then, now: Now) -> None:
+        if replica.deleted:
+            then(None, UnknownTopicId(f"{replica.name} was deleted."), now)
+            return
+        try:
+            self.trim(replica, offset, urgency, now, then)
+        except Exception as error:
+            then(None, error, now)
+
+    def _remove_files(self, replica: Replica, files: RemoveFilesJob) -> None:
+        replica.jobs_running += 1
+        self._jobs.start(files, partial(self._removed, [replica]), Urgency.BACKGROUND)
+
+    def _removed(
+        self, replicas: list[Replica], _result: object, error: BaseException | None, _now: Now
+    ) -> None:
+        while replicas:
+            replica = replicas.pop()
+            replica.jobs_running -= 1
+            if error is not None:
+                # The next start removes them: they lie below the log start.
+                self._outbox.log(
+                    "warning", "files not removed", partition=str(replica.name), why=str(error)
+                )
+
+
+def as_fault(replica: Replica, error: BaseException) -> BaseException:
+    """The error table's name for what the disk did."""
+    if isinstance(error, OSError):
+        return StorageFault(f"{replica.name}: {error.strerror or error}.")
+    return error
