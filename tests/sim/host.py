@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING
 from quiverlog.errors import DiskFull, StorageFault
 from quiverlog.limits import HEADER_BYTES_MAX
 from quiverlog.node.config import NodeConfig
-from quiverlog.node.effects import CloseConnection, Effect, Job, Respond, ShutdownComplete, StartJob
+from quiverlog.node.effects import (
+    CloseConnection,
+    Effect,
+    Job,
+    Respond,
+    ShutdownComplete,
+    StartComplete,
+    StartJob,
+)
 from quiverlog.node.events import (
     ConnectionClosed,
     DiskSpace,
@@ -96,6 +104,7 @@ class Host:
         self._held: deque[tuple[memoryview, int]] = deque(maxlen=_HELD_MAX)
         self._tick_us: int | None = None
         self._shutdown_done = False
+        self._started = False
         self._failures_seen = 0
         self._changes_seen = 0
 
@@ -110,7 +119,7 @@ class Host:
         """A new process on the disk as it is."""
         assert self.node is None
         self.life += 1
-        self._shutdown_done = False
+        self._shutdown_done = self._started = False
         scenario = self.world.scenario
         config = NodeConfig(
             data_dir=DATA_DIR,
@@ -126,7 +135,6 @@ class Host:
         self._guarded(lambda: node.start(self.now), starting=True)
         if self.node is node:
             self._schedule_tick()
-            self.world.started(self)
 
     def power_loss(self) -> None:
         """The machine dies: what was not synced is lost, torn or kept, as the disk decides."""
@@ -250,6 +258,9 @@ class Host:
                     self._close(effect.connection_id)
                 case ShutdownComplete():
                     self._shutdown_done = True
+                case StartComplete():
+                    self._started = True
+                    self.world.started(self)
                 case _:
                     line = f"{effect.level} {effect.event} {dict(effect.fields)}"
                     self.log_lines.append(line)
@@ -320,7 +331,7 @@ class Host:
     # --- connections ---------------------------------------------------------------------------
     def accept(self, connection: Connection) -> bool:
         """Somebody connects; False when nobody listens."""
-        if self.node is None:
+        if self.node is None or not self._started:
             return False
         self._inbound[connection.number] = _Inbound(connection, self._scratch, self._pool)
         return True

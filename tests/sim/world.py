@@ -78,8 +78,8 @@ class World:
         if host.node is None:
             return None
         connection = self.network.connect(client, host)
-        if connection is not None:
-            host.accept(connection)
+        if connection is None or not host.accept(connection):
+            return None
         return connection
 
     def started(self, host: Host) -> None:

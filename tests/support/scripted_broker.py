@@ -223,7 +223,12 @@ class ScriptedBroker(Door):
                 if connection is not None:
                     connection.answer(effect.correlation_id, effect.response, b"".join(effect.body))
             elif isinstance(effect, StartJob):
-                waiting.extend(self.node.handle(JobDone(effect.job, effect.job.run()), _now()))
+                result, error = None, None
+                try:
+                    result = effect.job.run()
+                except Exception as failure:
+                    error = failure
+                waiting.extend(self.node.handle(JobDone(effect.job, result, error), _now()))
             elif isinstance(effect, CloseConnection):
                 connection = self._by_id.get(effect.connection_id)
                 if connection is not None:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from quiverlog.core.controller.image import Image, TopicImage
@@ -35,11 +36,10 @@ from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.node.admission import Admission
 from quiverlog.node.effects import Job
 from quiverlog.node.jobs import Jobs, Starter, Then
-from quiverlog.node.metadata_jobs import AppendJob, CompactJob
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.wakeups import Wakeups
-from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.storage.metadata_log import AppendJob, CompactJob, MetadataLog
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
@@ -135,7 +135,7 @@ class Metadata:
             DiskFull, StorageFault, OSError: not durable, nothing changed.
         """
         assert self.idle
-        AppendJob(self.log, [encode_entry(records)]).run()
+        self.log.append([encode_entry(records)])
         self.image.replay_entry(records)
         self.pending.replay_entry(records)
 
@@ -205,11 +205,20 @@ class Metadata:
             self._start_next(now)
 
     def _append(self) -> None:
-        entries = [decision.entry for decision in self._logging]
-        self._jobs.start(AppendJob(self.log, entries), self._logged)
+        job = self.log.begin_append([decision.entry for decision in self._logging])
+        self._jobs.start(job, partial(self._logged, [job]))
 
-    def _logged(self, _result: object, error: BaseException | None, now: Now) -> None:
+    def _logged(
+        self, jobs: list[AppendJob], result: object, error: BaseException | None, now: Now
+    ) -> None:
         self._busy = False
+        if jobs:  # Only the first time: see `jobs`.
+            job = jobs.pop()
+            if error is None:
+                assert isinstance(result, int)
+                self.log.complete_append(job, result)
+            else:
+                self.log.fail_append(job, error)
         if error is not None:
             self._fail(error, now)
         while self._logging:
@@ -265,13 +274,23 @@ class Metadata:
     # --- compaction ----------------------------------------------------------------------------
     def _compact(self) -> None:
         """Replace the log's history by what it adds up to. Failing does no harm: it is kept."""
+        job = self.log.begin_compact([encode_entry(self.image.snapshot_records())])
         self._busy = True
-        self._jobs.start(CompactJob(self.log, self.image.snapshot_records()), self._compacted)
+        self._jobs.start(job, partial(self._compacted, [job]))
 
-    def _compacted(self, _result: object, error: BaseException | None, now: Now) -> None:
+    def _compacted(
+        self, jobs: list[CompactJob], result: object, error: BaseException | None, now: Now
+    ) -> None:
         self._busy = False
-        if error is not None:
-            self._outbox.log("warning", "metadata log not compacted", why=_why(error))
+        if jobs:
+            job = jobs.pop()
+            if error is None:
+                assert isinstance(result, int)
+                self.log.complete_compact(job, result)
+            else:
+                out_of_service = self.log.fail_compact(job, error)
+                level = "error" if out_of_service else "warning"
+                self._outbox.log(level, "metadata log not compacted", why=_why(error))
         self._start_next(now)
 
     # --- looking up ----------------------------------------------------------------------------

@@ -142,6 +142,7 @@ class BrokerServer:
         )
         self._runner.perform(effects)
         self._runner.flush()
+        await self._runner.start_complete.wait()
         self._probe_disk()
         self._probe_lag(self._loop.time())
         self._check_connections()

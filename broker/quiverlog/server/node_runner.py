@@ -20,6 +20,7 @@ from quiverlog.node.effects import (
     LogLine,
     Respond,
     ShutdownComplete,
+    StartComplete,
     StartJob,
 )
 from quiverlog.node.events import Event, JobDone, Tick
@@ -72,6 +73,7 @@ class NodeRunner:
         self._dirty: list[Connection] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0
+        self.start_complete = asyncio.Event()
         self.shutdown_complete = asyncio.Event()
 
     def handle_many(self, events: Iterable[Event], now: Now) -> None:
@@ -102,6 +104,8 @@ class NodeRunner:
                 connection = self._connections.get(effect.connection_id)
                 if connection is not None:
                     connection.close_soon(effect.why)
+            elif type(effect) is StartComplete:
+                self.start_complete.set()
             elif type(effect) is ShutdownComplete:
                 self.shutdown_complete.set()
 
