@@ -11,7 +11,7 @@ from quiverlog.node.broker import Broker
 from quiverlog.node.jobs import Starter, Then, Urgency
 from quiverlog.node.replica import Replica
 from quiverlog.storage.jobs import LoadIndexJob, NotResident, ReadJob, ReadResult
-from quiverlog.storage.segment import LoadedIndex
+from quiverlog.storage.segment_index import LoadedIndex
 from quiverlog.types import Now
 
 __all__ = ["cold_read", "start_cold"]

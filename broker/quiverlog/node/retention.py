@@ -21,7 +21,7 @@ from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
 from quiverlog.node.trims import Trims
 from quiverlog.storage.jobs import LoadIndexJob, NotResident, RemoveFilesJob
-from quiverlog.storage.segment import LoadedIndex
+from quiverlog.storage.segment_index import LoadedIndex
 from quiverlog.types import Now
 
 __all__ = ["BelievedClock", "Retention"]
