@@ -45,9 +45,10 @@ CHUNK_REQUESTS_MAX: Final = 64
 REQUESTS_PER_TURN: Final = 256
 TURN_US_MAX: Final = 3_000
 """A turn ends after so long; the time is looked at after each request."""
+READ_BYTES: Final = 64 * KIB
 BUSY_READ_BYTES: Final = 16 * KIB
-"""A connection that left a backlog is read in pieces of this size: cutting thousands of tiny frames
-from one read would be a long turn by itself."""
+"""One read takes at most so many bytes of small frames, fewer where the last one left a backlog:
+cutting thousands of tiny frames from a full receive buffer would be a long turn by itself."""
 REPORT_BYTES: Final = 256 * KIB
 """Gathered replies are reported to the memory budget in steps of this size."""
 _LINGER_S: Final = 2.0
@@ -165,9 +166,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if self._closing:
             return self._context.scratch
         room = self._receiver.get_buffer(sizehint)
-        if self._busy and len(room) > BUSY_READ_BYTES and not self._receiver.receiving_large:
-            return room[:BUSY_READ_BYTES]
-        return room
+        if self._receiver.receiving_large:
+            return room
+        return room[: BUSY_READ_BYTES if self._busy else READ_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes were received: take a turn with the requests that are now complete."""

@@ -1,0 +1,66 @@
+"""A broker under a low limit on open files: it sizes itself to it, or says why it cannot start."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+
+import pytest
+
+from quiverlog.errors import TooManyConnections, error_class
+from quiverlog.wire import messages as m
+from quiverlog.wire.frames import decode_error, encode
+from tests.support.broker import COMMAND, BrokerFailed, BrokerProcess
+from tests.support.rawclient import RawClient, make_batch
+
+pytestmark = pytest.mark.process
+
+HELLO = encode(m.HelloRequest(client_id="crowd"), 1)
+
+
+def limited(files: int) -> tuple[str, ...]:
+    return ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *COMMAND)
+
+
+def test_too_few_files_are_refused_with_what_would_do() -> None:
+    broker = BrokerProcess(command=limited(64))
+    with pytest.raises(BrokerFailed, match="exit code 2") as caught:
+        broker.start()
+    assert "(`ulimit -n`)" in str(caught.value)
+    needed = re.search(r"needs at least (\d+)", str(caught.value))
+    assert needed is not None
+    with BrokerProcess(command=limited(int(needed[1]))) as enough, RawClient(enough.address):
+        pass
+
+
+@pytest.mark.parametrize("files", [128, 256, 1_024])
+def test_clients_are_refused_before_files_run_out(files: int) -> None:
+    """With 256 files there was once room for one client; with 1,024 flushes ran out of them."""
+    with BrokerProcess(command=limited(files)) as broker, contextlib.ExitStack() as clients:
+        assert "fewer connections than configured" in broker.log_text
+        first = clients.enter_context(RawClient(broker.address))
+        topic_id = first.create_topic("t", partitions=64)
+        crowd = 1
+        refusal = None
+        while refusal is None:
+            client = clients.enter_context(RawClient(broker.address, hello=False))
+            client.send_bytes(HELLO)
+            frame = client.next_frame()
+            assert frame is not None
+            answer = decode_error(frame.header)
+            refusal = answer if answer.error_code else None
+            crowd += 1
+            assert crowd < files
+        assert error_class(refusal.error_code) is TooManyConnections
+        assert crowd > files // 8
+        # More of them than there are files at all, while every partition is flushed.
+        for _ in range(files):
+            with contextlib.suppress(OSError):
+                clients.enter_context(socket.create_connection(broker.address, timeout=5))
+        for number in range(64):
+            first.produce(topic_id, make_batch(number * 10), partition=number)
+        for problem in ("job failed", "partition fault", "cannot be accepted"):
+            assert problem not in broker.log_text
+        clients.close()
+        assert broker.stop() == 0
