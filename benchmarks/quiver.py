@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -87,10 +87,13 @@ def expect_rows(client: Client, topic: str, rows: int) -> None:
         raise AssertionError(f"{topic} holds {found} rows, {rows} were sent")
 
 
+CORRELATION_ID_HELLO: Final = 2**31 - 1
+
+
 def greeting() -> bytes:
     """The HELLO frame that opens a connection."""
     hello = m.HelloRequest(client_id="benchmark", software="quiverlog-benchmarks")
-    return frames.encode(hello, 0)
+    return frames.encode(hello, CORRELATION_ID_HELLO)
 
 
 def open_load(broker: BrokerProcess) -> Load:
@@ -138,8 +141,8 @@ def producer_id(client: Client) -> int:
     return response.producer_id
 
 
-def produce_frame(topic: Topic, batch: bytes | bytearray, correlation_id: int) -> Frame:
-    """A request that appends one batch to partition 0."""
+def produce_frame(topic: Topic, batch: bytes | bytearray, number: int) -> Frame:
+    """Request number `number` (from 0) of a connection: it appends one batch to partition 0."""
     entry = m.ProducePartition(
         topic_id=topic.topic_id,
         partition=0,
@@ -147,13 +150,13 @@ def produce_frame(topic: Topic, batch: bytes | bytearray, correlation_id: int) -
         batch_bytes=len(batch),
     )
     request = m.ProduceRequest(durability=Durability.TOPIC_DEFAULT, partitions=[entry])
-    return [frames.encode(request, correlation_id, len(batch)), batch]
+    return [frames.encode(request, 1 + number, len(batch)), batch]
 
 
 def fetch_frame(
-    topic: Topic, offset: int, bytes_max: int, correlation_id: int, *, max_wait_ms: int = 0
+    topic: Topic, offset: int, bytes_max: int, number: int, *, max_wait_ms: int = 0
 ) -> Frame:
-    """A request for the batches of partition 0 from `offset` on."""
+    """Request number `number` (from 0): the batches of partition 0 from `offset` on."""
     entry = m.FetchPartition(
         topic_id=topic.topic_id,
         partition=0,
@@ -162,7 +165,7 @@ def fetch_frame(
         bytes_max=bytes_max,
     )
     request = m.FetchRequest(max_wait_ms=max_wait_ms, bytes_max=bytes_max, partitions=[entry])
-    return [frames.encode(request, correlation_id)]
+    return [frames.encode(request, 1 + number)]
 
 
 def produced(reply: bytes | memoryview) -> m.ProducePartitionResult:
