@@ -1,7 +1,7 @@
-"""The blocking client: the methods people call, each one an operation run by the blocking driver.
+"""The blocking client: connecting, closing, producers and consumers.
 
-Owns argument names, defaults and documentation. `quiverlog.aio` has the same methods as
-coroutines; whatever needs deciding is in the operations that both share.
+Owns their argument names, defaults and documentation. The methods that ask one question are in
+`blocking_methods`, generated from those of the asyncio client.
 """
 
 from __future__ import annotations
@@ -9,42 +9,27 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 from weakref import WeakSet
 
 from quiverlog.limits import (
     DELIVERY_TIMEOUT_MS_DEFAULT,
     FETCH_BYTES_DEFAULT,
-    FETCH_PARTITION_BYTES_DEFAULT,
     PRODUCER_BATCH_BYTES_DEFAULT,
     PRODUCER_BATCH_ROWS_DEFAULT,
     PRODUCER_BUFFER_BYTES_DEFAULT,
     PRODUCER_LINGER_MS_DEFAULT,
 )
-from quiverlog.types import Compression, Durability, TopicPartition
-from quiverlog.wire import messages as m
+from quiverlog.types import Compression, Durability
 
-from . import admin
 from .blocking import BlockingDriver
-from .commands import Buffer, Operation, Reply
-from .results import (
-    ClusterMetadata,
-    FetchedPartition,
-    OffsetAndEpoch,
-    Produced,
-    RangeSize,
-    TopicDetail,
-    TopicInfo,
-)
+from .blocking_methods import BlockingMethods
+from .commands import Operation
 from .routing import Cluster, Settings, parse_addresses
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from quiverlog.batch.schema import SchemaHistory
-
     from .consumer import Consumer
     from .consumer_options import End, StartAt
     from .io_thread import IoThread
@@ -89,7 +74,7 @@ def connect(
     return client
 
 
-class Client:
+class Client(BlockingMethods):
     """A blocking client. Threads may share it; a forked child may not. Made by `connect`."""
 
     def __init__(
@@ -237,241 +222,3 @@ class Client:
             skip_corrupt=skip_corrupt,
         )
         return Consumer(ConsumerCore(self.cluster, topic, options), self.driver)
-
-    # --- topics ---------------------------------------------------------------------------------
-    def create_topic(
-        self,
-        name: str,
-        schema: pa.Schema | Literal["raw"],
-        *,
-        partitions: int = 1,
-        replication_factor: int = 1,
-        key: str | Sequence[str] | None = None,
-        config: Mapping[str, admin.Scalar] | None = None,
-        if_not_exists: bool = False,
-        validate_only: bool = False,
-    ) -> TopicInfo | None:
-        """Create a topic.
-
-        Args:
-            schema: the columns of its rows, or "raw" (key, value, headers, timestamp) for
-                opaque payloads.
-            key: column names; rows with equal keys go to the same partition.
-            config: the topic's settings, see docs/config.md.
-            if_not_exists: a topic that has the name already is left as it is, without an error.
-            validate_only: check everything, create nothing, return None.
-
-        Raises:
-            TopicExists, InvalidTopicName, InvalidSchema, InvalidPartitions,
-            InvalidReplicationFactor, InvalidConfig.
-        """
-        return self.run(
-            admin.create_topic(
-                self.cluster,
-                name,
-                schema,
-                partitions=partitions,
-                replication_factor=replication_factor,
-                key=key,
-                config=config,
-                if_not_exists=if_not_exists,
-                validate_only=validate_only,
-            )
-        )
-
-    def delete_topic(self, name: str, *, if_exists: bool = False) -> None:
-        """Delete a topic with all its rows.
-
-        Raises:
-            UnknownTopic: there is none, and `if_exists` is False.
-        """
-        self.run(admin.delete_topic(self.cluster, name, if_exists=if_exists))
-
-    def alter_topic(
-        self,
-        name: str,
-        *,
-        config: Mapping[str, admin.Scalar] | None = None,
-        reset_config: Sequence[str] = (),
-        partitions: int | None = None,
-        schema: pa.Schema | None = None,
-        validate_only: bool = False,
-    ) -> int:
-        """Change a topic's settings, raise its number of partitions, or evolve its schema.
-
-        Args:
-            reset_config: settings that go back to the default.
-
-        Returns:
-            The id of the topic's current schema.
-
-        Raises:
-            UnknownTopic, InvalidConfig, InvalidPartitions, IncompatibleSchema, InvalidSchema.
-        """
-        return self.run(
-            admin.alter_topic(
-                self.cluster,
-                name,
-                config=config,
-                reset_config=reset_config,
-                partitions=partitions,
-                schema=schema,
-                validate_only=validate_only,
-            )
-        )
-
-    def describe_topic(self, name: str) -> TopicDetail:
-        """Schema history, settings, and each partition's offsets and size.
-
-        Raises:
-            UnknownTopic: there is none of this name.
-        """
-        return self.run(admin.describe_topics(self.cluster, [name]))[name]
-
-    def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, TopicDetail]:
-        """`describe_topic` for several, or for all."""
-        return self.run(admin.describe_topics(self.cluster, names))
-
-    def list_topics(self, *, internal: bool = False) -> list[str]:
-        """The names of all topics, sorted."""
-        return self.run(admin.list_topics(self.cluster, internal=internal))
-
-    def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata:
-        """A fresh picture of brokers and topics; names that do not exist are left out."""
-        return self.run(admin.metadata(self.cluster, topics))
-
-    def schemas(self, topic: str) -> SchemaHistory:
-        """The topic's schema history."""
-        return self.run(admin.schemas(self.cluster, topic))
-
-    # --- offsets --------------------------------------------------------------------------------
-    def list_offsets(self, topic: str, at: admin.AtSpec = "latest") -> dict[int, int | None]:
-        """Offsets per partition.
-
-        Args:
-            at: "earliest" (the first row kept), "latest" (where the next row will go), a datetime
-                with time zone (the first row at or after it), or a mapping from partition to one
-                of these, which asks for these partitions only.
-
-        Returns:
-            Partition -> offset; None where no row is that young.
-        """
-        return self.run(admin.list_offsets(self.cluster, topic, at))
-
-    def delete_records(
-        self,
-        topic: str,
-        before: Mapping[int, int | Literal["latest"]],
-    ) -> dict[int, int]:
-        """Make the rows below the given offsets unreadable, for good.
-
-        Returns:
-            Partition -> first offset that is kept.
-
-        Raises:
-            OffsetOutOfRange: an offset above the partition's end.
-        """
-        return self.run(admin.delete_records(self.cluster, topic, before))
-
-    def offsets_with_epochs(
-        self,
-        at: Mapping[TopicPartition, int],
-        *,
-        known: Mapping[TopicPartition, int] | None = None,
-        topic_ids: Mapping[str, bytes] | None = None,
-        max_wait: float = 0.0,
-        metadata_version: int = -1,
-    ) -> tuple[int, dict[TopicPartition, OffsetAndEpoch]]:
-        """Low level: offsets together with the leader epoch of the row before them.
-
-        Args:
-            at: `types.LATEST`, `types.EARLIEST` or microseconds since 1970.
-            known: the offsets that the caller already has.
-            topic_ids: ask for these topics, not for whichever has the name now; another topic is
-                answered with the error code of `UnknownTopicId`.
-            max_wait: seconds to wait until an offset differs from `known`, or the metadata
-                version from `metadata_version` (if that is given).
-
-        Returns:
-            (metadata version, partition -> offset); errors of partitions stay in the values.
-        """
-        return self.run(
-            admin.offsets_with_epochs(
-                self.cluster,
-                at,
-                known=known or {},
-                topic_ids=topic_ids or {},
-                max_wait_s=max_wait,
-                metadata_version=metadata_version,
-            )
-        )
-
-    def epoch_end_offsets(
-        self, epochs: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, OffsetAndEpoch]:
-        """Low level: where did these leader epochs end? A row at or above, read under that epoch,
-        was truncated away."""
-        return self.run(admin.epoch_end_offsets(self.cluster, epochs))
-
-    def describe_ranges(
-        self, ranges: Mapping[TopicPartition, tuple[int, int]], *, bytes_max: int = -1
-    ) -> dict[TopicPartition, RangeSize]:
-        """Low level: stored bytes between two offsets, and how far `bytes_max` of them reach."""
-        return self.run(admin.describe_ranges(self.cluster, ranges, bytes_max=bytes_max))
-
-    # --- stored batches -------------------------------------------------------------------------
-    def raw_produce(
-        self,
-        topic: str,
-        batches: Mapping[int, Sequence[Buffer]],
-        *,
-        durability: Durability = Durability.TOPIC_DEFAULT,
-        timeout: float | None = None,
-    ) -> dict[int, Produced]:
-        """Low level: send batches made by `batch.codec.encode_batch`; partition -> batches.
-
-        Sent once. After `ConnectionClosed` or `RequestTimedOut` the outcome is unknown.
-        """
-        return self.run(
-            admin.raw_produce(
-                self.cluster, topic, batches, durability=durability, timeout_s=timeout
-            )
-        )
-
-    def raw_fetch(
-        self,
-        topic: str,
-        offsets: Mapping[int, int],
-        *,
-        max_wait: float = 0.0,
-        min_bytes: int = 1,
-        bytes_max: int = FETCH_BYTES_DEFAULT,
-        partition_bytes_max: int = FETCH_PARTITION_BYTES_DEFAULT,
-        end_offsets: Mapping[int, int] | None = None,
-    ) -> dict[int, FetchedPartition]:
-        """Low level: whole stored batches from each offset on, for `batch.codec.split_batches`."""
-        return self.run(
-            admin.raw_fetch(
-                self.cluster,
-                topic,
-                offsets,
-                max_wait_s=max_wait,
-                min_bytes=min_bytes,
-                bytes_max=bytes_max,
-                partition_bytes_max=partition_bytes_max,
-                end_offsets=end_offsets or {},
-            )
-        )
-
-    def raw_call(
-        self,
-        request: m.Request,
-        *,
-        node_id: int | None = None,
-        body: Sequence[Buffer] = (),
-        timeout: float | None = None,
-    ) -> Reply:
-        """Low level: one request to one broker (any if `node_id` is None), as it is."""
-        return self.run(
-            admin.raw_call(self.cluster, request, node_id, body=body, timeout_s=timeout)
-        )
