@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,19 @@ def test_a_deleted_lock_file_lets_no_second_broker_in(tmp_path: Path) -> None:
         with pytest.raises(BrokerFailed, match="locked by another broker"):
             BrokerProcess(data_dir=tmp_path / "data").start()
         assert broker.running
+
+
+def test_a_directory_that_is_replaced_takes_no_more_rows(tmp_path: Path) -> None:
+    with BrokerProcess(data_dir=tmp_path / "data") as broker, RawClient(broker.address) as client:
+        topic_id = client.create_topic("t")
+        (tmp_path / "data").rename(tmp_path / "moved")
+        shutil.copytree(tmp_path / "moved", tmp_path / "data")
+        deadline = time.monotonic() + 60
+        while "data directory lost" not in broker.log_text:
+            assert time.monotonic() < deadline, broker.log_text
+            time.sleep(0.05)
+        with pytest.raises(DiskFull):
+            client.produce(topic_id, make_batch(0))
 
 
 def test_topics_of_every_length_come_and_go(tmp_path: Path) -> None:
@@ -62,6 +77,7 @@ def test_strangers_in_the_data_directory_stop_no_start(tmp_path: Path) -> None:
         (data / "data" / "t-0" / "note.txt").write_text("mine")
         (data / "data" / "t-0" / "partition.json").write_bytes(b"\xff{")
         broker.start()
+        assert "data/note.txt was left alone" in broker.log_text
         assert rows_of(broker, topic_id) == list(range(10))
         assert (data / "data" / "note.txt").exists()
         assert (data / "data" / "backup" / "precious").exists()

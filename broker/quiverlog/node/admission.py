@@ -50,6 +50,15 @@ class Admission:
             self._metrics.disk_full = 1
             self._outbox.log("error", "disk full: writes are refused until there is room")
 
+    def directory_lost(self) -> None:
+        """Another directory is in the place of ours, or another broker in it: write no more.
+
+        What was written would be in nobody's directory.
+        """
+        if not self.disk_full:
+            self._outbox.log("error", "data directory lost: it was replaced, or taken")
+        self.disk_filled()
+
     def disk_space(self, free_bytes: int) -> None:
         """The server measured: enter or leave the state that refuses writes."""
         if free_bytes < self._reserve_bytes:

@@ -83,6 +83,8 @@ def _remove_leftovers(broker: Broker) -> None:
         broker.outbox.log("info", "leftovers removed", count=len(removed))
     for name in aside:
         broker.outbox.log("error", "rows of an unknown topic set aside", name=name)
+    for note in broker.directory.notes:
+        broker.outbox.log("warning", "data directory", note=note)
 
 
 def run_if_started(broker: Broker, now: Now) -> None:

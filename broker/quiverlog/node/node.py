@@ -194,7 +194,10 @@ class Node:
             case Tick():
                 self._tick(now)
             case DiskSpace():
-                broker.admission.disk_space(event.free_bytes)
+                if broker.directory.is_owned():
+                    broker.admission.disk_space(event.free_bytes)
+                else:
+                    broker.admission.directory_lost()
             case Shutdown():
                 self._closing.begin(now)
 
