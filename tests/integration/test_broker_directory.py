@@ -24,7 +24,7 @@ def rows_of(broker: BrokerProcess, topic_id: bytes) -> list[int]:
 
 
 def test_a_deleted_lock_file_lets_no_second_broker_in(tmp_path: Path) -> None:
-    with BrokerProcess(data_dir=tmp_path / "data") as broker:
+    with BrokerProcess(data_dir=tmp_path / "data", start_timeout=120) as broker:
         (tmp_path / "data" / "lock").unlink()
         with pytest.raises(BrokerFailed, match="locked by another broker"):
             BrokerProcess(data_dir=tmp_path / "data").start()
@@ -32,7 +32,10 @@ def test_a_deleted_lock_file_lets_no_second_broker_in(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_replaced_takes_no_more_rows(tmp_path: Path) -> None:
-    with BrokerProcess(data_dir=tmp_path / "data") as broker, RawClient(broker.address) as client:
+    with (
+        BrokerProcess(data_dir=tmp_path / "data", start_timeout=120) as broker,
+        RawClient(broker.address) as client,
+    ):
         topic_id = client.create_topic("t")
         (tmp_path / "data").rename(tmp_path / "moved")
         shutil.copytree(tmp_path / "moved", tmp_path / "data")
@@ -47,7 +50,7 @@ def test_a_directory_that_is_replaced_takes_no_more_rows(tmp_path: Path) -> None
 def test_topics_of_every_length_come_and_go(tmp_path: Path) -> None:
     """`<name>-0.<8 hex>.deleted` had more than 255 bytes: the broker never started again."""
     names = ["n" * length for length in range(230, 250)]
-    with BrokerProcess(data_dir=tmp_path / "data") as broker:
+    with BrokerProcess(data_dir=tmp_path / "data", start_timeout=120) as broker:
         with RawClient(broker.address) as client:
             for name in names:
                 client.produce(client.create_topic(name), make_batch(0))
@@ -66,7 +69,7 @@ def test_topics_of_every_length_come_and_go(tmp_path: Path) -> None:
 
 def test_strangers_in_the_data_directory_stop_no_start(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with BrokerProcess(data_dir=data) as broker:
+    with BrokerProcess(data_dir=data, start_timeout=120) as broker:
         with RawClient(broker.address) as client:
             topic_id = client.create_topic("t")
             client.produce(topic_id, make_batch(0))
@@ -116,7 +119,7 @@ def fill_up(ballast: Path) -> None:
 def test_a_broker_without_a_free_byte_serves_its_readers(small: Path, clean: bool) -> None:
     """A full disk refused the start, reads included."""
     config = {"disk.reserve.bytes": 1 << 20}
-    with BrokerProcess(data_dir=small / "data", config=config) as broker:
+    with BrokerProcess(data_dir=small / "data", config=config, start_timeout=120) as broker:
         with RawClient(broker.address) as client:
             topic_id = client.create_topic("t", durability="flushed")
             for first in range(0, 100, 10):
@@ -139,7 +142,7 @@ def test_a_broker_without_a_free_byte_serves_its_readers(small: Path, clean: boo
 
 
 def test_only_the_owner_may_read_what_a_broker_writes(tmp_path: Path) -> None:
-    with BrokerProcess(data_dir=tmp_path / "data") as broker:
+    with BrokerProcess(data_dir=tmp_path / "data", start_timeout=120) as broker:
         with RawClient(broker.address) as client:
             client.produce(client.create_topic("t"), make_batch(0))
         paths = [tmp_path / "data", *(tmp_path / "data").rglob("*")]

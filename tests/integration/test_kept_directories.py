@@ -37,7 +37,7 @@ def open_archive(archive: Path, place: Path) -> tuple[BrokerProcess, dict[str, A
         tar.extractall(place, filter="data")
     manifest = json.loads((place / "manifest.json").read_text())
     clock = (sys.executable, str(DATA / "broker_at.py"), str(manifest["wall_us"]), "broker")
-    return BrokerProcess(data_dir=place / "data", command=clock), manifest
+    return BrokerProcess(data_dir=place / "data", command=clock, start_timeout=120), manifest
 
 
 def compare(broker: BrokerProcess, manifest: dict[str, Any]) -> None:
