@@ -17,13 +17,15 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from quiverlog.batch.header import CRC_START, BatchHeader, magic_positions
-from quiverlog.limits import BATCH_ALIGNMENT_BYTES, BATCH_HEADER_BYTES, MIB
+from quiverlog.limits import BATCH_ALIGNMENT_BYTES, BATCH_HEADER_BYTES, KIB, MIB
 from quiverlog.storage.byte_source import ByteSource, checksum
 from quiverlog.storage.tail import looks_unwritten
 
 __all__ = ["EPOCHS_ALL", "Candidate", "EpochBounds", "Resync"]
 
-_CHUNK_BYTES: Final = MIB
+_CHUNK_BYTES_MIN: Final = 4 * KIB
+"""The next good batch is near, as a rule; the further away it is, the more is read at once."""
+_CHUNK_BYTES_MAX: Final = MIB
 _OFFSETS_AHEAD_MAX: Final = 2**31
 """A segment holds fewer rows: whatever claims to be further away is none of its batches."""
 _CHECKSUMS_FACTOR: Final = 8
@@ -96,11 +98,12 @@ class Resync:
         """Plausible headers from `start` to before `stop`."""
         source = self._source
         stop = min(stop, source.size - BATCH_HEADER_BYTES + 1)
-        for chunk_at in range(start, stop, _CHUNK_BYTES):
-            chunk = bytes(source.read(chunk_at, _CHUNK_BYTES + BATCH_HEADER_BYTES))
+        chunk_at, chunk_bytes = start, _CHUNK_BYTES_MIN
+        while chunk_at < stop:
+            chunk = bytes(source.read(chunk_at, chunk_bytes + BATCH_HEADER_BYTES))
             for at in magic_positions(chunk):
                 position = chunk_at + at
-                if position >= stop or at >= _CHUNK_BYTES:
+                if position >= stop or at >= chunk_bytes:
                     break
                 header = BatchHeader.unpack(chunk, at)
                 if (
@@ -111,6 +114,8 @@ class Resync:
                     and position + header.total_bytes <= source.size
                 ):
                     yield Candidate(position, header.base_offset)
+            chunk_at += chunk_bytes
+            chunk_bytes = min(2 * chunk_bytes, _CHUNK_BYTES_MAX)
 
     def _header(self, at: int) -> BatchHeader | None:
         if self._source.size - at < BATCH_HEADER_BYTES:

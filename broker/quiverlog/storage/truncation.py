@@ -3,7 +3,7 @@
 Owns the steps, which only know the files; a truncation that a crash interrupted is found by its
 mark (`truncate-to`) and carried out by the next start:
 
-1. The mark is on the disk.
+1. The cut is found, and the mark that tells it is on the disk.
 2. What must never be ahead of the rows is lowered, durably: recovery point, epochs, snapshots.
 3. Files of rows that go are removed. The file that keeps some of its rows is not cut: readers may
    be looking at its mapped bytes. What stays is written to a new file that takes the name.
@@ -60,8 +60,6 @@ class TruncateJob:
 
     def run(self) -> TruncateResult:
         """Raises DiskFull, StorageFault or OSError; run it again, or the next start will."""
-        mark = f"{self.key}/{TRUNCATION_FILE}"
-        self.disk.write_file_atomic(mark, checkpoint.pack_truncation(self.offset))
         # Epochs that were assigned since the last flush are known in memory only.
         self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
         return _carry_out(self.disk, self.key, self.offset, self.end_offset)
@@ -121,6 +119,9 @@ def _carry_out(disk: Disk, directory: str, offset: int, end_offset: int | None) 
             position = kept[-1].file.size if kept else 0
         if end < start:  # The batch that goes holds the log start too: no row is left.
             doomed, kept, end = kept + doomed, [], start
+    # The end, not what was asked for: with some of the files gone the same cut is to be found.
+    mark = checkpoint.pack_truncation(end)
+    disk.write_file_atomic(f"{directory}/{TRUNCATION_FILE}", mark)
     if not kept:
         # Nothing else will know which offset comes next.
         checkpoint.save_log_start(disk, directory, end)
