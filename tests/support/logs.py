@@ -1,0 +1,61 @@
+"""A log's jobs, carried out at once: what the node spreads over two turns of the loop.
+
+Owns the pairs of begin and complete, so that a test of the log can say what it wants in one word.
+"""
+
+from __future__ import annotations
+
+from quiverlog.errors import QuiverlogError
+from quiverlog.storage.jobs import TrimJob
+from quiverlog.storage.log import Log
+from quiverlog.types import Now
+
+__all__ = ["flush", "retain", "trim", "truncate"]
+
+
+def flush(log: Log) -> int:
+    """Flush all; the new flushed offset. A failure is told to the log and raised."""
+    job = log.begin_flush()
+    try:
+        result = job.run()
+    except (OSError, QuiverlogError) as error:
+        log.fail_flush(job, error)
+        raise
+    return log.complete_flush(job, result)
+
+
+def trim(log: Log, offset: int) -> int:
+    """Give up the rows below `offset`; the new log start."""
+    job = log.begin_trim(offset)
+    if job is not None:
+        _carry_out(log, job)
+    return log.log_start_offset
+
+
+def retain(log: Log, now: Now, high_watermark: int) -> tuple[int, int, int]:
+    """A round of retention: (log start, segments removed, bytes removed)."""
+    count, byte_count = log.segment_count, log.size_bytes
+    job = log.begin_trim(log.retention_target(now, high_watermark), promised=False)
+    if job is not None:
+        _carry_out(log, job)
+    log.roll_if_due(now)
+    return log.log_start_offset, count - log.segment_count, byte_count - log.size_bytes
+
+
+def _carry_out(log: Log, job: TrimJob) -> None:
+    try:
+        job.run()
+    except (OSError, QuiverlogError):
+        log.fail_trim(job)
+        raise
+    remove = log.complete_trim(job)
+    if remove is not None:
+        remove.run()
+
+
+def truncate(log: Log, offset: int) -> int:
+    """Cut the rows from `offset` on; the log's end."""
+    job = log.begin_truncate(offset)
+    if job is not None:
+        log.complete_truncate(job, job.run())
+    return log.log_end_offset
