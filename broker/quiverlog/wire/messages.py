@@ -106,7 +106,7 @@ class HelloRequest(Request, array_like=True, gc=False):
 
 
 class ApiRange(Part, array_like=True, gc=False):
-    api: int = 0
+    api: UInt31 = 0
     version_min: Int32 = 1
     version_max: Int32 = 1
 

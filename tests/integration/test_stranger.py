@@ -1,0 +1,67 @@
+"""A client written from the docs alone against a real broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.stranger import client as c
+from tests.support.broker import BrokerProcess
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def stranger() -> Iterator[c.Stranger]:
+    with BrokerProcess() as broker:
+        stranger = c.Stranger(*broker.address)
+        yield stranger
+        stranger.close()
+
+
+def test_it_knows_nothing_of_quiverlog() -> None:
+    text = c.Path(c.__file__).read_text()
+    assert "import quiverlog" not in text
+    assert "from quiverlog" not in text
+    assert "pyarrow" not in text
+
+
+def test_a_day_in_its_life(stranger: c.Stranger) -> None:
+    newer, _ = stranger.ask(c.HELLO, {"a field": "of version 2"}, version=2)
+    assert newer[3] == 5, "UNSUPPORTED_VERSION"
+    assert [c.HELLO, 1, 1] in newer[9], "with the versions, and the connection is still there"
+    assert stranger.hello()[c.PRODUCE] == (1, 1)
+    schema = bytes.fromhex(c.vector("batches.json", "int64")["schema_hex"])
+    topic_id = stranger.create_topic("from-a-stranger", schema)
+    epoch = stranger.leader_epoch(topic_id)
+    producer_id, producer_epoch = stranger.init_producer()
+    at_us = time.time_ns() // 1000
+    first = c.int64_batch([7, -8, 9], at_us, producer_id, producer_epoch, 0)
+    second = c.int64_batch([10, 11, 2**63 - 1], at_us, producer_id, producer_epoch, 3)
+    assert stranger.produce(topic_id, epoch, first) == (0, False)
+    assert stranger.produce(topic_id, epoch, first) == (0, True), "sent again, stored once"
+    assert stranger.produce(topic_id, epoch, second) == (3, False)
+    high_watermark, batches = stranger.fetch(topic_id, 1)
+    assert high_watermark == 6
+    assert [batch.values for batch in batches] == [[7, -8, 9], [10, 11, 2**63 - 1]]
+    assert [batch.base_offset for batch in batches] == [0, 3]
+    assert {batch.producer_id for batch in batches} == {producer_id}
+    assert [batch.base_sequence for batch in batches] == [0, 3]
+    assert {batch.timestamp_max_us for batch in batches} == {at_us}
+    assert {batch.schema_id for batch in batches} == {1}
+
+
+def test_its_mistakes_are_named(stranger: c.Stranger) -> None:
+    schema = bytes.fromhex(c.vector("batches.json", "int64")["schema_hex"])
+    stranger.hello()
+    topic_id = stranger.create_topic("mistakes", schema)
+    batch = bytearray(c.int64_batch([1, 2, 3], 1, -1, -1, -1))
+    batch[-1] ^= 1
+    with pytest.raises(c.Refused) as refused:
+        stranger.produce(topic_id, -1, bytes(batch))
+    assert refused.value.code == 50, "CORRUPT_BATCH"
+    with pytest.raises(c.Refused) as refused:
+        stranger.fetch(topic_id, 99)
+    assert refused.value.code == 34, "OFFSET_OUT_OF_RANGE"

@@ -1,0 +1,1 @@
+"""A client that somebody else could have written."""

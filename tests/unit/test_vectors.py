@@ -1,0 +1,90 @@
+"""docs/vectors is current, and says what a second implementation says."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from quiverlog.batch.codec import decode_batch, split_batches
+from quiverlog.batch.schema import SchemaHistory, deserialize_schema
+from quiverlog.cli.app import cli
+from scripts import vectors
+from tests.stranger.client import crc32c, key_hash, partition_of
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((vectors.DIRECTORY / name).read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", vectors.FILES)
+def test_the_file_is_current(name: str) -> None:
+    """Compressed bytes come from the golden file, so they do not change with the compressors."""
+    made = vectors.render(vectors.FILES[name]())
+    assert (vectors.DIRECTORY / name).read_text() == made, "python -m scripts.vectors"
+
+
+def test_there_is_no_other_file() -> None:
+    assert {path.name for path in vectors.DIRECTORY.iterdir()} == set(vectors.FILES)
+
+
+@pytest.mark.parametrize("vector", load("key-hashes.json"), ids=lambda v: v["hash"])
+def test_key_hashes_by_hand(vector: dict[str, Any]) -> None:
+    found = key_hash(vector["columns"])
+    assert f"{found:016x}" == vector["hash"]
+    assert partition_of(found, 10) == vector["partition_of_10"]
+
+
+@pytest.mark.parametrize("vector", load("frames.json"), ids=lambda v: v["name"])
+def test_frames_by_hand(vector: dict[str, Any]) -> None:
+    data = bytes.fromhex(vector["hex"])
+    size, header_size = struct.unpack_from("<II", data)
+    assert (size, header_size) == (len(data) - 4, len(data) - 8)
+    assert _flat(msgpack.unpackb(data[8:])) == _flat(list(vector["fields"].values()))
+
+
+def _flat(value: Any) -> Any:
+    """Fields by name and fields by place are the same; so are bytes and their hex."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        if set(value) == {"hex"}:
+            return value["hex"]
+        return [_flat(item) for item in value.values()]
+    return [_flat(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("vector", load("batches.json"), ids=lambda v: v["name"])
+def test_batches_still_decode(vector: dict[str, Any]) -> None:
+    history = SchemaHistory(
+        {vector["header"]["schema_id"]: deserialize_schema(bytes.fromhex(vector["schema_hex"]))}
+    )
+    data = memoryview(bytearray.fromhex(vector["hex"]))
+    ((header, view),) = split_batches(data)
+    assert header._asdict() == vector["header"]
+    assert crc32c(bytes(data[20:])) == header.crc32c
+    assert vectors.plain(decode_batch(view, header, history).to_pylist()) == vector["rows"]
+
+
+def test_the_segment_is_one_for_our_own_tools(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    for vector in load("segment.json"):
+        (tmp_path / vector["name"]).write_bytes(bytes.fromhex(vector["hex"]))
+    path = str(tmp_path / "00000000000000000040.log")
+    shown = CliRunner().invoke(cli, ["dump-log", path])
+    assert shown.exit_code == 0, shown.output
+    assert "40" in shown.output
+    assert "43" in shown.output
+
+
+@pytest.mark.parametrize("vector", load("metadata-records.json"), ids=lambda v: v["name"])
+def test_metadata_records_by_hand(vector: dict[str, Any]) -> None:
+    (record,) = msgpack.unpackb(bytes.fromhex(vector["hex"]))
+    assert record[0] == vector["type"]
+    assert _flat(record[1:]) == _flat(list(vector["fields"].values()))
