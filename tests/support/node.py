@@ -44,6 +44,7 @@ from quiverlog.storage.disk import Disk
 from quiverlog.storage.posix import PosixDisk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
+from scripts.protocol_model import ENTRY_ERRORS, REQUEST_ERRORS
 
 __all__ = ["SCHEMA", "NodeDriver", "batch_of", "rows_of"]
 
@@ -78,6 +79,17 @@ def batch_of(
 def rows_of(body: bytes) -> list[tuple[int, int]]:
     """(offset, row count) of every batch in a fetched body."""
     return [(header.base_offset, header.row_count) for header, _ in split_batches(memoryview(body))]
+
+
+def check_codes(response: m.Response) -> None:
+    """Every code in an answer is one that docs/protocol.json tells of."""
+    entry_codes = {kind.code for kind in ENTRY_ERRORS[response.API]}
+    request_codes = {kind.code for kind in REQUEST_ERRORS} | entry_codes
+    assert response.error_code in request_codes | {0}, (response.API, response.error_code)
+    for name in ("partitions", "topics"):
+        for entry in getattr(response, name, ()):
+            code = getattr(entry, "error_code", 0)
+            assert code in entry_codes | {0}, (response.API, code)
 
 
 class NodeDriver:
@@ -261,6 +273,7 @@ class NodeDriver:
     def _perform(self, effects: list[Effect]) -> list[Effect]:
         for effect in effects:
             if isinstance(effect, Respond):
+                check_codes(effect.response)
                 self.responses.append(effect)
             elif isinstance(effect, StartJob):
                 (self.syncs if effect.job.kind == "flush" else self.jobs).append(effect)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from quiverlog import limits
-from scripts import protocol_tables
+from scripts import protocol_model, protocol_tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+SIDES = ("request", "response")
 TABLES = {
     "protocol-apis": protocol_tables.apis_table,
+    "protocol-errors": protocol_tables.errors_table,
     "protocol-key-vectors": protocol_tables.key_vectors_table,
     "protocol-messages": protocol_tables.messages_tables,
 }
@@ -25,9 +28,34 @@ def test_generated_tables_are_fresh() -> None:
 
 
 def test_every_field_has_a_meaning_and_every_meaning_a_field() -> None:
-    used = {name for cls in protocol_tables.structs() for name in cls.__struct_fields__}
-    preamble = {"version", "correlation_id"}
-    assert used - preamble == set(protocol_tables.MEANINGS)
+    used = set()
+    for cls in protocol_model.structs():
+        for field in protocol_model.fields_of(cls):
+            own = f"{cls.__name__}.{field.name}"
+            used.add(own if own in protocol_model.MEANINGS else field.name)
+    assert used == set(protocol_model.MEANINGS)
+
+
+def test_the_json_says_what_the_classes_say() -> None:
+    document = json.loads((PAGE.parent / "protocol.json").read_text())
+    apis = {api["name"]: api for api in document["apis"]}
+    delete = apis["DELETE_TOPICS"]["request"]["fields"]
+    assert [(f["name"], f["type"], f["nullable"]) for f in delete] == [
+        ("names", "array of str", False)
+    ]
+    describe = {f["name"]: f for f in apis["DESCRIBE_TOPICS"]["request"]["fields"]}
+    assert describe["names"]["nullable"]
+    assert describe["names"]["count_max"] == limits.TOPICS_PER_REQUEST_MAX
+    fetch = {f["name"]: f for f in apis["FETCH"]["request"]["fields"]}
+    assert (fetch["bytes_max"]["type"], fetch["bytes_max"]["default"]) == ("int64", 0)
+    closing = {error["name"] for error in document["errors"] if error["closes_connection"]}
+    assert "NOT_NEGOTIATED" in closing
+    assert "INVALID_REQUEST" not in closing
+    names = {part["name"] for part in document["parts"]}
+    for struct in [*document["parts"], *(a[side] for a in apis.values() for side in SIDES)]:
+        for field in struct["fields"]:
+            kind = field["type"].removeprefix("array of ")
+            assert kind in {*names, "int32", "int64", "str", "bin", "bool", "map of str to str"}
 
 
 def test_bounds_in_the_text_are_the_real_ones() -> None:

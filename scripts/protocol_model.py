@@ -1,0 +1,296 @@
+"""The protocol as data: every message with its fields, and the error codes of each API.
+
+Owns what the code does not say of itself: the meaning of every field and the codes per API. The
+types, defaults and bounds come from the messages. `protocol_tables` makes docs/protocol.md of it,
+`protocol_json` docs/protocol.json; tests/support/node.py checks every answer of every test against
+the codes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from quiverlog import errors as e
+from quiverlog.wire.messages import Api, Message, Part
+from quiverlog.wire.registry import APIS
+
+__all__ = [
+    "CLOSING",
+    "ENTRY_ERRORS",
+    "MEANINGS",
+    "REQUEST_ERRORS",
+    "Field",
+    "fields_of",
+    "parts_of",
+    "structs",
+]
+
+MEANINGS: Final[dict[str, str]] = {
+    "BrokerEndpoint.rack": "where the broker stands; empty: unknown",
+    "ConfigEntry.source": "`topic`: set on the topic; `default`: the broker's or the built-in one",
+    "ConfigEntry.value": "its value as text",
+    "CreateTopicsRequest.topics": "the topics to create, each on its own",
+    "CreateTopicsResponse.topics": "one entry per topic of the request, in its order",
+    "DeleteTopicsRequest.names": "names of the topics to delete; nil is not allowed here",
+    "DeleteTopicsResponse.topics": "one entry per name of the request, in its order",
+    "DescribeTopicsRequest.names": "names of topics; nil: all",
+    "DescribeTopicsResponse.topics": "one entry per topic",
+    "EpochEndOffsetsPartition.epoch": "the leader epoch whose end is asked for",
+    "EpochEndOffsetsPartitionResult.end_offset": "where `epoch` ended; -1: no such epoch here",
+    "EpochEndOffsetsPartitionResult.epoch": "the log's newest epoch not above the one asked for",
+    "FetchPartition.bytes_max": "bound for this partition; 0 or less: the broker's (4 MiB)",
+    "FetchPartition.end_offset": "no batch that starts there or later is sent; -1: no such bound",
+    "FetchPartition.offset": "offset of the first row wanted",
+    "FetchRequest.bytes_max": "bound for the whole body; 0 or less: the broker's (16 MiB)",
+    "FetchRequest.rack": "where the reader stands; empty: unknown",
+    "HelloRequest.software_version": "version of the client library",
+    "HelloResponse.software_version": "version of the broker",
+    "InitProducerIdRequest.producer_epoch": "the epoch that the asker has; -1: none",
+    "InitProducerIdRequest.producer_id": "-1: a new id; else the next epoch of this one",
+    "ListOffsetsPartitionResult.leader_epoch": "leader epoch of the row before `offset`; -1: none",
+    "ListOffsetsPartitionResult.offset": "the offset found; -1: no row at or after that time",
+    "ListOffsetsRequest.metadata_version": "the version that the asker knows; -1: do not compare",
+    "MetadataRequest.topics": "names of topics; nil: all",
+    "MetadataResponse.topics": "one entry per topic, or name or id that is not known",
+    "NewTopic.configs": "configuration of the topic, see docs/config.md",
+    "NewTopic.partitions": "how many; -1: the broker's default",
+    "AlterTopicRequest.partitions": "how many there shall be; -1: as many as there are",
+    "AlterTopicRequest.schema": "Arrow IPC schema message of the new schema; empty: as it is",
+    "AlterTopicResponse.schema_id": "number of the topic's schema after the change",
+    "NewTopic.schema": "Arrow IPC schema message",
+    "ProducePartitionResult.durability": "it rests on: 0 memory, 1 flushed, 2 replicated",
+    "ProducePartitionResult.leader_epoch": "leader epoch under which the rows were stored",
+    "ProduceRequest.durability": "wanted: -1 the topic's, 0 memory, 1 flushed, 2 replicated",
+    "ProduceRequest.timeout_ms": "after so long the answer is REQUEST_TIMED_OUT",
+    "RangePartition.bytes_max": "how many bytes the range may have; -1: no bound",
+    "RangePartition.end_offset": "first offset that is not asked about; -1: the high watermark",
+    "RangePartitionResult.end_offset": "end of the range that `bytes_max` reach, a batch boundary",
+    "SchemaVersion.schema": "Arrow IPC schema message",
+    "TopicDescription.configs": "every key with its value",
+    "TopicDescription.schemas": "the newest schemas, oldest first",
+    "TopicMetadata.compression": "codec the topic advises: 0 none, 1 LZ4 frame, 2 Zstandard",
+    "TopicMetadata.durability": "an answer rests at least on: 0 memory, 1 flushed, 2 replicated",
+    "TopicMetadata.schema_id": "number of the topic's current schema",
+    "TopicSchemasResponse.schemas": "schemas of the topic, oldest first",
+    "api": "number of the API",
+    "apis": "the APIs that the broker speaks, with their versions",
+    "at": "-1 the end, -2 the first row kept, else microseconds since 1970",
+    "base_offset": "offset of the entry's first row",
+    "batch_bytes": "bytes of the body that belong to this entry",
+    "batch_bytes_max": "the topic's `max.message.bytes`: largest batch taken",
+    "before_offset": "rows before it are deleted; -1: the high watermark",
+    "brokers": "where the brokers are reached",
+    "byte_count": "stored bytes of the batches touched up to `end_offset`",
+    "client_id": "free text for logs and metrics, at most 249 characters",
+    "cluster_id": "identity of the cluster",
+    "controller_id": "node id of the active controller",
+    "created_us": "when it was made, microseconds since 1970",
+    "damage_end_offset": "first offset after the damage that may be read again; -1: not known",
+    "damage_start_offset": "first offset that cannot be read; -1: no damage, or not known",
+    "delete_configs": "keys that go back to their defaults",
+    "diverging_end_offset": "where `diverging_epoch` ended in the leader's log; -1: no divergence",
+    "diverging_epoch": "newest leader epoch that both logs may share; -1: no divergence",
+    "duplicate": "the batches were stored by an earlier try of the same request",
+    "error_code": "0, or the number of an error",
+    "error_message": "what happened, for people; empty where ten thousand would not fit",
+    "first_name": "first name of the page that is asked for; nil: no pages",
+    "first_schema_id": "first schema of the page that is asked for; 0: no pages",
+    "flushed_offset": "rows below it are on disk",
+    "frame_bytes_max": "largest frame the broker takes, in bytes",
+    "high_watermark": "offset of the first row that may not be read yet",
+    "host": "host name or address",
+    "in_sync_replicas": "node ids of the replicas that are up to date",
+    "is_internal": "belongs to quiverlog itself",
+    "isolation_level": "0 read uncommitted, 1 read committed; no difference without transactions",
+    "key": "configuration key",
+    "key_columns": "columns whose values decide a row's partition, in order; empty: no key",
+    "known_offset": "the offset that the asker has already",
+    "last_epoch": "leader epoch of the row before `offset`; -1: not known, no check",
+    "last_stable_offset": "first row of a transaction that is not decided",
+    "leader_epoch": "count of the partition's leaders; in requests -1: no check",
+    "leader_id": "node id of the leader; -1: none",
+    "log_end_offset": "offset that the next row will take",
+    "log_start_offset": "first row that is kept",
+    "max_wait_ms": "how long the broker may hold the answer back",
+    "metadata_version": "grows with every change of any topic",
+    "min_bytes": "answer as soon as so many bytes are there",
+    "name": "name of the topic",
+    "next_name": "`first_name` of the next page; empty: there is none",
+    "next_schema_id": "`first_schema_id` of the next page; 0: there is none",
+    "node_id": "number of the broker",
+    "partition": "number of the partition, from 0",
+    "partitions": "one entry per partition",
+    "port": "TCP port",
+    "preferred_replica": "node id of a nearer replica to fetch from; -1: none",
+    "producer_epoch": "counts the holders of a producer id",
+    "producer_id": "identity of an idempotent producer; -1: none",
+    "replica_id": "node id of a follower; -1: a consumer",
+    "replicas": "node ids of all replicas",
+    "replication_factor": "copies of each partition; in requests -1: the broker's default",
+    "roles": "`broker`, `controller`",
+    "row_count": "rows of the entry",
+    "schema_id": "number of the schema, from 1",
+    "segments": "files of the log",
+    "set_configs": "keys to set and their values",
+    "size_bytes": "bytes of the log",
+    "software": "name of the client library",
+    "start_offset": "first offset asked about; -2: first row kept",
+    "timestamp_us": "timestamp of the row found, microseconds since 1970; -1: none",
+    "topic_id": "16 bytes that name this topic and no later one of the same name",
+    "topic_ids": "topics by id, besides those by name",
+    "transactional_id": "kept for transactions; must be empty",
+    "validate_only": "check everything, change nothing",
+    "version_max": "newest version spoken",
+    "version_min": "oldest version spoken",
+}
+"""By `Struct.field`, or by `field` where it means the same everywhere."""
+
+CLOSING: Final[tuple[type[e.QuiverlogError], ...]] = (
+    e.CorruptFrame,
+    e.FrameTooLarge,
+    e.UnknownApi,
+    e.UnsupportedVersion,
+    e.NotNegotiated,
+    e.TooManyConnections,
+)
+"""After one of these in an answer as a whole the broker closes the connection. Two exceptions:
+UNSUPPORTED_VERSION for a newer HELLO, FRAME_TOO_LARGE for an answer that did not fit a frame."""
+
+REQUEST_ERRORS: Final[tuple[type[e.QuiverlogError], ...]] = (
+    *CLOSING,
+    e.QuiverlogError,
+    e.InvalidRequest,
+    e.BrokerShuttingDown,
+    e.StorageFault,
+    e.DiskFull,
+    e.ThrottledBroker,
+)
+"""In the answer to any request, as a whole."""
+
+_PARTITION: Final = (
+    e.UnknownTopicId,
+    e.UnknownPartition,
+    e.NotLeader,
+    e.FencedLeaderEpoch,
+    e.UnknownLeaderEpoch,
+    e.StorageFault,
+    e.CorruptLog,
+    e.QuiverlogError,
+)
+_TOPIC_CHANGE: Final = (
+    e.BrokerShuttingDown,
+    e.DiskFull,
+    e.StorageFault,
+    e.InvalidConfig,
+    e.InvalidPartitions,
+    e.InvalidSchema,
+    e.PolicyViolation,
+    e.ThrottledBroker,
+    e.QuiverlogError,
+)
+ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
+    Api.HELLO: (),
+    Api.METADATA: (e.UnknownTopic, e.UnknownTopicId, e.NotLeader),
+    Api.PRODUCE: (
+        *_PARTITION,
+        e.CorruptBatch,
+        e.BatchTooLarge,
+        e.UnknownSchema,
+        e.InvalidTimestamp,
+        e.OutOfOrderSequence,
+        e.InvalidProducerEpoch,
+        e.UnknownProducerId,
+        e.UnsupportedDurability,
+        e.NotEnoughReplicas,
+        e.DiskFull,
+        e.RequestTimedOut,
+        e.ThrottledBroker,
+        e.InvalidRequest,
+        e.PolicyViolation,
+    ),
+    Api.FETCH: (*_PARTITION, e.OffsetOutOfRange, e.OffsetNotAvailable, e.LogTruncated),
+    Api.LIST_OFFSETS: (*_PARTITION, e.InvalidRequest),
+    Api.INIT_PRODUCER_ID: (e.UnknownProducerId, e.InvalidProducerEpoch),
+    Api.CREATE_TOPICS: (
+        *_TOPIC_CHANGE,
+        e.InvalidTopicName,
+        e.TopicExists,
+        e.InvalidReplicationFactor,
+    ),
+    Api.DELETE_TOPICS: (*_TOPIC_CHANGE, e.UnknownTopic),
+    Api.ALTER_TOPIC: (*_TOPIC_CHANGE, e.UnknownTopic, e.IncompatibleSchema),
+    Api.DESCRIBE_TOPICS: (e.UnknownTopic, e.QuiverlogError),
+    Api.TOPIC_SCHEMAS: (e.UnknownTopicId,),
+    Api.DELETE_RECORDS: (*_PARTITION, e.OffsetOutOfRange, e.DiskFull, e.ThrottledBroker),
+    Api.EPOCH_END_OFFSETS: (*_PARTITION, e.InvalidRequest),
+    Api.DESCRIBE_RANGES: (*_PARTITION, e.OffsetOutOfRange),
+}
+"""In an entry of the answer; for APIs whose answer has no entries, in the answer as a whole."""
+
+
+class Field(NamedTuple):
+    """One place in a message's array."""
+
+    at: int
+    name: str
+    type: str
+    """`int32`, `int64`, `str`, `bin`, `bool`, the name of a part, or `array of ...`."""
+    nullable: bool
+    count_max: int | None
+    """Most entries of an array or map; for `bin`, most bytes."""
+    default: object
+    meaning: str
+
+
+def structs() -> list[type[msgspec.Struct]]:
+    """Every message and part, messages in the order of their numbers."""
+    found: list[type[msgspec.Struct]] = []
+    for spec in APIS.values():
+        for cls in (spec.request, spec.response):
+            found += [cls, *(part for part in parts_of(cls) if part not in found)]
+    return found
+
+
+def parts_of(cls: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
+    """The parts inside a message, in the order in which they first appear."""
+    parts: list[type[msgspec.Struct]] = []
+    for hint in get_type_hints(cls).values():
+        for inner in (hint, *get_args(hint)):
+            if isinstance(inner, type) and issubclass(inner, Part):
+                parts += [inner, *parts_of(inner)]
+    return parts
+
+
+def fields_of(cls: type[msgspec.Struct]) -> list[Field]:
+    """Its own fields: a message's without `api`, `version` and `correlation_id`."""
+    skipped = len(Message.__struct_fields__) if issubclass(cls, Message) else 0
+    found = []
+    for at, field in enumerate(msgspec.structs.fields(cls)):
+        if at < skipped:
+            continue
+        name = field.name
+        meaning = MEANINGS.get(f"{cls.__name__}.{name}") or MEANINGS[name]
+        default = field.default
+        if default is msgspec.NODEFAULT:
+            default = field.default_factory()
+        found.append(Field(at, name, *_type_of(field.type), default, meaning))
+    return found
+
+
+def _type_of(hint: Any) -> tuple[str, bool, int | None]:
+    """(name, nullable, most entries)."""
+    if get_origin(hint) is Annotated:
+        base, bounds = get_args(hint)
+        if base is int:
+            return ("int32" if bounds.le < 2**31 else "int64"), False, None
+        return _type_of(base)[0], False, bounds.max_length
+    if get_origin(hint) is list:
+        return f"array of {_type_of(get_args(hint)[0])[0]}", False, None
+    if get_origin(hint) is dict:
+        return "map of str to str", False, None
+    if type(None) in get_args(hint):
+        name, _, count_max = _type_of(get_args(hint)[0])
+        return name, True, count_max
+    return {str: "str", bytes: "bin", bool: "bool"}.get(hint) or hint.__name__, False, None
