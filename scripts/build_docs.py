@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the checks of the links are the tidy test's
 
 from quiverlog import errors  # noqa: E402
-from scripts import protocol_json, protocol_tables  # noqa: E402
+from scripts import protocol_json, protocol_tables, transcript  # noqa: E402
 from tests.unit.test_tidy import broken_links, files  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -104,6 +104,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "config.md": config_page,
     "errors.md": errors_page,
     "protocol.json": protocol_json.render,
+    "transcript.md": transcript.render,
 }
 TABLES: dict[str, Callable[[], str]] = {
     "protocol-apis": protocol_tables.apis_table,
