@@ -269,6 +269,7 @@ def test_a_flipped_bit_on_the_disk_is_never_served_as_rows(node: NodeDriver) -> 
     result, body = node.fetched(topic, 0)
     assert result.error_code == errors.CorruptLog.code
     assert body == b""
+    assert (result.damage_start_offset, result.damage_end_offset) == (0, 10)
     assert node.metrics.corrupt_reads == 1
 
 

@@ -4,8 +4,8 @@ A bad batch is refused whole, with the reason. What has passed can be read by ev
 broker reads the rows once, compressed or not, with the very function that readers use. Otherwise
 one bad batch would stop all readers of its partition for ever.
 
-Two steps. `check_batch` costs what a CRC costs. `check_rows` decompresses; where that is more work
-than the broker's loop may do at once, it runs elsewhere.
+Two steps. `check_batch` costs what a CRC costs, and says what `check_rows` will cost, which
+decompresses. Both are pure: the second may run off the loop.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from .structure import check_structure
 __all__ = ["ROWS_COST_INLINE_MAX", "CheckedBatch", "check_batch", "check_rows", "validate_batch"]
 
 ROWS_COST_INLINE_MAX: Final = 256 * KIB
-"""Rows of a request that cost more than this to check are checked off the loop: a quarter of a
-millisecond with Zstandard, which is the slowest."""
+"""Rows that cost more than this to check should be checked off the loop: a quarter of a millisecond
+with Zstandard, which is the slowest."""
 _LAYOUT_COST_PART: Final = 32
 _VALUES_COST_PART: Final = 4
 """Checking is so many times faster than decompressing: without and with a look at the values."""
