@@ -13,7 +13,7 @@ from quiverlog.limits import FETCH_BYTES_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
 from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire import messages as m
 
-from . import admin
+from . import admin, partition_questions, stored_batches
 from .commands import Buffer, Operation, Reply
 from .results import (
     ClusterMetadata,
@@ -153,7 +153,9 @@ class AsyncMethods:
         return await self.run(admin.schemas(self.cluster, topic))
 
     # --- offsets --------------------------------------------------------------------------------
-    async def list_offsets(self, topic: str, at: admin.AtSpec = "latest") -> dict[int, int | None]:
+    async def list_offsets(
+        self, topic: str, at: partition_questions.AtSpec = "latest"
+    ) -> dict[int, int | None]:
         """Offsets per partition.
 
         Args:
@@ -164,7 +166,7 @@ class AsyncMethods:
         Returns:
             Partition -> offset; None where no row is that young.
         """
-        return await self.run(admin.list_offsets(self.cluster, topic, at))
+        return await self.run(partition_questions.list_offsets(self.cluster, topic, at))
 
     async def delete_records(
         self,
@@ -179,7 +181,7 @@ class AsyncMethods:
         Raises:
             OffsetOutOfRange: an offset above the partition's end.
         """
-        return await self.run(admin.delete_records(self.cluster, topic, before))
+        return await self.run(partition_questions.delete_records(self.cluster, topic, before))
 
     async def offsets_with_epochs(
         self,
@@ -204,7 +206,7 @@ class AsyncMethods:
             (metadata version, partition -> offset); errors of partitions stay in the values.
         """
         return await self.run(
-            admin.offsets_with_epochs(
+            partition_questions.offsets_with_epochs(
                 self.cluster,
                 at,
                 known=known or {},
@@ -219,13 +221,15 @@ class AsyncMethods:
     ) -> dict[TopicPartition, OffsetAndEpoch]:
         """Low level: where did these leader epochs end? A row at or above, read under that epoch,
         was truncated away."""
-        return await self.run(admin.epoch_end_offsets(self.cluster, epochs))
+        return await self.run(partition_questions.epoch_end_offsets(self.cluster, epochs))
 
     async def describe_ranges(
         self, ranges: Mapping[TopicPartition, tuple[int, int]], *, bytes_max: int = -1
     ) -> dict[TopicPartition, RangeSize]:
         """Low level: stored bytes between two offsets, and how far `bytes_max` of them reach."""
-        return await self.run(admin.describe_ranges(self.cluster, ranges, bytes_max=bytes_max))
+        return await self.run(
+            partition_questions.describe_ranges(self.cluster, ranges, bytes_max=bytes_max)
+        )
 
     # --- stored batches -------------------------------------------------------------------------
     async def raw_produce(
@@ -241,7 +245,7 @@ class AsyncMethods:
         Sent once. After `ConnectionClosed` or `RequestTimedOut` the outcome is unknown.
         """
         return await self.run(
-            admin.raw_produce(
+            stored_batches.raw_produce(
                 self.cluster, topic, batches, durability=durability, timeout_s=timeout
             )
         )
@@ -259,7 +263,7 @@ class AsyncMethods:
     ) -> dict[int, FetchedPartition]:
         """Low level: whole stored batches from each offset on, for `batch.codec.split_batches`."""
         return await self.run(
-            admin.raw_fetch(
+            stored_batches.raw_fetch(
                 self.cluster,
                 topic,
                 offsets,
@@ -281,5 +285,5 @@ class AsyncMethods:
     ) -> Reply:
         """Low level: one request to one broker (any if `node_id` is None), as it is."""
         return await self.run(
-            admin.raw_call(self.cluster, request, node_id, body=body, timeout_s=timeout)
+            stored_batches.raw_call(self.cluster, request, node_id, body=body, timeout_s=timeout)
         )

@@ -12,7 +12,7 @@ from quiverlog.limits import FETCH_BYTES_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
 from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire import messages as m
 
-from . import admin
+from . import admin, partition_questions, stored_batches
 from .commands import Buffer, Operation, Reply
 from .results import (
     ClusterMetadata,
@@ -152,7 +152,9 @@ class BlockingMethods:
         return self.run(admin.schemas(self.cluster, topic))
 
     # --- offsets --------------------------------------------------------------------------------
-    def list_offsets(self, topic: str, at: admin.AtSpec = "latest") -> dict[int, int | None]:
+    def list_offsets(
+        self, topic: str, at: partition_questions.AtSpec = "latest"
+    ) -> dict[int, int | None]:
         """Offsets per partition.
 
         Args:
@@ -163,7 +165,7 @@ class BlockingMethods:
         Returns:
             Partition -> offset; None where no row is that young.
         """
-        return self.run(admin.list_offsets(self.cluster, topic, at))
+        return self.run(partition_questions.list_offsets(self.cluster, topic, at))
 
     def delete_records(
         self,
@@ -178,7 +180,7 @@ class BlockingMethods:
         Raises:
             OffsetOutOfRange: an offset above the partition's end.
         """
-        return self.run(admin.delete_records(self.cluster, topic, before))
+        return self.run(partition_questions.delete_records(self.cluster, topic, before))
 
     def offsets_with_epochs(
         self,
@@ -203,7 +205,7 @@ class BlockingMethods:
             (metadata version, partition -> offset); errors of partitions stay in the values.
         """
         return self.run(
-            admin.offsets_with_epochs(
+            partition_questions.offsets_with_epochs(
                 self.cluster,
                 at,
                 known=known or {},
@@ -218,13 +220,15 @@ class BlockingMethods:
     ) -> dict[TopicPartition, OffsetAndEpoch]:
         """Low level: where did these leader epochs end? A row at or above, read under that epoch,
         was truncated away."""
-        return self.run(admin.epoch_end_offsets(self.cluster, epochs))
+        return self.run(partition_questions.epoch_end_offsets(self.cluster, epochs))
 
     def describe_ranges(
         self, ranges: Mapping[TopicPartition, tuple[int, int]], *, bytes_max: int = -1
     ) -> dict[TopicPartition, RangeSize]:
         """Low level: stored bytes between two offsets, and how far `bytes_max` of them reach."""
-        return self.run(admin.describe_ranges(self.cluster, ranges, bytes_max=bytes_max))
+        return self.run(
+            partition_questions.describe_ranges(self.cluster, ranges, bytes_max=bytes_max)
+        )
 
     # --- stored batches -------------------------------------------------------------------------
     def raw_produce(
@@ -240,7 +244,7 @@ class BlockingMethods:
         Sent once. After `ConnectionClosed` or `RequestTimedOut` the outcome is unknown.
         """
         return self.run(
-            admin.raw_produce(
+            stored_batches.raw_produce(
                 self.cluster, topic, batches, durability=durability, timeout_s=timeout
             )
         )
@@ -258,7 +262,7 @@ class BlockingMethods:
     ) -> dict[int, FetchedPartition]:
         """Low level: whole stored batches from each offset on, for `batch.codec.split_batches`."""
         return self.run(
-            admin.raw_fetch(
+            stored_batches.raw_fetch(
                 self.cluster,
                 topic,
                 offsets,
@@ -280,5 +284,5 @@ class BlockingMethods:
     ) -> Reply:
         """Low level: one request to one broker (any if `node_id` is None), as it is."""
         return self.run(
-            admin.raw_call(self.cluster, request, node_id, body=body, timeout_s=timeout)
+            stored_batches.raw_call(self.cluster, request, node_id, body=body, timeout_s=timeout)
         )

@@ -40,13 +40,14 @@ from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, MIB
 from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, TopicPartition
 from quiverlog.wire import messages as m
 
-from .admin import ask_leaders, at_us, offset_entry, split_fetch
 from .answers import about, named
 from .commands import Call, Finish, FinishAny, Operation, PendingReply, Reply, Sleep, Start
 from .consumer_options import ConsumerOptions
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
+from .partition_questions import ask_leaders, at_us, offset_entry
 from .results import Address, ConsumerBatch, FetchedPartition, TopicInfo
 from .routing import Cluster, backoff_s, empty_pause_s, partition_info
+from .stored_batches import split_fetch
 
 __all__ = ["ConsumerCore"]
 

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, TypeVar
 from quiverlog.errors import InvalidArgument
 from quiverlog.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 
-from .admin import at_us
+from .partition_questions import at_us
 
 __all__ = ["ConsumerOptions", "End", "StartAt", "consumer_options"]
 

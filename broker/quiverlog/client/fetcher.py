@@ -16,13 +16,13 @@ from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, FETCH_PARTITION_BYTES_DE
 from quiverlog.types import NO_EPOCH
 from quiverlog.wire import messages as m
 
-from .admin import split_fetch
 from .answers import named
 from .commands import Abandon, Call, Finish, Operation, PendingReply, Reply, Sleep, Start
 from .deadline import within
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
 from .results import ConsumerBatch
 from .routing import Cluster, backoff_s, empty_pause_s, partition_info
+from .stored_batches import split_fetch
 
 if TYPE_CHECKING:
     import pyarrow as pa
