@@ -11,6 +11,7 @@ from quiverlog.storage.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
+from tests.support.logs import flush
 
 NOW = Now(0, 1_000_000_000_000_000)
 CONFIG = LogConfig(index_interval_bytes=300)
@@ -26,9 +27,7 @@ def build(batches: int) -> tuple[SimDisk, list[bytes]]:
         header, view = make_batch(3, NOW.wall_us + number, number % 3 + 1, number % 250 + 1)
         log.append([(header, view)], 0, NOW)
         stored.append(bytes(view))
-    ticket = log.begin_sync()
-    ticket.run()
-    log.complete_sync(ticket)
+    flush(log)
     return disk, stored
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import NamedTuple
 
 from hypothesis import Phase, settings
@@ -9,11 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quiverlog.batch.checksum import crc32c
-from quiverlog.batch.header import CRC_START, BatchHeader
+from quiverlog.batch.header import CRC_START, BatchHeader, stamp
 from quiverlog.errors import DiskFull, StorageFault
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.sim.disk import SimDisk
+from tests.support.logs import retain, truncate
 
 DIRECTORY = "data/t-0"
 START_US = 1_000_000_000_000_000
@@ -113,24 +115,49 @@ class LogMachine(RuleBasedStateMachine):
         finally:
             self.disk.capacity = None
 
-    @rule(fail=st.booleans(), more=st.booleans())
-    def sync(self, fail: bool, more: bool) -> None:
-        ticket = self.log.begin_sync()
+    @rule(fail=st.booleans(), more=st.booleans(), crash=st.booleans())
+    def flush(self, fail: bool, more: bool, crash: bool) -> None:
+        job = self.log.begin_flush()
         end = self.end
         if more:
             self.append([(1, 0, 1, 7)])
         if fail:
             self.disk.fail_syncs = 1
-            try:
-                ticket.run()
-            except (OSError, StorageFault):
-                self.crash()
-                return
-            self.disk.fail_syncs = 0  # There was nothing to flush.
-        else:
-            ticket.run()
-        assert self.log.complete_sync(ticket) == max(end, self.promised)
+        try:
+            result = job.run()
+        except (OSError, StorageFault) as error:
+            faulty = self.log.fail_flush(job, error)
+            self.crash()
+            if not faulty:
+                raise
+            return
+        self.disk.fail_syncs = 0  # There may have been nothing to flush.
+        if crash:  # Between the job and its completion: nobody was told, but it is on the disk.
+            self.promised = max(end, self.promised)
+            self.crash()
+            return
+        assert self.log.complete_flush(job, result) == max(end, self.promised)
         self.promised = max(end, self.promised)
+
+    @rule()
+    def flush_without_descriptors(self) -> None:
+        """Nothing was tried, so the next flush brings all of it to the disk."""
+        job = self.log.begin_flush()
+        assert not self.log.fail_flush(job, OSError(errno.EMFILE, "Too many open files"))
+
+    @rule(batches=BATCHES, epochs=st.lists(st.booleans(), min_size=4, max_size=4))
+    def append_copied(self, batches: list[tuple[int, int, int, int]], epochs: list[bool]) -> None:
+        copies, offset = [], self.end
+        for (rows, age, size, fill), newer in zip(batches, epochs, strict=False):
+            self.epoch += newer
+            _, view = make_batch(rows, self.now.wall_us + age * 1000, size, fill)
+            stamp(view, 0, offset, self.epoch)
+            header = BatchHeader.unpack(view)
+            copies.append((header, view))
+            stored = Stored(offset, rows, header.timestamp_max_us, self.epoch, bytes(view))
+            self.stored.append(stored)
+            offset = stored.end
+        assert self.log.append_copied(copies, self.now) == offset == self.end
 
     @rule(ms=st.integers(1, 40))
     def wait(self, ms: int) -> None:
@@ -179,12 +206,27 @@ class LogMachine(RuleBasedStateMachine):
         self.promised = self.end
         self.expired = []
 
-    @rule(share=st.floats(0, 1))
-    def delete_before(self, share: float) -> None:
+    @rule(share=st.floats(0, 1), crash=st.sampled_from(["", "before", "after"]))
+    def trim(self, share: float, crash: str) -> None:
         offset = self.start + int((self.end - self.start) * share)
-        assert self.log.delete_before(offset) == max(self.start, offset)
-        self.durable_start = self.start = max(self.start, offset)
+        job = self.log.begin_trim(offset)
+        if job is None:
+            self.durable_start = max(self.durable_start, offset)
+            return
+        assert self.log.log_start_offset == self.start, "readers have the rows until it is durable"
+        if crash != "before":
+            job.run()
+            self.durable_start = max(self.durable_start, job.offset)
+        if crash:
+            self.start = max(self.start, self.durable_start)
+            self.forget()
+            self.crash()
+            return
+        remove = self.log.complete_trim(job)
+        self.start = max(self.start, offset)
         self.forget()
+        if remove is not None and share < 0.9:  # Else the files are left to the next start.
+            remove.run()
 
     def forget(self) -> None:
         self.stored = [batch for batch in self.stored if batch.end > self.start]
@@ -193,7 +235,7 @@ class LogMachine(RuleBasedStateMachine):
     def retention(self) -> None:
         cutoff_us = self.now.wall_us - CONFIG.retention_ms * 1000
         want = next((b.offset for b in self.stored if b.time_us >= cutoff_us), self.end)
-        self.log.apply_retention(self.now, self.end)
+        retain(self.log, self.now, self.end)
         self.start = max(self.start, want)
         assert self.log.log_start_offset == self.start
         self.expired += [batch for batch in self.stored if batch.end <= want]
@@ -206,7 +248,7 @@ class LogMachine(RuleBasedStateMachine):
         if batch.offset < self.start:
             return
         end = self.end
-        self.log.truncate_to(batch.offset)
+        truncate(self.log, batch.offset)
         assert self.end == end
         self.stored = [b for b in self.stored if b.end <= batch.offset]
         self.promised = min(self.promised, batch.offset)

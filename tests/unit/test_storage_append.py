@@ -17,6 +17,7 @@ from quiverlog.storage.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
+from tests.support.logs import flush, truncate
 
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
@@ -39,11 +40,6 @@ def copied(offset: int, rows: int, epoch: int) -> Batch:
     _, view = batch(rows)
     stamp(view, 0, offset, epoch)
     return BatchHeader.unpack(view), view
-
-
-def flush(log: Log) -> None:
-    job = log.begin_flush()
-    log.complete_flush(job, job.run())
 
 
 # --- bounds -------------------------------------------------------------------------------------
@@ -167,7 +163,7 @@ def test_the_first_copy_of_an_empty_log_may_straddle_its_start() -> None:
     assert job is not None
     job.run()
     log.complete_trim(job)
-    log.truncate_to(5)
+    truncate(log, 5)
     assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (5, 5, 0)
     assert log.append_copied([copied(3, 6, 2)], NOW) == 9
     flush(log)

@@ -19,6 +19,7 @@ from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.storage.posix import PosixDisk, PosixFile
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
+from tests.support.logs import flush, trim
 
 NOW = Now(0, 1_000_000_000_000_000)
 ROOM_BYTES = 1024 * 1024
@@ -76,9 +77,7 @@ def fill_and_recover(place: Path, ballast: Path | None) -> None:
     if ballast is not None:
         ballast.unlink()
         append()
-        ticket = log.begin_sync()
-        ticket.run()
-        assert log.complete_sync(ticket) == len(stored)
+        assert flush(log) == len(stored)
     log.close(clean=False)
     log = Log.open(disk, directory, config=config, clean=False, now=NOW)
     assert not log.recovery.damages
@@ -190,7 +189,7 @@ def test_views_of_a_log_outlive_growth_retention_and_close(tmp_path: Path) -> No
         (read,) = log.read(number, bytes_max=1, end_offset=number + 1)
         kept.append((read, bytes(view)))
     assert log.segment_count > 5
-    log.delete_before(39)
+    trim(log, 39)
     log.close(clean=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

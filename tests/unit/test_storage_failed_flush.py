@@ -17,6 +17,7 @@ from quiverlog.storage.posix import PosixDisk
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
+from tests.support.logs import flush
 
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
@@ -29,12 +30,6 @@ def open_log(disk: SimDisk, *, segment_bytes: int = 1 << 20) -> Log:
 
 def append(log: Log) -> None:
     log.append([make_batch(3, NOW.wall_us, 1, 7)], 0, NOW)
-
-
-def flush(log: Log) -> int:
-    ticket = log.begin_sync()
-    ticket.run()
-    return log.complete_sync(ticket)
 
 
 @pytest.mark.parametrize("flushed_before", [0, 2])
@@ -52,7 +47,7 @@ def test_what_recovery_calls_flushed_survives_a_power_loss(
     append(log)
     disk.fail_syncs = 1
     with pytest.raises(OSError, match="simulated"):
-        log.begin_sync().run()
+        flush(log)
     disk.kill()
 
     log = open_log(disk, segment_bytes=segment_bytes)

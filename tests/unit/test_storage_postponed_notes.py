@@ -9,6 +9,7 @@ from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
+from tests.support.logs import flush
 
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
@@ -20,12 +21,6 @@ def open_log(disk: SimDisk) -> Log:
 
 def append(log: Log, epoch: int) -> None:
     log.append([make_batch(3, NOW.wall_us, 1, 7)], epoch, NOW)
-
-
-def flush(log: Log) -> int:
-    ticket = log.begin_sync()
-    ticket.run()
-    return log.complete_sync(ticket)
 
 
 @pytest.fixture(params=range(4))

@@ -14,6 +14,7 @@ from quiverlog.storage.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
+from tests.support.logs import flush, trim, truncate
 from tests.support.node import NodeDriver, batch_of
 
 NOW = Now(0, 1_000_000_000_000_000)
@@ -30,12 +31,6 @@ def append(log: Log, rows: int = 3) -> None:
     log.append([make_batch(rows, NOW.wall_us, 1, 7)], 0, NOW)
 
 
-def flush(log: Log) -> None:
-    ticket = log.begin_sync()
-    ticket.run()
-    log.complete_sync(ticket)
-
-
 @pytest.mark.parametrize("stop", ["clean", "killed"])
 def test_rows_after_given_up_rows_that_were_lost_are_no_damage(stop: str) -> None:
     """All rows given up, then lost in a crash: the next row is not the old file's first."""
@@ -43,7 +38,7 @@ def test_rows_after_given_up_rows_that_were_lost_are_no_damage(stop: str) -> Non
     log = open_log(disk)
     append(log)
     flush(log)
-    log.delete_before(2)
+    trim(log, 2)
     disk.kill()
     # As if the power had taken the bytes: the segment's header is all that is left.
     disk.open(segment_path(DIRECTORY, 0), create=False).truncate(64)
@@ -198,7 +193,7 @@ def test_snapshots_ahead_of_a_cut_never_come_back(cut_to: int) -> None:
     log, seen = open_with(disk)
     append_seen(log, seen, 10)
     flush(log)
-    log.truncate_to(cut_to)
+    truncate(log, cut_to)
     assert seen.offsets == list(range(0, cut_to, 3))
     assert all(offset <= cut_to for offset in snapshots(disk))
     disk.crash()
@@ -223,12 +218,11 @@ def test_nothing_is_cut_under_a_flush() -> None:
     log = open_log(SimDisk(1))
     append(log)
     append(log)
-    ticket = log.begin_sync()
+    job = log.begin_flush()
     with pytest.raises(AssertionError, match="a flush is outstanding"):
-        log.truncate_to(3)
-    ticket.run()
-    log.complete_sync(ticket)
-    log.truncate_to(3)
+        truncate(log, 3)
+    log.complete_flush(job, job.run())
+    truncate(log, 3)
     assert log.log_end_offset == log.flushed_offset == 3
 
 
@@ -282,11 +276,10 @@ def test_a_sync_that_fails_makes_nothing_durable_and_is_final() -> None:
     disk = SimDisk(1)
     log = open_log(disk)
     append(log)
-    ticket = log.begin_sync()
     disk.fail_syncs = 1
     with pytest.raises(OSError, match="simulated"):
-        ticket.run()
-    for call in (lambda: log.complete_sync(ticket), log.begin_sync, lambda: append(log)):
+        flush(log)
+    for call in (log.begin_flush, lambda: append(log)):
         with pytest.raises(StorageFault):
             call()
     assert (log.flushed_offset, log.log_end_offset) == (0, 3)

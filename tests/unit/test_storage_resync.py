@@ -17,6 +17,7 @@ from quiverlog.storage.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk, SimFile
+from tests.support.logs import flush
 
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
@@ -26,11 +27,6 @@ PATH = segment_path(DIRECTORY, 0)
 def open_log(disk: SimDisk, **settings: object) -> Log:
     disk.make_dir(DIRECTORY)
     return Log.open(disk, DIRECTORY, config=LogConfig(), clean=False, now=NOW, **settings)  # type: ignore[arg-type]
-
-
-def flush(log: Log) -> None:
-    job = log.begin_flush()
-    log.complete_flush(job, job.run())
 
 
 def stamped(offset: int, rows: int, epoch: int, blocks: int = 1, fill: int = 7) -> bytes:

@@ -9,6 +9,7 @@ from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
+from tests.support.logs import flush, retain, trim
 
 DIRECTORY = "data/t-0"
 START_US = 1_000_000_000_000_000
@@ -36,7 +37,7 @@ def test_by_time_exactly_the_rows_older_than_the_bound(age_ms: int, high_waterma
     log = open_log(SimDisk(), retention_ms=100, segment_bytes=500)
     for ms in range(20):
         append(log, ms)
-    log.apply_retention(at(age_ms), high_watermark)
+    retain(log, at(age_ms), high_watermark)
     # The row of the moment `ms` is older than 100 ms once `ms + 100 < age`.
     expired = min(20, max(0, age_ms - 100))
     assert log.log_start_offset == min(expired, high_watermark)
@@ -46,9 +47,9 @@ def test_by_time_an_older_row_behind_a_younger_one_waits() -> None:
     log = open_log(SimDisk(), retention_ms=100)
     for ms in (10, 500, 20, 30):
         append(log, ms)
-    log.apply_retention(at(600), 4)
+    retain(log, at(600), 4)
     assert log.log_start_offset == 1
-    log.apply_retention(at(601), 4)
+    retain(log, at(601), 4)
     assert log.log_start_offset == 4
 
 
@@ -57,8 +58,7 @@ def test_an_idle_topic_gives_up_its_newest_segment_and_remembers_its_end() -> No
     log = open_log(disk, retention_ms=100)
     for ms in range(5):
         append(log, ms)
-    result = log.apply_retention(at(200), 5)
-    assert (result.log_start_offset, result.segments_deleted) == (5, 1)
+    assert retain(log, at(200), 5)[:2] == (5, 1)
     assert (log.segment_count, log.size_bytes) == (0, 0)
     assert [name for name in disk.list(DIRECTORY) if name.endswith((".log", ".index"))] == []
     disk.crash()
@@ -73,7 +73,7 @@ def test_by_size_whole_segments_until_the_bound_holds(high_watermark: int) -> No
         append(log, ms)
     bases = [segment.base_offset for segment in log.segments]
     assert bases == list(range(0, 100, 2)), "an eighth of the bound: two batches a segment"
-    log.apply_retention(at(100), high_watermark)
+    retain(log, at(100), high_watermark)
     if high_watermark == 100:
         assert log.size_bytes == 8 * 320
         assert log.log_start_offset == 84
@@ -87,10 +87,10 @@ def test_by_size_a_log_of_exactly_the_bound_keeps_all() -> None:
     for ms in range(16):
         append(log, ms)
     assert log.size_bytes == 8 * 320
-    log.apply_retention(at(100), 16)
+    retain(log, at(100), 16)
     assert log.log_start_offset == 0
     append(log, 16)
-    log.apply_retention(at(100), 17)
+    retain(log, at(100), 17)
     assert log.log_start_offset == 2
 
 
@@ -98,17 +98,17 @@ def test_without_bounds_nothing_goes() -> None:
     log = open_log(SimDisk(), retention_ms=-1, retention_bytes=-1, segment_bytes=300)
     for ms in range(20):
         append(log, ms)
-    log.apply_retention(at(10**9), 20)
+    retain(log, at(10**9), 20)
     assert (log.log_start_offset, log.log_end_offset) == (0, 20)
 
 
 def test_an_idle_segment_is_finished_when_its_time_has_come() -> None:
     log = open_log(SimDisk(), segment_ms=50, retention_ms=-1)
     append(log, 0)
-    log.apply_retention(at(49), 1)
+    retain(log, at(49), 1)
     append(log, 49)
     assert log.segment_count == 1
-    log.apply_retention(at(50), 2)
+    retain(log, at(50), 2)
     append(log, 50)
     assert log.segment_count == 2
 
@@ -120,10 +120,8 @@ def test_deleted_records_stay_deleted_after_a_crash(offset: int, seed: int) -> N
     log = open_log(disk, segment_bytes=500)
     for ms in range(10):
         append(log, ms)
-    ticket = log.begin_sync()
-    ticket.run()
-    log.complete_sync(ticket)
-    assert log.delete_before(offset) == offset
+    flush(log)
+    assert trim(log, offset) == offset
     disk.crash()
     log = open_log(disk)
     assert (log.log_start_offset, log.log_end_offset) == (offset, 10)
@@ -135,7 +133,7 @@ def test_offsets_beyond_the_end_cannot_be_deleted() -> None:
     log = open_log(SimDisk())
     append(log, 0)
     with pytest.raises(OffsetOutOfRange):
-        log.delete_before(2)
+        trim(log, 2)
     assert log.log_start_offset == 0
 
 
@@ -145,12 +143,10 @@ def test_deleting_what_retention_took_already_is_durable_too(seed: int) -> None:
     log = open_log(disk, retention_ms=100)
     for ms in range(10):
         append(log, ms)
-    ticket = log.begin_sync()
-    ticket.run()
-    log.complete_sync(ticket)
-    log.apply_retention(at(104), 10)
+    flush(log)
+    retain(log, at(104), 10)
     assert log.log_start_offset == 4
-    assert log.delete_before(3) == 4
+    assert trim(log, 3) == 4
     disk.crash()
     log = open_log(disk, retention_ms=100)
     assert (log.log_start_offset, log.log_end_offset) == (4, 10)

@@ -16,6 +16,7 @@ from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
 from tests.sim.faults import Death, FaultyDisk
+from tests.support.logs import flush, trim, truncate
 
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
@@ -24,11 +25,6 @@ CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=100)
 
 def open_log(disk: SimDisk) -> Log:
     return Log.open(disk, DIRECTORY, config=CONFIG, clean=False, now=NOW)
-
-
-def flush(log: Log) -> None:
-    job = log.begin_flush()
-    log.complete_flush(job, job.run())
 
 
 def build(disk: SimDisk, *, start: int = 0) -> Log:
@@ -41,7 +37,7 @@ def build(disk: SimDisk, *, start: int = 0) -> Log:
         log.append([make_batch(3, NOW.wall_us, 1, number + 1)], number // 5, NOW)
         flush(log)
     if start:
-        log.delete_before(start)
+        trim(log, start)
     return log
 
 
@@ -120,7 +116,7 @@ def test_damage_at_the_cut_goes_whole() -> None:
     disk.kill()
     disk.flip_bit(segment_path(DIRECTORY, 12), (64 + 128 + 100) * 8)  # rows 15 to 18
     log = open_log(disk)
-    log.truncate_to(16)
+    truncate(log, 16)
     check(log, 0, 15)
 
 
@@ -131,7 +127,7 @@ def test_damage_in_front_of_the_cut_stays() -> None:
     disk.kill()
     disk.flip_bit(segment_path(DIRECTORY, 12), (64 + 20) * 8)  # rows 12 to 15
     log = open_log(disk)
-    log.truncate_to(18)
+    truncate(log, 18)
     assert log.log_end_offset == 18
     assert log.read(15, bytes_max=1, end_offset=18)
     with pytest.raises(CorruptLog):
@@ -146,7 +142,7 @@ def test_views_of_rows_that_are_cut_stay_what_they_were(tmp_path: Path) -> None:
     flush(log)
     views = log.read(0, bytes_max=1 << 20, end_offset=4)
     before = [bytes(view) for view in views]
-    log.truncate_to(1)
+    truncate(log, 1)
     log.append([make_batch(1, NOW.wall_us, 4_000, 200)], 1, NOW)
     assert [bytes(view) for view in views] == before
     assert log.read(1, bytes_max=1, end_offset=2)[0][-1] == 200
@@ -164,7 +160,7 @@ def test_a_producer_is_known_by_a_batch_that_straddles_the_log_start() -> None:
     header.pack_into(view)
     log.append([(header, view)], 0, NOW)
     flush(log)
-    log.delete_before(2)
+    trim(log, 2)
     disk.kill()
     # The checksum covers the producer's fields: this batch is as a producer would have sent it.
     again = ProducerStates(NOW.wall_us)

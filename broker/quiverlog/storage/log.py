@@ -25,7 +25,6 @@ from quiverlog.errors import (
     BatchTooLarge,
     CorruptLog,
     OffsetOutOfRange,
-    QuiverlogError,
     StorageFault,
 )
 from quiverlog.limits import SEGMENT_BYTES_MAX, SEGMENT_ROWS_MAX
@@ -48,15 +47,13 @@ from quiverlog.storage.jobs import (
 from quiverlog.storage.log_config import LogConfig
 from quiverlog.storage.recovery import RecoveryReport
 from quiverlog.storage.resync import EPOCHS_ALL
-from quiverlog.storage.retention import RetentionResult
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, LoadedIndex
 from quiverlog.storage.segments import Segments
-from quiverlog.storage.sync_ticket import SyncTicket
 from quiverlog.storage.truncation import TruncateJob, TruncateResult
 from quiverlog.types import Now
 
-__all__ = ["Log", "LogConfig", "RecoveryReport", "RetentionResult", "SyncTicket"]
+__all__ = ["Log", "LogConfig", "RecoveryReport"]
 
 Batches = Sequence[tuple[BatchHeader, memoryview]]
 """Whole batches: the header, and all bytes."""
@@ -353,16 +350,6 @@ class Log:
         """
         return None if self.fault else self._unflushed.due_us()
 
-    def begin_sync(self) -> SyncTicket:
-        """The older `begin_flush`. Raises StorageFault when an earlier flush failed."""
-        return SyncTicket(self, self.begin_flush())
-
-    def complete_sync(self, ticket: SyncTicket) -> int:
-        """The older `complete_flush`. Raises StorageFault when the flush failed."""
-        if self.fault:
-            raise StorageFault(f"{short_name(self.directory)}: {self.fault}.")
-        return self.complete_flush(ticket.job, ticket.result)
-
     # --- reading -------------------------------------------------------------------------------
     def read(
         self, offset: int, *, bytes_max: int, end_offset: int, cold_ok: bool = True
@@ -601,34 +588,6 @@ class Log:
             self._oldest_us = None if header is None else header.timestamp_max_us
         return self._oldest_us
 
-    def delete_before(self, offset: int) -> int:
-        """The older `begin_trim`, all in one. Returns the log start. Raises as its steps do."""
-        job = self.begin_trim(offset)
-        if job is not None:
-            self._run_trim(job)
-        return self.log_start_offset
-
-    def apply_retention(self, now: Now, high_watermark: int) -> RetentionResult:
-        """The older `retention_target`, carried out at once. Raises as its steps do."""
-        count, byte_count = len(self.segments), self.size_bytes
-        job = self.begin_trim(self.retention_target(now, high_watermark), promised=False)
-        if job is not None:
-            self._run_trim(job)
-        self.roll_if_due(now)
-        return RetentionResult(
-            self.log_start_offset, count - len(self.segments), byte_count - self.size_bytes
-        )
-
-    def _run_trim(self, job: TrimJob) -> None:
-        try:
-            job.run()
-        except (OSError, QuiverlogError):
-            self.fail_trim(job)
-            raise
-        remove = self.complete_trim(job)
-        if remove is not None:
-            remove.run()
-
     # --- truncating ----------------------------------------------------------------------------
     def begin_truncate(self, offset: int) -> TruncateJob | None:
         """Cut the rows from `offset` on; None when there are none. No flush may be outstanding.
@@ -678,12 +637,6 @@ class Log:
         assert job is self._truncation
         self._truncation = None
         self.fault = "a truncation failed half way"
-
-    def truncate_to(self, offset: int) -> None:
-        """The older `begin_truncate`, all in one."""
-        job = self.begin_truncate(offset)
-        if job is not None:
-            self.complete_truncate(job, job.run())
 
     # --- closing -------------------------------------------------------------------------------
     def close(self, *, clean: bool) -> None:

@@ -11,21 +11,13 @@ rule. A segment that holds none but expired rows is removed even if it is the ne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quiverlog.storage.log import Log
     from quiverlog.types import Now
 
-__all__ = ["RetentionResult", "target"]
-
-
-class RetentionResult(NamedTuple):
-    """What a round took. `bytes_deleted`: of whole files."""
-
-    log_start_offset: int
-    segments_deleted: int
-    bytes_deleted: int
+__all__ = ["target"]
 
 
 def target(log: Log, now: Now, high_watermark: int, *, cold_ok: bool) -> int:
