@@ -236,7 +236,7 @@ class Reader(Actor):
             self._listed(request, response)
         elif isinstance(response, m.FetchResponse):
             self._fetched(request, response, body)
-        self.later(self.rng.randrange(1_000, 30_000))
+        self.later(self.rng.randrange(1_000, 60_000))
 
     def act(self) -> None:
         keys = self.checker.live()
@@ -253,7 +253,7 @@ class Reader(Actor):
         self.ask(
             m.FetchRequest(
                 max_wait_ms=self.rng.choice((0, 0, 50)),
-                bytes_max=self.rng.choice((1, 2_000, 100_000)),
+                bytes_max=self.rng.choice((1, 2_000, 30_000)),
                 partitions=[self._entry(key) for key in chosen],
             )
         )
@@ -265,7 +265,7 @@ class Reader(Actor):
             *key,
             leader_epoch=self.epoch(key),
             offset=self.rng.randint(start, max(start, end)),
-            bytes_max=self.rng.choice((1, 3_000, 100_000)),
+            bytes_max=self.rng.choice((1, 3_000, 30_000)),
             end_offset=self.rng.choice((-1, -1, end)),
         )
 

@@ -28,6 +28,8 @@ class Bug:
     issue: str = ""
     """The defect of issue 6 that it brings back."""
     opened: frozenset[str] = frozenset()
+    seed: int = 0
+    """Where to look first: the seed that caught it last time."""
 
     def plant(self) -> AbstractContextManager[None]:
         """The bug is there for the length of the `with`."""
@@ -43,8 +45,8 @@ class Caught:
     said: str
 
 
-def _bug(name: str, where: str, before: str, after: str, *, issue: str = "") -> Bug:
-    return Bug(name, (Mutation(where, before, after),), issue)
+def _bug(name: str, where: str, before: str, after: str, *, issue: str = "", seed: int = 0) -> Bug:
+    return Bug(name, (Mutation(where, before, after),), issue, seed=seed)
 
 
 BUGS = (
@@ -112,13 +114,13 @@ BUGS = (
 
 
 def hunt(bug: Bug, *, seeds: Iterable[int], duration_ms: int) -> Caught:
-    """The first seed that catches the bug and that sound code passes."""
+    """A seed that catches the bug and that sound code passes: the known one, or the first."""
     try:
         for mutation in bug.changes:
             mutation.code()
     except NotThere as error:
         return Caught(bug.name, None, f"cannot be planted: {error}")
-    for seed in seeds:
+    for seed in dict.fromkeys((bug.seed, *seeds)):
         said = _run(bug, seed, duration_ms, plant=True)
         if said and not _run(bug, seed, duration_ms, plant=False):
             return Caught(bug.name, seed, said)

@@ -110,7 +110,7 @@ class Tailer(Actor):
         if isinstance(response, m.FetchResponse) and response.partitions:
             assert isinstance(request, m.FetchRequest)
             self._fetched(request.partitions[0], response.partitions[0], body)
-        self.later(self.rng.randrange(1_000, 20_000))
+        self.later(self.rng.randrange(1_000, 40_000))
 
     def _fetched(self, asked: m.FetchPartition, got: m.FetchPartitionResult, body: bytes) -> None:
         key = (got.topic_id, got.partition)

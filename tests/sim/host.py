@@ -214,6 +214,8 @@ class Host:
         excused = isinstance(error, (DiskFull, StorageFault, OSError)) and (
             self.disk.capacity is not None or self.disk.failures.total()
         )
+        if isinstance(error, DiskFull) and self.world.scenario.gate("full-disk-start"):
+            excused = False
         if not (starting and excused):
             trace = traceback.format_exception(error)[-1].strip()
             where = "the broker does not start" if starting else "an exception left the node"

@@ -19,6 +19,7 @@ from .follower import Follower, Tailer
 from .host import Host, Plant
 from .producers import Producer
 from .scenario import Scenario
+from .shipped import ClientConsumer, ClientProducer
 from .topics import Setup, TopicAdmin
 from .world import World
 
@@ -57,6 +58,7 @@ class _Run:
         self.producers: list[Producer] = []
         self.tailers: list[Tailer] = []
         self.others: list[Actor] = []
+        self.clients: list[ClientProducer | ClientConsumer] = []
         if plant is not None:
             self.world.hosts[0].plant = plant
 
@@ -94,6 +96,10 @@ class _Run:
             *(Trimmer(world, checker, n) for n in range(scenario.trimmers)),
             *(Follower(world, checker, n) for n in range(scenario.followers)),
             *(TopicAdmin(world, checker, n) for n in range(scenario.admins)),
+        ]
+        self.clients = [
+            *(ClientProducer(world, checker, n) for n in range(scenario.client_producers)),
+            *(ClientConsumer(world, checker, n) for n in range(scenario.client_consumers)),
         ]
 
     # --- faults --------------------------------------------------------------------------------
@@ -190,7 +196,7 @@ class _Run:
         self.world.at(self.rng.randrange(100_000, 12_000_000), back)
 
     def _cut(self, host: Host) -> None:
-        actor = self.rng.choice([*self.producers, *self.tailers, *self.others])
+        actor = self.rng.choice([*self.producers, *self.tailers, *self.others, *self.clients])
         self.world.network.cut(actor.name, host.name)
         self.world.faults["cut"] += 1
         self.world.at(self.rng.randrange(1_000, 500_000), self.world.network.heal)
@@ -208,11 +214,16 @@ class _Run:
                 host.power_loss()  # Once more, and with all that this run has gathered.
         for actor in self.others:
             actor.retired = True
-        for producer in self.producers:
+        shipped = [client for client in self.clients if isinstance(client, ClientProducer)]
+        for producer in (*self.producers, *shipped):
             producer.stopped = True
-        world.run(_CALM_US, until=lambda: all(p.idle for p in self.producers))
-        if not all(producer.idle for producer in self.producers):
-            raise Violation("a producer could not finish although nothing failed any more")
+        world.run(_CALM_US, until=lambda: all(p.idle for p in (*self.producers, *shipped)))
+        for producer in (*self.producers, *shipped):
+            if not producer.idle:
+                raise Violation(f"{producer.name} could not finish although nothing failed")
+        self._check_consumers(setup)
+        for client in self.clients:
+            client.stop()
         for host in world.hosts:
             world.faults["segment rolled"] += sum(
                 path.endswith(".log") and not path.endswith(f"{0:020d}.log")
@@ -228,6 +239,27 @@ class _Run:
             tailer.check_copy()
         self._check_topics(setup)
         self._check_retention_holds(setup)
+
+    def _check_consumers(self, setup: Setup) -> None:
+        """The shipped consumers come to the end of what they follow."""
+        ends = {key: setup.offset(key, LATEST) for key in self.checker.live()}
+        sound = {k: e for k, e in ends.items() if not self._readers_may_stop(k)}
+        consumers = [client for client in self.clients if isinstance(client, ClientConsumer)]
+
+        def behind() -> list[Key]:
+            return [key for key, end in sound.items() for c in consumers if c.behind(key, end)]
+
+        self.world.run(_CALM_US, until=lambda: not behind())
+        for key in behind():
+            raise Violation(f"{self.checker.partitions[key].name}: a consumer never saw the end")
+        for client in self.clients:
+            if client.loop.complaints:
+                raise Violation(f"{client.name}: {client.loop.complaints[0]}")
+
+    def _readers_may_stop(self, key: Key) -> bool:
+        return any(
+            m.damaged or m.torn for k, m in self.checker.partitions.items() if k[0] == key[0]
+        )
 
     def _check_log(self, setup: Setup, key: Key) -> None:
         checker = self.checker

@@ -125,7 +125,7 @@ class Scenario:
             bit_flip=rng.choice((0.0, 1.0)),
             page_order=bool(gated("page-order", 0, 0, 1)),
             retention_check_ms=rng.choice((200, 1_000)),
-            rows_max=rng.choice((1, 8, 64)),
+            rows_max=rng.choice((1, 8, 24)),
             entries_max=rng.choice((1, 1, 3)),
             batches_max=int(gated("several-batches", 1, 3)) or 1,
             payload_batches=bool(gated("payload-batches", 0, 0, 1)),

@@ -16,10 +16,10 @@ from .bugs import BUGS, Bug, hunt
 from .mutations import NotThere
 from .run import RunResult, simulate
 
-_SEEDS = 48
+_SEEDS = 24
 _CHUNK = 6
 _DURATION_MS = 4_000
-_HUNT_SEEDS = 60
+_HUNT_SEEDS = 30
 _FAULTS = (
     "bit flip in .log",
     "death between a job and its notice",

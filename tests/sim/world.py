@@ -39,6 +39,8 @@ class World:
         self.on_died: list[Callable[[Host, bool], None]] = []
         self.calm = False
         """No more faults: the end of a run, when all must come out right."""
+        self.failure: BaseException | None = None
+        """What a task found that no caller would hear of."""
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
         self.network = Network(self, random.Random(f"network-{scenario.seed}"))
@@ -60,11 +62,17 @@ class World:
             self.wall_us += moment_us - self.mono_us
             self.mono_us = moment_us
             action()
+            if self.failure is not None:
+                raise self.failure
             if until is not None and until():
                 return
         if until is None:
             self.wall_us += end_us - self.mono_us
             self.mono_us = end_us
+
+    def fail(self, failure: BaseException) -> None:
+        """End the run with this."""
+        self.failure = self.failure or failure
 
     def note(self, what: bytes) -> None:
         """Add to the trace."""
