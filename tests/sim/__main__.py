@@ -7,8 +7,9 @@ import sys
 import time
 import traceback
 
-from .bugs import BUGS, hunt, hunt_all
+from .bugs import hunt, hunt_all
 from .checker import Violation
+from .planted import BUGS
 from .run import simulate
 
 

@@ -148,6 +148,11 @@ class Actor:
                 raise Violation(f"internal error: {self.host.log_lines[-1][-2000:]}")
         self.answered(asked.request, response, body)
 
+    @property
+    def unanswered(self) -> list[Asked]:
+        """Requests that wait, on a connection that is still there."""
+        return [] if self.connection is None else list(self._asked.values())
+
     # --- what is known -------------------------------------------------------------------------
     def log_start(self, key: Key, offset: int) -> None:
         """Answers of two connections may overtake each other: hence the floors."""

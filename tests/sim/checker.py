@@ -100,6 +100,8 @@ class PartitionModel:
     trim_confirmed: int = 0
     damaged: bool = False
     """A bit of it was flipped: errors are allowed, wrong rows are not."""
+    robbed: str = ""
+    """What was taken from it, from outside, that the broker must notice."""
     torn: bool = False
     """Pages arrived out of order: rows that were not acknowledged may be unreadable."""
 

@@ -33,8 +33,8 @@ class Death(BaseException):
     """The process stopped here. Not an Exception: no handler of the broker may survive it."""
 
 
-class Blocked(AssertionError):
-    """An operation that may block was called on the loop."""
+class Blocked(BaseException):
+    """An operation that may block was called on the loop. Nobody but the host may catch it."""
 
 
 class FaultyDisk(SimDisk):

@@ -301,9 +301,14 @@ class Host:
             disk.fail_syncs = 1
         result: object = None
         error: BaseException | None = None
+        before = self._fingerprint()
         try:
             with self.plant():
                 result = job.run()
+            if self._fingerprint() != before:
+                raise Violation(f"a {job.kind} job changed what the loop reads")
+        except Violation:
+            raise
         except Death:
             self._cut_short("job")
             return
@@ -329,6 +334,25 @@ class Host:
                 world.faults["death between a job and its notice"] += 1
 
         world.at(self.rng.randrange(1, 100_000 if slow else 500), done)
+
+    def _fingerprint(self) -> object:
+        """What the loop reads of the logs: a job must leave it alone."""
+        if self.node is None or not self.world.scenario.gate("jobs-change-nothing"):
+            return None
+        logs = [(replica.log, replica.state) for replica in self.node.broker.replicas.values()]
+        return [
+            (
+                log.fault,
+                log.log_start_offset,
+                log.log_end_offset,
+                log.flushed_offset,
+                log.size_bytes,
+                [(segment.base_offset, segment.end_offset) for segment in log.segments],
+                log.epochs.entries(),
+                state.high_watermark,
+            )
+            for log, state in logs
+        ]
 
     # --- connections ---------------------------------------------------------------------------
     def accept(self, connection: Connection) -> bool:

@@ -17,6 +17,7 @@ from .actors import Actor, Reader, Trimmer, rows_of
 from .checker import Checker, Key, Violation
 from .follower import Follower, Tailer
 from .host import Host, Plant
+from .limits import small_limits
 from .producers import Producer
 from .scenario import Scenario
 from .shipped import ClientConsumer, ClientProducer
@@ -29,6 +30,10 @@ _REBUILT = (".index", "leader-epochs", ".snapshot", "recovery-point")
 _CALM_US = 120_000_000
 _MINUTE_US = 60_000_000
 _STEPS_MAX = 2_000
+_ANSWER_US = 25_000_000
+"""Longer than any request asks to wait."""
+_FLUSHED_AFTER_US = 40_000_000
+"""Rows of every topic are on the disk half a minute after they were written."""
 _JUMP_US = 8 * 24 * 3_600_000_000
 
 
@@ -152,6 +157,8 @@ class _Run:
                 model.torn = True
         if not self.world.calm and self.rng.random() < self.scenario.bit_flip:
             self._flip_bit(host)
+        if not self.world.calm and self.rng.random() < 0.3:
+            self._rob(host)
 
     def _flip_bit(self, host: Host) -> None:
         """Damage a bit that was durable.
@@ -167,6 +174,44 @@ class _Run:
         model = self.checker.directory(path.split("/")[-2])
         if kind == ".log" and model is not None:
             model.damaged = True
+
+    def _rob(self, host: Host) -> None:
+        """Take a whole file of a log away, or damage its `log-start`: both must be noticed."""
+        take = self.scenario.gate("segment-gone") and self.rng.random() < 0.5
+        flip = self.scenario.gate("log-start-damaged") and not take
+        suffix = ".log" if take else "log-start"
+        paths = [path for path in host.disk.paths() if path.endswith(suffix) and "/data/" in path]
+        paths = [path for path in paths if host.disk.durable_size(path) > 64 * take]
+        if not paths or not (take or flip):
+            return
+        path = self.rng.choice(paths)
+        model = self.checker.directory(path.split("/")[-2])
+        if model is None or not (model.acknowledged or flip):
+            return
+        self.world.faults[f"{suffix} {'taken' if take else 'damaged'}"] += 1
+        model.damaged = True
+        if flip:
+            model.robbed = "its log-start was damaged"
+            host.disk.flip_bit(path, self.rng.randrange(host.disk.durable_size(path) * 8))
+            return
+        siblings = [p for p in paths if p.rpartition("/")[0] == path.rpartition("/")[0]]
+        path = self.rng.choice((siblings[0], siblings[-1]))
+        newest = path == siblings[-1]
+        first = int(path.rpartition("/")[2].split(".")[0])
+        held = (
+            [o for o in model.acknowledged if o >= first]
+            if newest
+            else [
+                o
+                for o in model.acknowledged
+                if model.log_start_offset <= o
+                and o < int(siblings[1].rpartition("/")[2].split(".")[0])
+            ]
+        )
+        if held and not model.topic.retained:
+            model.robbed = f"{path.rpartition('/')[2]} was taken"
+        host.disk.remove(path)
+        host.disk.sync_dir(path.rpartition("/")[0])
 
     def _fill(self, host: Host) -> None:
         host.disk.set_full(True)
@@ -224,6 +269,12 @@ class _Run:
         self._check_consumers(setup)
         for client in self.clients:
             client.stop()
+        if self.scenario.gate("memory-flushed"):
+            world.run(_FLUSHED_AFTER_US)
+            for model in checker.partitions.values():
+                model.acknowledged.update(model.acknowledged_memory)
+            for host in world.hosts:
+                host.power_loss()
         for host in world.hosts:
             world.faults["segment rolled"] += sum(
                 path.endswith(".log") and not path.endswith(f"{0:020d}.log")
@@ -238,6 +289,8 @@ class _Run:
             tailer.retired = True
             tailer.check_copy()
         self._check_topics(setup)
+        self._check_answers()
+        self._check_reports()
         self._check_retention_holds(setup)
 
     def _check_consumers(self, setup: Setup) -> None:
@@ -312,6 +365,25 @@ class _Run:
             if orphans:
                 raise Violation(f"rows were set aside that belong to a topic: {orphans[0]}")
 
+    def _check_answers(self) -> None:
+        """Whoever asked and kept his connection was answered."""
+        self.world.run(_ANSWER_US)
+        for actor in (*self.producers, *self.tailers, *self.others):
+            for asked in actor.unanswered:
+                waited_s = (self.world.mono_us - asked.sent_us) / 1e6
+                if asked.sent_us < self.world.mono_us - _ANSWER_US:
+                    what = type(asked.request).__name__
+                    raise Violation(f"{what} of {actor.name} has no answer after {waited_s:.0f} s")
+
+    def _check_reports(self) -> None:
+        """What was taken from outside was noticed: a line of the log names the partition."""
+        lines = [line for host in self.world.hosts for line in host.log_lines]
+        for model in self.checker.partitions.values():
+            if model.robbed and not model.topic.doomed:
+                loud = [n for n in lines if model.name in n and n.startswith(("error", "warning"))]
+                if not loud:
+                    raise Violation(f"{model.name}: {model.robbed}, and nobody said a word")
+
     def _check_retention_holds(self, setup: Setup) -> None:
         """A minute after the bound an idle topic is empty (nobody writes any more)."""
         bounds: dict[Key, int] = {}
@@ -349,7 +421,8 @@ def simulate(
     """
     run = _Run(Scenario.draw(seed, duration_ms=duration_ms, opened=opened), plant)
     try:
-        return run.run()
+        with small_limits():
+            return run.run()
     except Violation as violation:
         lines = "\n  ".join(line[-1_000:] for line in run.world.last_words(8))
         gates = "".join(f" --open {name}" for name in sorted(opened))

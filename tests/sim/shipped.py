@@ -42,6 +42,7 @@ __all__ = ["ClientConsumer", "ClientProducer"]
 
 _LOST_COUNT = (OutOfOrderSequence, UnknownProducerId, InvalidProducerEpoch)
 _FIRST_NUMBER = 500
+_UNDECIDED_MAX = 10
 
 
 class _ShippedClient:
@@ -151,7 +152,9 @@ class ClientProducer(_ShippedClient):
         for _ in range(sends):
             if self.stopped or self.checker.topics[topic_id].doomed:
                 break
-            await asyncio.sleep(self.rng.random() * 0.03)
+            await asyncio.sleep(self.rng.random() * 0.05)
+            if self._undecided >= _UNDECIDED_MAX:
+                continue
             try:
                 await self._send(producer, topic_id)
             except QuiverlogError as error:
@@ -229,7 +232,7 @@ class ClientConsumer(_ShippedClient):
             consumer = self._open(topic, "earliest")
             while consumer is not None and not (topic.doomed or self.retired):
                 consumer = await self._follow(topic, consumer)
-                if self.rng.random() < 0.02 and not self.world.calm:
+                if self.rng.random() < 0.005 and not self.world.calm:
                     break
 
     def _open(self, topic: TopicModel, start: object) -> AsyncConsumer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -12,12 +13,14 @@ import pytest
 
 from quiverlog.errors import DiskFull, OffsetOutOfRange, StorageFault
 
-from .bugs import BUGS, Bug, hunt
+from .bugs import hunt
 from .mutations import NotThere
+from .planted import BUGS, Bug
 from .run import RunResult, simulate
 
 _SEEDS = 24
 _CHUNK = 6
+_FRESH_SEEDS = 4
 _DURATION_MS = 4_000
 _HUNT_SEEDS = 30
 _FAULTS = (
@@ -50,6 +53,12 @@ def test_every_promise_is_kept(first: int) -> None:
         _run(seed)
 
 
+def test_every_promise_is_kept_by_seeds_that_nobody_has_run() -> None:
+    """A failure names its seed and the command that shows it again."""
+    for _ in range(_FRESH_SEEDS):
+        simulate(random.randrange(10_000, 2**31), duration_ms=_DURATION_MS)
+
+
 def test_the_runs_are_not_vacuous() -> None:
     faults: Counter[str] = Counter()
     errors: Counter[int] = Counter()
@@ -73,8 +82,7 @@ def test_every_bug_can_be_planted() -> None:
     problems = []
     for bug in BUGS:
         try:
-            for mutation in bug.changes:
-                mutation.code()
+            bug.change.code()
         except NotThere as error:
             problems.append(f"{bug.name}: {error}")
     assert not problems, "\n".join(problems)

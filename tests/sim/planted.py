@@ -1,0 +1,266 @@
+"""Bugs on a switch: each is planted, and the checker must find it, or it would prove nothing.
+
+Owns the list. Each bug changes what one production line means, and is there only while the code of
+one node runs (`mutations`, `host`). `issue` names the defect of the review that it brings back;
+`seed` is where it was caught last: there a hunt begins.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from .mutations import Mutation, planted
+
+__all__ = ["BUGS", "Bug"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """One changed line."""
+
+    name: str
+    change: Mutation
+    issue: str = ""
+    seed: int = 0
+    opened: frozenset[str] = frozenset()
+    """Gates that the bug needs open."""
+
+    def plant(self) -> AbstractContextManager[None]:
+        """The bug is there for the length of the `with`."""
+        return planted((self.change,))
+
+
+def _bug(
+    name: str,
+    where: str,
+    before: str,
+    after: str,
+    *,
+    issue: str = "",
+    seed: int = 0,
+    opened: tuple[str, ...] = (),
+) -> Bug:
+    return Bug(name, Mutation(where, before, after), issue, seed, frozenset(opened))
+
+
+_DURABILITY = (
+    _bug(
+        "acknowledge before fsync",
+        "storage.jobs:FlushJob.run",
+        "segment.file.sync()",
+        "pass",
+    ),
+    _bug(
+        "name of a new segment is not flushed",
+        "storage.jobs:FlushJob.run",
+        "if self.names_changed:",
+        "if False:",
+    ),
+    _bug(
+        "a repetition is acknowledged before its flush",
+        "node.produce:finish_produces",
+        "elif end_offset > state.flushed_offset and",
+        "elif not result.duplicate and end_offset > state.flushed_offset and",
+    ),
+    _bug(
+        "failed fsync ignored",
+        "node.broker:Broker._flushed",
+        "if error is None:",
+        "replica.log.fault = ''\n    if True:",
+        seed=24,
+    ),
+    _bug(
+        "cache taken for disk after a failed fsync",
+        "storage.segment:Segment.rewrite",
+        "self.file.rewrite(",
+        "len(",
+        seed=58,
+    ),
+    _bug(
+        "trim that is not durable",
+        "storage.jobs:TrimJob.run",
+        "checkpoint.save_log_start(self.disk, self.key, self.offset)",
+        "pass",
+    ),
+    _bug(
+        "readers see rows that are not flushed",
+        "node.fetch:_read_replica",
+        "end = high_watermark",
+        "end = log.log_end_offset",
+    ),
+)
+
+_METADATA = (
+    _bug(
+        "metadata acknowledged before its fsync",
+        "storage.metadata_jobs:Tail.append",
+        "self.file.sync()",
+        "pass",
+        issue="1.3",
+    ),
+    _bug(
+        "compaction goes on writing to the unlinked file",
+        "storage.metadata_jobs:Tail._write_new",
+        "self.file = new",
+        "pass",
+        issue="1.9",
+        opened=("topic-changes",),
+    ),
+    _bug(
+        "producer ids given out before they are logged",
+        "node.produce:_new_producer_id",
+        "broker.commit([next_producer_id_block(broker.image)])",
+        "broker.image.replay_entry([next_producer_id_block(broker.image)])",
+        issue="1.11",
+    ),
+    _bug(
+        "a deleted topic's directory passes for the new topic's",
+        "storage.partition_directories:PartitionDirectories.create_partition",
+        "if read_topic_id(self._disk, path) == topic_id:",
+        "if read_topic_id(self._disk, path):",
+        opened=("topic-changes",),
+    ),
+    _bug(
+        "directories of new topics are not flushed",
+        "storage.partition_directories:PartitionDirectories.sync_partitions",
+        "self._disk.sync_dir(self.data_path)",
+        "pass",
+        opened=("topic-changes",),
+    ),
+    _bug(
+        "no new leader epoch after an unclean stop",
+        "node.lifecycle:start",
+        "records.extend(decide.bump_leader_epochs(broker.image, config.node_id))",
+        "pass",
+    ),
+)
+
+_RECOVERY = (
+    _bug(
+        "cut at the first bad CRC below the flushed point",
+        "storage.scan:_Judge._judge_fitting",
+        "return Damage(at, end, offset, header.next_offset)",
+        "return Torn(at, offset)",
+    ),
+    _bug(
+        "a torn tail is kept",
+        "storage.recovery:_Recovery._scan",
+        "file.truncate(entry.position)",
+        "pass",
+    ),
+    _bug(
+        "resynchronising at whatever looks like a batch",
+        "storage.resync:Resync._find_anchor",
+        "self._chain(candidate.position).reaches_end and",
+        "True and",
+        issue="1.4",
+        opened=("payload-batches",),
+    ),
+    _bug(
+        "index ahead of the log",
+        "storage.index:SparseIndex.add",
+        "self.relative_offsets.append(relative_offset)",
+        "self.relative_offsets.append(relative_offset + (position > 64))",
+    ),
+    _bug(
+        "replay skips the batch that straddles the log start",
+        "storage.opening:restore_producers",
+        "if header.base_offset >= start:",
+        "if header.base_offset >= max(start, log_start_offset):",
+        issue="1.6",
+    ),
+    _bug(
+        "sequence state forgotten at restart",
+        "core.partition.producers:ProducerStates.replay",
+        "self.record(header, header.base_offset, self._opened_us)",
+        "pass",
+    ),
+    _bug(
+        "a producer snapshot ahead of the log is believed",
+        "storage.opening:restore_producers",
+        "if offset <= log_end_offset and",
+        "if True and",
+    ),
+    _bug(
+        "files of a lost oldest segment are not missed",
+        "storage.opening:_Opening._report_missing",
+        "self._report(",
+        "str(",
+        issue="1.20",
+        opened=("segment-gone",),
+    ),
+    _bug(
+        "a damaged log-start is taken for none",
+        "storage.opening:_Opening.run",
+        'self._report(f"{name} is damaged',
+        'str(f"{name} is damaged',
+        issue="1.20",
+        opened=("log-start-damaged",),
+    ),
+)
+
+_WORK = (
+    _bug(
+        "an append that raises leaves its bytes behind",
+        "storage.segment:Segment.append",
+        "assert offset == end_offset",
+        "assert offset == end_offset and offset % 61",
+        issue="1.1",
+    ),
+    _bug(
+        "a failed append is remembered as stored",
+        "node.replica:Replica.append",
+        "self.producers.drop_staged()",
+        "self.producers.commit_staged()",
+    ),
+    _bug(
+        "two batches are remembered where five are promised",
+        "core.partition.producers:_Producer.add",
+        "if len(batches) > PRODUCER_BATCHES_REMEMBERED:",
+        "if len(batches) > 2:",
+        issue="1.10",
+    ),
+    _bug(
+        "retention takes a row younger than its bound",
+        "storage.retention:_by_time",
+        "cutoff_us = now.wall_us - retention_ms * 1000",
+        "cutoff_us = now.wall_us - retention_ms * 100",
+        issue="1.21",
+        seed=5,
+    ),
+    _bug(
+        "off-by-one in a sliced fetch",
+        "storage.log:Log.read",
+        "more = reading.read(segment, offset, bytes_max, end_offset)",
+        "more = reading.read(segment, min(offset + 1, end_offset - 1), bytes_max, end_offset)",
+    ),
+    _bug(
+        "files are cut before they are removed",
+        "storage.jobs:RemoveFilesJob.run",
+        "_remove(self.disk, path)",
+        "self.disk.exists(path) and self.disk.open(path, create=False).truncate(0)",
+        issue="1.8",
+    ),
+    _bug(
+        "long polls sleep on when rows come",
+        "core.partition.partition:PartitionState.flushed",
+        "return self._advance()",
+        "return self._advance() and False",
+        seed=5,
+    ),
+    _bug(
+        "a long poll whose time is up is forgotten",
+        "node.purgatory:Purgatory.expired",
+        "found.append(waiter)",
+        "pass",
+    ),
+    _bug(
+        "a reader of lost rows is not told",
+        "node.fetch:_check_divergence",
+        "if entry.last_epoch == NO_EPOCH:",
+        "if True:",
+    ),
+)
+
+BUGS = (*_DURABILITY, *_METADATA, *_RECOVERY, *_WORK)
