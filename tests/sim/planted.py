@@ -59,15 +59,15 @@ _DURABILITY = (
     ),
     _bug(
         "a repetition is acknowledged before its flush",
-        "node.produce:finish_produces",
+        "node.staging:Staging._needed",
         "elif end_offset > state.flushed_offset and",
         "elif not result.duplicate and end_offset > state.flushed_offset and",
     ),
     _bug(
         "failed fsync ignored",
-        "node.broker:Broker._flushed",
-        "if error is None:",
-        "replica.log.fault = ''\n    if True:",
+        "node.flushes:Flushes._failed",
+        "if not replica.log.fail_flush(job, error):",
+        "replica.log.fail_flush(job, error)\n    replica.log.fault = ''\n    if True:",
         seed=24,
     ),
     _bug(
@@ -108,10 +108,10 @@ _METADATA = (
         opened=("topic-changes",),
     ),
     _bug(
-        "producer ids given out before they are logged",
-        "node.produce:_new_producer_id",
-        "broker.commit([next_producer_id_block(broker.image)])",
-        "broker.image.replay_entry([next_producer_id_block(broker.image)])",
+        "producer ids of an earlier life are given out again",
+        "node.producer_ids:ProducerIds.start",
+        "self.next = self._end = self._metadata.image.next_producer_id",
+        "self._end = self._metadata.image.next_producer_id; self.next = max(0, self._end - 1_000)",
         issue="1.11",
     ),
     _bug(
@@ -131,7 +131,7 @@ _METADATA = (
     _bug(
         "no new leader epoch after an unclean stop",
         "node.lifecycle:start",
-        "records.extend(decide.bump_leader_epochs(broker.image, config.node_id))",
+        "records.extend(decide.bump_leader_epochs(image, config.node_id))",
         "pass",
     ),
 )
@@ -211,8 +211,8 @@ _WORK = (
     _bug(
         "a failed append is remembered as stored",
         "node.replica:Replica.append",
-        "self.producers.drop_staged()",
-        "self.producers.commit_staged()",
+        "except DiskFull:\n        self.producers.drop_staged()",
+        "except DiskFull:\n        self.producers.commit_staged()",
     ),
     _bug(
         "two batches are remembered where five are promised",

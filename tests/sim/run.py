@@ -20,7 +20,7 @@ from .host import Host, Plant
 from .limits import small_limits
 from .producers import Producer
 from .scenario import Scenario
-from .shipped import ClientConsumer, ClientProducer
+from .shipped import ClientConsumer, ClientProducer, clients_clock
 from .topics import Setup, TopicAdmin
 from .world import World
 
@@ -421,7 +421,7 @@ def simulate(
     """
     run = _Run(Scenario.draw(seed, duration_ms=duration_ms, opened=opened), plant)
     try:
-        with small_limits():
+        with small_limits(), clients_clock(run.world):
             return run.run()
     except Violation as violation:
         lines = "\n  ".join(line[-1_000:] for line in run.world.last_words(8))

@@ -9,15 +9,17 @@ order, without a gap and without a repetition, and says so when it cannot.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from unittest import mock
 
 import pyarrow as pa
 
-from quiverlog.client import producer as producer_module
+from quiverlog.client import async_producer
 from quiverlog.client.async_client import AsyncClient
+from quiverlog.client.async_producer import AsyncProducer, AsyncSendFuture
 from quiverlog.client.consumer import AsyncConsumer
-from quiverlog.client.producer import AsyncProducer, AsyncSendFuture
 from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
@@ -38,11 +40,22 @@ from .loop import SimLoop
 from .rows import schema_of
 from .world import World
 
-__all__ = ["ClientConsumer", "ClientProducer"]
+__all__ = ["ClientConsumer", "ClientProducer", "clients_clock"]
 
 _LOST_COUNT = (OutOfOrderSequence, UnknownProducerId, InvalidProducerEpoch)
 _FIRST_NUMBER = 500
 _UNDECIDED_MAX = 10
+
+
+@contextlib.contextmanager
+def clients_clock(world: World) -> Iterator[None]:
+    """The shipped producer looks the time up itself: for the length of a run, the world's."""
+
+    def now() -> Now:
+        return Now(world.mono_us, world.wall_us)
+
+    with mock.patch.object(async_producer, "now", now):
+        yield
 
 
 class _ShippedClient:
@@ -83,11 +96,7 @@ class _ShippedClient:
             )
             self._client.cluster.clock = self.loop.time
             self._client.cluster.jitter = self.rng.random
-            producer_module._now = self._now
         return self._client
-
-    def _now(self) -> Now:
-        return Now(self.world.mono_us, self.world.wall_us)
 
     def topics(self) -> list[TopicModel]:
         """Topics that nobody has deleted."""
