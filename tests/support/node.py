@@ -11,7 +11,7 @@ import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
@@ -45,6 +45,8 @@ from quiverlog.storage.posix import PosixDisk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from scripts.protocol_model import ENTRY_ERRORS, REQUEST_ERRORS
+
+from .guarded_disk import GuardedDisk
 
 __all__ = ["SCHEMA", "NodeDriver", "batch_of", "rows_of"]
 
@@ -128,8 +130,10 @@ class NodeDriver:
     # --- life ----------------------------------------------------------------------------------
     def start(self) -> None:
         self.metrics = NodeMetrics()
-        self.disk = self._make_disk()
-        self.node = Node(self.config, self.disk, entropy=self._entropy, metrics=self.metrics)
+        self.disk = GuardedDisk(self._make_disk())
+        self.node = Node(
+            self.config, cast("Disk", self.disk), entropy=self._entropy, metrics=self.metrics
+        )
         self.syncs.clear()
         self.jobs.clear()
         self.shut_down = self.started = False
@@ -187,9 +191,17 @@ class NodeDriver:
         self.wall_us += mono_us - self.mono_us
         self.mono_us = mono_us
 
+    def handle(self, *events: Event) -> list[Effect]:
+        """What the loop does: nothing in it may wait for the disk."""
+        self.disk.on_loop = True
+        try:
+            return self.node.handle_many(events, self.now)
+        finally:
+            self.disk.on_loop = False
+
     # --- events --------------------------------------------------------------------------------
     def send(self, event: Event) -> list[Effect]:
-        effects = self._perform(self.node.handle(event, self.now))
+        effects = self._perform(self.handle(event))
         return effects + self.settle()
 
     def settle(self) -> list[Effect]:
@@ -199,7 +211,7 @@ class NodeDriver:
             if self.jobs:
                 effects += self._run(self.jobs.pop(0))
             elif self.node.next_deadline_us() == 0:
-                effects += self._perform(self.node.handle(Tick(), self.now))
+                effects += self._perform(self.handle(Tick()))
             else:
                 break
         return effects
@@ -207,7 +219,7 @@ class NodeDriver:
     def step(self) -> list[Effect]:
         """One job, or what the node wants to do at once."""
         if self.node.next_deadline_us() == 0:
-            return self._perform(self.node.handle(Tick(), self.now))
+            return self._perform(self.handle(Tick()))
         return self._run(self.jobs.pop(0))
 
     def _run(self, start: StartJob, error: BaseException | None = None) -> list[Effect]:
@@ -217,7 +229,7 @@ class NodeDriver:
                 result = start.job.run()
             except Exception as failure:
                 error = failure
-        return self._perform(self.node.handle(JobDone(start.job, result, error), self.now))
+        return self._perform(self.handle(JobDone(start.job, result, error)))
 
     def request(self, request: m.Request, body: bytes = b"", *, connection: int = 1) -> int:
         """Send a request; returns its correlation id."""
@@ -234,7 +246,7 @@ class NodeDriver:
         for request, body in requests:
             self._number(request)
             events.append(RequestReceived(1, request, memoryview(bytearray(body))))
-        return self._perform(self.node.handle_many(events, self.now)) + self.settle()
+        return self._perform(self.handle(*events)) + self.settle()
 
     def _number(self, request: m.Request) -> int:
         request.correlation_id = next(self._correlation)

@@ -111,6 +111,10 @@ class OpenJob:
             result = job.run()
             assert isinstance(result, FlushResult)
             log.complete_flush(job, result)
+        load = log.begin_load()
+        if load is not None:
+            # The first append must not wait for the newest segment's index.
+            log.complete_load(load, load.run())
         return Opened(log, producers)
 
 

@@ -8,7 +8,7 @@ An acknowledgement that says `flushed` is sent after the fsync that covers its r
 a crash before that may lose the rows, and the producer, having heard nothing, sends them again.
 A repetition waits for the same fsync: its rows are stored, but perhaps not on the disk yet.
 
-An entry of an idempotent producer is one batch (docs/adr/0013): what is remembered of it follows
+An entry of an idempotent producer is one batch (docs/adr/0016): what is remembered of it follows
 from the log, batch by batch, and one answer could not say where the rows of several lie.
 
 Two steps: `handle_produce` admits the batches of one request to their logs; `Staging.finish`

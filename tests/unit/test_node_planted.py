@@ -1,0 +1,184 @@
+"""A bug anywhere in the node: the request that meets it is answered, and all others are right.
+
+Every function of the node's modules raises once, at each of its first calls in a fixed course of
+requests. Nothing may leave `handle_many`; every request is answered exactly once; what a client was
+told is stored is there; and after the bug the broker works.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import quiverlog.node
+from quiverlog.node.events import RequestReceived, Tick
+from quiverlog.wire import messages as m
+from tests.support.node import SCHEMA, NodeDriver, batch_of, serialize_schema
+
+GUARDS = {
+    # The way out itself: what it is made of cannot also be what fails.
+    "Node.handle_many", "Node.handle", "Node._effects", "Node._guarded", "Node._fail",
+    "Node._broken", "Node.next_deadline_us", "Node.start", "Node.__init__", "Broker.fail",
+    "Purgatory.fail", "ProduceWaiter.broken", "Staging._fail", "Tasks._end", "Tasks._as_error",
+    "Tasks._advance", "Jobs.done", "Jobs._start_next", "Waiter.answer", "Outbox.take",
+    "Outbox.internal_error", "Outbox.respond", "Outbox.emit", "offsets._fail",
+    "acknowledgements.fail_result", "Metadata._fail", "Purgatory.finish", "Purgatory._unpark",
+    "Purgatory.of_request", "Purgatory.all_live",
+}  # fmt: skip
+ONLY_AT_START_OR_STOP = ("lifecycle", "closing", "closing_jobs", "config", "metrics")
+
+
+SCHEMA_BYTES = serialize_schema(SCHEMA)
+
+
+class Planted(RuntimeError):
+    """The bug."""
+
+
+def functions() -> Iterator[tuple[object, str, str]]:
+    """(owner, attribute, name) of every function of the node that the course may call."""
+    for info in pkgutil.iter_modules(quiverlog.node.__path__):
+        if info.name in ONLY_AT_START_OR_STOP:
+            continue
+        module = importlib.import_module(f"quiverlog.node.{info.name}")
+        for name, thing in vars(module).items():
+            if getattr(thing, "__module__", "") != module.__name__:
+                continue
+            if inspect.isfunction(thing):
+                yield module, name, f"{info.name}.{name}"
+            elif inspect.isclass(thing):
+                for attribute, method in vars(thing).items():
+                    if isinstance(method, FunctionType) and not attribute.startswith("__"):
+                        yield thing, attribute, f"{name}.{attribute}"
+
+
+PLANTS = [
+    pytest.param(owner, attribute, id=name)
+    for owner, attribute, name in functions()
+    if name not in GUARDS
+]
+
+
+class Course:
+    """The same requests every time; `answers` by what was asked."""
+
+    def __init__(self, node: NodeDriver, topic: bytes) -> None:
+        self.node = node
+        self.topic = topic
+        self.asked: dict[int, m.Request] = {}
+        self._number = 500_000
+
+    def ask(self, *requests: tuple[m.Request, bytes], connection: int = 1) -> None:
+        events = []
+        for request, body in requests:
+            self._number += 1
+            request.correlation_id = self._number
+            self.asked[self._number] = request
+            events.append(RequestReceived(connection, request, memoryview(bytearray(body))))
+        self.node._perform(self.node.handle(*events))
+
+    def produce(self, *values: int, partition: int = 0) -> tuple[m.Request, bytes]:
+        body = bytes(batch_of(values))
+        entry = m.ProducePartition(self.topic, partition, -1, len(body))
+        return m.ProduceRequest(partitions=[entry], timeout_ms=2_000), body
+
+    def run(self) -> None:
+        node, topic = self.node, self.topic
+        poll = m.ListOffsetsPartition(topic, 1, known_offset=0)
+        self.ask(
+            (node.fetch_request(topic, 0, partition=1, max_wait_ms=3_000), b""),
+            (m.ListOffsetsRequest(max_wait_ms=3_000, partitions=[poll]), b""),
+            (m.ListOffsetsRequest(max_wait_ms=3_000, metadata_version=10**6), b""),
+        )
+        self.ask(self.produce(1, 2), self.produce(3), self.produce(4, partition=1))
+        self.pump()
+        body = bytes(batch_of([5]))
+        entries = [m.ProducePartition(topic, p, -1, len(body)) for p in (0, 1)]
+        self.ask((m.ProduceRequest(partitions=entries, timeout_ms=2_000), body * 2))
+        self.ask(
+            self.produce(6),
+            (m.MetadataRequest(), b""),
+            (m.InitProducerIdRequest(), b""),
+            (m.DescribeTopicsRequest(), b""),
+            (m.TopicSchemasRequest(topic_id=topic), b""),
+            (m.CreateTopicsRequest(topics=[m.NewTopic("u", SCHEMA_BYTES, 2)]), b""),
+            (m.CreateTopicsRequest(topics=[m.NewTopic("v", SCHEMA_BYTES, 1)]), b""),
+        )
+        self.pump()
+        epoch = m.EpochEndOffsetsPartition(topic, 0, epoch=0)
+        self.ask(
+            (m.AlterTopicRequest(name="t", set_configs={"retention.ms": "100000000"}), b""),
+            (m.DeleteTopicsRequest(names=["u"]), b""),
+            (node.fetch_request(topic, 0), b""),
+            (m.DescribeRangesRequest(partitions=[m.RangePartition(topic, 0)]), b""),
+            (m.EpochEndOffsetsRequest(partitions=[epoch]), b""),
+            (m.ListOffsetsRequest(partitions=[m.ListOffsetsPartition(topic, 0, at=5)]), b""),
+            (m.DeleteRecordsRequest(partitions=[m.DeleteRecordsPartition(topic, 1, 1)]), b""),
+        )
+        self.pump()
+        node.set_clock(node.mono_us + 15_000_000)
+        self.ask((m.HelloRequest(client_id="x"), b""), connection=3)
+        node._perform(node.handle(Tick()))
+        self.pump()
+        node.close_connection(3)
+
+    def pump(self) -> None:
+        """All jobs and all that is due, flushes included."""
+        for _ in range(300):
+            self.node.settle()
+            if not self.node.syncs:
+                return
+            self.node.flush()
+        raise AssertionError("the node never comes to rest")
+
+
+def course(tmp_path: Path) -> Course:
+    node = NodeDriver(tmp_path)
+    return Course(node, node.create(partitions=2))
+
+
+@pytest.mark.parametrize(("owner", "attribute"), PLANTS)
+def test_a_bug_is_answered_and_everybody_else_is_served(
+    tmp_path: Path, owner: Any, attribute: str
+) -> None:
+    run = course(tmp_path)
+    node = run.node
+    original = getattr(owner, attribute)
+    calls = 0
+
+    def broken(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise Planted(attribute)
+        return original(*arguments, **options)
+
+    with mock.patch.object(owner, attribute, broken):
+        run.run()
+    node.advance(60_000)
+    run.pump()
+    for correlation, request in run.asked.items():
+        answers = [r for r in node.responses if r.correlation_id == correlation]
+        assert len(answers) == 1, f"{type(request).__name__} got {len(answers)} answers"
+    acknowledged = 0
+    for correlation, request in run.asked.items():
+        if isinstance(request, m.ProduceRequest):
+            answer = node.answer(correlation)
+            assert answer is not None
+            results = answer[0].partitions if answer[0].error_code == 0 else []
+            acknowledged += sum(
+                r.row_count for r in results if r.error_code == 0 and r.partition == 0
+            )
+    if not node.metrics.partitions_with_faults:
+        assert node.produced(run.topic, batch_of([7, 8])).error_code == 0
+    node.crash()
+    assert node.offset_of(run.topic, -1).offset >= acknowledged
+    assert node.produced(run.topic, batch_of([9])).error_code == 0
