@@ -26,7 +26,7 @@ from tests.support.node import SCHEMA, NodeDriver, batch_of, serialize_schema
 GUARDS = {
     # The way out itself: what it is made of cannot also be what fails.
     "Node.handle_many", "Node.handle", "Node._effects", "Node._guarded", "Node._fail",
-    "Node._broken", "Node.next_deadline_us", "Node.start", "Node.__init__", "Broker.fail",
+    "Node._broken", "Node._event_broken", "Node.next_deadline_us", "Node.start", "Broker.fail",
     "Purgatory.fail", "ProduceWaiter.broken", "Staging._fail", "Tasks._end", "Tasks._as_error",
     "Tasks._advance", "Jobs.done", "Jobs._start_next", "Waiter.answer", "Outbox.take",
     "Outbox.internal_error", "Outbox.respond", "Outbox.emit", "offsets._fail",

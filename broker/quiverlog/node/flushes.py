@@ -110,9 +110,9 @@ class Flushes:
             replica = self._queue.popleft()
             replica.flush_queued = False
             if not replica.deleted and replica.fault is None:
-                self._start(replica)
+                self._start(replica, now)
 
-    def _start(self, replica: Replica) -> None:
+    def _start(self, replica: Replica, now: Now) -> None:
         assert not replica.flush_running
         self._due.pop(replica, None)
         try:
@@ -124,7 +124,12 @@ class Flushes:
         replica.flush_running = True
         replica.jobs_running += 1
         self._in_flight += 1
-        self._jobs.start(job, partial(self._done, replica, job))
+        done = partial(self._done, replica, job)
+        try:
+            self._jobs.start(job, done)
+        except Exception as error:
+            self._outbox.internal_error("starting a flush", error)
+            done(None, error, now)
 
     # --- coming back ---------------------------------------------------------------------------
     def _done(

@@ -58,6 +58,10 @@ class Jobs:
         """Jobs that are not back, or not even started."""
         return len(self._waiting) + sum(map(len, self._queues.values()))
 
+    def waits_for(self, job: Job) -> bool:
+        """Was this job started, and is it not back?"""
+        return id(job) in self._waiting
+
     def start(self, job: Job, then: Then, urgency: Urgency = Urgency.FLUSH) -> None:
         """Run `job` off the loop, as soon as its urgency allows; `then` gets what came of it."""
         self._queues[urgency].append((job, then))

@@ -141,11 +141,18 @@ class Node:
                 else:
                     self._take(event, now)
             except Exception as error:
-                self.broker.outbox.internal_error(type(event).__name__, error)
+                self._event_broken(event, error, now)
         return self._effects(now)
 
     def next_deadline_us(self) -> int | None:
         """When (monotonic) the node wants a Tick at the latest; None: never."""
+        try:
+            return self._next_deadline_us()
+        except Exception as error:
+            self.broker.outbox.internal_error("looking for the next deadline", error)
+            return None
+
+    def _next_deadline_us(self) -> int | None:
         broker = self.broker
         if broker.tasks.busy or broker.wakeups.busy:
             return _AT_ONCE_US
@@ -160,6 +167,8 @@ class Node:
         broker = self.broker
         if broker.staging.produces:
             self._guarded(broker.staging.finish, now)
+            if broker.staging.produces:
+                broker.staging.abandon()
         if broker.tasks.busy:
             self._guarded(broker.tasks.run, now)
         if broker.wakeups.busy:
@@ -181,6 +190,15 @@ class Node:
             work(now)
         except Exception as error:
             self.broker.outbox.internal_error("the end of a call", error)
+
+    def _event_broken(self, event: Event, error: Exception, now: Now) -> None:
+        """A bug of ours on the way to whoever takes the event: nobody may wait for it in vain."""
+        if isinstance(event, RequestReceived):
+            self._broken(event, error)
+            return
+        self.broker.outbox.internal_error(type(event).__name__, error)
+        if isinstance(event, JobDone) and self.broker.jobs.waits_for(event.job):
+            self._guarded(lambda now: self.broker.jobs.done(event, now), now)
 
     def _take(self, event: Event, now: Now) -> None:
         broker = self.broker

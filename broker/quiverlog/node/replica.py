@@ -123,6 +123,11 @@ class Replica:
             self.producers.stage(header, offset, now.wall_us)
             offset += header.row_count
 
+    def drop_admitted(self) -> None:
+        """What was admitted is not appended after all."""
+        self.admitted, self.admitted_rows, self.admitted_bytes = [], 0, 0
+        self.producers.drop_staged()
+
     def append(self, now: Now) -> bool:
         """Append what was admitted, together. True when readers may see more.
 

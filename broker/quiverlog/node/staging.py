@@ -84,12 +84,29 @@ class Staging:
         """Append what was admitted, one write per log, then answer or wait for the disk."""
         produces, self.produces = self.produces, []
         self.byte_count = 0
-        errors = self._append(now)
+        try:
+            errors = self._append(now)
+        except Exception as error:
+            self._abandon(produces, error)
+            return
         for staged in produces:
             try:
                 self._answer(staged, errors, now)
             except Exception as error:
                 self._fail(staged, error)
+
+    def abandon(self) -> None:
+        """`finish` itself could not be called: their bodies are not valid any longer."""
+        produces, self.produces = self.produces, []
+        self._abandon(produces, RuntimeError("produces were left in the staging"))
+
+    def _abandon(self, produces: list[Staged], error: Exception) -> None:
+        """Nothing that is still admitted is appended; everybody is told."""
+        appending, self.appending = self.appending, {}
+        for replica in appending:
+            replica.drop_admitted()
+        for staged in produces:
+            self._fail(staged, error)
 
     def _append(self, now: Now) -> dict[Replica, QuiverlogError]:
         """Every log gets its batches in one write; those that fail come back with the reason."""
@@ -126,11 +143,11 @@ class Staging:
             self._outbox.respond(staged.connection_id, correlation_id, staged.response)
             return
         waiter = self._waiter(staged, now)
+        self._purgatory.add(waiter)
         for (replica, _, result), needed in zip(staged.entries, ends, strict=True):
             waiter.wait(replica.answers, needed, result)
             if needed:
                 self._flushes.want(replica)
-        self._purgatory.add(waiter)
         for answers in waiter.answers:
             answers.flushed(0)  # What needs no flush only waits for its turn.
 
