@@ -11,16 +11,44 @@ rule. A segment that holds none but expired rows is removed even if it is the ne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from quiverlog.storage.log import Log
-    from quiverlog.types import Now
+from quiverlog.storage.segment import Segment
+from quiverlog.types import Now
 
 __all__ = ["target"]
 
 
-def target(log: Log, now: Now, high_watermark: int, *, cold_ok: bool) -> int:
+class _Settings(Protocol):
+    @property
+    def retention_ms(self) -> int: ...
+
+    @property
+    def retention_bytes(self) -> int: ...
+
+
+class _Log(Protocol):
+    """What is asked of a log."""
+
+    @property
+    def config(self) -> _Settings: ...
+
+    @property
+    def segments(self) -> Sequence[Segment]: ...
+
+    log_start_offset: int
+    log_end_offset: int
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def oldest_us(self, *, cold_ok: bool) -> int | None: ...
+
+    def offset_for_timestamp(self, at_us: int, *, cold_ok: bool) -> tuple[int, int] | None: ...
+
+
+def target(log: _Log, now: Now, high_watermark: int, *, cold_ok: bool) -> int:
     """Where the log should start, at least where it does; as `Log.retention_target`."""
     if log.log_start_offset >= log.log_end_offset:
         return log.log_start_offset
@@ -28,7 +56,7 @@ def target(log: Log, now: Now, high_watermark: int, *, cold_ok: bool) -> int:
     return max(wanted, log.log_start_offset)
 
 
-def _by_time(log: Log, now: Now, cold_ok: bool) -> int:
+def _by_time(log: _Log, now: Now, cold_ok: bool) -> int:
     retention_ms = log.config.retention_ms
     if retention_ms < 0:
         return 0
@@ -40,7 +68,7 @@ def _by_time(log: Log, now: Now, cold_ok: bool) -> int:
     return log.log_end_offset if found is None else found[0]
 
 
-def _by_size(log: Log) -> int:
+def _by_size(log: _Log) -> int:
     limit = log.config.retention_bytes
     target = 0
     if limit >= 0:
