@@ -1,124 +1,50 @@
 """One partition's log: segments in a row, seen as one sequence of offsets.
 
-Owns the order of things: stamp, write, index; when a segment is finished; what is readable.
-Flushing (flushing.py), opening (opening.py), truncation (truncation.py) and what a reader gets of
-one segment (reading.py) have files of their own. One thread uses a log; what may block is a job
-(jobs.py) that is begun here, run elsewhere, and completed here.
+Owns what a log does beside reading (readable_log.py) and appending (appendable_log.py): opening and
+closing, and the three things that wait for the disk, which are jobs (jobs.py): a flush, a trim, a
+truncation. Each is begun here, run elsewhere, and completed here. One thread uses a log.
 
 Invariants:
 - log_start_offset <= log_end_offset, flushed_offset <= log_end_offset: rows at or above
   flushed_offset may be lost by a power failure, rows below may not.
-- An append is stored as a whole or not at all; after any error the log is as it was.
 - A failed flush is final (`fault`): the kernel may have dropped the pages, a second fsync that
   succeeds would prove nothing. Only a restart, which reads the disk, helps.
 - Offsets are never given out twice, except those of rows that were cut: as a torn tail, or by
   truncation.
-- Every segment but the last is finished: it takes no more appends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-from quiverlog.batch.header import BatchHeader, stamp
-from quiverlog.errors import (
-    BatchTooLarge,
-    CorruptLog,
-    OffsetOutOfRange,
-    StorageFault,
-)
-from quiverlog.limits import SEGMENT_BYTES_MAX, SEGMENT_ROWS_MAX
-from quiverlog.storage import checkpoint, opening, reading, retention
+from quiverlog.errors import OffsetOutOfRange, StorageFault
+from quiverlog.storage import checkpoint, opening, retention
+from quiverlog.storage.appendable_log import AppendableLog
 from quiverlog.storage.checkpoint import Producers, RecoveryPoint
 from quiverlog.storage.disk import Disk, out_of_descriptors, short_name
-from quiverlog.storage.epochs import LeaderEpochs
-from quiverlog.storage.flushing import Unflushed
 from quiverlog.storage.index_cache import IndexCache
-from quiverlog.storage.jobs import (
-    FlushJob,
-    FlushResult,
-    LoadIndexJob,
-    NotResident,
-    ReadJob,
-    ReadResult,
-    RemoveFilesJob,
-    TrimJob,
-)
+from quiverlog.storage.jobs import FlushJob, FlushResult, RemoveFilesJob, TrimJob
 from quiverlog.storage.log_config import LogConfig
 from quiverlog.storage.recovery import RecoveryReport
 from quiverlog.storage.resync import EPOCHS_ALL
 from quiverlog.storage.segment import Segment
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, LoadedIndex
 from quiverlog.storage.segments import Segments
 from quiverlog.storage.truncation import TruncateJob, TruncateResult
 from quiverlog.types import Now
 
 __all__ = ["Log", "LogConfig", "RecoveryReport"]
 
-Batches = Sequence[tuple[BatchHeader, memoryview]]
-"""Whole batches: the header, and all bytes."""
 
-
-class Log:
+class Log(AppendableLog):
     """See the module docstring. All attributes are for reading, except `config`."""
 
-    __slots__ = (
-        "_changed",
-        "_disk",
-        "_indexes",
-        "_oldest_us",
-        "_producers",
-        "_segments",
-        "_start_saved",
-        "_trim",
-        "_truncation",
-        "_unflushed",
-        "config",
-        "directory",
-        "epochs",
-        "fault",
-        "flushed_offset",
-        "log_end_offset",
-        "log_start_offset",
-        "recovery",
-    )
+    __slots__ = ("_start_saved", "_trim", "flushed_offset")
 
     def __init__(
         self, disk: Disk, directory: str, config: LogConfig, indexes: IndexCache | None
     ) -> None:
-        self._disk = disk
-        self.directory = directory
-        self.config = config
-        self._segments = Segments()
-        self._indexes = IndexCache() if indexes is None else indexes
-        self._unflushed = Unflushed(disk, directory)
-        self._changed = False
-        self._oldest_us: int | None = None
-        self._producers: Producers | None = None
+        super().__init__(disk, directory, config, indexes)
         self._start_saved = 0
         self._trim: TrimJob | None = None
-        self._truncation: TruncateJob | None = None
-        self.epochs = LeaderEpochs(lambda: self.log_end_offset)
-        self.fault = ""
-        self.log_start_offset = 0
-        self.log_end_offset = 0
         self.flushed_offset = 0
-        self.recovery = RecoveryReport()
-
-    @property
-    def segments(self) -> list[Segment]:
-        """Oldest first; for reading."""
-        return self._segments.items
-
-    @property
-    def segment_count(self) -> int:
-        """Files that hold rows."""
-        return len(self._segments)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of these files."""
-        return self._segments.byte_count
 
     # --- opening -------------------------------------------------------------------------------
     @classmethod
@@ -176,141 +102,6 @@ class Log:
                 self.recovery.damages,
             )
 
-    def headers(self, offset: int) -> Iterator[BatchHeader]:
-        """Headers of the batches from the one that holds `offset` on; damaged ones left out."""
-        return self._segments.headers(offset, self.recovery.damages)
-
-    # --- appending -----------------------------------------------------------------------------
-    def append(self, batches: Batches, leader_epoch: int, now: Now) -> int:
-        """Stamp and write batches (writable views, validated). Returns the first row's offset.
-
-        Raises:
-            BatchTooLarge: more rows or bytes than a segment may hold; nothing was appended.
-            DiskFull: nothing was appended.
-            StorageFault: nothing was appended; an earlier flush failed, or the disk does.
-        """
-        self._check_writable()
-        base_offset = offset = self.log_end_offset
-        total = 0
-        for header, view in batches:
-            offset += header.row_count
-            total += len(view)
-        segment = self._writable(base_offset, total, offset, now)
-        offset = base_offset
-        for header, view in batches:
-            stamp(view, 0, offset, leader_epoch)
-            offset += header.row_count
-        self._write(segment, batches, offset, total, now, [(leader_epoch, base_offset)])
-        return base_offset
-
-    def append_copied(self, batches: Batches, now: Now) -> int:
-        """Write batches as another broker's log has them: stamps stay. Returns the log's new end.
-
-        They must go on where this log ends. The first batch of a log without rows may begin before
-        the log start, when that lies inside of it.
-
-        Raises: as `append`, and
-            CorruptLog: the offsets or epochs do not join up; nothing was appended.
-        """
-        self._check_writable()
-        if not batches:
-            return self.log_end_offset
-        first = batches[0][0]
-        offset = self.log_end_offset
-        if not self.segments and first.base_offset < offset < first.next_offset:
-            offset = first.base_offset
-        base_offset = offset
-        total = 0
-        epochs: list[tuple[int, int]] = []
-        newest = self.epochs.newest
-        for header, view in batches:
-            if header.base_offset != offset or header.leader_epoch < newest:
-                name = short_name(self.directory)
-                raise CorruptLog(
-                    f"{name}: a copied batch begins at row {header.base_offset} in epoch"
-                    f" {header.leader_epoch}; the log ends at {offset} in epoch {newest}.",
-                    file=name,
-                    offset=offset,
-                )
-            assert BatchHeader.unpack(view) == header, "the bytes carry the stamps"
-            newest = header.leader_epoch
-            epochs.append((newest, offset))
-            offset = header.next_offset
-            total += len(view)
-        segment = self._writable(base_offset, total, offset, now)
-        self._write(segment, batches, offset, total, now, epochs)
-        return offset
-
-    def _check_writable(self) -> None:
-        if self.fault:
-            raise StorageFault(f"{short_name(self.directory)} takes no writes: {self.fault}.")
-        assert self._truncation is None, "a truncation is outstanding"
-
-    def _writable(self, base_offset: int, byte_count: int, end_offset: int, now: Now) -> Segment:
-        """The segment that takes these rows: the last one, or a new one.
-
-        Raises: as `append`, before anything is written.
-        """
-        rows = end_offset - base_offset
-        if rows > SEGMENT_ROWS_MAX or byte_count > SEGMENT_BYTES_MAX - SEGMENT_HEADER_BYTES:
-            raise BatchTooLarge(
-                f"one append of {rows} rows and {byte_count} bytes; a segment takes"
-                f" {SEGMENT_ROWS_MAX} rows and {SEGMENT_BYTES_MAX} bytes."
-            )
-        last = self.segments[-1] if self.segments else None
-        if last is not None and not last.finished:
-            if last.created_us < 0:
-                last.load()
-            size = last.file.size
-            if end_offset - last.base_offset <= SEGMENT_ROWS_MAX and (
-                last.empty
-                or (
-                    size + byte_count <= self.config.roll_bytes
-                    and now.wall_us - last.created_us < self.config.segment_ms * 1000
-                )
-            ):
-                return last
-            self.roll()
-        segment = Segment.create(self._disk, self.directory, base_offset, now.wall_us)
-        self._segments.add(segment)
-        self._unflushed.names_changed = True
-        return segment
-
-    def _write(
-        self,
-        segment: Segment,
-        batches: Batches,
-        end_offset: int,
-        byte_count: int,
-        now: Now,
-        epochs: Sequence[tuple[int, int]],
-    ) -> None:
-        """Write stamped batches to `segment`. What comes after the write cannot fail."""
-        segment.append(batches, end_offset, self.config.index_interval_bytes)
-        for epoch, offset in epochs:
-            if epoch > self.epochs.newest:
-                self.epochs.assign(epoch, offset)
-        self.log_end_offset = end_offset
-        self._segments.grew(byte_count)
-        self._changed = True
-        self._unflushed.appended(segment, byte_count, now)
-
-    def roll(self) -> None:
-        """The next append begins a new segment. No I/O: the next flush writes what it leaves."""
-        if self.segments and not self.segments[-1].finished:
-            last = self.segments[-1]
-            last.finished = True
-            self._unflushed.rolled(last, self.log_end_offset, self._producers)
-            self._indexes.finished(last)
-
-    def roll_if_due(self, now: Now) -> None:
-        """An idle topic's segment is finished when its time has come."""
-        last = self.segments[-1] if self.segments else None
-        if last is None or last.created_us < 0 or last.empty:
-            return
-        if now.wall_us - last.created_us >= self.config.segment_ms * 1000:
-            self.roll()
-
     # --- flushing ------------------------------------------------------------------------------
     def begin_flush(self, *, background: bool = False) -> FlushJob:
         """What a flush has to cover now. At most one at a time.
@@ -349,155 +140,6 @@ class Log:
         a log has become idle: it bounds what a start after a crash has to scan.
         """
         return None if self.fault else self._unflushed.due_us()
-
-    # --- reading -------------------------------------------------------------------------------
-    def read(
-        self, offset: int, *, bytes_max: int, end_offset: int, cold_ok: bool = True
-    ) -> list[memoryview]:
-        """Whole batches from the one that holds `offset` on, none that begins at `end_offset`.
-
-        At least one batch, more while they fit `bytes_max`. Views hold whole batches in order; the
-        last view holds exactly one. Empty when `offset` is the end.
-
-        Args:
-            cold_ok: the disk may be waited for.
-
-        Raises:
-            OffsetOutOfRange: not between log start and log end.
-            CorruptLog: the batch at `offset` is damaged or missing. `offset` in its details is the
-                first bad row, `end_offset` the next good one.
-            NotResident: only when not `cold_ok`.
-        """
-        if not self.log_start_offset <= offset <= self.log_end_offset:
-            raise OffsetOutOfRange(
-                f"offset {offset} is not in {self.log_start_offset} to {self.log_end_offset}.",
-                log_start_offset=self.log_start_offset,
-                high_watermark=self.log_end_offset,
-            )
-        end_offset = min(end_offset, self.log_end_offset)
-        if offset >= end_offset:
-            return []
-        number = self._segments.number_of(offset)
-        views: list[memoryview] = []
-        while number < len(self.segments) and offset < end_offset:
-            if number < 0 or offset >= self.segments[number].end_offset:
-                if views:
-                    break
-                raise self._missing(number)
-            segment = self.segments[number]
-            try:
-                self._make_ready(segment, (offset, bytes_max, end_offset), cold_ok)
-                more = reading.read(segment, offset, bytes_max, end_offset)
-            except (NotResident, CorruptLog):
-                if views:
-                    break
-                raise
-            byte_count = sum(map(len, more))
-            if views and byte_count > bytes_max:
-                break
-            views += more
-            bytes_max -= byte_count
-            if bytes_max <= 0:
-                break
-            offset = BatchHeader.unpack(views[-1]).next_offset
-            number += offset >= segment.end_offset
-        if not views:
-            raise self._missing(len(self.segments) - 1)
-        return views
-
-    def _make_ready(
-        self, segment: Segment, wanted: tuple[int, int, int] | None, cold_ok: bool
-    ) -> None:
-        """Load the index. Raises NotResident when that, or reading `wanted`, would wait.
-
-        Args:
-            wanted: (offset, bytes_max, end_offset).
-        """
-        if segment.index is None:
-            if not cold_ok:
-                raise NotResident(LoadIndexJob(self.directory, segment))
-            segment.load()
-        if segment.finished and not segment.cached:
-            self._indexes.finished(segment)
-        if not cold_ok and wanted is not None:
-            position, size = reading.span(segment, *wanted)
-            if not segment.file.resident(position, size):
-                raise NotResident(ReadJob(self.directory, segment, segment.file, position, size))
-
-    def begin_load(self, offset: int | None = None) -> LoadIndexJob | None:
-        """The load that an append (or a read at `offset`) would wait for; None: none."""
-        if not self.segments or (offset is None and self.segments[-1].finished):
-            return None
-        segment = self.segments[-1] if offset is None else self._segments.holding(offset)[0]
-        return LoadIndexJob(self.directory, segment) if segment.index is None else None
-
-    def complete_load(self, job: LoadIndexJob, result: LoadedIndex) -> None:
-        """An index was loaded."""
-        if not job.segment.dropped:
-            job.segment.take_index(result)
-            if result.header_damage and result.header_damage not in self.recovery.damages:
-                self.recovery.damages.append(result.header_damage)
-
-    def complete_read(self, job: ReadJob, result: ReadResult) -> None:
-        """A cold range was read. What the disk refused is verified before it is served."""
-        if result.unreadable_from >= 0:
-            job.segment.distrust()
-
-    def _missing(self, number: int) -> CorruptLog:
-        """The error for rows between segment `number` and the next one: their file is lost."""
-        first, end = self.log_start_offset, self.log_end_offset
-        if number >= 0:
-            first = max(first, self.segments[number].end_offset)
-        if number + 1 < len(self.segments):
-            end = self.segments[number + 1].base_offset
-        name = short_name(self.directory)
-        return CorruptLog(
-            f"{name}: rows {first} to {end} are missing.", file=name, offset=first, end_offset=end
-        )
-
-    def offset_for_timestamp(self, at_us: int, *, cold_ok: bool = True) -> tuple[int, int] | None:
-        """(offset, time) of the first row whose time is `at_us` or later, None when there is none.
-
-        Raises:
-            CorruptLog: damage lies in the way.
-            NotResident: only when not `cold_ok`.
-        """
-        start = self.log_start_offset
-        for segment in self._segments.holding(start):
-            self._make_ready(segment, None, cold_ok)
-            header = reading.first_at_or_after(segment, at_us, start)
-            if header is not None:
-                return max(header.base_offset, start), header.timestamp_max_us
-        return None
-
-    def bytes_between(
-        self, start: int, end: int, bytes_max: int = -1, *, cold_ok: bool = True
-    ) -> tuple[int, int]:
-        """(end offset, bytes) of the whole batches that hold the rows [start, end).
-
-        Args:
-            bytes_max: stop at the batch end that so many bytes reach, after one batch at least.
-
-        Raises:
-            OffsetOutOfRange, CorruptLog, NotResident: as `read`.
-        """
-        if not self.log_start_offset <= start <= end <= self.log_end_offset:
-            raise OffsetOutOfRange(
-                f"{start} to {end} is not in {self.log_start_offset} to {self.log_end_offset}."
-            )
-        total = 0
-        for segment in self._segments.holding(start):
-            if start >= end:
-                break
-            if start >= segment.end_offset:
-                continue
-            self._make_ready(segment, None, cold_ok)
-            stop, offset, done = reading.measure(segment, start, end, bytes_max, total)
-            total += stop
-            if done:
-                return offset, total
-            start = offset
-        return end, total
 
     # --- giving up rows ------------------------------------------------------------------------
     def begin_trim(self, offset: int, *, promised: bool = True) -> TrimJob | None:
@@ -577,16 +219,6 @@ class Log:
             NotResident: only when not `cold_ok`.
         """
         return retention.target(self, now, high_watermark, cold_ok=cold_ok)
-
-    def oldest_us(self, *, cold_ok: bool = True) -> int | None:
-        """Time of the first row kept; None when the log is empty."""
-        if self._oldest_us is None:
-            if self.segments:
-                first = self._segments.holding(self.log_start_offset)[0]
-                self._make_ready(first, None, cold_ok)
-            header = next(self.headers(self.log_start_offset), None)
-            self._oldest_us = None if header is None else header.timestamp_max_us
-        return self._oldest_us
 
     # --- truncating ----------------------------------------------------------------------------
     def begin_truncate(self, offset: int) -> TruncateJob | None:

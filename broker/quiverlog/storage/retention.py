@@ -11,44 +11,13 @@ rule. A segment that holds none but expired rows is removed even if it is the ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
-from quiverlog.storage.segment import Segment
+from quiverlog.storage.readable_log import ReadableLog
 from quiverlog.types import Now
 
 __all__ = ["target"]
 
 
-class _Settings(Protocol):
-    @property
-    def retention_ms(self) -> int: ...
-
-    @property
-    def retention_bytes(self) -> int: ...
-
-
-class _Log(Protocol):
-    """What is asked of a log."""
-
-    @property
-    def config(self) -> _Settings: ...
-
-    @property
-    def segments(self) -> Sequence[Segment]: ...
-
-    log_start_offset: int
-    log_end_offset: int
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    def oldest_us(self, *, cold_ok: bool) -> int | None: ...
-
-    def offset_for_timestamp(self, at_us: int, *, cold_ok: bool) -> tuple[int, int] | None: ...
-
-
-def target(log: _Log, now: Now, high_watermark: int, *, cold_ok: bool) -> int:
+def target(log: ReadableLog, now: Now, high_watermark: int, *, cold_ok: bool) -> int:
     """Where the log should start, at least where it does; as `Log.retention_target`."""
     if log.log_start_offset >= log.log_end_offset:
         return log.log_start_offset
@@ -56,7 +25,7 @@ def target(log: _Log, now: Now, high_watermark: int, *, cold_ok: bool) -> int:
     return max(wanted, log.log_start_offset)
 
 
-def _by_time(log: _Log, now: Now, cold_ok: bool) -> int:
+def _by_time(log: ReadableLog, now: Now, cold_ok: bool) -> int:
     retention_ms = log.config.retention_ms
     if retention_ms < 0:
         return 0
@@ -68,7 +37,7 @@ def _by_time(log: _Log, now: Now, cold_ok: bool) -> int:
     return log.log_end_offset if found is None else found[0]
 
 
-def _by_size(log: _Log) -> int:
+def _by_size(log: ReadableLog) -> int:
     limit = log.config.retention_bytes
     target = 0
     if limit >= 0:

@@ -1,0 +1,191 @@
+"""The write side of a log: batches are stamped, written to the last segment, and indexed.
+
+Owns the order of these steps, and when a segment is finished. Nothing here waits for the disk: an
+append writes to the page cache, and what a roll leaves to be written is part of the next flush.
+
+Invariants:
+- An append is stored as a whole or not at all; after any error the log is as it was.
+- Rows follow each other without a gap, leader epochs never fall.
+- Every segment but the last is finished: it takes no more appends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quiverlog.batch.header import BatchHeader, stamp
+from quiverlog.errors import BatchTooLarge, CorruptLog, StorageFault
+from quiverlog.limits import SEGMENT_BYTES_MAX, SEGMENT_ROWS_MAX
+from quiverlog.storage.checkpoint import Producers
+from quiverlog.storage.disk import Disk, short_name
+from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.flushing import Unflushed
+from quiverlog.storage.index_cache import IndexCache
+from quiverlog.storage.log_config import LogConfig
+from quiverlog.storage.readable_log import ReadableLog
+from quiverlog.storage.segment import Segment
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.truncation import TruncateJob
+from quiverlog.types import Now
+
+__all__ = ["AppendableLog"]
+
+Batches = Sequence[tuple[BatchHeader, memoryview]]
+"""Whole batches: the header, and all bytes."""
+
+
+class AppendableLog(ReadableLog):
+    """See the module docstring."""
+
+    __slots__ = (
+        "_changed",
+        "_disk",
+        "_producers",
+        "_truncation",
+        "_unflushed",
+        "epochs",
+        "fault",
+    )
+
+    def __init__(
+        self, disk: Disk, directory: str, config: LogConfig, indexes: IndexCache | None
+    ) -> None:
+        super().__init__(directory, config, indexes)
+        self._disk = disk
+        self._unflushed = Unflushed(disk, directory)
+        self._changed = False
+        self._producers: Producers | None = None
+        self._truncation: TruncateJob | None = None
+        self.epochs = LeaderEpochs(lambda: self.log_end_offset)
+        self.fault = ""
+        """Why the log takes no writes any more; empty while it does."""
+
+    def append(self, batches: Batches, leader_epoch: int, now: Now) -> int:
+        """Stamp and write batches (writable views, validated). Returns the first row's offset.
+
+        Raises:
+            BatchTooLarge: more rows or bytes than a segment may hold; nothing was appended.
+            DiskFull: nothing was appended.
+            StorageFault: nothing was appended; an earlier flush failed, or the disk does.
+        """
+        self._check_writable()
+        base_offset = offset = self.log_end_offset
+        total = 0
+        for header, view in batches:
+            offset += header.row_count
+            total += len(view)
+        segment = self._writable(base_offset, total, offset, now)
+        offset = base_offset
+        for header, view in batches:
+            stamp(view, 0, offset, leader_epoch)
+            offset += header.row_count
+        self._write(segment, batches, offset, total, now, [(leader_epoch, base_offset)])
+        return base_offset
+
+    def append_copied(self, batches: Batches, now: Now) -> int:
+        """Write batches as another broker's log has them: stamps stay. Returns the log's new end.
+
+        They must go on where this log ends. The first batch of a log without rows may begin before
+        the log start, when that lies inside of it.
+
+        Raises: as `append`, and
+            CorruptLog: the offsets or epochs do not join up; nothing was appended.
+        """
+        self._check_writable()
+        if not batches:
+            return self.log_end_offset
+        first = batches[0][0]
+        offset = self.log_end_offset
+        if not self.segments and first.base_offset < offset < first.next_offset:
+            offset = first.base_offset
+        base_offset = offset
+        total = 0
+        epochs: list[tuple[int, int]] = []
+        newest = self.epochs.newest
+        for header, view in batches:
+            if header.base_offset != offset or header.leader_epoch < newest:
+                name = short_name(self.directory)
+                raise CorruptLog(
+                    f"{name}: a copied batch begins at row {header.base_offset} in epoch"
+                    f" {header.leader_epoch}; the log ends at {offset} in epoch {newest}.",
+                    file=name,
+                    offset=offset,
+                )
+            assert BatchHeader.unpack(view) == header, "the bytes carry the stamps"
+            newest = header.leader_epoch
+            epochs.append((newest, offset))
+            offset = header.next_offset
+            total += len(view)
+        segment = self._writable(base_offset, total, offset, now)
+        self._write(segment, batches, offset, total, now, epochs)
+        return offset
+
+    def _check_writable(self) -> None:
+        if self.fault:
+            raise StorageFault(f"{short_name(self.directory)} takes no writes: {self.fault}.")
+        assert self._truncation is None, "a truncation is outstanding"
+
+    def _writable(self, base_offset: int, byte_count: int, end_offset: int, now: Now) -> Segment:
+        """The segment that takes these rows: the last one, or a new one.
+
+        Raises: as `append`, before anything is written.
+        """
+        rows = end_offset - base_offset
+        if rows > SEGMENT_ROWS_MAX or byte_count > SEGMENT_BYTES_MAX - SEGMENT_HEADER_BYTES:
+            raise BatchTooLarge(
+                f"one append of {rows} rows and {byte_count} bytes; a segment takes"
+                f" {SEGMENT_ROWS_MAX} rows and {SEGMENT_BYTES_MAX} bytes."
+            )
+        last = self.segments[-1] if self.segments else None
+        if last is not None and not last.finished:
+            if last.created_us < 0:
+                last.load()
+            size = last.file.size
+            if end_offset - last.base_offset <= SEGMENT_ROWS_MAX and (
+                last.empty
+                or (
+                    size + byte_count <= self.config.roll_bytes
+                    and now.wall_us - last.created_us < self.config.segment_ms * 1000
+                )
+            ):
+                return last
+            self.roll()
+        segment = Segment.create(self._disk, self.directory, base_offset, now.wall_us)
+        self._segments.add(segment)
+        self._unflushed.names_changed = True
+        return segment
+
+    def _write(
+        self,
+        segment: Segment,
+        batches: Batches,
+        end_offset: int,
+        byte_count: int,
+        now: Now,
+        epochs: Sequence[tuple[int, int]],
+    ) -> None:
+        """Write stamped batches to `segment`. What comes after the write cannot fail."""
+        segment.append(batches, end_offset, self.config.index_interval_bytes)
+        for epoch, offset in epochs:
+            if epoch > self.epochs.newest:
+                self.epochs.assign(epoch, offset)
+        self.log_end_offset = end_offset
+        self._segments.grew(byte_count)
+        self._changed = True
+        self._unflushed.appended(segment, byte_count, now)
+
+    def roll(self) -> None:
+        """The next append begins a new segment. No I/O: the next flush writes what it leaves."""
+        if self.segments and not self.segments[-1].finished:
+            last = self.segments[-1]
+            last.finished = True
+            self._unflushed.rolled(last, self.log_end_offset, self._producers)
+            self._indexes.finished(last)
+
+    def roll_if_due(self, now: Now) -> None:
+        """An idle topic's segment is finished when its time has come."""
+        last = self.segments[-1] if self.segments else None
+        if last is None or last.created_us < 0 or last.empty:
+            return
+        if now.wall_us - last.created_us >= self.config.segment_ms * 1000:
+            self.roll()

@@ -1,0 +1,228 @@
+"""The read side of a log: rows, headers, times and sizes by offset.
+
+Owns the walk over segments, the answer about rows whose file is lost, and the question whether a
+read would wait for the disk: then it raises NotResident with the job to run first. What a reader
+gets of one segment is in reading.py.
+
+Invariants: log_start_offset <= log_end_offset; only rows between them are served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quiverlog.batch.header import BatchHeader
+from quiverlog.errors import CorruptLog, OffsetOutOfRange
+from quiverlog.storage import reading
+from quiverlog.storage.disk import short_name
+from quiverlog.storage.index_cache import IndexCache
+from quiverlog.storage.jobs import LoadIndexJob, NotResident, ReadJob, ReadResult
+from quiverlog.storage.log_config import LogConfig
+from quiverlog.storage.recovery import RecoveryReport
+from quiverlog.storage.segment import Segment
+from quiverlog.storage.segment_index import LoadedIndex
+from quiverlog.storage.segments import Segments
+
+__all__ = ["ReadableLog"]
+
+
+class ReadableLog:
+    """See the module docstring."""
+
+    __slots__ = (
+        "_indexes",
+        "_oldest_us",
+        "_segments",
+        "config",
+        "directory",
+        "log_end_offset",
+        "log_start_offset",
+        "recovery",
+    )
+
+    def __init__(self, directory: str, config: LogConfig, indexes: IndexCache | None) -> None:
+        self.directory = directory
+        self.config = config
+        self._segments = Segments()
+        self._indexes = IndexCache() if indexes is None else indexes
+        self._oldest_us: int | None = None
+        self.log_start_offset = 0
+        self.log_end_offset = 0
+        self.recovery = RecoveryReport()
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Oldest first; for reading."""
+        return self._segments.items
+
+    @property
+    def segment_count(self) -> int:
+        """Files that hold rows."""
+        return len(self._segments)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of these files."""
+        return self._segments.byte_count
+
+    def headers(self, offset: int) -> Iterator[BatchHeader]:
+        """Headers of the batches from the one that holds `offset` on; damaged ones left out."""
+        return self._segments.headers(offset, self.recovery.damages)
+
+    def read(
+        self, offset: int, *, bytes_max: int, end_offset: int, cold_ok: bool = True
+    ) -> list[memoryview]:
+        """Whole batches from the one that holds `offset` on, none that begins at `end_offset`.
+
+        At least one batch, more while they fit `bytes_max`. Views hold whole batches in order; the
+        last view holds exactly one. Empty when `offset` is the end.
+
+        Args:
+            cold_ok: the disk may be waited for.
+
+        Raises:
+            OffsetOutOfRange: not between log start and log end.
+            CorruptLog: the batch at `offset` is damaged or missing. `offset` in its details is the
+                first bad row, `end_offset` the next good one.
+            NotResident: only when not `cold_ok`.
+        """
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRange(
+                f"offset {offset} is not in {self.log_start_offset} to {self.log_end_offset}.",
+                log_start_offset=self.log_start_offset,
+                high_watermark=self.log_end_offset,
+            )
+        end_offset = min(end_offset, self.log_end_offset)
+        if offset >= end_offset:
+            return []
+        number = self._segments.number_of(offset)
+        views: list[memoryview] = []
+        while number < len(self.segments) and offset < end_offset:
+            if number < 0 or offset >= self.segments[number].end_offset:
+                if views:
+                    break
+                raise self._missing(number)
+            segment = self.segments[number]
+            try:
+                self._make_ready(segment, (offset, bytes_max, end_offset), cold_ok)
+                more = reading.read(segment, offset, bytes_max, end_offset)
+            except (NotResident, CorruptLog):
+                if views:
+                    break
+                raise
+            byte_count = sum(map(len, more))
+            if views and byte_count > bytes_max:
+                break
+            views += more
+            bytes_max -= byte_count
+            if bytes_max <= 0:
+                break
+            offset = BatchHeader.unpack(views[-1]).next_offset
+            number += offset >= segment.end_offset
+        if not views:
+            raise self._missing(len(self.segments) - 1)
+        return views
+
+    def _make_ready(
+        self, segment: Segment, wanted: tuple[int, int, int] | None, cold_ok: bool
+    ) -> None:
+        """Load the index. Raises NotResident when that, or reading `wanted`, would wait.
+
+        Args:
+            wanted: (offset, bytes_max, end_offset).
+        """
+        if segment.index is None:
+            if not cold_ok:
+                raise NotResident(LoadIndexJob(self.directory, segment))
+            segment.load()
+        if segment.finished and not segment.cached:
+            self._indexes.finished(segment)
+        if not cold_ok and wanted is not None:
+            position, size = reading.span(segment, *wanted)
+            if not segment.file.resident(position, size):
+                raise NotResident(ReadJob(self.directory, segment, segment.file, position, size))
+
+    def begin_load(self, offset: int | None = None) -> LoadIndexJob | None:
+        """The load that an append (or a read at `offset`) would wait for; None: none."""
+        if not self.segments or (offset is None and self.segments[-1].finished):
+            return None
+        segment = self.segments[-1] if offset is None else self._segments.holding(offset)[0]
+        return LoadIndexJob(self.directory, segment) if segment.index is None else None
+
+    def complete_load(self, job: LoadIndexJob, result: LoadedIndex) -> None:
+        """An index was loaded."""
+        if not job.segment.dropped:
+            job.segment.take_index(result)
+            if result.header_damage and result.header_damage not in self.recovery.damages:
+                self.recovery.damages.append(result.header_damage)
+
+    def complete_read(self, job: ReadJob, result: ReadResult) -> None:
+        """A cold range was read. What the disk refused is verified before it is served."""
+        if result.unreadable_from >= 0:
+            job.segment.distrust()
+
+    def _missing(self, number: int) -> CorruptLog:
+        """The error for rows between segment `number` and the next one: their file is lost."""
+        first, end = self.log_start_offset, self.log_end_offset
+        if number >= 0:
+            first = max(first, self.segments[number].end_offset)
+        if number + 1 < len(self.segments):
+            end = self.segments[number + 1].base_offset
+        name = short_name(self.directory)
+        return CorruptLog(
+            f"{name}: rows {first} to {end} are missing.", file=name, offset=first, end_offset=end
+        )
+
+    def offset_for_timestamp(self, at_us: int, *, cold_ok: bool = True) -> tuple[int, int] | None:
+        """(offset, time) of the first row whose time is `at_us` or later, None when there is none.
+
+        Raises:
+            CorruptLog: damage lies in the way.
+            NotResident: only when not `cold_ok`.
+        """
+        start = self.log_start_offset
+        for segment in self._segments.holding(start):
+            self._make_ready(segment, None, cold_ok)
+            header = reading.first_at_or_after(segment, at_us, start)
+            if header is not None:
+                return max(header.base_offset, start), header.timestamp_max_us
+        return None
+
+    def bytes_between(
+        self, start: int, end: int, bytes_max: int = -1, *, cold_ok: bool = True
+    ) -> tuple[int, int]:
+        """(end offset, bytes) of the whole batches that hold the rows [start, end).
+
+        Args:
+            bytes_max: stop at the batch end that so many bytes reach, after one batch at least.
+
+        Raises:
+            OffsetOutOfRange, CorruptLog, NotResident: as `read`.
+        """
+        if not self.log_start_offset <= start <= end <= self.log_end_offset:
+            raise OffsetOutOfRange(
+                f"{start} to {end} is not in {self.log_start_offset} to {self.log_end_offset}."
+            )
+        total = 0
+        for segment in self._segments.holding(start):
+            if start >= end:
+                break
+            if start >= segment.end_offset:
+                continue
+            self._make_ready(segment, None, cold_ok)
+            stop, offset, done = reading.measure(segment, start, end, bytes_max, total)
+            total += stop
+            if done:
+                return offset, total
+            start = offset
+        return end, total
+
+    def oldest_us(self, *, cold_ok: bool = True) -> int | None:
+        """Time of the first row kept; None when the log is empty."""
+        if self._oldest_us is None:
+            if self.segments:
+                first = self._segments.holding(self.log_start_offset)[0]
+                self._make_ready(first, None, cold_ok)
+            header = next(self.headers(self.log_start_offset), None)
+            self._oldest_us = None if header is None else header.timestamp_max_us
+        return self._oldest_us
