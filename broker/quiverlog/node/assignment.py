@@ -136,6 +136,8 @@ class Assignment:
 
     def next_us(self) -> int | None:
         """When opening is tried again."""
+        if not self.offline:
+            return None
         return min(
             (o.retry_us for o in self.offline.values() if o.retry_us is not None), default=None
         )

@@ -156,10 +156,19 @@ class Node:
         broker = self.broker
         if broker.tasks.busy or broker.wakeups.busy:
             return _AT_ONCE_US
-        deadlines = [broker.purgatory.next_deadline_us(), broker.flushes.next_us()]
+        # Asked after every call: no list, no generator.
+        earliest = broker.purgatory.next_deadline_us()
+        due_us = broker.flushes.next_us()
+        if due_us is not None and (earliest is None or due_us < earliest):
+            earliest = due_us
         if broker.admission.phase is Phase.RUNNING:
-            deadlines += [broker.retention.next_us, broker.assignment.next_us()]
-        return min((us for us in deadlines if us is not None), default=None)
+            due_us = broker.retention.next_us
+            if earliest is None or due_us < earliest:
+                earliest = due_us
+            due_us = broker.assignment.next_us()
+            if due_us is not None and due_us < earliest:
+                earliest = due_us
+        return earliest
 
     # --- events --------------------------------------------------------------------------------
     def _effects(self, now: Now) -> list[Effect]:
