@@ -21,6 +21,7 @@ from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
     DataLoss,
+    IncompatibleSchema,
     LogTruncated,
     OffsetOutOfRange,
     QuiverlogError,
@@ -32,7 +33,7 @@ from . import pool
 from ._compat import InputPartition, to_arrow_schema
 from .options import ReadOptions
 from .planning import Range
-from .schema import Normalizer
+from .schema import Normalizer, unreadable
 
 __all__ = ["COALESCE_BYTES", "COALESCE_ROWS", "LogSplit", "SplitReader", "coalesce"]
 
@@ -109,12 +110,18 @@ class SplitReader:
             bytes_max=self.options.fetch_bytes,
             last_epoch=piece.epoch,
         )
+        next_offset = piece.start
         with fetcher:
-            for stored in fetcher:
-                metadata = None
-                if normalizer.metadata_names:
-                    metadata = metadata_columns(normalizer.metadata_names, stored)
-                yield stored.next_offset, normalizer(stored.data, metadata)
+            try:
+                for stored in fetcher:
+                    metadata = None
+                    if normalizer.metadata_names:
+                        metadata = metadata_columns(normalizer.metadata_names, stored)
+                    next_offset = stored.next_offset
+                    yield next_offset, normalizer(stored.data, metadata)
+            except IncompatibleSchema as error:
+                where = f"topic {piece.topic!r}, partition {piece.partition}, offset {next_offset}"
+                raise unreadable(error, where) from None
 
     def _after_loss(self, piece: Range, position: int, error: QuiverlogError) -> int:
         """Fail, or say where to read on."""

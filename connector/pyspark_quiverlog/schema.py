@@ -5,6 +5,9 @@ and how a stored batch becomes exactly what Spark expects. Spark compares the fi
 with its own to the letter (types, order, nullability) and never looks at the others, so every
 batch goes through `Normalizer`, which costs nothing measurable when nothing needs to change.
 
+Which type may be read as which other is not decided here: `quiverlog.batch` owns that rule, asked
+at planning (`Normalizer.check`) and by the decoder for every batch.
+
 All top-level columns are nullable for Spark: a topic's schema may grow while a query runs, and
 rows from before then have nulls. Knows nothing of offsets, connections or options.
 """
@@ -18,7 +21,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from quiverlog.batch.arrow_types import normalize_type, refused_types
-from quiverlog.batch.evolution import can_widen
+from quiverlog.batch.schema import can_widen, check_readable
 from quiverlog.errors import IncompatibleSchema, InvalidOption, InvalidSchema
 
 from ._compat import to_arrow_schema
@@ -27,10 +30,10 @@ __all__ = [
     "METADATA_FIELDS",
     "METADATA_NAMES",
     "Normalizer",
-    "can_widen",
     "merge_schemas",
     "query_columns",
     "spark_schema",
+    "unreadable",
 ]
 
 METADATA_FIELDS: tuple[pa.Field, ...] = (
@@ -151,9 +154,9 @@ def project_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 class Normalizer:
     """Makes stored batches exactly what Spark expects for `schema`.
 
-    Columns are found by name, cast where the type differs, null where a batch has none. Batches
-    whose schema was seen before take a plan made then; when nothing differs but nullability, the
-    plan only puts the same columns under Spark's schema (no byte is copied).
+    The decoder brings rows to `stored_target`, by the rule of `quiverlog.batch` (the stored type
+    or a wider one); here the metadata columns are put where Spark expects them. No type is
+    changed here, and no byte is copied.
     """
 
     def __init__(self, schema: Any, *, metadata: bool = False) -> None:
@@ -163,58 +166,45 @@ class Normalizer:
         self.metadata_names = [n for n in self.target.names if n in reserved]
         self.stored_target = pa.schema([self.target.field(n) for n in self.columns])
         """What the decoder shall make of stored rows: the target without metadata columns."""
-        self._last: pa.Schema | None = None
-        self._plan: list[tuple[int, pa.DataType | None]] = []
-        self._as_is = False
 
     def check(self, topic: str, schema: pa.Schema) -> None:
-        """Refuse up front what could only fail in the middle of a query.
+        """Refuse up front what would fail in every task.
 
         Raises:
-            IncompatibleSchema: a column whose stored type does not become the query's type.
+            IncompatibleSchema: a column whose stored type does not become the query's type, or
+                that may hold nulls where the query's schema says NOT NULL.
         """
-        for field in self.stored_target:
-            if field.name not in schema.names:
-                continue
-            stored = _plain_or_same(schema.field(field.name).type)
-            if not can_widen(stored, field.type):
-                raise IncompatibleSchema(
-                    f"column {field.name!r} is {stored} in topic {topic!r}, the query's schema "
-                    f"says {field.type}. Read it with the topic's type (or a wider one) and cast "
-                    "in the query."
-                )
+        try:
+            check_readable(schema, self.stored_target)
+        except IncompatibleSchema as error:
+            raise unreadable(error, f"topic {topic!r}") from None
 
     def __call__(
         self, batch: pa.RecordBatch, metadata: Mapping[str, pa.Array] | None = None
     ) -> pa.RecordBatch:
-        """The same rows under Spark's schema. `metadata`: arrays by column name, same length."""
-        schema = batch.schema
-        if self._last is None or (schema is not self._last and not schema.equals(self._last)):
-            self._make_plan(schema)
-        if self._as_is and not metadata:
+        """Rows under `stored_target`, and `metadata`: arrays by column name, of the same length."""
+        assert batch.schema.equals(self.stored_target), "the decoder gives what was asked of it"
+        if not self.metadata_names:
             return batch
-        arrays = []
-        for field, (index, cast_to) in zip(self.target, self._plan, strict=True):
-            if index >= 0:
-                array = batch.column(index)
-                arrays.append(array if cast_to is None else _cast(array, cast_to))
-            elif metadata is not None and field.name in metadata:
-                arrays.append(metadata[field.name])
-            else:
-                arrays.append(pa.nulls(batch.num_rows, field.type))
+        assert metadata is not None
+        arrays = [
+            metadata[name] if name in metadata else batch.column(name) for name in self.target.names
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.target)
 
-    def _make_plan(self, schema: pa.Schema) -> None:
-        self._plan = []
-        for field in self.target:
-            index = schema.get_field_index(field.name)
-            same = index >= 0 and schema.field(index).type.equals(field.type)
-            self._plan.append((index, None if same else field.type))
-        self._as_is = schema.equals(self.target)
-        self._last = schema
 
-
-def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
-    if pt.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    return array.cast(target)
+def unreadable(error: IncompatibleSchema, where: str) -> IncompatibleSchema:
+    """The batch's owner says which column does not fit; a person also needs to know where."""
+    details = error.details
+    column, stored, wanted = (details.get(key) for key in ("column", "stored", "wanted"))
+    if stored is None:
+        what = f"column {column!r} is not in {where}, and the query's schema says NOT NULL"
+    elif stored == wanted:
+        what = f"column {column!r} may hold nulls in {where}, the query's schema says NOT NULL"
+    else:
+        what = f"column {column!r} is {stored} in {where}, the query's schema says {wanted}"
+    return IncompatibleSchema(
+        f"{what}. Read it with the topic's type (or a wider one, or nullable) and cast in the "
+        "query; a query without a schema of its own takes the topic's types when it starts again.",
+        **details,
+    )

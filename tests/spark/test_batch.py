@@ -69,6 +69,21 @@ def test_projection_by_columns_and_by_schema(
         spark.read.format("quiverlog").options(**options).schema("id int").load().collect()
 
 
+def test_not_null_is_taken_only_where_it_is_stored(
+    spark: Any, broker: Any, client: Any, topic: Any
+) -> None:
+    """Spark leaves `is null` out for a NOT NULL column: nulls would be read as values."""
+    fields = [pa.field("a", pa.int64()), pa.field("b", pa.int64(), nullable=False)]
+    name = topic("nulls", schema=pa.schema(fields))
+    with client.producer(name) as producer:
+        producer.send([{"a": None, "b": 1}])
+    options = {"bootstrap.servers": broker.bootstrap, "subscribe": name}
+    reader = spark.read.format("quiverlog").options(**options)
+    assert reader.schema("a bigint, b bigint not null").load().where("a is null").count() == 1
+    with pytest.raises(Exception, match=f"'a' may hold nulls in topic '{name}'"):
+        reader.schema("a bigint not null").load().where("a is null").count()
+
+
 def test_metadata_columns(spark: Any, broker: Any, client: Any, topic: Any) -> None:
     name = topic()
     before = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
@@ -87,6 +102,14 @@ def test_metadata_columns(spark: Any, broker: Any, client: Any, topic: Any) -> N
         *((1, o, 5 + o) for o in range(5)),
     ]
     assert {r._topic for r in rows} == {name}
+    only = (
+        spark.read.format("quiverlog")
+        .schema("_offset bigint")
+        .options(
+            **{"bootstrap.servers": broker.bootstrap, "subscribe": name, "includeMetadata": "true"}
+        )
+    )
+    assert sorted(r._offset for r in only.load().collect()) == sorted([*range(5), *range(5)])
     ages = [(r._timestamp - before).total_seconds() for r in rows]
     assert all(-5 < age < 600 for age in ages)
 

@@ -202,7 +202,7 @@ def decode_batch(
         CorruptBatch: the CRC does not match, or the bytes are not what the header says.
         UnknownSchema: the batch's schema is not in `schemas`.
         InvalidArgument: no such column.
-        IncompatibleSchema: the rows cannot be shown in `reader_schema`.
+        IncompatibleSchema: the batch's schema does not widen to `reader_schema`.
     """
     if verify_crc and crc32c(batch[CRC_START:]) != header.crc32c:
         raise CorruptBatch(f"CRC mismatch in the batch at offset {header.base_offset}.")
@@ -215,6 +215,8 @@ def decode_batch(
         target = schemas.projected(columns)
     else:
         target = project(reader_schema, columns)
+    if reader_schema is not None:
+        schemas.check_readable(header.schema_id, reader_schema)
     return conform(read_rows(batch, header, stored, target), target)
 
 

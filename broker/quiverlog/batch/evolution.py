@@ -1,8 +1,12 @@
-"""How a topic's schema may change, and the numbered history of one topic.
+"""How a topic's schema may change, what a reader may make of it, and the history of one topic.
 
 Every batch names the schema that it was written with; readers see one schema. A change is allowed
 when every old batch can be shown in the new schema without losing a value: new nullable columns at
 the end, wider types, non-null becoming nullable. The rules hold inside structs, lists and maps too.
+
+`check_readable` is the reader's side of the same rule, and the only place that has it: a reader's
+columns are found by name, and each must be the stored type or a wider one. Whoever plans a read
+asks it for the topic's schema, and the decoder asks it for the schema of each batch.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import pyarrow as pa
 
 from quiverlog.errors import IncompatibleSchema, InvalidArgument, UnknownSchema
 
-__all__ = ["SchemaHistory", "can_widen", "evolve"]
+__all__ = ["SchemaHistory", "can_widen", "check_readable", "evolve"]
 
 _WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
     pa.int8(): (pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
@@ -88,10 +92,59 @@ def can_widen(old: pa.DataType, new: pa.DataType) -> bool:
     return new in _WIDER.get(old, ())
 
 
+def check_readable(stored: pa.Schema, reader: pa.Schema) -> None:
+    """Check that rows of `stored` may be shown as `reader`, whatever values they hold.
+
+    Columns that the rows lack are null, surplus ones are left out.
+
+    Raises:
+        IncompatibleSchema: a column of another type that is not wider, or one that the reader
+            takes for NOT NULL and the rows do not. Its details hold `column`, `stored`, `wanted`.
+    """
+    for wanted in reader:
+        index = stored.get_field_index(wanted.name)
+        name, details = repr(wanted.name), {"column": wanted.name, "wanted": str(wanted.type)}
+        if index < 0:
+            if not wanted.nullable:
+                raise IncompatibleSchema(
+                    f"column {name} is not there and the reader's schema says NOT NULL.", **details
+                )
+            continue
+        field = stored.field(index)
+        details["stored"] = str(field.type)
+        if not can_widen(field.type, wanted.type):
+            raise IncompatibleSchema(
+                f"column {name} is {field.type}, the reader's schema says {wanted.type}.", **details
+            )
+        if not _nulls_are_known(field, wanted):
+            raise IncompatibleSchema(
+                f"column {name} may hold nulls, the reader's schema says NOT NULL.", **details
+            )
+
+
+def _nulls_are_known(stored: pa.Field, wanted: pa.Field) -> bool:
+    """Whether the reader knows of every null that may be there, at any depth."""
+    if stored.nullable and not wanted.nullable:
+        return False
+    types = pa.types
+    old, new = stored.type, wanted.type
+    if types.is_list(old) and types.is_list(new):
+        return _nulls_are_known(old.value_field, new.value_field)
+    if types.is_map(old) and types.is_map(new):
+        return _nulls_are_known(old.item_field, new.item_field)
+    if types.is_struct(old) and types.is_struct(new):
+        olds = {field.name: field for field in old}
+        return all(
+            _nulls_are_known(olds[field.name], field) if field.name in olds else field.nullable
+            for field in new
+        )
+    return True
+
+
 class SchemaHistory(Mapping[int, pa.Schema]):
     """The schemas of one topic by id; the one with the largest id is the current one."""
 
-    __slots__ = ("_projections", "_schemas", "current", "current_id")
+    __slots__ = ("_projections", "_readable", "_schemas", "current", "current_id")
 
     def __init__(self, schemas: Mapping[int, pa.Schema]) -> None:
         assert schemas, "a topic has at least one schema"
@@ -99,6 +152,7 @@ class SchemaHistory(Mapping[int, pa.Schema]):
         self.current_id: int = max(schemas)
         self.current: pa.Schema = self._schemas[self.current_id]
         self._projections: dict[tuple[int, tuple[str, ...]], pa.Schema] = {}
+        self._readable: dict[int, pa.Schema] = {}
 
     def __getitem__(self, schema_id: int) -> pa.Schema:
         return self._schemas[schema_id]
@@ -122,6 +176,16 @@ class SchemaHistory(Mapping[int, pa.Schema]):
         if schema is None:
             raise UnknownSchema(f"schema id {schema_id} is not among {sorted(self._schemas)}.")
         return schema
+
+    def check_readable(self, schema_id: int, reader: pa.Schema) -> None:
+        """`check_readable` for the rows of a batch; free for the reader that asked last.
+
+        Raises:
+            UnknownSchema, IncompatibleSchema.
+        """
+        if self._readable.get(schema_id) is not reader:
+            check_readable(self.schema(schema_id), reader)
+            self._readable[schema_id] = reader
 
     def projected(self, columns: Sequence[str], schema_id: int | None = None) -> pa.Schema:
         """The current schema (or that of `schema_id`) reduced to `columns`, in their order.

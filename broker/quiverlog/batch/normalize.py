@@ -17,11 +17,15 @@ __all__ = ["cast_array", "conform"]
 def conform(data: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Stored data in a reader's schema: widened, null-filled, reordered; surplus columns dropped.
 
+    The caller has asked `evolution.check_readable`, or the schemas are of one topic's history.
+
     Raises:
         IncompatibleSchema: a column cannot be shown in the type asked for.
     """
     if data.schema is schema or data.schema.equals(schema, check_metadata=True):
         return data
+    if not len(schema):
+        return data.select([])  # made of no arrays, a batch would forget how many rows it has
     columns = [_reader_column(data, field) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -16,12 +16,14 @@ from quiverlog.errors import InvalidSchema
 from quiverlog.limits import SCHEMA_BYTES_MAX, SCHEMA_FIELDS_MAX
 
 from .arrow_types import normalize_field, refused_types
-from .evolution import SchemaHistory, evolve
+from .evolution import SchemaHistory, can_widen, check_readable, evolve
 from .normalize import conform
 
 __all__ = [
     "RAW_SCHEMA",
     "SchemaHistory",
+    "can_widen",
+    "check_readable",
     "check_schema",
     "conform",
     "deserialize_schema",
