@@ -6,13 +6,14 @@ same rows again. A new `load()` sees what came in between.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from quiverlog.errors import DataLoss
+from quiverlog.errors import InvalidOption
 
 from ._compat import DataSourceReader
+from .bounds import ending, starting
+from .losses import Losses
 from .options import Use, parse_read_options
 from .planning import Range, split_ranges
 from .reader import LogSplit, SplitReader
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from .log_view import LogView
 
 __all__ = ["LogBatchReader", "batch_ranges"]
-
-logger = logging.getLogger("pyspark_quiverlog")
 
 
 class LogBatchReader(DataSourceReader):  # type: ignore[misc]
@@ -57,22 +56,31 @@ def batch_ranges(view: LogView) -> list[Range]:
     """The rows of a batch read, per partition.
 
     Raises:
-        InvalidOption, DataLoss: a start before the first row that is kept.
+        InvalidOption: among others, for a start above its end.
+        DataLoss: a start before the first row that is kept.
     """
-    starts = view.starting(Use.BATCH_READ)
-    ends = view.ending()
+    losses = Losses(fail=view.options.fail_on_data_loss)
+    starts = starting(view, Use.BATCH_READ)
+    ends = ending(view)
     firsts = view.earliest(starts)
     ranges = []
     for where, start in sorted(starts.items()):
+        if where not in firsts or where not in ends:
+            losses.report(f"topic {where.topic!r} was deleted: partition {where.partition}")
+            continue
         first, end = firsts[where], ends[where]
         if first.offset > start.offset:
-            what = f"{where}: rows [{start.offset}, {first.offset}) are no longer kept"
-            if view.options.fail_on_data_loss:
-                raise DataLoss(f"{what}.")
-            logger.warning("data loss, going on (failOnDataLoss=false): %s", what)
+            gone = f"rows [{start.offset}, {first.offset}) are no longer kept"
+            losses.report(f"{where}: {gone}")
             start = first
+        elif start.offset > end.offset:
+            raise InvalidOption(
+                f"{where}: the batch starts at {start.offset}, above its end {end.offset}; see the "
+                "starting and the ending options."
+            )
         topic_id = view.topics[where.topic].topic_id
+        stop = max(start.offset, end.offset)
         ranges.append(
-            Range(where.topic, topic_id, where.partition, start.offset, end.offset, start.epoch)
+            Range(where.topic, topic_id, where.partition, start.offset, stop, start.epoch)
         )
     return ranges

@@ -3,26 +3,48 @@
 Owns the questions to the brokers (each a method, each one round trip where the protocol allows it)
 and the translation between names on the wire and the offsets module's positions. Decides nothing
 about micro-batches; that is `stream_planner` and `batch_reader`.
+
+A topic may be gone at every look: deleted, or made anew under its name. `_ask` treats that, for all
+questions alike: every question is about topic ids, never about whatever has the name now;
+partitions that are gone are missing from the answer; and `stale` is set, so that the caller looks
+at the topics again before its next decision. The picture itself (`topics`, `partitions`) changes in
+`refresh` alone, never in the middle of a decision.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from quiverlog.errors import InvalidOption, UnknownTopic, error_class, error_from_code
+from quiverlog.errors import (
+    InvalidOption,
+    OffsetOutOfRange,
+    RequestTimedOut,
+    UnknownPartition,
+    UnknownTopic,
+    UnknownTopicId,
+    error_class,
+    error_from_code,
+)
 from quiverlog.types import EARLIEST, LATEST, TopicPartition
 
 from .offsets import Position, TopicPositions
-from .options import Positions, ReadOptions, Use
-from .planning import Backlog, admit_bytes, share_bytes
+from .options import ReadOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quiverlog.batch.schema import SchemaHistory
     from quiverlog.client.results import ClusterMetadata, OffsetAndEpoch, RangeSize
 
 __all__ = ["DriverClient", "LogView", "TopicView", "group_positions"]
+
+GONE: Final = (UnknownTopic, UnknownTopicId, UnknownPartition)
+PAUSE_S: Final = 0.1
+
+T = TypeVar("T")
 
 
 class DriverClient(Protocol):
@@ -40,10 +62,17 @@ class DriverClient(Protocol):
         metadata_version: int = -1,
     ) -> tuple[int, dict[TopicPartition, OffsetAndEpoch]]: ...
     def epoch_end_offsets(
-        self, epochs: Mapping[TopicPartition, int]
+        self,
+        epochs: Mapping[TopicPartition, int],
+        *,
+        topic_ids: Mapping[str, bytes] | None = None,
     ) -> dict[TopicPartition, OffsetAndEpoch]: ...
     def describe_ranges(
-        self, ranges: Mapping[TopicPartition, tuple[int, int]], *, bytes_max: int = -1
+        self,
+        ranges: Mapping[TopicPartition, tuple[int, int]],
+        *,
+        bytes_max: int = -1,
+        topic_ids: Mapping[str, bytes] | None = None,
     ) -> dict[TopicPartition, RangeSize]: ...
 
 
@@ -55,64 +84,175 @@ class TopicView(NamedTuple):
 
 
 class LogView:
-    """The topics of one query, as last looked up, and the questions about them."""
+    """The topics of one query, as last looked up, and the questions about them.
 
-    def __init__(self, client: DriverClient, options: ReadOptions) -> None:
+    `clock`: monotonic seconds; `pause`: sleeps so many seconds.
+    """
+
+    def __init__(
+        self,
+        client: DriverClient,
+        options: ReadOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.client = client
         self.options = options
+        self.clock = clock
+        self.pause = pause
         self.topics: dict[str, TopicView] = {}
         self.partitions: tuple[TopicPartition, ...] = ()
         self.stale = True
         """Something changed at the brokers since `refresh`."""
         self._version = -1
-        self._ids: dict[str, bytes] = {}
-        self._at_latest: dict[TopicPartition, int] = {}
+        self._pattern = re.compile(options.subscribe_pattern or "")
 
     # --- topics -------------------------------------------------------------------------------
+    def selects(self, topic: str, partition: int) -> bool:
+        """Whether the options name this partition, wherever it may be."""
+        options = self.options
+        if options.assign is not None:
+            return partition in options.assign.get(topic, ())
+        if options.subscribe is not None:
+            return topic in options.subscribe
+        return self._pattern.fullmatch(topic) is not None
+
     def refresh(self, *, required: bool = False) -> None:
         """Look up the topics that the query reads.
 
         Raises:
             UnknownTopic: `required`, and a topic that is named does not exist.
-            InvalidOption: `assign` names a partition that does not exist.
+            InvalidOption: `required`, and `assign` names a partition that does not exist.
         """
         options = self.options
         names = options.subscribe or (tuple(options.assign) if options.assign else None)
         metadata = self.client.metadata(names)
-        if names is not None:
-            found = {n: metadata.topics[n] for n in names if n in metadata.topics}
-            missing = [n for n in names if n not in found]
-            if missing and required:
-                raise UnknownTopic(f"There is no topic {missing[0]!r}.", topic=missing[0])
-        else:
-            pattern = re.compile(options.subscribe_pattern or "")
-            found = {
-                n: t
-                for n, t in metadata.topics.items()
-                if pattern.fullmatch(n) and not t.is_internal
-            }
-        self._version = metadata.metadata_version
-        self._ids = {n: t.topic_id for n, t in found.items()}
-        self.topics = {
-            n: TopicView(t.topic_id.hex(), self._chosen(n, [p.partition for p in t.partitions]))
-            for n, t in found.items()
+        found = {
+            name: topic
+            for name, topic in metadata.topics.items()
+            if (name in names if names is not None else self._is_matched(topic))
         }
+        if required and names is not None:
+            for name in names:
+                if name not in found:
+                    raise UnknownTopic(f"There is no topic {name!r}.", topic=name)
+        topics = {}
+        for name, topic in found.items():
+            numbers = sorted(p.partition for p in topic.partitions)
+            if required and options.assign is not None:
+                _check_assigned(name, options.assign[name], numbers)
+            chosen = tuple(p for p in numbers if self.selects(name, p))
+            topics[name] = TopicView(topic.topic_id.hex(), chosen)
+        self.topics = topics
+        self._version = metadata.metadata_version
         self.partitions = tuple(
             TopicPartition(n, p) for n, t in sorted(self.topics.items()) for p in t.partitions
         )
-        self._at_latest = dict.fromkeys(self.partitions, LATEST)
         self.stale = False
 
-    def _chosen(self, topic: str, partitions: list[int]) -> tuple[int, ...]:
-        if self.options.assign is None:
-            return tuple(sorted(partitions))
-        for wanted in self.options.assign[topic]:
-            if wanted not in partitions:
-                raise InvalidOption(
-                    f"option `assign`: topic {topic!r} has {len(partitions)} partitions, "
-                    f"{wanted} is none of them."
-                )
-        return self.options.assign[topic]
+    def _is_matched(self, topic: Any) -> bool:
+        return self._pattern.fullmatch(topic.name) is not None and not topic.is_internal
+
+    def id_of(self, topic: str) -> str | None:
+        """The id under which the query knows a topic; None where it does not exist."""
+        view = self.topics.get(topic)
+        return None if view is None else view.topic_id
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """Topic -> id, of the topics that the query reads."""
+        return {name: view.topic_id for name, view in self.topics.items()}
+
+    def schemas(self) -> dict[str, Any]:
+        """Topic -> its current Arrow schema; without those that have gone meanwhile."""
+        found = {}
+        for name in self.topics:
+            try:
+                found[name] = self.client.schemas(name).current
+            except GONE:
+                self.stale = True
+        return found
+
+    # --- asking -------------------------------------------------------------------------------
+    def _ask(
+        self,
+        wanted: Collection[TopicPartition],
+        ids: Mapping[str, str] | None,
+        question: Callable[[list[TopicPartition], dict[str, bytes]], dict[TopicPartition, T]],
+    ) -> dict[TopicPartition, T]:
+        """The answers about the partitions of these topic ids (the picture's, if none are given).
+
+        What is gone is missing from them. A question fails as a whole when one topic of it is
+        gone; then that one is found by a look at the metadata, and the rest is asked again.
+        """
+        known = self.ids if ids is None else ids
+        left = [w for w in wanted if w.topic in known]
+        deadline = self.clock() + self.options.request_timeout
+        while left:
+            try:
+                pinned = {w.topic: bytes.fromhex(known[w.topic]) for w in left}
+                return question(left, pinned)
+            except GONE:
+                self.stale = True
+                if self.clock() > deadline:
+                    raise
+                there = self._existing({w.topic for w in left})
+                still = [w for w in left if (known[w.topic], w.partition) in there]
+                if len(still) == len(left):
+                    self.pause(PAUSE_S)  # back already, or brokers that do not agree yet
+                left = still
+        return {}
+
+    def _existing(self, names: Iterable[str]) -> set[tuple[str, int]]:
+        topics = self.client.metadata(sorted(names)).topics.values()
+        return {(t.topic_id.hex(), p.partition) for t in topics for p in t.partitions}
+
+    def _offsets(
+        self, at: Mapping[TopicPartition, int], ids: Mapping[str, str] | None = None
+    ) -> dict[TopicPartition, Position]:
+        """Offsets with epochs, with patience for partitions that are between leaders.
+
+        Raises:
+            RequestTimedOut: a partition that exists did not answer.
+        """
+        result: dict[TopicPartition, Position] = {}
+        deadline = self.clock() + self.options.request_timeout
+        left = list(at)
+        while left:
+            answers = self._ask(
+                left,
+                ids,
+                lambda asked, pinned: self.client.offsets_with_epochs(
+                    {w: at[w] for w in asked}, topic_ids=pinned
+                )[1],
+            )
+            left = self._sort(answers, result)
+            if left:
+                if self.clock() > deadline:
+                    names = ", ".join(map(str, left[:10]))
+                    raise RequestTimedOut(f"No broker says where the rows of {names} lie.")
+                self.pause(PAUSE_S)
+        return result
+
+    def _sort(
+        self,
+        answers: Mapping[TopicPartition, OffsetAndEpoch],
+        result: dict[TopicPartition, Position],
+    ) -> list[TopicPartition]:
+        """Put good answers into `result`; those to ask again are returned, what is gone is not."""
+        again = []
+        for where, answer in answers.items():
+            if not answer.error_code:
+                result[where] = Position(answer.offset, answer.leader_epoch)
+                continue
+            cls = error_class(answer.error_code)
+            if not (cls.retriable or cls.refresh_metadata):
+                raise error_from_code(answer.error_code, f"{where}: {answer.error_message}")
+            self.stale = True
+            if not issubclass(cls, GONE):
+                again.append(where)
+        return again
 
     # --- offsets ------------------------------------------------------------------------------
     def latest(
@@ -122,176 +262,112 @@ class LogView:
 
         Partitions that cannot answer right now are left out. `stale` is set when topics changed.
         """
-        if not self.partitions:
-            return {}
-        version, answers = self.client.offsets_with_epochs(
-            self._at_latest,
-            known=known,
-            topic_ids=self._ids,
-            max_wait=max_wait,
-            metadata_version=self._version,
-        )
-        if version != self._version:
-            self.stale = True
-        result = {}
-        for where, answer in answers.items():
-            if answer.error_code:
-                self._note_error(where, answer)
-            else:
-                result[where] = Position(answer.offset, answer.leader_epoch)
-        return result
 
-    def _note_error(self, where: TopicPartition, answer: OffsetAndEpoch) -> None:
-        cls = error_class(answer.error_code)
-        if not (cls.retriable or cls.refresh_metadata):
-            raise error_from_code(answer.error_code, f"{where}: {answer.error_message}")
-        self.stale = True
-
-    def earliest(self, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
-        """The first row that is kept, in each of these partitions."""
-        return self._offsets(dict.fromkeys(wanted, EARLIEST))
-
-    def _offsets(self, at: dict[TopicPartition, int]) -> dict[TopicPartition, Position]:
-        if not at:
-            return {}
-        _, answers = self.client.offsets_with_epochs(at)
-        for where, answer in answers.items():
-            if answer.error_code:
-                raise error_from_code(answer.error_code, f"{where}: {answer.error_message}")
-        return {w: Position(a.offset, a.leader_epoch) for w, a in answers.items()}
-
-    # --- where to start and to end ------------------------------------------------------------
-    def starting(self, use: Use) -> dict[TopicPartition, Position]:
-        """Where a new query begins, by the starting options.
-
-        Raises:
-            InvalidOption: an offset above the end, a partition without one, or a moment for
-                which a partition has no row.
-        """
-        options = self.options
-        by_time = self._by_time(options.starting_timestamp, options.starting_offsets_by_timestamp)
-        if by_time is not None:
-            name = "startingTimestamp"
-            if options.starting_timestamp is None:
-                name = "startingOffsetsByTimestamp"
-            return self._first_since(by_time, name, options.starting_strategy)
-        default = "latest" if use is Use.STREAM_READ else "earliest"
-        wanted = options.starting_offsets or default
-        return self._resolve("startingOffsets", wanted)
-
-    def ending(self) -> dict[TopicPartition, Position]:
-        """Where a batch ends, by the ending options. Raises InvalidOption as `starting` does."""
-        options = self.options
-        by_time = self._by_time(options.ending_timestamp, options.ending_offsets_by_timestamp)
-        if by_time is not None:
-            return self._first_since(by_time, "endingTimestamp", "latest")
-        return self._resolve("endingOffsets", options.ending_offsets)
-
-    def _by_time(
-        self, everywhere: int | None, each: Positions | None
-    ) -> dict[TopicPartition, int] | None:
-        if everywhere is not None:
-            return dict.fromkeys(self.partitions, everywhere * 1000)
-        if each is not None:
-            moments = self._named("...ByTimestamp", each)
-            return {where: ms * 1000 for where, ms in moments.items()}
-        return None
-
-    def _first_since(
-        self, moments: dict[TopicPartition, int], name: str, strategy: str
-    ) -> dict[TopicPartition, Position]:
-        found = self._offsets(moments)
-        without = [where for where, position in found.items() if position.offset < 0]
-        if without and strategy == "error":
-            raise InvalidOption(
-                f"option `{name}`: {without[0]} has no row at or after that moment; set "
-                "`startingOffsetsByTimestampStrategy` to latest to start at its end."
+        def question(
+            asked: list[TopicPartition], pinned: dict[str, bytes]
+        ) -> dict[TopicPartition, OffsetAndEpoch]:
+            version, answers = self.client.offsets_with_epochs(
+                dict.fromkeys(asked, LATEST),
+                known=known,
+                topic_ids=pinned,
+                max_wait=max_wait,
+                metadata_version=self._version,
             )
-        return found | self._offsets(dict.fromkeys(without, LATEST))
+            if version != self._version:
+                self.stale = True
+            return answers
 
-    def _resolve(self, name: str, wanted: str | Positions) -> dict[TopicPartition, Position]:
-        if wanted == "latest":
-            return self._offsets(dict.fromkeys(self.partitions, LATEST))
-        if wanted == "earliest":
-            return self.earliest(self.partitions)
-        assert isinstance(wanted, dict)
-        named = self._named(name, wanted)
-        ends = self._offsets(dict.fromkeys(self.partitions, LATEST))
-        firsts = self.earliest(where for where, offset in named.items() if offset == EARLIEST)
-        result = {}
-        for where, offset in named.items():
-            if offset > ends[where].offset:
-                raise InvalidOption(
-                    f"option `{name}`: {where} ends at {ends[where].offset}, so it has no offset "
-                    f"{offset}."
-                )
-            symbolic = {LATEST: ends[where], EARLIEST: firsts.get(where, ends[where])}
-            result[where] = symbolic.get(offset, Position(offset))
+        result: dict[TopicPartition, Position] = {}
+        self._sort(self._ask(self.partitions, None, question), result)
         return result
 
-    def _named(self, name: str, positions: Positions) -> dict[TopicPartition, int]:
-        """Each partition's number; all must be there, and no other."""
-        flat = {TopicPartition(t, p): n for t, ps in positions.items() for p, n in ps.items()}
-        for where in self.partitions:
-            if where not in flat:
-                raise InvalidOption(f"option `{name}`: nothing is said of {where}.")
-        for where in flat:
-            if where not in self._at_latest:
-                raise InvalidOption(
-                    f"option `{name}` names {where}, which the query does not read."
-                )
-        return flat
+    def ends(
+        self, wanted: Iterable[TopicPartition], ids: Mapping[str, str] | None = None
+    ) -> dict[TopicPartition, Position]:
+        """The end of each of these partitions; waits for those that are between leaders."""
+        return self._offsets(dict.fromkeys(wanted, LATEST), ids)
+
+    def earliest(
+        self, wanted: Iterable[TopicPartition], ids: Mapping[str, str] | None = None
+    ) -> dict[TopicPartition, Position]:
+        """The first row that is kept, in each of these partitions."""
+        return self._offsets(dict.fromkeys(wanted, EARLIEST), ids)
+
+    def first_since(self, moments: Mapping[TopicPartition, int]) -> dict[TopicPartition, Position]:
+        """The first row at or after a moment, in microseconds since 1970; offset -1: none is."""
+        return self._offsets(moments)
 
     # --- what a careful reader asks -----------------------------------------------------------
     def truncated(
-        self, positions: Mapping[TopicPartition, Position]
+        self,
+        positions: Mapping[TopicPartition, Position],
+        ids: Mapping[str, str] | None = None,
     ) -> dict[TopicPartition, Position]:
         """Positions whose preceding rows are no longer in the log: where to go on instead."""
-        asked = {w: p for w, p in positions.items() if p.epoch >= 0 and w in self._at_latest}
-        if not asked:
-            return {}
-        ends = self.client.epoch_end_offsets({w: p.epoch for w, p in asked.items()})
-        result = {}
-        for where, position in asked.items():
-            end = ends[where]
-            if 0 <= end.offset < position.offset and end.leader_epoch >= 0:
-                result[where] = Position(end.offset, end.leader_epoch)
-        return result
+        asked = {w: p for w, p in positions.items() if p.epoch >= 0}
+        ends = self._epoch_ends({w: p.epoch for w, p in asked.items()}, ids)
+        return {
+            where: Position(end.offset, end.leader_epoch)
+            for where, end in ends.items()
+            if 0 <= end.offset < asked[where].offset and end.leader_epoch >= 0
+        }
 
     def epoch_before(self, where: TopicPartition, offset: int, latest_epoch: int) -> int:
         """The leader epoch of the row before `offset`, which lies below the partition's end."""
         epoch = latest_epoch
         while epoch > 0:
-            older = self.client.epoch_end_offsets({where: epoch - 1})[where]
-            if older.offset < 0 or older.leader_epoch < 0 or offset > older.offset:
+            older = self._epoch_ends({where: epoch - 1}).get(where)
+            if older is None or older.offset < 0 or older.leader_epoch < 0:
+                return epoch
+            if offset > older.offset:
                 return epoch
             epoch = older.leader_epoch
         return epoch
 
-    def limit_bytes(
-        self, backlogs: Sequence[Backlog], bytes_max: int
-    ) -> dict[tuple[str, int], int]:
-        """End offsets so that at most `bytes_max` stored bytes are read (at least one batch)."""
-        waiting = {TopicPartition(*b.key): (b.start, b.end) for b in backlogs if b.rows}
-        sizes = self.client.describe_ranges(waiting)
-        counts: dict[tuple[str, int], int] = {w: size.byte_count for w, size in sizes.items()}
-        if sum(counts.values()) <= bytes_max:
-            return {b.key: max(b.start, b.end) for b in backlogs}
-        reached: dict[tuple[str, int], tuple[int, int]] = {}
-        for key, share in share_bytes(backlogs, counts, bytes_max).items():
-            where = TopicPartition(*key)
-            size = self.client.describe_ranges({where: waiting[where]}, bytes_max=share)[where]
-            reached[key] = (size.end_offset, size.byte_count)
-        return admit_bytes(backlogs, reached, bytes_max)
+    def _epoch_ends(
+        self, epochs: Mapping[TopicPartition, int], ids: Mapping[str, str] | None = None
+    ) -> dict[TopicPartition, OffsetAndEpoch]:
+        return self._ask(
+            epochs,
+            ids,
+            lambda left, pinned: self.client.epoch_end_offsets(
+                {w: epochs[w] for w in left}, topic_ids=pinned
+            ),
+        )
+
+    def range_sizes(
+        self, ranges: Mapping[TopicPartition, tuple[int, int]], *, bytes_max: int = -1
+    ) -> dict[TopicPartition, RangeSize]:
+        """Stored bytes of each range; without those that no longer lie within the log."""
+
+        def question(
+            asked: list[TopicPartition], pinned: dict[str, bytes]
+        ) -> dict[TopicPartition, RangeSize]:
+            try:
+                return self.client.describe_ranges(
+                    {w: ranges[w] for w in asked}, bytes_max=bytes_max, topic_ids=pinned
+                )
+            except OffsetOutOfRange:
+                if len(asked) == 1:
+                    return {}
+            halves = asked[: len(asked) // 2], asked[len(asked) // 2 :]
+            return question(halves[0], pinned) | question(halves[1], pinned)
+
+        return self._ask(ranges, None, question)
 
     # --- shapes -------------------------------------------------------------------------------
     def group(self, positions: Mapping[Any, Position]) -> dict[str, TopicPositions]:
         """Positions under the current topic ids."""
-        return group_positions(positions, {n: t.topic_id for n, t in self.topics.items()})
+        return group_positions(positions, self.ids)
 
-    def schemas(self) -> dict[str, Any]:
-        """Topic -> its current Arrow schema."""
-        return {name: self.client.schemas(name).current for name in self.topics}
+
+def _check_assigned(topic: str, wanted: Iterable[int], there: list[int]) -> None:
+    for partition in wanted:
+        if partition not in there:
+            raise InvalidOption(
+                f"option `assign`: topic {topic!r} has {len(there)} partitions, "
+                f"{partition} is none of them."
+            )
 
 
 def group_positions(

@@ -18,11 +18,17 @@ loses rows. The initial offset is therefore marked `"_start":true` and binds nob
 offset carries the start it was computed from as `_first`, Spark writes it to its log before it
 runs the batch, and the plan takes the start from there. `_resume` does the same in a later end
 offset for single partitions: those that are new, and those in which rows were lost and the query
-went on behind the gap. `begin_positions` puts the three together; ends that follow carry neither.
+went on behind the gap. Ends that follow carry neither.
+
+**What is not selected now.** `_kept` holds the positions of partitions that the query read before
+and that its options no longer select, so that it goes on there when they do again.
+
+`begin_positions` puts all of these together.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -33,6 +39,9 @@ from quiverlog.types import NO_EPOCH
 __all__ = ["Position", "SourceOffset", "TopicPositions", "begin_positions"]
 
 OFFSET_VERSION: Final = 1
+OFFSET_MAX: Final = 2**63 - 1
+EPOCH_MAX: Final = 2**31 - 1
+KEYS: Final = frozenset({"v", "topics", "_start", "_first", "_resume", "_kept"})
 
 
 class Position(NamedTuple):
@@ -56,13 +65,15 @@ class SourceOffset:
 
     `is_start`: came from `initialOffset()` and is not durable. `first`: the start of the very
     first micro-batch, carried by that batch's end alone. `resume`: where the batch that ends here
-    begins in partitions for which its start does not count.
+    begins in partitions for which its start does not count. `kept`: positions in partitions that
+    the query does not select at present.
     """
 
     topics: Mapping[str, TopicPositions]
     is_start: bool = False
     first: Mapping[str, TopicPositions] | None = None
     resume: Mapping[str, TopicPositions] | None = None
+    kept: Mapping[str, TopicPositions] | None = None
 
     def position(self, topic: str, partition: int) -> Position | None:
         """The position in a partition, None where the offset does not know it."""
@@ -78,6 +89,8 @@ class SourceOffset:
             result["_first"] = _topics_to_json(self.first)
         if self.resume is not None:
             result["_resume"] = _topics_to_json(self.resume)
+        if self.kept is not None:
+            result["_kept"] = _topics_to_json(self.kept)
         return result
 
     @classmethod
@@ -95,13 +108,19 @@ class SourceOffset:
                 f"the checkpoint's offsets have version {version}, this release reads up to "
                 f"{OFFSET_VERSION}: upgrade quiverlog on the driver."
             )
-        try:
-            return cls(
-                topics=_topics_from_json(data["topics"]),
-                is_start=data.get("_start") is True,
-                first=_topics_from_json(data["_first"]) if "_first" in data else None,
-                resume=_topics_from_json(data["_resume"]) if "_resume" in data else None,
+        unknown = sorted(set(map(str, data)) - KEYS)
+        if unknown:
+            raise InvalidArgument(
+                f"the checkpoint's offset holds {unknown[0]!r}, which this release does not know: "
+                f"upgrade quiverlog on the driver. {_short(data)}"
             )
+        try:
+            optional = {
+                name: _topics_from_json(data[f"_{name}"]) if f"_{name}" in data else None
+                for name in ("first", "resume", "kept")
+            }
+            topics = _topics_from_json(data["topics"])
+            return cls(topics, _flag(data.get("_start", False)), **optional)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidArgument(
                 f"the checkpoint's offset is damaged ({error!r}): {_short(data)}"
@@ -119,7 +138,11 @@ def begin_positions(
     counted = end.first if start.is_start and end.first is not None else start.topics
     result: dict[tuple[str, int], Position | None] = {}
     for topic, ends in end.topics.items():
-        sources = (end.resume or {}).get(topic), counted.get(topic)
+        sources = (
+            (end.resume or {}).get(topic),
+            counted.get(topic),
+            (start.kept or {}).get(topic),
+        )
         usable = [s.partitions for s in sources if s is not None and s.topic_id == ends.topic_id]
         for partition in ends.partitions:
             known = (positions[partition] for positions in usable if partition in positions)
@@ -144,23 +167,39 @@ def _topics_from_json(data: Mapping[str, Any]) -> dict[str, TopicPositions]:
     return {
         name: TopicPositions(
             topic_id=_topic_id(topic["id"]),
-            partitions={int(p): _position(pair) for p, pair in topic["partitions"].items()},
+            partitions={_partition(p): _position(pair) for p, pair in topic["partitions"].items()},
         )
         for name, topic in data.items()
     }
 
 
 def _topic_id(text: str) -> str:
-    if len(bytes.fromhex(text)) != 16:
+    if re.fullmatch("[0-9a-f]{32}", text) is None:
         raise ValueError(f"topic id {text!r}")
     return text
 
 
+def _partition(text: str) -> int:
+    if re.fullmatch("0|[1-9][0-9]{0,8}", text) is None:
+        raise ValueError(f"partition {text!r}")
+    return int(text)
+
+
 def _position(pair: list[int]) -> Position:
+    if not isinstance(pair, list):
+        raise TypeError(f"position {pair!r}")
     offset, epoch = pair
-    if type(offset) is not int or type(epoch) is not int or offset < 0 or epoch < NO_EPOCH:
+    if type(offset) is not int or type(epoch) is not int:
+        raise TypeError(f"position {pair!r}")
+    if not (0 <= offset <= OFFSET_MAX and NO_EPOCH <= epoch <= EPOCH_MAX):
         raise ValueError(f"position {pair!r}")
     return Position(offset, epoch)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"_start {value!r}")
+    return value
 
 
 def _short(data: object) -> str:

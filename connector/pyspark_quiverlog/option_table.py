@@ -58,8 +58,6 @@ _USE_LABELS: dict[Use, str] = {
 
 
 # --- the table ------------------------------------------------------------------------------------
-_TIMESTAMP_MS_MAX: Final = 10**15 - 1
-
 _SETTINGS: Final = (
     Setting(
         "bootstrap.servers",
@@ -108,10 +106,10 @@ _SETTINGS: Final = (
         "startingOffsets",
         Kind.OTHER,
         None,
-        "Where a new query starts: `earliest`, `latest` (streaming only), or JSON per partition, "
-        'where -2 stands for earliest and -1 for latest: `{"flights":{"0":23,"1":-2}}`. With '
-        "JSON, each partition must be named. A restarted query goes on from its checkpoint; "
-        "partitions found later start at their first row.",
+        "Where a new query starts: `earliest`, `latest` (streaming only), or JSON per topic or "
+        'partition, where -2 stands for earliest and -1 for latest: `{"flights":{"0":23,"1":-2}}`, '
+        '`{"flights":"earliest"}`. With JSON, each partition must be named. A restarted query goes '
+        "on from its checkpoint; partitions found later start at their first row.",
         read=parse_starting_offsets,
         label="JSON",
         default_doc="`latest` for streaming, `earliest` for batch",
@@ -124,7 +122,6 @@ _SETTINGS: Final = (
         None,
         "Start at the first row whose timestamp is this moment or later, in every partition. "
         "Wins over the other starting options.",
-        maximum=_TIMESTAMP_MS_MAX,
         label="milliseconds",
         where=Use.READ,
         attribute="starting_timestamp",
@@ -154,8 +151,8 @@ _SETTINGS: Final = (
         "endingOffsets",
         Kind.OTHER,
         "latest",
-        "Where a batch ends (exclusive): `latest`, or JSON per partition, where -1 stands for "
-        "latest.",
+        "Where a batch ends (exclusive): `latest`, or JSON per topic or partition, where -1 stands "
+        "for latest.",
         read=parse_ending_offsets,
         label="JSON",
         where=Use.BATCH_READ,
@@ -167,7 +164,6 @@ _SETTINGS: Final = (
         None,
         "End before the first row whose timestamp is this moment or later, in every partition. "
         "Wins over the other ending options.",
-        maximum=_TIMESTAMP_MS_MAX,
         label="milliseconds",
         where=Use.BATCH_READ,
         attribute="ending_timestamp",

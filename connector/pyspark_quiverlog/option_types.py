@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from quiverlog.addresses import parse_address
@@ -15,8 +16,13 @@ from quiverlog.addresses import parse_address
 EARLIEST = -2
 LATEST = -1
 
-Positions = dict[str, dict[int, int]]
-"""Topic -> partition -> offset, or a timestamp in milliseconds."""
+LONG_MAX = 2**63 - 1
+"""Java's Long.MaxValue, which people write for "no bound"."""
+
+Positions = dict[str, dict[int, int] | int]
+"""Topic -> partition -> offset or timestamp in milliseconds; or one for the whole topic."""
+
+_NO_WORDS: Mapping[str, int] = {}
 
 
 def parse_text(value: str) -> str:
@@ -93,16 +99,24 @@ def _partition_number(key: object, example: str) -> int:
     return int(str(key))
 
 
-def _by_partition(value: str, example: str, least: int) -> Positions:
+def _by_partition(
+    value: str, example: str, least: int, whole: Mapping[str, int] = _NO_WORDS
+) -> Positions:
+    """`whole`: words that may stand for all partitions of a topic, with what they mean."""
     result: Positions = {}
     for topic, partitions in _json_object(value, example).items():
+        if isinstance(partitions, str) and partitions.strip().lower() in whole:
+            result[topic] = whole[partitions.strip().lower()]
+            continue
         if not isinstance(partitions, dict):
             raise ValueError(f"JSON such as {example}")
-        result[topic] = {}
+        numbers: dict[int, int] = {}
         for key, number in partitions.items():
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            good = isinstance(number, int) and not isinstance(number, bool)
+            if not good or not least <= number <= LONG_MAX:
                 raise ValueError(f"JSON such as {example} ({number!r} of {topic}-{key} is no good)")
-            result[topic][_partition_number(key, example)] = number
+            numbers[_partition_number(key, example)] = number
+        result[topic] = numbers
     return result
 
 
@@ -115,7 +129,7 @@ def parse_starting_offsets(value: str) -> str | Positions:
         return text.lower()
     if not text.startswith("{"):
         raise ValueError(f"earliest, latest or JSON such as {_OFFSETS_EXAMPLE}")
-    return _by_partition(text, _OFFSETS_EXAMPLE, EARLIEST)
+    return _by_partition(text, _OFFSETS_EXAMPLE, EARLIEST, {"earliest": EARLIEST, "latest": LATEST})
 
 
 def parse_ending_offsets(value: str) -> str | Positions:
@@ -124,7 +138,7 @@ def parse_ending_offsets(value: str) -> str | Positions:
         return "latest"
     if not text.startswith("{"):
         raise ValueError(f"latest or JSON such as {_OFFSETS_EXAMPLE}")
-    return _by_partition(text, _OFFSETS_EXAMPLE, LATEST)
+    return _by_partition(text, _OFFSETS_EXAMPLE, LATEST, {"latest": LATEST})
 
 
 def parse_timestamps(value: str) -> Positions:

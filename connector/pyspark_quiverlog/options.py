@@ -17,7 +17,7 @@ from quiverlog.errors import InvalidOption
 from quiverlog.settings import InvalidValue, Setting
 
 from .option_table import OPTIONS, Use
-from .option_types import Positions
+from .option_types import LATEST, Positions
 
 __all__ = [
     "Positions",
@@ -218,9 +218,10 @@ def _check_read(options: ReadOptions, use: Use) -> None:
         raise InvalidOption(
             f"exactly one of `subscribe`, `subscribePattern` and `assign` is required, got {got}."
         )
-    if use is Use.BATCH_READ and options.starting_offsets == "latest":
+    if use is Use.BATCH_READ and _starts_at_latest(options.starting_offsets):
         raise InvalidOption(
-            "option `startingOffsets`: a batch that starts at latest has no rows; use earliest."
+            "option `startingOffsets`: a batch that starts at latest (-1) has no rows; use "
+            "earliest (-2)."
         )
     _check_read_limits(options)
     topics = options.subscribe or tuple(options.assign or ())
@@ -232,6 +233,15 @@ def _check_read(options: ReadOptions, use: Use) -> None:
     ):
         if isinstance(positions, dict):
             _check_topics_named(name, positions, topics)
+
+
+def _starts_at_latest(starts: str | Positions | None) -> bool:
+    if not isinstance(starts, dict):
+        return starts == "latest"
+    return any(
+        LATEST in (given.values() if isinstance(given, dict) else (given,))
+        for given in starts.values()
+    )
 
 
 def _check_read_limits(options: ReadOptions) -> None:

@@ -20,7 +20,6 @@ import pyarrow as pa
 from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
-    DataLoss,
     IncompatibleSchema,
     LogTruncated,
     OffsetOutOfRange,
@@ -31,6 +30,7 @@ from quiverlog.errors import (
 
 from . import pool
 from ._compat import InputPartition, to_arrow_schema
+from .losses import Losses
 from .options import ReadOptions
 from .planning import Range
 from .schema import Normalizer, unreadable
@@ -136,9 +136,7 @@ class SplitReader:
         else:
             resume = piece.end
             what = f"{where}: rows [{position}, {piece.end}) are gone ({error.message})"
-        if self.options.fail_on_data_loss:
-            raise DataLoss(f"{what}.") from error
-        logger.warning("data loss, going on (failOnDataLoss=false): %s", what)
+        Losses(fail=self.options.fail_on_data_loss).report(what, error)
         return resume
 
     def _after_corruption(self, piece: Range, position: int, error: QuiverlogError) -> int:

@@ -9,23 +9,27 @@ rows gone by retention. Rules:
 - The offset that came in goes out unchanged when there is nothing to read: a text that differs
   makes Spark run a batch.
 - In the steady state a trigger costs one request, which also waits for rows and for changes of
-  topics (a long poll), and planning costs none.
+  topics (a long poll), and planning costs none. A trigger that a bound cuts short costs one more.
+- What goes while a batch is being planned stays in the plan: the executor reports the rows that it
+  does not find, and the next call looks at the topics again.
 """
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from quiverlog.errors import DataLoss
+from quiverlog.errors import QuiverlogError, RequestTimedOut
 from quiverlog.types import TopicPartition
 
-from .log_view import LogView
+from .admission import admit
+from .bounds import starting
+from .log_view import LogView, group_positions
+from .losses import Losses
 from .offsets import Position, SourceOffset, TopicPositions, begin_positions
 from .options import Use
-from .planning import Backlog, Range, admit_rows, enough_rows
+from .planning import Range
+from .replay import check_replay
 
 __all__ = ["LONG_POLL_S", "StreamPlanner"]
 
@@ -33,25 +37,20 @@ LONG_POLL_S: Final = 0.15
 """How long one call waits for rows. Spark asks again at once; a stop waits for the answer."""
 
 Json = dict[str, Any]
-logger = logging.getLogger("pyspark_quiverlog")
 
 
 class StreamPlanner:
-    """See the module. `clock`: monotonic seconds; `pause`: sleeps so many seconds."""
+    """See the module."""
 
-    def __init__(
-        self,
-        view: LogView,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, view: LogView) -> None:
         self._view = view
         self._options = view.options
-        self._clock = clock
-        self._pause = pause
+        self._losses = Losses(fail=view.options.fail_on_data_loss)
+        self._is_new_query = False
         self._initial: SourceOffset | None = None
+        self._no_start: QuiverlogError | None = None
         self._target: dict[TopicPartition, Position] | None = None
+        self._target_ids: dict[str, str] = {}
         self._start: SourceOffset | None = None
         self._start_json: Json = {}
         self._begin: dict[TopicPartition, Position] = {}
@@ -61,21 +60,26 @@ class StreamPlanner:
         self._lost_topics: set[tuple[str, str]] = set()
         self._end: SourceOffset | None = None
         self._end_json: Json = {}
-        self._last_batch = clock()
+        self._last_batch = float("-inf")
 
     # --- Spark's calls ------------------------------------------------------------------------
     def initial_offset(self) -> Json:
-        """Where a new query starts: resolved once, and made durable by the first end offset."""
-        if self._initial is None:
-            self._view.refresh(required=True)
-            starts = self._view.starting(Use.STREAM_READ)
-            self._initial = SourceOffset(self._view.group(starts), is_start=True)
-        return self._initial.to_json()
+        """Where a new query starts, as of the first call.
+
+        Spark also asks when it replays the first batch, whose end says where it began: a start
+        that the options do not give (any more) is no error before a new batch needs it.
+        """
+        self._is_new_query = True
+        try:
+            return self._resolved_start().to_json()
+        except QuiverlogError:
+            return SourceOffset({}, is_start=True).to_json()
 
     def prepare_available_now(self) -> None:
         """Freeze the end: rows that come later, and partitions that do, are for the next run."""
         self._view.refresh()
         self._target = self._all_latest()
+        self._target_ids = self._view.ids
 
     def latest_offset(self, start_json: Json | None, *, unlimited: bool) -> Json:
         """The end of the next micro-batch; `start_json` itself when there is none to run.
@@ -87,14 +91,16 @@ class StreamPlanner:
             DataLoss: rows that were to be read are gone, and `failOnDataLoss` is true.
         """
         if start_json is None:
-            start_json, unlimited = self._guessed_start(unlimited)
+            if self._end is None and not self._is_new_query:
+                return self._end_of_all()
+            start_json = self._end_json if self._end is not None else self.initial_offset()
         self._begin_from(start_json)
         assert self._start is not None
-        latest = self._wait(unlimited)
+        latest = self._wait()
         ends = self._admit(latest, unlimited)
         if not self._start.is_start and not self._has_news(ends):
             return start_json
-        self._last_batch = self._clock()
+        self._last_batch = self._view.clock()
         self._end = self._make_end(ends, latest)
         self._end_json = self._end.to_json()
         return self._end_json
@@ -120,10 +126,10 @@ class StreamPlanner:
         begins = begin_positions(start, end)
         unknown = [TopicPartition(*w) for w, position in begins.items() if position is None]
         known = {TopicPartition(*w): p for w, p in begins.items() if p is not None}
-        known |= self._view.earliest(unknown)
+        known |= self._first_rows(unknown, end)
         ends = {w: end.topics[w.topic].partitions[w.partition] for w in known}
         if replay:
-            self._check_replay(end, known, ends)
+            check_replay(self._view, self._losses, end, known, ends)
             self._end, self._end_json = end, end_json
         return [
             Range(w.topic, end.topics[w.topic].topic_id, w.partition, b.offset, e.offset, b.epoch)
@@ -131,164 +137,171 @@ class StreamPlanner:
             if self._goes_forward(w, b, e)
         ]
 
+    def _first_rows(
+        self, wanted: list[TopicPartition], end: SourceOffset
+    ) -> dict[TopicPartition, Position]:
+        """Where partitions begin whose start no offset says (PySpark 4.0 and 4.1)."""
+        found = self._view.earliest(wanted, {t: p.topic_id for t, p in end.topics.items()})
+        for where in wanted:
+            if where not in found:
+                self._losses.report(f"{where} is gone, and its rows before {end.position(*where)}")
+        return found
+
     def _goes_forward(self, where: TopicPartition, begin: Position, end: Position) -> bool:
         if end.offset < begin.offset:
-            self._lose(f"{where}: the batch ends at {end.offset}, before its start {begin.offset}")
+            self._losses.report(
+                f"{where}: the batch ends at {end.offset}, before its start {begin.offset}"
+            )
         return end.offset > begin.offset
 
-    # --- where the next batch begins ----------------------------------------------------------
-    def _guessed_start(self, unlimited: bool) -> tuple[Json, bool]:
-        """The last planned end, or the start of a new query (PySpark 4.0 and 4.1).
+    def _end_of_all(self) -> Json:
+        """After a restart PySpark 4.0 and 4.1 ask for an end before they say where the query
+        stands; no bound may apply then, or the answer could lie before that point."""
+        self._view.refresh()
+        self._end = SourceOffset(self._view.group(self._all_latest()))
+        self._end_json = self._end.to_json()
+        return self._end_json
 
-        After a restart these versions ask for the latest offset before they say where the query
-        stands; then no bound may be applied, or the answer could lie before that point.
-        """
-        if self._end is not None:
-            return self._end_json, unlimited
-        fresh = self._initial is not None
-        return self.initial_offset(), unlimited or not fresh
+    # --- where the next batch begins ----------------------------------------------------------
+    def _resolved_start(self) -> SourceOffset:
+        """Where a new query starts by the options; made durable by the first end offset."""
+        if self._no_start is not None:
+            raise self._no_start
+        if self._initial is None:
+            try:
+                self._view.refresh(required=True)
+                starts = starting(self._view, Use.STREAM_READ)
+            except QuiverlogError as error:
+                self._no_start = error
+                raise
+            self._initial = SourceOffset(self._view.group(starts), is_start=True)
+        return self._initial
 
     def _begin_from(self, start_json: Json) -> None:
         """Take the position that Spark hands in, and look after it where that is needed."""
         if self._start is not None and start_json == self._start_json:
-            if self._view.stale and self._target is None:
-                self._view.refresh()
-                self._look_for_changes()
+            if self._view.stale:
+                self._refresh()
             return
         ours = self._end is not None and start_json == self._end_json
         start = self._end if ours else SourceOffset.from_json(start_json)
         assert start is not None
-        first_look = self._start is None
+        if start.is_start:
+            start = self._resolved_start()
+        is_first_look = self._start is None or not ours
         self._start, self._start_json = start, start_json
-        if self._view.stale and (self._target is None or not self._view.topics):
-            self._view.refresh()
         kept = {w: p for w, p in self._resume.items() if start.position(*w) is None}
         self._resume = kept if ours else {}
-        if first_look or not ours:
+        if self._view.stale:
+            self._refresh()
+        elif is_first_look or not all(w in self._resume for w in self._unknown()):
             self._look_for_changes()
-            if not start.is_start:
-                self._look_for_gaps()
         else:
             self._settle()
-            if not self._known_everywhere():
-                self._look_for_changes()
+        if is_first_look and not start.is_start:
+            self._look_for_gaps()
 
-    def _known_everywhere(self) -> bool:
-        return all(w in self._begin for w in self._view.partitions)
+    def _reads(self) -> Iterable[TopicPartition]:
+        """The partitions that this run reads: a frozen end leaves out what came later."""
+        if self._target is None:
+            return self._view.partitions
+        ids = self._view.ids
+        return [
+            w
+            for w in self._view.partitions
+            if w in self._target and ids[w.topic] == self._target_ids.get(w.topic)
+        ]
+
+    def _unknown(self) -> list[TopicPartition]:
+        return [w for w in self._reads() if self._known_position(w) is None]
+
+    def _refresh(self) -> None:
+        """Look at the topics again; nothing that was known of another topic id outlives it."""
+        before = self._view.ids
+        self._view.refresh()
+        changed = {t for t, topic_id in before.items() if self._view.id_of(t) != topic_id}
+        for where in [w for w in self._resume if w.topic in changed]:
+            position, latest = self._resume.pop(where), self._latest.get(where)
+            if latest is not None and latest.offset > position.offset:
+                self._losses.report(
+                    f"topic {where.topic!r} (id {before[where.topic]}) was deleted or created "
+                    f"anew: partition {where.partition}, rows [{position.offset}, {latest.offset})"
+                )
+        for known in (self._latest, self._checked_epoch):
+            for where in [w for w in known if w.topic in changed]:
+                del known[where]
+        self._look_for_changes()
 
     def _look_for_changes(self) -> None:
         """Compare the start with the topics as they are now."""
         assert self._start is not None
-        for topic, positions in self._start.topics.items():
-            view = self._view.topics.get(topic)
-            if view is None or view.topic_id != positions.topic_id:
-                self._lose_topic(topic, positions, "deleted" if view is None else "created anew")
-        fresh = [
-            w
-            for w in self._view.partitions
-            if self._known_position(w) is None and w not in self._resume
-        ]
-        self._resume |= self._view.earliest(fresh)
+        for topics in (self._start.topics, self._start.kept or {}):
+            for topic, positions in topics.items():
+                now = self._view.id_of(topic)
+                if now != positions.topic_id:
+                    self._lose_topic(topic, positions, "created anew" if now else "deleted")
+        fresh = [w for w in self._unknown() if w not in self._resume]
+        for where, first in self._view.earliest(fresh).items():
+            if first.offset > 0:
+                self._losses.report(
+                    f"{where}: rows [0, {first.offset}) were no longer kept when the query first "
+                    "saw the partition"
+                )
+            self._resume[where] = first
         self._settle()
 
     def _lose_topic(self, topic: str, positions: TopicPositions, happened: str) -> None:
-        if (topic, positions.topic_id) in self._lost_topics:
-            return  # said once; the next end offset no longer has it
+        lost = self._selected(topic, positions)
+        if not lost or (topic, positions.topic_id) in self._lost_topics:
+            return  # nobody asks for it, or it was said; the next end offset no longer has it
         parts = ", ".join(
             f"partition {partition} from offset {position.offset} on"
-            for partition, position in sorted(positions.partitions.items())
+            for partition, position in sorted(lost.items())
         )
-        self._lose(f"topic {topic!r} (id {positions.topic_id}) was {happened}: {parts}")
+        self._losses.report(f"topic {topic!r} (id {positions.topic_id}) was {happened}: {parts}")
         self._lost_topics.add((topic, positions.topic_id))
+
+    def _selected(self, topic: str, positions: TopicPositions) -> dict[int, Position]:
+        return {p: at for p, at in positions.partitions.items() if self._view.selects(topic, p)}
 
     def _known_position(self, where: TopicPartition) -> Position | None:
         """The start's position, if it is about the topic that exists now."""
         assert self._start is not None
-        positions = self._start.topics.get(where.topic)
-        if positions is None or positions.topic_id != self._view.topics[where.topic].topic_id:
-            return None
-        return positions.partitions.get(where.partition)
+        topic_id = self._view.id_of(where.topic)
+        for topics in (self._start.topics, self._start.kept or {}):
+            positions = topics.get(where.topic)
+            if positions is not None and positions.topic_id == topic_id:
+                position = positions.partitions.get(where.partition)
+                if position is not None:
+                    return position
+        return None
 
     def _settle(self) -> None:
         """Work out where the next batch begins, from the start and what overrules it."""
         self._begin = {}
-        for where in self._view.partitions:
+        for where in self._reads():
             position = self._resume.get(where) or self._known_position(where)
             if position is not None:
                 self._begin[where] = position
 
     def _look_for_gaps(self) -> None:
         """After a restart: are the rows at the start still there, and the same?"""
-        firsts = self._view.earliest(self._begin)
-        for where, position in self._begin.items():
-            first = firsts[where]
-            if first.offset > position.offset:
-                self._lose(f"{where}: rows [{position.offset}, {first.offset}) are no longer kept")
-                self._resume[where] = first
-        self._settle()
-        self._check_epochs(self._target or self._view.latest())
+        self._step_over_gaps(self._begin)
+        self._check_epochs(self._view.latest())
 
-    def _note_truncations(self, found: Mapping[TopicPartition, Position]) -> None:
-        for where, position in found.items():
+    def _step_over_gaps(self, wanted: Iterable[TopicPartition]) -> bool:
+        """Go on behind rows that are no longer kept; True where there were such."""
+        gaps = False
+        for where, first in self._view.earliest(wanted).items():
             begin = self._begin[where]
-            self._lose(
-                f"{where}: rows [{position.offset}, {begin.offset}) were read and have been "
-                "truncated since; others may have taken their offsets"
-            )
-            self._resume[where] = position
-
-    # --- what waits ---------------------------------------------------------------------------
-    def _wait(self, unlimited: bool) -> dict[TopicPartition, Position]:
-        """The ends of all partitions, once there is something to read or the wait is over."""
-        if self._target is not None:
-            self._latest = self._target
-            return self._target
-        assert self._start is not None
-        max_wait = 0.0 if self._start.is_start else LONG_POLL_S
-        started = self._clock()
-        latest = self._poll(max_wait)
-        if self._view.stale:
-            self._view.refresh()
-            self._look_for_changes()
-            latest = self._poll(0.0)
-        elif max_wait and self._nothing_waits(latest) and self._clock() - started < max_wait / 2:
-            # An answer before its time without news: never turn that into a busy loop.
-            self._pause(max_wait / 2)
-        self._check_epochs(latest)
-        return latest
-
-    def _poll(self, max_wait: float) -> dict[TopicPartition, Position]:
-        if not self._view.partitions:
-            self._pause(max_wait)
-            self._view.stale = True
-            return {}
-        known = {w: p.offset for w, p in self._begin.items()}
-        if self._options.min_rows_per_trigger is not None and not self._is_due():
-            known = {w: p.offset for w, p in self._latest.items()} or known
-        answered = self._view.latest(known, max_wait)
-        if len(answered) < len(self._view.partitions):
-            self._pause(max_wait)  # some partition is between leaders
-        self._latest = {w: self._latest[w] for w in self._latest if w in self._begin} | answered
-        return self._latest
-
-    def _is_due(self) -> bool:
-        return self._clock() - self._last_batch >= self._options.max_trigger_delay
-
-    def _nothing_waits(self, latest: Mapping[TopicPartition, Position]) -> bool:
-        return all(p.offset <= self._begin[w].offset for w, p in latest.items() if w in self._begin)
-
-    def _all_latest(self) -> dict[TopicPartition, Position]:
-        """The ends of all partitions, with patience for those that are between leaders."""
-        deadline = self._clock() + self._options.request_timeout
-        while True:
-            latest = self._view.latest()
-            missing = [str(w) for w in self._view.partitions if w not in latest]
-            if not missing:
-                return latest
-            if self._clock() > deadline:
-                raise DataLoss(f"no broker tells where {', '.join(missing)} ends")
-            self._pause(LONG_POLL_S)
-            self._view.refresh()
+            if first.offset > begin.offset:
+                self._losses.report(
+                    f"{where}: rows [{begin.offset}, {first.offset}) are no longer kept"
+                )
+                self._resume[where] = first
+                gaps = True
+        self._settle()
+        return gaps
 
     def _check_epochs(self, latest: Mapping[TopicPartition, Position]) -> None:
         """A log that ends before our position, or under another leader epoch, may have lost rows
@@ -308,33 +321,86 @@ class StreamPlanner:
         for where, begin in doubtful.items():
             if where not in found and latest[where].offset < begin.offset:
                 found[where] = latest[where]
-        self._note_truncations(found)
+        for where, position in found.items():
+            self._losses.report(
+                f"{where}: rows [{position.offset}, {doubtful[where].offset}) were read and have "
+                "been truncated since; others may have taken their offsets"
+            )
+            self._resume[where] = position
         self._settle()
+
+    # --- what waits ---------------------------------------------------------------------------
+    def _wait(self) -> dict[TopicPartition, Position]:
+        """The ends of all partitions, once there is something to read or the wait is over."""
+        if self._target is not None:
+            self._latest = self._target
+            return self._target
+        assert self._start is not None
+        clock = self._view.clock
+        max_wait = 0.0 if self._start.is_start else LONG_POLL_S
+        started = clock()
+        latest = self._poll(max_wait)
+        if self._view.stale:
+            self._refresh()
+            latest = self._poll(0.0)
+        elif max_wait and self._nothing_waits(latest) and clock() - started < max_wait / 2:
+            # An answer before its time without news: never turn that into a busy loop.
+            self._view.pause(max_wait / 2)
+        self._check_epochs(latest)
+        return latest
+
+    def _poll(self, max_wait: float) -> dict[TopicPartition, Position]:
+        if not self._view.partitions:
+            self._view.pause(max_wait)
+            self._view.stale = True
+            return {}
+        known = {w: p.offset for w, p in self._begin.items()}
+        if self._options.min_rows_per_trigger is not None and not self._is_due():
+            known = {w: p.offset for w, p in self._latest.items()} or known
+        answered = self._view.latest(known, max_wait)
+        if len(answered) < len(self._view.partitions):
+            self._view.pause(max_wait)  # some partition is between leaders
+        self._latest = {w: self._latest[w] for w in self._latest if w in self._begin} | answered
+        return self._latest
+
+    def _is_due(self) -> bool:
+        return self._view.clock() - self._last_batch >= self._options.max_trigger_delay
+
+    def _nothing_waits(self, latest: Mapping[TopicPartition, Position]) -> bool:
+        return all(p.offset <= self._begin[w].offset for w, p in latest.items() if w in self._begin)
+
+    def _all_latest(self) -> dict[TopicPartition, Position]:
+        """The ends of all partitions, with patience for those that are between leaders."""
+        view = self._view
+        deadline = view.clock() + self._options.request_timeout
+        while True:
+            latest = view.latest()
+            missing = [str(w) for w in view.partitions if w not in latest]
+            if not missing:
+                return latest
+            if view.clock() > deadline:
+                raise RequestTimedOut(f"No broker says where {', '.join(missing[:10])} ends.")
+            view.pause(LONG_POLL_S)
+            view.refresh()
 
     # --- what is taken ------------------------------------------------------------------------
     def _admit(
         self, latest: Mapping[TopicPartition, Position], unlimited: bool
     ) -> dict[TopicPartition, int]:
         """The end offset per partition of the next batch."""
-        options = self._options
-        backlogs = [
-            Backlog(w, begin.offset, latest[w].offset if w in latest else begin.offset)
-            for w, begin in self._begin.items()
-        ]
-        ends = {b.key: max(b.start, b.end) for b in backlogs}
-        rows = sum(b.rows for b in backlogs)
-        if unlimited or not rows:
-            return _by_partition(ends)
-        waited = self._clock() - self._last_batch
-        rows_min = options.min_rows_per_trigger if self._target is None else None
-        if not enough_rows(rows, rows_min, waited, options.max_trigger_delay):
-            return {w: begin.offset for w, begin in self._begin.items()}
-        if options.max_rows_per_trigger is not None:
-            ends = admit_rows(backlogs, options.max_rows_per_trigger)
-        if options.max_bytes_per_trigger is not None:
-            backlogs = [b._replace(end=ends[b.key]) for b in backlogs]
-            ends = self._view.limit_bytes(backlogs, options.max_bytes_per_trigger)
-        return _by_partition(ends)
+        taken, cut_short = self._taken(latest, unlimited)
+        if cut_short and self._step_over_gaps(cut_short):
+            taken, _ = self._taken(latest, unlimited)
+        return taken
+
+    def _taken(
+        self, latest: Mapping[TopicPartition, Position], unlimited: bool
+    ) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
+        begins = {w: begin.offset for w, begin in self._begin.items()}
+        stops = {w: latest[w].offset if w in latest else begins[w] for w in begins}
+        waited = None if unlimited else self._view.clock() - self._last_batch
+        # What is frozen is all there will be: nothing to wait for.
+        return admit(self._view, begins, stops, waited, minimum=self._target is None)
 
     def _has_news(self, ends: Mapping[TopicPartition, int]) -> bool:
         """Whether the next end offset says anything that the start does not."""
@@ -344,8 +410,8 @@ class StreamPlanner:
             if ends[where] != begin.offset or (known is not None and known != begin):
                 return True
         return any(
-            topic not in self._view.topics or self._view.topics[topic].topic_id != p.topic_id
-            for topic, p in self._start.topics.items()
+            self._view.id_of(topic) != positions.topic_id and self._selected(topic, positions)
+            for topic, positions in self._start.topics.items()
         )
 
     def _make_end(
@@ -366,12 +432,30 @@ class StreamPlanner:
             return SourceOffset(
                 group(positions), first=group({w: self._begin[w] for w in self._begin})
             )
-        return SourceOffset(group(positions), resume=group(resumed) if resumed else None)
+        return SourceOffset(
+            group(positions),
+            resume=group(resumed) if resumed else None,
+            kept=self._unselected() or None,
+        )
 
     def _must_be_named(self, where: TopicPartition) -> bool:
         """A topic created anew must appear under its new id, even while it is empty."""
         assert self._start is not None
         return self._start.is_start or where.topic in self._start.topics
+
+    def _unselected(self) -> dict[str, TopicPositions]:
+        """Positions that the options do not select at present."""
+        assert self._start is not None
+        found: dict[tuple[str, int], Position] = {}
+        ids: dict[str, str] = {}
+        for topics in (self._start.topics, self._start.kept or {}):
+            for topic, positions in topics.items():
+                if ids.setdefault(topic, positions.topic_id) != positions.topic_id:
+                    continue  # of a topic that was read under another id since
+                for partition, position in positions.partitions.items():
+                    if not self._view.selects(topic, partition):
+                        found.setdefault((topic, partition), position)
+        return group_positions(found, ids)
 
     def _position(
         self,
@@ -387,50 +471,3 @@ class StreamPlanner:
         if end == last.offset or begin.epoch == last.epoch:
             return Position(end, last.epoch)
         return Position(end, self._view.epoch_before(where, end, last.epoch))
-
-    # --- loss ---------------------------------------------------------------------------------
-    def _check_replay(
-        self,
-        end: SourceOffset,
-        begins: dict[TopicPartition, Position],
-        ends: dict[TopicPartition, Position],
-    ) -> None:
-        """A batch that Spark runs again after a restart: are its rows still the same?
-
-        With `failOnDataLoss` false, `begins` and `ends` are narrowed to what is left.
-        """
-        if self._view.stale:
-            self._view.refresh()
-        for where in [w for w in begins if self._is_gone(w, end)]:
-            self._lose(
-                f"topic {where.topic!r} was deleted or created anew: partition {where.partition}, "
-                f"rows [{begins[where].offset}, {ends[where].offset})"
-            )
-            del begins[where], ends[where]
-        wanted = {w: b for w, b in begins.items() if b.offset < ends[w].offset}
-        firsts = self._view.earliest(wanted)
-        lasts = self._view.latest()
-        cut = self._view.truncated({w: ends[w] for w in wanted})
-        for where, begin in wanted.items():
-            first, stop = firsts[where].offset, ends[where].offset
-            if first > begin.offset:
-                gone = min(first, stop)
-                self._lose(f"{where}: rows [{begin.offset}, {gone}) are no longer kept")
-                begins[where] = Position(gone)
-            last = cut.get(where) or lasts.get(where)
-            if last is not None and last.offset < stop:
-                self._lose(f"{where}: rows [{last.offset}, {stop}) have been truncated")
-                ends[where] = Position(max(last.offset, begins[where].offset))
-
-    def _is_gone(self, where: TopicPartition, end: SourceOffset) -> bool:
-        view = self._view.topics.get(where.topic)
-        return view is None or view.topic_id != end.topics[where.topic].topic_id
-
-    def _lose(self, what: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLoss(f"{what}.")
-        logger.warning("data loss, going on (failOnDataLoss=false): %s", what)
-
-
-def _by_partition(ends: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
-    return {TopicPartition(*key): offset for key, offset in ends.items()}

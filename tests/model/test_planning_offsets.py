@@ -28,6 +28,7 @@ offsets = st.builds(
     is_start=st.booleans(),
     first=st.one_of(st.none(), topics),
     resume=st.one_of(st.none(), topics),
+    kept=st.one_of(st.none(), topics),
 )
 
 
@@ -55,6 +56,7 @@ def test_equal_offsets_are_equal_texts(offset: SourceOffset, random: Any) -> Non
         offset.is_start,
         None if offset.first is None else shuffle(offset.first),
         None if offset.resume is None else shuffle(offset.resume),
+        None if offset.kept is None else shuffle(offset.kept),
     )
     assert json.dumps(other.to_json()) == json.dumps(offset.to_json())
 
@@ -70,6 +72,11 @@ def test_the_text_itself_is_fixed() -> None:
         '"partitions":{"9":[0,-1],"10":[7,1]}}},'
         '"_first":{"b":{"id":"0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f","partitions":{"9":[0,-1]}}}}'
     )
+
+
+def one_position(partition: str, position: Any) -> Any:
+    """An offset with one position, as it may lie in a checkpoint that was tampered with."""
+    return {"v": 1, "topics": {"a": {"id": "00" * 16, "partitions": {partition: position}}}}
 
 
 ID, OTHER_ID = "0a" * 16, "0b" * 16
@@ -100,6 +107,13 @@ def at(topic_id: str = ID, **partitions: int) -> dict[str, TopicPositions]:
             {0: 0},
         ),
         (SourceOffset(at(p0=4)), SourceOffset(at(p0=9, p1=3)), {0: 4, 1: None}),
+        # Selected again: it goes on where it stood, unless rows were lost there.
+        (SourceOffset(at(p0=4), kept=at(p1=2)), SourceOffset(at(p0=9, p1=3)), {0: 4, 1: 2}),
+        (
+            SourceOffset(at(p0=4), kept=at(p1=2)),
+            SourceOffset(at(p0=9, p1=9), resume=at(p1=8)),
+            {0: 4, 1: 8},
+        ),
     ],
 )
 def test_where_a_batch_begins(
@@ -123,7 +137,39 @@ def test_where_a_batch_begins(
         ({"v": 1, "topics": {"a": {"id": "00" * 16, "partitions": {"x": [5, 0]}}}}, "damaged"),
         ({"v": 1, "topics": {"a": {"id": "00" * 16, "partitions": {"0": [5, 0.5]}}}}, "damaged"),
         ([1, 2], "no quiverlog offset"),
+        (None, "no quiverlog offset"),
+        ("{}", "no quiverlog offset"),
+        (23, "no quiverlog offset"),
+        ({"flights": {"0": 23}}, "no quiverlog offset"),  # Kafka's
+        ({"logOffset": 4}, "no quiverlog offset"),  # a file source's
+        ({"v": "1", "topics": {}}, "no quiverlog offset"),
+        ({"v": 1.0, "topics": {}}, "no quiverlog offset"),
+        ({"v": 0, "topics": {}}, "no quiverlog offset"),
+        ({"v": 1, "topics": []}, "damaged"),
+        ({"v": 1, "topics": None}, "damaged"),
+        ({"v": 1, "topics": {"a": None}}, "damaged"),
+        ({"v": 1, "topics": {"a": {"id": "00" * 16}}}, "damaged"),
+        ({"v": 1, "topics": {"a": {"id": 7, "partitions": {}}}}, "damaged"),
+        ({"v": 1, "topics": {"a": {"id": "00 " * 16, "partitions": {}}}}, "damaged"),
+        ({"v": 1, "topics": {"a": {"id": "0G" * 16, "partitions": {}}}}, "damaged"),
+        ({"v": 1, "topics": {"a": {"id": "00" * 16, "partitions": []}}}, "damaged"),
+        (one_position("-1", [5, 0]), "damaged"),
+        (one_position("1_0", [5, 0]), "damaged"),
+        (one_position(" 1", [5, 0]), "damaged"),
+        (one_position("0", [5]), "damaged"),
+        (one_position("0", [5, 0, 1]), "damaged"),
+        (one_position("0", "50"), "damaged"),
+        (one_position("0", {"5": 0, "6": 0}), "damaged"),
+        (one_position("0", [True, 0]), "damaged"),
+        (one_position("0", [5, -2]), "damaged"),
+        (one_position("0", [2**63, 0]), "damaged"),
+        (one_position("0", [5, 2**31]), "damaged"),
+        ({"v": 1, "topics": {}, "_start": 1}, "damaged"),
+        ({"v": 1, "topics": {}, "_first": None}, "damaged"),
+        ({"v": 1, "topics": {}, "_kept": [1]}, "damaged"),
+        ({"v": 1, "topics": {}, "_newer": {}}, "'_newer', which this release does not know"),
     ],
+    ids=str,
 )
 def test_what_is_no_offset_is_refused(data: Any, names: str) -> None:
     with pytest.raises(InvalidArgument, match=names):

@@ -302,7 +302,7 @@ def test_lost_rows_are_named_never_skipped_in_silence(
         (retention, r"t-0: rows \[20, 25\) are no longer kept", list(range(25, 35))),
         (
             recreation,
-            r"'t' was deleted or created anew: partition 0, rows \[20, 35\)",
+            r"'t' \(id 0+1\) was deleted or created anew: partition 0, rows \[20, 35\)",
             [*range(50)],
         ),
     ],

@@ -8,12 +8,14 @@ between any two steps). No clock, no network.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark_quiverlog.log_view import LogView
+from pyspark_quiverlog.losses import Losses
 from pyspark_quiverlog.options import Use, parse_read_options
+from pyspark_quiverlog.planning import Range
 from pyspark_quiverlog.stream_planner import StreamPlanner
 from quiverlog.client.results import (
     ClusterMetadata,
@@ -22,8 +24,8 @@ from quiverlog.client.results import (
     RangeSize,
     TopicInfo,
 )
-from quiverlog.errors import UnknownTopic, UnknownTopicId
-from quiverlog.types import EARLIEST, LATEST, Compression, Durability, TopicPartition
+from quiverlog.errors import OffsetOutOfRange, UnknownPartition, UnknownTopic, UnknownTopicId
+from quiverlog.types import LATEST, Compression, Durability, TopicPartition
 
 ROW_BYTES = 10
 BATCH_ROWS = 4
@@ -36,6 +38,8 @@ class SimPartition:
     start: int = 0
     epoch: int = 0
     rows: list[tuple[int, int]] = field(default_factory=list)
+    ever: set[int] = field(default_factory=set)
+    """Every value that was appended, without those that a crash took: nobody may know of them."""
 
     @property
     def end(self) -> int:
@@ -61,10 +65,13 @@ class SimLog:
 
     def __init__(self) -> None:
         self.topics: dict[str, SimTopic] = {}
+        self.deleted: list[tuple[str, SimTopic]] = []
         self.version = 0
         self.requests = 0
         self._ids = 0
         self._value = 0
+        self.between: Callable[[], None] | None = None
+        """What happens to the log before each request is answered."""
 
     # --- what happens to the log --------------------------------------------------------------
     def create(self, name: str, partitions: int = 1) -> None:
@@ -74,7 +81,7 @@ class SimLog:
         self.add_partitions(name, partitions)
 
     def delete(self, name: str) -> None:
-        del self.topics[name]
+        self.deleted.append((name, self.topics.pop(name)))
         self.version += 1
 
     def add_partitions(self, name: str, count: int) -> None:
@@ -86,6 +93,7 @@ class SimLog:
         for _ in range(count):
             self._value += 1
             part.rows.append((part.epoch, self._value))
+            part.ever.add(self._value)
 
     def trim(self, name: str, partition: int, offset: int) -> None:
         part = self.topics[name].partitions[partition]
@@ -94,12 +102,19 @@ class SimLog:
     def truncate(self, name: str, partition: int, offset: int) -> None:
         """An unclean restart: rows from `offset` on are lost, a new leader epoch begins."""
         part = self.topics[name].partitions[partition]
+        part.ever -= {value for _, value in part.rows[max(offset, part.start) :]}
         del part.rows[max(offset, part.start) :]
         part.epoch += 1
 
     # --- DriverClient -------------------------------------------------------------------------
-    def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata:
+    def _asked(self) -> None:
+        """A request goes out: the world may have changed since the last one."""
         self.requests += 1
+        if self.between is not None:
+            self.between()
+
+    def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata:
+        self._asked()
         names = [n for n in self.topics if topics is None or n in topics]
         infos = {n: self._info(n) for n in names}
         return ClusterMetadata("sim", 0, self.version, {}, {}, infos)
@@ -114,6 +129,21 @@ class SimLog:
     def schemas(self, topic: str) -> Any:
         raise NotImplementedError
 
+    def _routed(self, where: TopicPartition) -> SimTopic:
+        """As the client's routing: it fails as a whole where it finds no partition by the name."""
+        topic = self.topics.get(where.topic)
+        if topic is None:
+            raise UnknownTopic(f"There is no topic {where.topic!r}.")
+        if where.partition >= len(topic.partitions):
+            raise UnknownPartition(f"no {where}")
+        return topic
+
+    def _pinned(self, where: TopicPartition, ids: Mapping[str, bytes] | None) -> SimPartition:
+        topic = self._routed(where)
+        if ids and ids.get(where.topic, topic.topic_id) != topic.topic_id:
+            raise UnknownTopicId(f"{where} is another")
+        return topic.partitions[where.partition]
+
     def offsets_with_epochs(
         self,
         at: Mapping[TopicPartition, int],
@@ -123,44 +153,59 @@ class SimLog:
         max_wait: float = 0.0,
         metadata_version: int = -1,
     ) -> tuple[int, dict[TopicPartition, OffsetAndEpoch]]:
-        self.requests += 1
-        answers = {w: self._offset(w, a, (topic_ids or {}).get(w.topic)) for w, a in at.items()}
-        return self.version, answers
+        self._asked()
+        for where in at:
+            self._routed(where)
+        return self.version, {w: self._offset(w, a, topic_ids) for w, a in at.items()}
 
-    def _offset(self, where: TopicPartition, at: int, topic_id: bytes | None) -> OffsetAndEpoch:
-        topic = self.topics.get(where.topic)
-        if topic is None:
-            return OffsetAndEpoch(-1, error_code=UnknownTopic.code, error_message="gone")
-        if topic_id is not None and topic.topic_id != topic_id:
-            return OffsetAndEpoch(-1, error_code=UnknownTopicId.code, error_message="other")
-        part = topic.partitions[where.partition]
-        assert at in (LATEST, EARLIEST)
+    def _offset(
+        self, where: TopicPartition, at: int, ids: Mapping[str, bytes] | None
+    ) -> OffsetAndEpoch:
+        try:
+            part = self._pinned(where, ids)
+        except UnknownTopicId as error:
+            return OffsetAndEpoch(-1, error_code=error.code, error_message="another")
+        if at >= 0:  # rows have no times here: none is as young as any moment
+            return OffsetAndEpoch(-1)
         offset = part.end if at == LATEST else part.start
         return OffsetAndEpoch(offset, part.epoch_before(offset))
 
     def epoch_end_offsets(
-        self, epochs: Mapping[TopicPartition, int]
+        self,
+        epochs: Mapping[TopicPartition, int],
+        *,
+        topic_ids: Mapping[str, bytes] | None = None,
     ) -> dict[TopicPartition, OffsetAndEpoch]:
-        self.requests += 1
+        self._asked()
         answers = {}
         for where, epoch in epochs.items():
-            part = self.topics[where.topic].partitions[where.partition]
-            found, end = part.end_of_epoch(epoch)
+            found, end = self._pinned(where, topic_ids).end_of_epoch(epoch)
             answers[where] = OffsetAndEpoch(end, found)
         return answers
 
     def describe_ranges(
-        self, ranges: Mapping[TopicPartition, tuple[int, int]], *, bytes_max: int = -1
+        self,
+        ranges: Mapping[TopicPartition, tuple[int, int]],
+        *,
+        bytes_max: int = -1,
+        topic_ids: Mapping[str, bytes] | None = None,
     ) -> dict[TopicPartition, RangeSize]:
-        self.requests += 1
+        self._asked()
         result = {}
         for where, (start, end) in ranges.items():
+            part = self._pinned(where, topic_ids)
+            if not part.start <= start <= end <= part.end:
+                raise OffsetOutOfRange(f"{where}: [{start}, {end})")
             reach = end
             if bytes_max >= 0:
                 batches = max(1, bytes_max // (ROW_BYTES * BATCH_ROWS))
                 reach = min(end, (start // BATCH_ROWS + batches) * BATCH_ROWS)
             result[where] = RangeSize(reach, (reach - start) * ROW_BYTES)
         return result
+
+
+Row = tuple[bytes, int, int, int]
+"""Topic id, partition, offset, value."""
 
 
 class Crash(Exception):
@@ -179,16 +224,17 @@ class SimEngine:
         self.raw = {"bootstrap.servers": "sim:1", "subscribe": "t"} | options
         self.offsets: dict[int, str] = {}
         self.commits: set[int] = set()
-        self.sink: dict[int, list[tuple[bytes, int, int, int]]] = {}
+        self.sink: dict[int, list[Row]] = {}
         self.now = 0.0
         self.planner: StreamPlanner | None = None
 
     def start(self) -> None:
         """A new driver process: whatever was in memory is gone."""
         options = parse_read_options(self.raw, Use.STREAM_READ)
-        self.planner = StreamPlanner(
-            LogView(self.log, options), clock=lambda: self.now, pause=self._pause
-        )
+        self._losses = Losses(fail=options.fail_on_data_loss)
+        view = LogView(self.log, options, clock=lambda: self.now, pause=self._pause)
+        view.refresh()
+        self.planner = StreamPlanner(view)
 
     def _pause(self, seconds: float) -> None:
         self.now += seconds
@@ -234,18 +280,28 @@ class SimEngine:
         start, end = json.loads(self._start_of(batch)), json.loads(self.offsets[batch])
         rows = []
         for piece in self.planner.ranges(start, end):
-            topic = self.log.topics[piece.topic]
-            assert topic.topic_id.hex() == piece.topic_id
-            part = topic.partitions[piece.partition]
-            assert part.start <= piece.start < piece.end <= part.end, "an executor would fail"
-            rows += [
-                (topic.topic_id, piece.partition, o, part.rows[o][1])
-                for o in range(piece.start, piece.end)
-            ]
+            assert piece.start < piece.end
+            rows += self._task(piece)
         self.sink[batch] = rows
         self._maybe_crash(crash_at, "write")
         self.commits.add(batch)
         self._maybe_crash(crash_at, "commit")
+
+    def _task(self, piece: Range) -> list[Row]:
+        """What an executor finds of a range, and says of the rest (`reader.SplitReader`)."""
+        topic = self.log.topics.get(piece.topic)
+        where = f"{piece.topic}-{piece.partition}"
+        if topic is None or topic.topic_id.hex() != piece.topic_id:
+            self._losses.report(f"{where}: rows [{piece.start}, {piece.end}) are gone")
+            return []
+        part = topic.partitions[piece.partition]
+        start = max(piece.start, min(part.start, piece.end))
+        if start > piece.start:
+            self._losses.report(f"{where}: rows [{piece.start}, {start}) are no longer kept")
+        end = min(piece.end, part.end)
+        if end < piece.end:
+            self._losses.report(f"{where}: rows [{end}, {piece.end}) were truncated")
+        return [(topic.topic_id, piece.partition, o, part.rows[o][1]) for o in range(start, end)]
 
     def _maybe_crash(self, crash_at: str, here: str) -> None:
         if crash_at == here:
@@ -259,6 +315,6 @@ class SimEngine:
         raise AssertionError("the stream never comes to rest")
 
     @property
-    def rows(self) -> list[tuple[bytes, int, int, int]]:
+    def rows(self) -> list[Row]:
         """(topic id, partition, offset, value) in the order of the sink."""
         return [row for batch in sorted(self.sink) for row in self.sink[batch]]

@@ -41,6 +41,10 @@ def test_the_smallest_read_takes_the_documented_defaults() -> None:
     [
         ("maxOffsetsPerTrigger", "1000", "max_rows_per_trigger", 1000),
         ("MAXROWSPERTRIGGER", "7", "max_rows_per_trigger", 7),
+        ("maxOffsetsPerTrigger", str(2**63 - 1), "max_rows_per_trigger", 2**63 - 1),
+        ("startingTimestamp", str(2**63 - 1), "starting_timestamp", 2**63 - 1),
+        ("startingOffsets", '{"flights":"earliest"}', "starting_offsets", {"flights": -2}),
+        ("startingOffsets", '{"flights":"LATEST"}', "starting_offsets", {"flights": -1}),
         ("maxBytesPerTrigger", "64m", "max_bytes_per_trigger", 64 * 1024**2),
         ("maxBytesPerTrigger", "2 GiB", "max_bytes_per_trigger", 2 * 1024**3),
         ("maxBytesPerTrigger", "1234", "max_bytes_per_trigger", 1234),
@@ -71,6 +75,9 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ({"bootstrap.servers": "a:0"}, r"`bootstrap\.servers`"),
         ({"maxOffsetsPerTrigger": "0"}, "`maxOffsetsPerTrigger` is 0, allowed is 1 or more"),
         ({"maxOffsetsPerTrigger": "ten"}, "`maxOffsetsPerTrigger`"),
+        ({"maxOffsetsPerTrigger": str(2**63)}, "`maxOffsetsPerTrigger`"),
+        ({"startingOffsets": '{"flights":"newest"}'}, "`startingOffsets`"),
+        ({"startingOffsets": f'{{"flights":{{"0":{2**63}}}}}'}, "`startingOffsets`"),
         (
             {"maxBytesPerTrigger": "64 parsecs"},
             "`maxBytesPerTrigger` is .*, expected a number of bytes",
@@ -127,6 +134,9 @@ def test_what_is_required_is_asked_for() -> None:
 def test_a_batch_does_not_start_at_latest_nor_take_triggers_limits() -> None:
     with pytest.raises(InvalidOption, match=r"`startingOffsets`.*no rows"):
         read(Use.BATCH_READ, startingOffsets="latest")
+    for text in ('{"flights":{"0":5,"1":-1}}', '{"flights":"latest"}'):
+        with pytest.raises(InvalidOption, match=r"`startingOffsets`.*no rows"):
+            read(Use.BATCH_READ, startingOffsets=text)
     with pytest.raises(InvalidOption, match="applies to streaming read, not to batch read"):
         read(Use.BATCH_READ, maxOffsetsPerTrigger="1")
 

@@ -217,18 +217,30 @@ class AsyncMethods:
         )
 
     async def epoch_end_offsets(
-        self, epochs: Mapping[TopicPartition, int]
+        self,
+        epochs: Mapping[TopicPartition, int],
+        *,
+        topic_ids: Mapping[str, bytes] | None = None,
     ) -> dict[TopicPartition, OffsetAndEpoch]:
         """Low level: where did these leader epochs end? A row at or above, read under that epoch,
-        was truncated away."""
-        return await self.run(partition_questions.epoch_end_offsets(self.cluster, epochs))
+        was truncated away. `topic_ids`: as in `offsets_with_epochs`."""
+        ids = topic_ids or {}
+        asked = partition_questions.epoch_end_offsets(self.cluster, epochs, topic_ids=ids)
+        return await self.run(asked)
 
     async def describe_ranges(
-        self, ranges: Mapping[TopicPartition, tuple[int, int]], *, bytes_max: int = -1
+        self,
+        ranges: Mapping[TopicPartition, tuple[int, int]],
+        *,
+        bytes_max: int = -1,
+        topic_ids: Mapping[str, bytes] | None = None,
     ) -> dict[TopicPartition, RangeSize]:
-        """Low level: stored bytes between two offsets, and how far `bytes_max` of them reach."""
+        """Low level: stored bytes between two offsets, and how far `bytes_max` of them reach.
+        `topic_ids`: as in `offsets_with_epochs`."""
         return await self.run(
-            partition_questions.describe_ranges(self.cluster, ranges, bytes_max=bytes_max)
+            partition_questions.describe_ranges(
+                self.cluster, ranges, bytes_max=bytes_max, topic_ids=topic_ids or {}
+            )
         )
 
     # --- stored batches -------------------------------------------------------------------------

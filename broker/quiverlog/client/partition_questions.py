@@ -205,13 +205,15 @@ def offsets_with_epochs(
 
 
 def epoch_end_offsets(
-    cluster: Cluster, epochs: Mapping[TopicPartition, int]
+    cluster: Cluster, epochs: Mapping[TopicPartition, int], *, topic_ids: Mapping[str, bytes]
 ) -> Operation[dict[TopicPartition, OffsetAndEpoch]]:
     """Where each leader epoch ended; see `Client.epoch_end_offsets`."""
 
     def entry(where: TopicPartition, epoch: int) -> Entry:
-        p = where.partition
-        return lambda t: m.EpochEndOffsetsPartition(t.topic_id, p, leader_epoch(t, p), epoch)
+        p, pinned = where.partition, topic_ids.get(where.topic)
+        return lambda t: m.EpochEndOffsetsPartition(
+            pinned or t.topic_id, p, leader_epoch(t, p), epoch
+        )
 
     def attempt() -> Operation[dict[TopicPartition, OffsetAndEpoch]]:
         _, results = yield from ask_leaders(
@@ -225,12 +227,17 @@ def epoch_end_offsets(
 
 
 def describe_ranges(
-    cluster: Cluster, ranges: Mapping[TopicPartition, tuple[int, int]], *, bytes_max: int
+    cluster: Cluster,
+    ranges: Mapping[TopicPartition, tuple[int, int]],
+    *,
+    bytes_max: int,
+    topic_ids: Mapping[str, bytes],
 ) -> Operation[dict[TopicPartition, RangeSize]]:
     """Stored bytes between offsets; see `Client.describe_ranges`."""
 
     def entry(where: TopicPartition, start: int, end: int) -> Entry:
-        return lambda t: m.RangePartition(t.topic_id, where.partition, start, end, bytes_max)
+        p, pinned = where.partition, topic_ids.get(where.topic)
+        return lambda t: m.RangePartition(pinned or t.topic_id, p, start, end, bytes_max)
 
     def attempt() -> Operation[dict[TopicPartition, RangeSize]]:
         _, results = yield from ask_leaders(

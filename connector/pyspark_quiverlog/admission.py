@@ -1,0 +1,83 @@
+"""How much of what waits goes into the next micro-batch, under the options' bounds.
+
+Owns the way from the options to `planning`'s pure functions, and the one question to the brokers
+that a bound of bytes needs. Knows positions as plain offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quiverlog.types import TopicPartition
+
+from .log_view import LogView
+from .planning import Backlog, admit_bytes, admit_rows, enough_rows, share_bytes
+
+__all__ = ["admit"]
+
+
+def admit(
+    view: LogView,
+    begins: Mapping[TopicPartition, int],
+    stops: Mapping[TopicPartition, int],
+    waited: float | None,
+    *,
+    minimum: bool,
+) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
+    """(the end offset per partition; the partitions with rows, where a bound cut them short).
+
+    Args:
+        waited: seconds since the last batch; None where no bound is to hold.
+        minimum: whether the option `minOffsetsPerTrigger` holds.
+    """
+    options = view.options
+    backlogs = [Backlog(w, begin, stops[w]) for w, begin in begins.items()]
+    ends = {b.key: max(b.start, b.end) for b in backlogs}
+    rows = sum(b.rows for b in backlogs)
+    if waited is None or not rows:
+        return _by_partition(ends), []
+    rows_min = options.min_rows_per_trigger if minimum else None
+    if not enough_rows(rows, rows_min, waited, options.max_trigger_delay):
+        return dict(begins), []
+    rows_max, bytes_max = options.max_rows_per_trigger, options.max_bytes_per_trigger
+    if rows_max is not None:
+        ends = admit_rows(backlogs, rows_max)
+    unsized: set[tuple[str, int]] = set()
+    if bytes_max is not None:
+        short = [b._replace(end=ends[b.key]) for b in backlogs]
+        ends, unsized = _admit_bytes(view, short, bytes_max)
+    cut_short = bool(unsized) or any(ends[b.key] < b.end for b in backlogs)
+    waiting = [TopicPartition(*b.key) for b in backlogs if b.rows]
+    return _by_partition(ends), waiting if cut_short else []
+
+
+def _admit_bytes(
+    view: LogView, backlogs: list[Backlog], bytes_max: int
+) -> tuple[dict[tuple[str, int], int], set[tuple[str, int]]]:
+    """End offsets so that at most `bytes_max` stored bytes are read (at least one batch).
+
+    A range of which the brokers do not know the size does not lie in the log as planned: it was
+    trimmed or deleted. It is taken whole, its task says what it does not find, and it is named in
+    the second result.
+    """
+    waiting = {TopicPartition(*b.key): (b.start, b.end) for b in backlogs if b.rows}
+    sizes = view.range_sizes(waiting)
+    counts: dict[tuple[str, int], int] = {w: size.byte_count for w, size in sizes.items()}
+    unsized: dict[tuple[str, int], int] = {w: e for w, (_, e) in waiting.items() if w not in sizes}
+    if sum(counts.values()) <= bytes_max:
+        return {b.key: max(b.start, b.end) for b in backlogs}, set(unsized)
+    sized = [b for b in backlogs if not b.rows or b.key in counts]
+    byte_counts = {b.key: counts.get(b.key, 0) for b in sized}
+    reached: dict[tuple[str, int], tuple[int, int]] = {}
+    for key, share in share_bytes(sized, byte_counts, bytes_max).items():
+        where = TopicPartition(*key)
+        size = view.range_sizes({where: waiting[where]}, bytes_max=share).get(where)
+        if size is None:
+            unsized[key] = waiting[where][1]
+        else:
+            reached[key] = (size.end_offset, size.byte_count)
+    return admit_bytes(sized, reached, bytes_max) | unsized, set(unsized)
+
+
+def _by_partition(ends: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
+    return {TopicPartition(*key): offset for key, offset in ends.items()}
