@@ -14,8 +14,8 @@ would be decided.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -152,11 +152,18 @@ def _give_up(messages: list[Any], what: str) -> None:
 # --- the driver's check ---------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Route:
-    """How a row finds its topic and partition. A None column does not route."""
+    """How a row finds its topic and partition. A None column does not route.
+
+    `is_partition_named`: the option `partitionColumn` says so; otherwise a column `partition`
+    routes to those topics only that have no column of that name. `ignored`: a column that would
+    name the topic, if the option `topic` did not.
+    """
 
     topic: str | None
     topic_column: str | None
     partition_column: str | None
+    is_partition_named: bool = False
+    ignored: str | None = None
 
 
 _checked: dict[tuple[Any, ...], Route] = {}
@@ -191,14 +198,21 @@ def _check_write(options: WriteOptions, schema: pa.Schema) -> Route:
     if options.topic is not None:
         known = set(_topic_schema(options, options.topic).names)
     topic_column = None if options.topic is not None else options.topic_column
+    ignored = None
     if topic_column is not None:
         _check_column(schema, topic_column, "topicColumn", pa.types.is_string, "a string")
+    elif options.topic_column in schema.names and options.topic_column not in known:
+        ignored = options.topic_column
     partition_column = options.partition_column
-    if partition_column is None and "partition" in schema.names and "partition" not in known:
-        partition_column = "partition"
     if partition_column is not None:
         _check_column(schema, partition_column, "partitionColumn", pa.types.is_integer, "an int")
-    route = Route(options.topic, topic_column, partition_column)
+    elif "partition" in schema.names and "partition" not in known:
+        is_int = pa.types.is_integer(schema.field("partition").type)
+        if is_int or topic_column is None:
+            partition_column = "partition"
+            _check_column(schema, "partition", "partitionColumn", pa.types.is_integer, "an int")
+    is_named = options.partition_column is not None
+    route = Route(options.topic, topic_column, partition_column, is_named, ignored)
     if options.topic is not None:
         check_fits(strip_routing(empty_batch(schema), route), options, options.topic)
     return route
@@ -256,6 +270,7 @@ class WriteTask:
         self._route = route
         self._producers: dict[str, Any] = {}
         self._sent: list[tuple[str, Any]] = []
+        self._routes: dict[str, Route] = {}
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
         """Send all rows, wait for all acknowledgements.
@@ -266,7 +281,7 @@ class WriteTask:
         report = _new_report()
         try:
             for batch in batches:
-                for topic, partition, rows in split_by_route(batch, self._route):
+                for topic, partition, rows in split_by_route(batch, self._route, self._route_to):
                     future = self._producer(topic).send(rows, partition=partition)
                     self._sent.append((topic, future))
             for producer in self._producers.values():
@@ -278,6 +293,19 @@ class WriteTask:
         for topic, future in self._sent:
             _add_results(report, topic, future.result())
         return report
+
+    def _route_to(self, topic: str) -> Route:
+        """The route of one topic's rows: its own column `partition` is data, not routing."""
+        route = self._route
+        if route.topic_column is None or route.is_partition_named:
+            return route
+        known = self._routes.get(topic)
+        if known is None:
+            known = route
+            if route.partition_column in _topic_schema(self._options, topic).names:
+                known = replace(route, partition_column=None)
+            self._routes[topic] = known
+        return known
 
     def _producer(self, topic: str) -> Any:
         producer = self._producers.get(topic)
@@ -328,25 +356,30 @@ def _add_results(report: TaskReport, topic: str, results: list[Any]) -> None:
 
 def strip_routing(batch: pa.RecordBatch, route: Route) -> pa.RecordBatch:
     """The rows as the topic gets them."""
-    routing = [c for c in (route.topic_column, route.partition_column) if c is not None]
+    columns = route.topic_column, route.partition_column, route.ignored
+    routing = [c for c in columns if c is not None]
     return batch.drop_columns(routing) if routing else batch
 
 
 def split_by_route(
-    batch: pa.RecordBatch, route: Route
+    batch: pa.RecordBatch, route: Route, route_to: Callable[[str], Route] | None = None
 ) -> Iterator[tuple[str, int | None, pa.RecordBatch]]:
     """(topic, partition, rows), rows in their order. A None partition is left to the producer.
+
+    `route_to`: the route of one topic's rows, where topics differ.
 
     Raises:
         SchemaMismatch: a row names no topic.
     """
     if batch.num_rows == 0:
         return
-    for topic, rows in _groups(batch, route.topic_column):
-        if topic is None and route.topic_column is not None:
+    for named, rows in _groups(batch, route.topic_column):
+        if named is None and route.topic_column is not None:
             raise SchemaMismatch(f"a row has no topic: column {route.topic_column!r} is null.")
-        for partition, part in _groups(rows, route.partition_column):
-            yield topic or route.topic or "", partition, strip_routing(part, route)
+        topic = named or route.topic or ""
+        own = route if route_to is None else route_to(topic)
+        for partition, part in _groups(rows, own.partition_column):
+            yield topic, partition, strip_routing(part, own)
 
 
 def _groups(batch: pa.RecordBatch, column: str | None) -> Iterator[tuple[Any, pa.RecordBatch]]:

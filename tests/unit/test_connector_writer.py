@@ -88,6 +88,18 @@ class TestDriverCheck:
                 pa.schema([("id", pa.int64()), ("p", pa.string())]), partitionColumn="p", topic="t"
             )
 
+    def test_the_option_topic_wins_over_a_column_of_that_name(self) -> None:
+        """As in Kafka's sink; the write was refused."""
+        schema = pa.schema([("id", pa.int64()), ("topic", pa.string())])
+        route = check(schema, topic="t")
+        assert (route.topic, route.topic_column, route.ignored) == ("t", None, "topic")
+        rows = [(t, p, r.to_pylist()) for t, p, r in split_by_route(two_rows(schema), route)]
+        assert rows == [("t", None, [{"id": 1}, {"id": 2}])]
+
+    def test_a_column_partition_that_is_no_int_does_not_route_where_topics_differ(self) -> None:
+        schema = pa.schema([("topic", pa.string()), ("partition", pa.string())])
+        assert check(schema) == Route(None, "topic", None)
+
     def test_overwrite_is_refused_with_a_way_out(self) -> None:
         with pytest.raises(InvalidOption, match="foreachBatch"):
             writer._Writer(options(topic="t"), None, overwrite=True)
@@ -132,6 +144,37 @@ def test_without_routing_the_batch_passes_whole() -> None:
 def test_a_row_without_topic_is_refused() -> None:
     with pytest.raises(SchemaMismatch, match="'topic' is null"):
         routed(Route(None, "topic", None), topic=["a", None], id=[1, 2])
+
+
+def two_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [{"id": 1, "topic": "x"}, {"id": 2, "topic": "y"}], schema=schema
+    )
+
+
+def test_a_topics_own_column_partition_is_data_not_routing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With `topicColumn` its values were taken as routing, and null was stored."""
+    own = pa.schema([("id", pa.int64()), ("partition", pa.int32())])
+    schemas = {"own": own, "plain": pa.schema([("id", pa.int64())])}
+    monkeypatch.setattr(writer, "_topic_schema", lambda options, topic: schemas[topic])
+    task = WriteTask(options(), Route(None, "topic", "partition"))
+    batch = pa.record_batch(
+        {
+            "topic": ["own", "plain", "own"],
+            "partition": pa.array([5, 1, 6], pa.int32()),
+            "id": [1, 2, 3],
+        }
+    )
+    found = split_by_route(batch, task._route, task._route_to)
+    assert [(t, p, rows.to_pylist()) for t, p, rows in found] == [
+        ("own", None, [{"partition": 5, "id": 1}, {"partition": 6, "id": 3}]),
+        ("plain", 1, [{"id": 2}]),
+    ]
+    named = WriteTask(options(), Route(None, "topic", "partition", is_partition_named=True))
+    found = split_by_route(batch, named._route, named._route_to)
+    assert [(t, p) for t, p, _ in found] == [("own", 5), ("own", 6), ("plain", 1)]
 
 
 # --- a task ---------------------------------------------------------------------------------------
