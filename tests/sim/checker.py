@@ -121,6 +121,7 @@ class Checker:
         self.rows_seen = 0
         self.errors_seen: dict[int, int] = {}
         self.producers_given: set[tuple[int, int]] = set()
+        self.remembers_trimmed = False
         self.on_acked: list[Callable[[Key, int], None]] = []
         """Called with a partition and the offset after rows that were acknowledged."""
 
@@ -187,7 +188,7 @@ class Checker:
                 if promised is not None and promised != value:
                     raise Violation(f"offset {offset} holds {value}, acknowledged was {promised}")
                 other = offset_of.get(value, offset)
-                if other != offset:
+                if other != offset and not self._forgiven(model, other):
                     raise Violation(f"value {value} lies at offsets {other} and {offset}")
                 seen[offset] = value
                 offset_of[value] = offset
@@ -198,6 +199,14 @@ class Checker:
                 raise Violation(f"rows of producer {producer} are out of order at {offset}")
             last_of_producer[producer] = number
         self.rows_seen += len(values)
+
+    def _forgiven(self, model: PartitionModel, offset: int) -> bool:
+        """May a retry of the row at `offset` be stored again?
+
+        A gate: producers whose rows were all given up are forgotten by an unclean stop.
+        """
+        given_up = max(model.trimmed_to, model.log_start_offset)
+        return not self.remembers_trimmed and (offset < given_up or model.topic.retained)
 
     def log_start(self, key: Key, offset: int, wall_us: int, floor: int) -> None:
         """The broker says where the log begins (rules 6, 7); `floor`: known when it was asked."""

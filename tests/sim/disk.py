@@ -114,7 +114,7 @@ class SimFile:
         self.size = size
 
     def retract(self, size: int) -> None:
-        self._use("truncate").truncate(size)
+        self._use("retract").truncate(size)
         self.size = size
 
     def sync(self) -> None:

@@ -27,6 +27,7 @@ GATES: Final = {
     "clock-jump": "the wall clock jumps days ahead and comes back",
     "segment-gone": "the oldest or the newest file of a log is gone at a start",
     "log-start-damaged": "a bit of `log-start` is flipped",
+    "trimmed-producers": "a retry is not stored twice where the rows of the first are given up",
     "producer-ids": "no (producer id, epoch) is handed out twice, ids that were not are refused",
     "topic-changes": "topics are created, altered, grown and deleted under load",
     "read-errors": "reads fail with EIO",

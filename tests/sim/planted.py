@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .mutations import Mutation, planted
 
-__all__ = ["BUGS", "Bug"]
+__all__ = ["BUGS", "UNPROVEN", "Bug"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ _DURABILITY = (
         "node.flushes:Flushes._failed",
         "if not replica.log.fail_flush(job, error):",
         "replica.log.fail_flush(job, error)\n    replica.log.fault = ''\n    if True:",
-        seed=24,
+        seed=4,
     ),
     _bug(
         "cache taken for disk after a failed fsync",
         "storage.segment:Segment.rewrite",
         "self.file.rewrite(",
-        "len(",
+        "(",
         seed=58,
     ),
     _bug(
@@ -82,6 +82,7 @@ _DURABILITY = (
         "storage.jobs:TrimJob.run",
         "checkpoint.save_log_start(self.disk, self.key, self.offset)",
         "pass",
+        seed=1,
     ),
     _bug(
         "readers see rows that are not flushed",
@@ -98,6 +99,7 @@ _METADATA = (
         "self.file.sync()",
         "pass",
         issue="1.3",
+        seed=3,
     ),
     _bug(
         "compaction goes on writing to the unlinked file",
@@ -142,6 +144,7 @@ _RECOVERY = (
         "storage.scan:_Judge._judge_fitting",
         "return Damage(at, end, offset, header.next_offset)",
         "return Torn(at, offset)",
+        seed=1,
     ),
     _bug(
         "a torn tail is kept",
@@ -264,3 +267,26 @@ _WORK = (
 )
 
 BUGS = (*_DURABILITY, *_METADATA, *_RECOVERY, *_WORK)
+
+UNPROVEN = frozenset(
+    (
+        "name of a new segment is not flushed",
+        "a repetition is acknowledged before its flush",
+        "cache taken for disk after a failed fsync",
+        "a deleted topic's directory passes for the new topic's",
+        "no new leader epoch after an unclean stop",
+        "resynchronising at whatever looks like a batch",
+        "replay skips the batch that straddles the log start",
+        "a producer snapshot ahead of the log is believed",
+        "files of a lost oldest segment are not missed",
+        "a damaged log-start is taken for none",
+        "an append that raises leaves its bytes behind",
+        "a failed append is remembered as stored",
+        "two batches are remembered where five are promised",
+        "files are cut before they are removed",
+        "a long poll whose time is up is forgotten",
+        "a reader of lost rows is not told",
+    )
+)
+"""Bugs that no run was seen to catch as the code is now: missed by ten seeds, or not hunted."""
+assert {bug.name for bug in BUGS} >= UNPROVEN

@@ -59,6 +59,7 @@ class _Run:
         self.rng = random.Random(f"run-{scenario.seed}")
         self.world = World(scenario)
         self.checker = Checker()
+        self.checker.remembers_trimmed = scenario.gate("trimmed-producers")
         self.power_losses = 0
         self.producers: list[Producer] = []
         self.tailers: list[Tailer] = []

@@ -24,6 +24,7 @@ from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
     InvalidProducerEpoch,
+    InvalidResponse,
     LogTruncated,
     OffsetOutOfRange,
     OutOfOrderSequence,
@@ -302,7 +303,7 @@ class ClientConsumer(_ShippedClient):
                 raise Violation(f"{self.name}: flushed rows are gone: {error!r}")
             self.positions = {}
             return self._open(topic, "earliest")
-        if isinstance(error, (CorruptLog, CorruptBatch, StorageFault)):
+        if isinstance(error, (CorruptLog, CorruptBatch, InvalidResponse, StorageFault)):
             if not (excused or any(model.damaged or model.torn for model in models)):
                 raise Violation(f"{self.name}: nothing was damaged: {error!r}")
             return None
