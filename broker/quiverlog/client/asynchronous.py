@@ -27,7 +27,7 @@ from quiverlog.wire.connection import ClientConnection
 from quiverlog.wire.messages import HelloRequest, Request, Response
 
 from .answers import check_answer
-from .blocking import _reason
+from .blocking_connection import system_reason
 from .commands import (
     Abandon,
     Buffer,
@@ -104,7 +104,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         waiting.set_result(Reply(response, body))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        why = f"The connection to {self.address} broke: {_reason(exc)}." if exc else ""
+        why = f"The connection to {self.address} broke: {system_reason(exc)}." if exc else ""
         self._end(ConnectionClosed(why or f"{self.address} closed the connection."))
 
     # --- the driver's side ----------------------------------------------------------------------
@@ -334,7 +334,9 @@ class AsyncDriver:
         except TimeoutError as error:
             raise ConnectionFailed(f"{address} did not answer within {timeout_s:g} s.") from error
         except (OSError, ValueError) as error:
-            raise ConnectionFailed(f"Cannot connect to {address}: {_reason(error)}.") from error
+            raise ConnectionFailed(
+                f"Cannot connect to {address}: {system_reason(error)}."
+            ) from error
         try:
             await connection.hello(self._settings, max(0.0, end_s - loop.time()))
         except BaseException:

@@ -1,7 +1,7 @@
 """The blocking driver: plain sockets, one request at a time per connection.
 
-Owns connections (a pool of idle ones per broker), their timeouts and the mapping of the system's
-errors to ours. Decides nothing: what is asked, of whom and how often lies in the operations.
+Owns a pool of idle connections (blocking_connection.py) per broker. Decides nothing: what is asked,
+of whom and how often lies in the operations.
 
 Threads may share a driver: a connection belongs to one request from its start to its reply, then
 goes back to the pool. A connection that the broker closed while it was idle is noticed when it is
@@ -11,10 +11,7 @@ every entry compares the process id, which is one cached system call.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -23,21 +20,14 @@ from typing import TypeVar, assert_never
 
 from quiverlog.errors import (
     ClientClosed,
-    ConnectionClosed,
-    ConnectionFailed,
     ForkedClient,
     QuiverlogError,
     RequestTimedOut,
 )
-from quiverlog.version import VERSION
-from quiverlog.wire import frames
-from quiverlog.wire.connection import ClientConnection
-from quiverlog.wire.messages import HelloRequest, Request
 
-from .answers import check_answer
+from .blocking_connection import BlockingConnection, readable
 from .commands import (
     Abandon,
-    Buffer,
     Call,
     CallMany,
     Command,
@@ -50,122 +40,13 @@ from .commands import (
     Start,
 )
 from .results import Address
-from .routing import Settings, check
+from .routing import Settings
 
 __all__ = ["BlockingDriver"]
 
 T = TypeVar("T")
 
 IDLE_PER_BROKER_MAX = 8
-IOV_MAX = 512
-SEND_BUFFER_BYTES = 1 << 21
-
-
-class BlockingConnection:
-    """One socket with the protocol's state; HELLO has been answered when it is made."""
-
-    def __init__(self, address: Address, settings: Settings, timeout_s: float) -> None:
-        self.address = address
-        self.is_spent = False
-        """More than the answer has come: no request may use this connection any more."""
-        self._receiver = frames.FrameReceiver(own_bodies=True)
-        self._protocol = ClientConnection()
-        self._request: Request = HelloRequest()
-        self._deadline_s = time.monotonic() + timeout_s
-        self._socket = _connect(address, timeout_s)
-        try:
-            self._send_all([self._protocol.hello(settings.client_id, VERSION)])
-            check(self.receive().response)
-        except BaseException:
-            self.close()
-            raise
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def is_stale(self) -> bool:
-        """Bytes or an end wait on an idle connection: either way it is of no more use."""
-        return bool(_readable([self], 0))
-
-    def send(self, call: Call, send_by_s: float, reply_by_s: float) -> None:
-        """Send a request; both bounds are moments of the monotonic clock."""
-        self._deadline_s = send_by_s
-        body_bytes = sum(memoryview(b).nbytes for b in call.body)
-        _, head = self._protocol.send(call.request, body_bytes)
-        self._send_all([head, *call.body])
-        self._request = call.request
-        self._deadline_s = reply_by_s
-
-    def receive(self) -> Reply:
-        """The reply to the request, waiting until the request's deadline."""
-        while True:
-            # After the deadline what has arrived is still taken: the caller may have been away.
-            self._socket.settimeout(max(0.0, self.left_s))
-            try:
-                reply = self._receive_some()
-            except BlockingIOError:
-                raise self._late() from None
-            if reply is not None:
-                return reply
-
-    def receive_ready(self) -> Reply | None:
-        """What has arrived, without waiting: the reply once all of it is there.
-
-        Raises:
-            RequestTimedOut: the request's deadline has passed.
-        """
-        self._socket.settimeout(0.0)
-        try:
-            return self._receive_some()
-        except BlockingIOError:
-            if self.left_s <= 0:
-                raise self._late() from None
-            return None
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the request's deadline; negative after it."""
-        return self._deadline_s - time.monotonic()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _receive_some(self) -> Reply | None:
-        try:
-            count = self._socket.recv_into(self._receiver.get_buffer())
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            raise _mapped(error, self.address) from error
-        if not count:
-            raise ConnectionClosed(f"{self.address} closed the connection.")
-        found = self._receiver.buffer_updated(count)
-        if not found:
-            return None
-        # One request at a time: whatever follows its answer was not asked for.
-        self.is_spent = len(found) > 1 or self._receiver.partial
-        _, response, body = self._protocol.receive(found[0])
-        check_answer(self._request, response, len(body))
-        return Reply(response, body)
-
-    def _send_all(self, buffers: Sequence[Buffer]) -> None:
-        views = [memoryview(b).cast("B") for b in buffers if len(b)]
-        while views:
-            left_s = self.left_s
-            if left_s <= 0:
-                raise self._late()
-            self._socket.settimeout(left_s)
-            try:
-                sent = self._socket.sendmsg(views[:IOV_MAX])
-            except OSError as error:
-                raise _mapped(error, self.address) from error
-            while views and sent >= views[0].nbytes:
-                sent -= views.pop(0).nbytes
-            if sent:
-                views[0] = views[0][sent:]
-
-    def _late(self) -> RequestTimedOut:
-        return RequestTimedOut(f"{self.address} did not answer in time.")
 
 
 class BlockingReply:
@@ -340,7 +221,7 @@ class BlockingDriver:
         while True:
             connections = [p.connection for p in waiting.values() if p.connection is not None]
             wait_s = min([end_s - time.monotonic(), *(c.left_s for c in connections)])
-            ready = _readable(connections, max(0.0, wait_s))
+            ready = readable(connections, max(0.0, wait_s))
             if not ready:  # somebody's time may be up, whether bytes came or not
                 ready = [c.fileno() for c in connections if c.left_s <= 0]
             for fd in ready:
@@ -388,57 +269,3 @@ class BlockingDriver:
                 idle.append(connection)
                 return
         connection.close()
-
-
-def _connect(address: Address, timeout_s: float) -> socket.socket:
-    """Try what the name resolves to, one after the other, within one timeout."""
-    end_s = time.monotonic() + timeout_s
-    try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:  # ValueError: a name no resolver would take
-        raise ConnectionFailed(f"Cannot connect to {address}: {_reason(error)}.") from error
-    failure: OSError = TimeoutError()
-    for family, kind, protocol, _, where in found:
-        left_s = end_s - time.monotonic()
-        if left_s <= 0:
-            break
-        connected = socket.socket(family, kind, protocol)
-        try:
-            connected.settimeout(left_s)
-            connected.connect(where)
-        except OSError as error:
-            connected.close()
-            failure = error
-            continue
-        except BaseException:
-            connected.close()
-            raise
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(OSError):
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return connected
-    if isinstance(failure, TimeoutError):
-        message = f"{address} did not answer within {timeout_s:g} s."
-    else:
-        message = f"Cannot connect to {address}: {_reason(failure)}."
-    raise ConnectionFailed(message) from failure
-
-
-def _readable(connections: Sequence[BlockingConnection], timeout_s: float) -> list[int]:
-    poll = select.poll()
-    for connection in connections:
-        poll.register(connection.fileno(), select.POLLIN)
-    return [fd for fd, _ in poll.poll(max(0, int(timeout_s * 1000 + 0.999)))]
-
-
-def _mapped(error: OSError, address: Address) -> QuiverlogError:
-    if isinstance(error, TimeoutError):
-        return RequestTimedOut(f"{address} did not answer in time.")
-    return ConnectionClosed(f"The connection to {address} broke: {_reason(error)}.")
-
-
-def _reason(error: Exception) -> str:
-    """The system's own words; asyncio puts the address in their place."""
-    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)
-    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(".")

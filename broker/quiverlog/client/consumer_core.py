@@ -1,6 +1,7 @@
-"""The consumer's machine: from "where shall I begin" to batches, as operations.
+"""The consumer's machine: from positions to batches, as operations.
 
-Owns the positions, the requests under way (one per leader, with all its partitions) and fairness.
+Owns how positions advance, the requests under way (one per leader, for all its partitions), and
+fairness.
 
 Invariants:
 
@@ -19,10 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal
 
 from quiverlog.errors import (
     CorruptBatch,
@@ -34,17 +32,16 @@ from quiverlog.errors import (
     UnknownPartition,
     UnknownTopic,
     UnknownTopicId,
-    error_from_code,
 )
 from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, MIB
-from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, TopicPartition
+from quiverlog.types import EARLIEST, NO_EPOCH
 from quiverlog.wire import messages as m
 
 from .answers import about, named
 from .commands import Call, Finish, FinishAny, Operation, PendingReply, Reply, Sleep, Start
 from .consumer_options import ConsumerOptions
+from .consumer_positions import Position, PositionFinder
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
-from .partition_questions import ask_leaders, at_us, offset_entry
 from .results import Address, ConsumerBatch, FetchedPartition, TopicInfo
 from .routing import Cluster, backoff_s, empty_pause_s, partition_info
 from .stored_batches import split_fetch
@@ -56,28 +53,6 @@ ROUND_S = 1.0
 """How long one wait for replies lasts at most."""
 
 logger = logging.getLogger("quiverlog")
-
-
-@dataclass(slots=True)
-class Position:
-    """Where a partition is read: rows from `offset` on are not asked for yet."""
-
-    partition: int
-    offset: int
-    end: int | None
-    last_epoch: int = NO_EPOCH
-    delivered: int = 0
-    """The offset after the last row that was handed out."""
-    is_from_earliest: bool = False
-    """Nothing was read yet and the start was the first row kept, which may move on any time."""
-    known_end: int = 0
-    """Rows below are known to exist."""
-    empty_since_s: float | None = None
-    """Since when answers bring no rows although there are some."""
-
-    @property
-    def is_done(self) -> bool:
-        return self.end is not None and self.offset >= self.end
 
 
 @dataclass(slots=True)
@@ -109,6 +84,7 @@ class ConsumerCore:
         self._cluster = cluster
         self._options = options
         self._topic_id = b""
+        self._finder = PositionFinder(cluster, topic, b"", options)
         self._positions: dict[int, Position] = {}
         self._order: list[int] = []
         self._decoder = BatchDecoder(cluster, topic, b"")
@@ -148,91 +124,18 @@ class ConsumerCore:
     def _open(self) -> Operation[None]:
         topic = yield from self._cluster.topic(self.topic, fresh=True)
         self._topic_id = topic.topic_id
+        self._finder = PositionFinder(self._cluster, self.topic, topic.topic_id, self._options)
         self._decoder = BatchDecoder(
             self._cluster, self.topic, topic.topic_id, columns=self._options.columns
         )
         yield from self._decoder.prepare(topic.schema_id)
         wanted = self._options.partitions
         chosen = [p.partition for p in topic.partitions] if wanted is None else list(wanted)
-        for partition in self._named_partitions(chosen):
+        for partition in self._finder.named_partitions(chosen):
             partition_info(topic, partition)
-        self._positions = yield from self._begin(chosen)
+        self._positions = yield from self._finder.resolve(chosen)
         self._order = list(chosen)
         self._look_again_s = self._cluster.clock() + NEW_PARTITIONS_EVERY_S
-
-    def _named_partitions(self, chosen: Sequence[int]) -> list[int]:
-        named = list(chosen)
-        for spec in (self._options.start, self._options.end):
-            if isinstance(spec, Mapping):
-                named.extend(spec)
-        return named
-
-    def _begin(self, partitions: Sequence[int]) -> Operation[dict[int, Position]]:
-        """Resolve start and end. Latest is asked for first: rows that come between the two
-        questions are then read, not skipped."""
-        starts = {p: self._start_of(p) for p in partitions}
-        latest: dict[int, int] = {}
-        if not self._options.follow or any(isinstance(s, datetime) for s in starts.values()):
-            latest = yield from self._offsets(dict.fromkeys(partitions, LATEST))
-        asked = {p: at_us(s) for p, s in starts.items() if not isinstance(s, int)}
-        found = yield from self._offsets(asked)
-        positions = {}
-        for p, start in starts.items():
-            offset = start if isinstance(start, int) else found[p]
-            if offset < 0:  # no row is that young: begin where the next one will be
-                offset = latest[p]
-            if p in latest and offset > latest[p]:  # nothing would be asked for, nothing refused
-                raise (yield from self._beyond(p, offset, latest[p]))
-            positions[p] = Position(
-                p,
-                offset,
-                self._end_of(p, latest),
-                delivered=offset,
-                is_from_earliest=start == "earliest",
-                known_end=latest.get(p, 0),
-            )
-        return positions
-
-    def _beyond(self, partition: int, offset: int, end: int) -> Operation[OffsetOutOfRange]:
-        first = (yield from self._offsets({partition: EARLIEST}))[partition]
-        return OffsetOutOfRange(
-            f"{self.topic}-{partition}: offset {offset} is not in the valid range {first} to"
-            f" {end}.",
-            log_start_offset=first,
-            high_watermark=end,
-        )
-
-    def _start_of(self, partition: int) -> int | Literal["earliest", "latest"] | datetime:
-        start = self._options.start
-        if not isinstance(start, Mapping):
-            return start
-        chosen = start.get(partition, "earliest")
-        if isinstance(chosen, int) and chosen < 0:
-            raise InvalidArgument(f"start: offset {chosen} of partition {partition} is negative.")
-        return chosen
-
-    def _end_of(self, partition: int, latest: Mapping[int, int]) -> int | None:
-        if self._options.follow:
-            return None
-        if isinstance(self._options.end, Mapping):
-            return self._options.end.get(partition, latest[partition])
-        return latest[partition]
-
-    def _offsets(self, at: Mapping[int, int]) -> Operation[dict[int, int]]:
-        if not at:
-            return {}
-        entries = {
-            TopicPartition(self.topic, p): offset_entry(p, a, topic_id=self._topic_id)
-            for p, a in at.items()
-        }
-        _, results = yield from ask_leaders(
-            self._cluster, entries, lambda parts: m.ListOffsetsRequest(partitions=parts)
-        )
-        for where, result in results.items():
-            if result.error_code:
-                error = error_from_code(result.error_code, result.error_message)
-                raise named(error, where.topic, where.partition)
-        return {where.partition: result.offset for where, result in results.items()}
 
     # --- reading --------------------------------------------------------------------------------
     def next(self, timeout_s: float | None = None) -> Operation[ConsumerBatch | None]:
@@ -492,7 +395,7 @@ class ConsumerCore:
         topic = yield from self._current_topic()
         new = [p.partition for p in topic.partitions if p.partition not in self._positions]
         if new:
-            starts = yield from self._offsets(dict.fromkeys(new, EARLIEST))
+            starts = yield from self._finder.offsets(dict.fromkeys(new, EARLIEST))
             for p in new:
                 self._positions[p] = Position(p, starts[p], None, delivered=starts[p])
                 self._order.append(p)

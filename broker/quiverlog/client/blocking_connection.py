@@ -1,0 +1,194 @@
+"""One blocking connection to a broker: a socket with the protocol's state.
+
+Owns connecting, the deadline of the request under way, and the mapping of the system's errors to
+ours. Belongs to one thread at a time; who that is, is up to the driver (blocking.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections.abc import Sequence
+
+from quiverlog.errors import ConnectionClosed, ConnectionFailed, QuiverlogError, RequestTimedOut
+from quiverlog.version import VERSION
+from quiverlog.wire import frames
+from quiverlog.wire.connection import ClientConnection
+from quiverlog.wire.messages import HelloRequest, Request
+
+from .answers import check_answer
+from .commands import Buffer, Call, Reply
+from .results import Address
+from .routing import Settings, check
+
+__all__ = ["BlockingConnection", "readable", "system_reason"]
+
+IOV_MAX = 512
+"""Buffers of one `sendmsg`."""
+
+
+class BlockingConnection:
+    """One socket with the protocol's state; HELLO has been answered when it is made."""
+
+    def __init__(self, address: Address, settings: Settings, timeout_s: float) -> None:
+        self.address = address
+        self.is_spent = False
+        """More than the answer has come: no request may use this connection any more."""
+        self._receiver = frames.FrameReceiver(own_bodies=True)
+        self._protocol = ClientConnection()
+        self._request: Request = HelloRequest()
+        self._deadline_s = time.monotonic() + timeout_s
+        self._socket = _connect(address, timeout_s)
+        try:
+            self._send_all([self._protocol.hello(settings.client_id, VERSION)])
+            check(self.receive().response)
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 after `close`."""
+        return self._socket.fileno()
+
+    def is_stale(self) -> bool:
+        """Bytes or an end wait on an idle connection: either way it is of no more use."""
+        return bool(readable([self], 0))
+
+    def send(self, call: Call, send_by_s: float, reply_by_s: float) -> None:
+        """Send a request; both bounds are moments of the monotonic clock."""
+        self._deadline_s = send_by_s
+        body_bytes = sum(memoryview(b).nbytes for b in call.body)
+        _, head = self._protocol.send(call.request, body_bytes)
+        self._send_all([head, *call.body])
+        self._request = call.request
+        self._deadline_s = reply_by_s
+
+    def receive(self) -> Reply:
+        """The reply to the request, waiting until the request's deadline."""
+        while True:
+            # After the deadline what has arrived is still taken: the caller may have been away.
+            self._socket.settimeout(max(0.0, self.left_s))
+            try:
+                reply = self._receive_some()
+            except BlockingIOError:
+                raise self._late() from None
+            if reply is not None:
+                return reply
+
+    def receive_ready(self) -> Reply | None:
+        """What has arrived, without waiting: the reply once all of it is there.
+
+        Raises:
+            RequestTimedOut: the request's deadline has passed.
+        """
+        self._socket.settimeout(0.0)
+        try:
+            return self._receive_some()
+        except BlockingIOError:
+            if self.left_s <= 0:
+                raise self._late() from None
+            return None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the request's deadline; negative after it."""
+        return self._deadline_s - time.monotonic()
+
+    def close(self) -> None:
+        """Close the socket. A second call does nothing."""
+        self._socket.close()
+
+    def _receive_some(self) -> Reply | None:
+        try:
+            count = self._socket.recv_into(self._receiver.get_buffer())
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise _mapped(error, self.address) from error
+        if not count:
+            raise ConnectionClosed(f"{self.address} closed the connection.")
+        found = self._receiver.buffer_updated(count)
+        if not found:
+            return None
+        # One request at a time: whatever follows its answer was not asked for.
+        self.is_spent = len(found) > 1 or self._receiver.partial
+        _, response, body = self._protocol.receive(found[0])
+        check_answer(self._request, response, len(body))
+        return Reply(response, body)
+
+    def _send_all(self, buffers: Sequence[Buffer]) -> None:
+        views = [memoryview(b).cast("B") for b in buffers if len(b)]
+        while views:
+            left_s = self.left_s
+            if left_s <= 0:
+                raise self._late()
+            self._socket.settimeout(left_s)
+            try:
+                sent = self._socket.sendmsg(views[:IOV_MAX])
+            except OSError as error:
+                raise _mapped(error, self.address) from error
+            while views and sent >= views[0].nbytes:
+                sent -= views.pop(0).nbytes
+            if sent:
+                views[0] = views[0][sent:]
+
+    def _late(self) -> RequestTimedOut:
+        return RequestTimedOut(f"{self.address} did not answer in time.")
+
+
+def _connect(address: Address, timeout_s: float) -> socket.socket:
+    """Try what the name resolves to, one after the other, within one timeout."""
+    end_s = time.monotonic() + timeout_s
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:  # ValueError: a name no resolver would take
+        raise ConnectionFailed(f"Cannot connect to {address}: {system_reason(error)}.") from error
+    failure: OSError = TimeoutError()
+    for family, kind, protocol, _, where in found:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            break
+        connected = socket.socket(family, kind, protocol)
+        try:
+            connected.settimeout(left_s)
+            connected.connect(where)
+        except OSError as error:
+            connected.close()
+            failure = error
+            continue
+        except BaseException:
+            connected.close()
+            raise
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return connected
+    if isinstance(failure, TimeoutError):
+        message = f"{address} did not answer within {timeout_s:g} s."
+    else:
+        message = f"Cannot connect to {address}: {system_reason(failure)}."
+    raise ConnectionFailed(message) from failure
+
+
+def readable(connections: Sequence[BlockingConnection], timeout_s: float) -> list[int]:
+    """Descriptors of the connections that have bytes, or an end, after at most `timeout_s`."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection.fileno(), select.POLLIN)
+    return [fd for fd, _ in poll.poll(max(0, int(timeout_s * 1000 + 0.999)))]
+
+
+def _mapped(error: OSError, address: Address) -> QuiverlogError:
+    if isinstance(error, TimeoutError):
+        return RequestTimedOut(f"{address} did not answer in time.")
+    return ConnectionClosed(f"The connection to {address} broke: {system_reason(error)}.")
+
+
+def system_reason(error: Exception) -> str:
+    """The system's own words; asyncio puts the address in their place."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(".")

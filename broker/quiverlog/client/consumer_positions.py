@@ -1,0 +1,143 @@
+"""Where a consumer begins and ends: from what the caller chose to positions, as operations.
+
+Owns what `start` and `end` mean for each partition, and the questions to the leaders that this
+takes. Must not know how rows are read from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from quiverlog.errors import InvalidArgument, OffsetOutOfRange, error_from_code
+from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, TopicPartition
+from quiverlog.wire import messages as m
+
+from .answers import named
+from .commands import Operation
+from .consumer_options import ConsumerOptions
+from .partition_questions import ask_leaders, at_us, offset_entry
+from .routing import Cluster
+
+__all__ = ["Position", "PositionFinder"]
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a partition is read: rows from `offset` on are not asked for yet."""
+
+    partition: int
+    offset: int
+    end: int | None
+    last_epoch: int = NO_EPOCH
+    delivered: int = 0
+    """The offset after the last row that was handed out."""
+    is_from_earliest: bool = False
+    """Nothing was read yet and the start was the first row kept, which may move on any time."""
+    known_end: int = 0
+    """Rows below are known to exist."""
+    empty_since_s: float | None = None
+    """Since when answers bring no rows although there are some."""
+
+    @property
+    def is_done(self) -> bool:
+        """True when every row up to `end` was asked for (never, when following)."""
+        return self.end is not None and self.offset >= self.end
+
+
+class PositionFinder:
+    """Resolves the positions of one topic's partitions."""
+
+    __slots__ = ("_cluster", "_options", "_topic", "_topic_id")
+
+    def __init__(
+        self, cluster: Cluster, topic: str, topic_id: bytes, options: ConsumerOptions
+    ) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._topic_id = topic_id
+        self._options = options
+
+    def named_partitions(self, chosen: Sequence[int]) -> list[int]:
+        """The partitions that are read, and those that `start` and `end` speak of."""
+        partitions = list(chosen)
+        for spec in (self._options.start, self._options.end):
+            if isinstance(spec, Mapping):
+                partitions.extend(spec)
+        return partitions
+
+    def resolve(self, partitions: Sequence[int]) -> Operation[dict[int, Position]]:
+        """The position of each partition.
+
+        Latest is asked for first: rows that come between the two questions are then read, not
+        skipped.
+
+        Raises:
+            OffsetOutOfRange: a start lies beyond its partition's end.
+        """
+        starts = {p: self._start_of(p) for p in partitions}
+        latest: dict[int, int] = {}
+        if not self._options.follow or any(isinstance(s, datetime) for s in starts.values()):
+            latest = yield from self.offsets(dict.fromkeys(partitions, LATEST))
+        asked = {p: at_us(s) for p, s in starts.items() if not isinstance(s, int)}
+        found = yield from self.offsets(asked)
+        positions = {}
+        for p, start in starts.items():
+            offset = start if isinstance(start, int) else found[p]
+            if offset < 0:  # no row is that young: begin where the next one will be
+                offset = latest[p]
+            if p in latest and offset > latest[p]:  # nothing would be asked for, nothing refused
+                raise (yield from self._beyond(p, offset, latest[p]))
+            positions[p] = Position(
+                p,
+                offset,
+                self._end_of(p, latest),
+                delivered=offset,
+                is_from_earliest=start == "earliest",
+                known_end=latest.get(p, 0),
+            )
+        return positions
+
+    def _beyond(self, partition: int, offset: int, end: int) -> Operation[OffsetOutOfRange]:
+        first = (yield from self.offsets({partition: EARLIEST}))[partition]
+        return OffsetOutOfRange(
+            f"{self._topic}-{partition}: offset {offset} is not in the valid range {first} to"
+            f" {end}.",
+            log_start_offset=first,
+            high_watermark=end,
+        )
+
+    def _start_of(self, partition: int) -> int | Literal["earliest", "latest"] | datetime:
+        start = self._options.start
+        if not isinstance(start, Mapping):
+            return start
+        chosen = start.get(partition, "earliest")
+        if isinstance(chosen, int) and chosen < 0:
+            raise InvalidArgument(f"start: offset {chosen} of partition {partition} is negative.")
+        return chosen
+
+    def _end_of(self, partition: int, latest: Mapping[int, int]) -> int | None:
+        if self._options.follow:
+            return None
+        if isinstance(self._options.end, Mapping):
+            return self._options.end.get(partition, latest[partition])
+        return latest[partition]
+
+    def offsets(self, at: Mapping[int, int]) -> Operation[dict[int, int]]:
+        """Partition -> the offset that belongs to a time, or to EARLIEST or LATEST."""
+        if not at:
+            return {}
+        entries = {
+            TopicPartition(self._topic, p): offset_entry(p, a, topic_id=self._topic_id)
+            for p, a in at.items()
+        }
+        _, results = yield from ask_leaders(
+            self._cluster, entries, lambda parts: m.ListOffsetsRequest(partitions=parts)
+        )
+        for where, result in results.items():
+            if result.error_code:
+                error = error_from_code(result.error_code, result.error_message)
+                raise named(error, where.topic, where.partition)
+        return {where.partition: result.offset for where, result in results.items()}
