@@ -18,11 +18,12 @@ from quiverlog.node.effects import CloseConnection, Effect, Respond, StartJob
 from quiverlog.node.events import ConnectionClosed, JobDone, RequestReceived, Tick
 from quiverlog.server.config import load_config
 from quiverlog.server.connections import ConnectionLimits, ConnectionTable
+from quiverlog.server.context import ConnectionContext
 from quiverlog.server.logs import make_logger
 from quiverlog.server.memory import MemoryBudget
 from quiverlog.server.metrics import ServerMetrics
 from quiverlog.server.node_runner import NodeRunner, monotonic_us
-from quiverlog.server.protocol import ClientProtocol, ConnectionContext
+from quiverlog.server.protocol import ClientProtocol
 from quiverlog.server.replies import path_hider
 from quiverlog.server.turns import Turns
 from quiverlog.types import Now

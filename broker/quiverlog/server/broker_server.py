@@ -21,6 +21,7 @@ from quiverlog.node.node import Node
 from quiverlog.server.acceptor import Acceptor
 from quiverlog.server.config import BrokerConfig
 from quiverlog.server.connections import ConnectionLimits, ConnectionTable, overdue
+from quiverlog.server.context import ConnectionContext
 from quiverlog.server.descriptors import DescriptorPlan, plan_descriptors, raise_file_limit
 from quiverlog.server.http import HttpServer
 from quiverlog.server.http_guard import HttpLimits
@@ -28,7 +29,7 @@ from quiverlog.server.logs import LogControl, Logger
 from quiverlog.server.memory import MemoryBudget
 from quiverlog.server.metrics import Gauges, LogSize, MetricsExporter, ServerMetrics
 from quiverlog.server.node_runner import NodeRunner, monotonic_us, read_clocks
-from quiverlog.server.protocol import ClientProtocol, ConnectionContext
+from quiverlog.server.protocol import ClientProtocol
 from quiverlog.server.reload import compare_configs
 from quiverlog.server.replies import path_hider
 from quiverlog.server.turns import Turns

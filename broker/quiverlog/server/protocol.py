@@ -20,25 +20,24 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, Final, cast
 
-from quiverlog.errors import CorruptFrame, QuiverlogError, TooManyConnections
+from quiverlog.errors import QuiverlogError, TooManyConnections
 from quiverlog.limits import HEADER_BYTES_MAX, KIB
-from quiverlog.node.events import ConnectionClosed, RequestReceived
-from quiverlog.server.connections import ConnectionState, ConnectionTable
-from quiverlog.server.logs import Logger
-from quiverlog.server.memory import MemoryBudget
-from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.node_runner import NodeRunner, monotonic_us, read_clocks
+from quiverlog.node.events import ConnectionClosed
+from quiverlog.server.backlog import Backlog
+from quiverlog.server.connections import ConnectionState
+from quiverlog.server.context import ConnectionContext
+from quiverlog.server.keepalive import keep_alive
+from quiverlog.server.node_runner import monotonic_us, read_clocks
 from quiverlog.server.replies import Replies
-from quiverlog.server.turns import Turns
+from quiverlog.server.request_feed import RequestFeed
 from quiverlog.types import Now
-from quiverlog.wire.buffers import BufferPool
-from quiverlog.wire.frames import Frame, FrameReceiver, decode_request, encode_error, peek_preamble
+from quiverlog.wire.frames import Frame, FrameReceiver, encode_error
 from quiverlog.wire.messages import Response
 
-__all__ = ["ClientProtocol", "ConnectionContext"]
+__all__ = ["ClientProtocol"]
 
 CHUNK_REQUESTS_MAX: Final = 64
 """Requests of one connection that go to the node together, so that they share a write."""
@@ -53,29 +52,8 @@ REPORT_BYTES: Final = 256 * KIB
 """Gathered replies are reported to the memory budget in steps of this size."""
 _LINGER_S: Final = 2.0
 """After a protocol error, so long for the client to read the answer and close."""
-_KEEPALIVE: Final = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-)
-"""A peer that vanished without a word (half-open) is noticed within two minutes."""
 
 assert CHUNK_REQUESTS_MAX <= REQUESTS_PER_TURN
-
-
-class ConnectionContext(NamedTuple):
-    """What all connections of a loop share."""
-
-    runner: NodeRunner
-    connections: ConnectionTable
-    metrics: ServerMetrics
-    log: Logger
-    turns: Turns
-    memory: MemoryBudget
-    scratch: bytearray
-    pool: BufferPool
-    hide_paths: Callable[[str], str]
 
 
 class ClientProtocol(asyncio.BufferedProtocol):
@@ -83,21 +61,16 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_backlog",
-        "_backlog_bytes",
-        "_backlog_received_ns",
         "_busy",
         "_chunk_requests",
         "_closing",
         "_context",
-        "_copied_sent_bytes",
-        "_error",
+        "_feed",
         "_held",
         "_linger",
         "_receiver",
         "_reported_bytes",
-        "_taken",
         "_transport",
-        "_unsent_since_us",
         "_write_paused",
         "connection_id",
         "held_bytes",
@@ -118,19 +91,14 @@ class ClientProtocol(asyncio.BufferedProtocol):
             pool=context.pool,
         )
         self.replies = Replies(context.metrics, context.log, hide_paths=context.hide_paths)
-        self._backlog: list[Frame] = []
-        self._backlog_bytes = 0
-        self._backlog_received_ns = 0
+        self._backlog = Backlog()
         self._busy = False
         self._chunk_requests = CHUNK_REQUESTS_MAX
-        self._taken = 0
+        self._feed = RequestFeed(context.metrics)
         self._held = False
         self._write_paused = False
         self._closing = False
-        self._error: tuple[QuiverlogError, int, int] | None = None
         self._linger: asyncio.TimerHandle | None = None
-        self._copied_sent_bytes = 0
-        self._unsent_since_us = 0
         self._reported_bytes = 0
         self.waits_for_turn = False
         self.held_bytes = 0
@@ -158,8 +126,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self.limits_changed()
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
-            for level, option, value in _KEEPALIVE:
-                sock.setsockopt(level, option, value)
+            keep_alive(sock)
 
     def get_buffer(self, sizehint: int) -> Any:
         """Where the transport is to receive into."""
@@ -229,9 +196,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if self._closing or not self._held or not self._may_go_on():
             return
         if self._backlog:
-            frames, self._backlog = self._backlog, []
-            self._backlog_bytes = 0
-            self._work_off(frames, self._backlog_received_ns, read_clocks(), fresh=False)
+            frames, received_ns = self._backlog.take()
+            self._work_off(frames, received_ns, read_clocks(), fresh=False)
             self._context.runner.flush()
             self.report()
         if self._held and not self._backlog and not self._closing and self._may_go_on():
@@ -256,6 +222,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         context = self._context
         limits = context.connections.limits
         in_flight = self.state.in_flight
+        feed = self._feed
         deadline_ns = time.perf_counter_ns() + TURN_US_MAX * 1000
         at = 0
         end = min(len(frames), REQUESTS_PER_TURN)
@@ -265,8 +232,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 break
             chunk = frames if count == len(frames) else frames[at : at + count]
             gathered_bytes = self.replies.gathered_bytes
-            context.runner.handle_many(self._events(chunk, received_ns, deadline_ns), now)
-            at += self._taken
+            requests = feed.events(self.connection_id, in_flight, chunk, received_ns, deadline_ns)
+            context.runner.handle_many(requests, now)
+            at += feed.taken
             if self._failed() or self._closing:
                 return
             self._adapt_chunk(self.replies.gathered_bytes - gathered_bytes)
@@ -276,11 +244,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 break
         self._busy = at < len(frames)
         if self._busy:
-            # Views of the receive buffer die with the next read of any connection.
-            rest = frames[at:]
-            self._backlog = [_own(frame) for frame in rest] if fresh else list(rest)
-            self._backlog_bytes = sum(len(header) + len(body) for header, body in rest)
-            self._backlog_received_ns = received_ns
+            self._backlog.keep(frames[at:], received_ns, fresh=fresh)
             self._hold()
             if self._may_go_on():
                 context.turns.request(self)
@@ -294,47 +258,12 @@ class ClientProtocol(asyncio.BufferedProtocol):
         elif self._chunk_requests < CHUNK_REQUESTS_MAX:
             self._chunk_requests = min(CHUNK_REQUESTS_MAX, self._chunk_requests * 2)
 
-    def _events(
-        self, frames: Sequence[Frame], received_ns: int, deadline_ns: int
-    ) -> Iterator[RequestReceived]:
-        """Decode one after the other; between two of them the node handles the first.
-
-        Ends early when the turn's time is over; `_taken` says how many were taken.
-        """
-        requests = self._context.metrics.requests
-        in_flight = self.state.in_flight
-        connection_id = self.connection_id
-        self._taken = 0
-        started_ns = time.perf_counter_ns()
-        for header, body in frames:
-            try:
-                request = decode_request(header)
-            except QuiverlogError as error:
-                self._error = (error, *_preamble(header))
-                return
-            correlation_id = request.correlation_id
-            if correlation_id in in_flight:
-                # Counted once, they would get past the bound on unanswered requests.
-                again = CorruptFrame(f"correlation id {correlation_id} is still in flight.")
-                self._error = (again, int(request.api), correlation_id)
-                return
-            in_flight[correlation_id] = received_ns
-            self._taken += 1
-            yield RequestReceived(connection_id, request, body)
-            ended_ns = time.perf_counter_ns()
-            counters = requests[request.api]
-            counters.queue.observe(max(0, started_ns - received_ns) // 1000)
-            counters.handling.observe((ended_ns - started_ns) // 1000)
-            if ended_ns >= deadline_ns:
-                return
-            started_ns = ended_ns
-
     def _failed(self) -> bool:
         """End the connection if one of the requests could not be read; True if so."""
-        error, self._error = self._error, None
-        if error is not None:
-            self._protocol_error(*error)
-        return error is not None
+        unreadable, self._feed.unreadable = self._feed.unreadable, None
+        if unreadable is not None:
+            self._protocol_error(*unreadable)
+        return unreadable is not None
 
     def _hold(self) -> None:
         """Read no more until a turn finds that nothing holds the connection back."""
@@ -373,10 +302,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if self._closing or not self.replies.parts:
             self.replies.clear()
             return
-        parts, size, copied_bytes = self.replies.take()
+        parts, size = self.replies.take()
         self._reported_bytes = 0
         self.sent_bytes += size
-        self._copied_sent_bytes += copied_bytes
         self._context.metrics.bytes_out += size
         if len(parts) == 1:
             self._transport.write(parts[0])
@@ -389,18 +317,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
     # --- memory --------------------------------------------------------------------------------
     def measure(self) -> tuple[int, int]:
         """(bytes that the connection makes us hold, since when in monotonic microseconds)."""
-        received = self._receiver.buffered_bytes
-        waiting = self._transport.get_write_buffer_size()
-        if not waiting:
-            self._copied_sent_bytes = 0
-            self._unsent_since_us = 0
-        elif not self._unsent_since_us:
-            self._unsent_since_us = monotonic_us()
-        # Which of the sent bytes wait is not known: at most all that were copies.
-        unsent = self.replies.copied_bytes + min(waiting, self._copied_sent_bytes)
-        since = [at for at in (self.state.frame_since_us, self._unsent_since_us) if at]
+        unsent, unsent_since_us = self.replies.unsent(self.waiting_bytes, monotonic_us)
+        since = [at for at in (self.state.frame_since_us, unsent_since_us) if at]
         since_us = min(since) if since else monotonic_us()
-        return received + self._backlog_bytes + unsent, since_us
+        return self._receiver.buffered_bytes + self._backlog.byte_count + unsent, since_us
 
     def evict(self) -> None:
         """Close: all connections together hold too much, and this one costs most."""
@@ -414,8 +334,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def _release(self) -> None:
         """Let go of every buffer but the transport's."""
-        self._backlog = []
-        self._backlog_bytes = 0
+        self._backlog.clear()
         self.replies.clear()
         self._receiver.release()
 
@@ -447,7 +366,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             )
         self._closing = True
         self._release()
-        self._copied_sent_bytes = 0
+        self.replies.abandon_sent()
         self._transport.abort()
         self._context.memory.forget(self)
 
@@ -479,16 +398,3 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         table.lingering += 1
         self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self._transport.abort)
-
-
-def _own(frame: Frame) -> Frame:
-    return Frame(memoryview(bytes(frame.header)), memoryview(bytearray(frame.body)))
-
-
-def _preamble(header: memoryview) -> tuple[int, int]:
-    """(api, correlation id) of a request that could not be decoded, as far as they can be read."""
-    try:
-        api, _version, correlation_id = peek_preamble(header)
-    except CorruptFrame:
-        return 0, 0
-    return api, correlation_id

@@ -35,10 +35,12 @@ class Replies:
     """
 
     __slots__ = (
+        "_copied_sent_bytes",
         "_has_body",
         "_hide_paths",
         "_log",
         "_metrics",
+        "_unsent_since_us",
         "copied_bytes",
         "gathered_bytes",
         "parts",
@@ -51,6 +53,8 @@ class Replies:
         self._log = log
         self._hide_paths = hide_paths
         self._has_body = False
+        self._copied_sent_bytes = 0
+        self._unsent_since_us = 0
         self.parts: list[bytes | memoryview] = []
         """Heads and bodies in their order."""
         self.gathered_bytes = 0
@@ -77,15 +81,36 @@ class Replies:
         self.gathered_bytes += len(head) + body_bytes
         self.copied_bytes += len(head) + copied_bytes
 
-    def take(self) -> tuple[list[bytes | memoryview], int, int]:
-        """All that gathered: (parts to write, bytes, bytes that are copies)."""
+    def take(self) -> tuple[list[bytes | memoryview], int]:
+        """All that gathered, to be sent now: (parts, bytes)."""
         assert self.parts
-        parts, gathered_bytes, copied_bytes = self.parts, self.gathered_bytes, self.copied_bytes
+        parts, gathered_bytes = self.parts, self.gathered_bytes
+        self._copied_sent_bytes += self.copied_bytes
         if not self._has_body and len(parts) > 1:
             # Small heads only: joining them is cheaper than one vector each.
             parts = [b"".join(parts)]
         self.clear()
-        return parts, gathered_bytes, copied_bytes
+        return parts, gathered_bytes
+
+    def unsent(self, waiting_bytes: int, now_us: Callable[[], int]) -> tuple[int, int]:
+        """(bytes of our memory in replies that the client did not take, since when; 0: none wait).
+
+        Args:
+            waiting_bytes: sent by us, and not taken by the client's side of the connection.
+        """
+        assert waiting_bytes >= 0
+        if not waiting_bytes:
+            self._copied_sent_bytes = 0
+            self._unsent_since_us = 0
+        elif not self._unsent_since_us:
+            self._unsent_since_us = now_us()
+        # Which of the sent bytes wait is not known: at most all that were copies.
+        unsent_bytes = self.copied_bytes + min(waiting_bytes, self._copied_sent_bytes)
+        return unsent_bytes, self._unsent_since_us
+
+    def abandon_sent(self) -> None:
+        """The connection is aborted: what the client did not take is memory no longer."""
+        self._copied_sent_bytes = 0
 
     def clear(self) -> None:
         """Drop what gathered."""

@@ -1,0 +1,86 @@
+"""From the frames of one connection to the requests that the node handles.
+
+Owns decoding (one request after the other: between two of them the node handles the first), the
+refusal of a correlation id that is in flight already, and the times in the metrics.
+
+Must not know: the socket, flow control, turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from quiverlog.errors import CorruptFrame, QuiverlogError
+from quiverlog.node.events import RequestReceived
+from quiverlog.server.metrics import ServerMetrics
+from quiverlog.wire.frames import Frame, decode_request, peek_preamble
+
+__all__ = ["RequestFeed", "Unreadable"]
+
+Unreadable = tuple[QuiverlogError, int, int]
+"""What is wrong with a request, its API and its correlation id (0 where they cannot be read)."""
+
+
+class RequestFeed:
+    """See the module docstring."""
+
+    __slots__ = ("_metrics", "taken", "unreadable")
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+        self.taken = 0
+        """How many frames of the last `events` went to the node."""
+        self.unreadable: Unreadable | None = None
+        """Why the last `events` ended early, if a request could not be read."""
+
+    def events(
+        self,
+        connection_id: int,
+        in_flight: dict[int, int],
+        frames: Sequence[Frame],
+        received_ns: int,
+        deadline_ns: int,
+    ) -> Iterator[RequestReceived]:
+        """Decode one request after the other.
+
+        Ends early when the turn's time is over, or with the first that is `unreadable`.
+
+        Args:
+            in_flight: correlation id -> when it was received; every request is entered.
+        """
+        assert self.unreadable is None, "the connection was not ended"
+        requests = self._metrics.requests
+        self.taken = 0
+        started_ns = time.perf_counter_ns()
+        for header, body in frames:
+            try:
+                request = decode_request(header)
+            except QuiverlogError as error:
+                self.unreadable = (error, *_preamble(header))
+                return
+            correlation_id = request.correlation_id
+            if correlation_id in in_flight:
+                # Counted once, they would get past the bound on unanswered requests.
+                again = CorruptFrame(f"correlation id {correlation_id} is still in flight.")
+                self.unreadable = (again, int(request.api), correlation_id)
+                return
+            in_flight[correlation_id] = received_ns
+            self.taken += 1
+            yield RequestReceived(connection_id, request, body)
+            ended_ns = time.perf_counter_ns()
+            counters = requests[request.api]
+            counters.queue.observe(max(0, started_ns - received_ns) // 1000)
+            counters.handling.observe((ended_ns - started_ns) // 1000)
+            if ended_ns >= deadline_ns:
+                return
+            started_ns = ended_ns
+
+
+def _preamble(header: memoryview) -> tuple[int, int]:
+    """(api, correlation id) of a request that could not be decoded, as far as they can be read."""
+    try:
+        api, _version, correlation_id = peek_preamble(header)
+    except CorruptFrame:
+        return 0, 0
+    return api, correlation_id
