@@ -26,7 +26,7 @@ from quiverlog.core.controller import records as r
 from quiverlog.storage.index import IndexSummary, SparseIndex
 from quiverlog.wire.registry import APIS
 from tests.golden import regenerate
-from tests.golden.samples import BATCH_ROWS, SEALED_US, sample
+from tests.golden.samples import BATCH_ROWS, CREATED_US, sample
 
 DIRECTORY: Final = Path(__file__).resolve().parents[1] / "docs" / "vectors"
 TOPIC_ID: Final = bytes(range(16))
@@ -90,25 +90,25 @@ def batches() -> list[dict[str, Any]]:
 
 def int64_batch(values: list[int], base_offset: int, leader_epoch: int) -> bytes:
     data = pa.record_batch([pa.array(values, pa.int64())], names=["n"])
-    batch = encode_batch(data, schema_id=1, timestamp_us=SEALED_US)
+    batch = encode_batch(data, schema_id=1, timestamp_us=CREATED_US)
     stamp(batch, 0, base_offset, leader_epoch)
     return bytes(batch)
 
 
 def segment() -> list[dict[str, Any]]:
     """A segment of two batches, as it lies on the disk, and its index."""
-    body = struct.pack("<qq32x", 40, SEALED_US)
+    body = struct.pack("<qq32x", 40, CREATED_US)
     head = b"QVSEGMNT" + struct.pack("<HHI", 1, 0, crc32c(body)) + body
     first, second = int64_batch([1, 2, 3], 40, 0), int64_batch([4, 5], 43, 2)
     data = head + first + second
     index = SparseIndex()
     index.add(0, 64, -(2**63))
-    index.add(3, 64 + len(first), SEALED_US)
+    index.add(3, 64 + len(first), CREATED_US)
     return [
         {
             "name": "00000000000000000040.log",
             "base_offset": 40,
-            "created_us": SEALED_US,
+            "created_us": CREATED_US,
             "batches": [
                 {"position": 64, **BatchHeader.unpack(first)._asdict(), "n": [1, 2, 3]},
                 {"position": 64 + len(first), **BatchHeader.unpack(second)._asdict(), "n": [4, 5]},
@@ -119,12 +119,12 @@ def segment() -> list[dict[str, Any]]:
             "name": "00000000000000000040.index",
             "base_offset": 40,
             "end_offset": 45,
-            "newest_us": SEALED_US,
+            "newest_us": CREATED_US,
             "covered_bytes": len(data),
             "relative_offsets": [0, 3],
             "positions": [64, 64 + len(first)],
-            "times": [-(2**63), SEALED_US],
-            "hex": index.dump(IndexSummary(40, 45, SEALED_US, len(data))).hex(),
+            "times": [-(2**63), CREATED_US],
+            "hex": index.dump(IndexSummary(40, 45, CREATED_US, len(data))).hex(),
         },
     ]
 
@@ -135,11 +135,11 @@ def metadata_records() -> list[dict[str, Any]]:
     samples: list[r.Record] = [
         r.SnapshotRecord(12),
         r.BrokerRecord(0, TOPIC_ID[::-1], "broker.example", 9000, "r1"),
-        r.TopicRecord(TOPIC_ID, "events", SEALED_US, 1, ("n",)),
+        r.TopicRecord(TOPIC_ID, "events", CREATED_US, 1, ("n",)),
         r.PartitionRecord(TOPIC_ID, 0, (0,), (0,), 0, 0),
         r.PartitionChangeRecord(TOPIC_ID, 0, 0, 1, None),
         r.ConfigRecord(TOPIC_ID, "retention.ms", "60000"),
-        r.SchemaRecord(TOPIC_ID, 1, SEALED_US, schema),
+        r.SchemaRecord(TOPIC_ID, 1, CREATED_US, schema),
         r.RemoveTopicRecord(TOPIC_ID),
         r.ProducerIdBlockRecord(1_000),
     ]

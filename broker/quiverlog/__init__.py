@@ -1,6 +1,6 @@
 """quiverlog: an Arrow-native event log for Spark.
 
-This is the public face: `connect`, `Client`, the errors and a few values. Importing it must stay
+This is the public API: `connect`, `Client`, the errors and a few values. Importing it must stay
 cheap (no pyarrow, no sockets: the command line and Spark's discovery both pay for it), so
 everything heavier than the error table is loaded when it is first asked for (PEP 562).
 

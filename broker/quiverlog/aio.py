@@ -1,4 +1,4 @@
-"""The asyncio face: `async with quiverlog.aio.connect("127.0.0.1:9292") as client`.
+"""The asyncio API: `async with quiverlog.aio.connect("127.0.0.1:9292") as client`.
 
 Every method of the blocking client exists here as a coroutine, with the same arguments, results
 and errors. One client belongs to one event loop.

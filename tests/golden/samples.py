@@ -32,7 +32,7 @@ BATCH_ROWS: list[dict[str, Any]] = [
     {"id": 2, "name": None, "price": None, "tags": None},
     {"id": -3, "name": "grüße", "price": Decimal("-20.00"), "tags": []},
 ]
-SEALED_US = int(dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC).timestamp()) * 1_000_000
+CREATED_US = int(dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC).timestamp()) * 1_000_000
 
 
 def sample(cls: type[msgspec.Struct]) -> msgspec.Struct:
@@ -74,7 +74,7 @@ def batch_samples() -> dict[str, bytes]:
         batch = encode_batch(
             rows,
             schema_id=3,
-            timestamp_us=(SEALED_US - 1_000, SEALED_US),
+            timestamp_us=(CREATED_US - 1_000, CREATED_US),
             compression=compression,
             producer_id=1_001,
             producer_epoch=2,

@@ -1,4 +1,4 @@
-"""The client against real broker processes: the suite of both faces, restarts and forks."""
+"""The client against real broker processes: the suite of both clients, restarts and forks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 import quiverlog
 from tests.support.broker import BrokerProcess
+from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, BlockingScenarios, ClientScenarios, read, rows
-from tests.support.faces import FACES, connect
 
 pytestmark = pytest.mark.process
 
@@ -37,11 +37,11 @@ class TestBlockingClient(BlockingScenarios):
     pass
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_restart_under_a_producer_stores_every_row_once(face: str) -> None:
+@pytest.mark.parametrize("kind", CLIENT_KINDS)
+def test_a_restart_under_a_producer_stores_every_row_once(kind: str) -> None:
     """Killed in the middle, twice: what was acknowledged is there once, in order."""
     topic = f"k-{uuid.uuid4().hex[:12]}"
-    with BrokerProcess() as broker, connect(face, broker.bootstrap) as client:
+    with BrokerProcess() as broker, connect(kind, broker.bootstrap) as client:
         client.create_topic(topic, SCHEMA)
         with client.producer(topic, batch_rows=20, linger=0.001) as producer:
             for round_ in range(3):
@@ -56,10 +56,10 @@ def test_a_restart_under_a_producer_stores_every_row_once(face: str) -> None:
         assert [row["id"] for row in read(client, topic)] == [*range(2_400)]
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_restart_under_a_follower_is_not_noticed(face: str) -> None:
+@pytest.mark.parametrize("kind", CLIENT_KINDS)
+def test_a_restart_under_a_follower_is_not_noticed(kind: str) -> None:
     topic = f"r-{uuid.uuid4().hex[:12]}"
-    with BrokerProcess() as broker, connect(face, broker.bootstrap) as client:
+    with BrokerProcess() as broker, connect(kind, broker.bootstrap) as client:
         client.create_topic(topic, SCHEMA)
         with client.producer(topic) as producer, client.consumer(topic, follow=True) as consumer:
             producer.send(rows(1)).result()
@@ -70,9 +70,9 @@ def test_a_restart_under_a_follower_is_not_noticed(face: str) -> None:
             assert consumer.poll(timeout=20).to_pylist() == rows(1, first=1)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_one_of_several_bootstrap_addresses_may_be_down(face: str, address: str) -> None:
-    with connect(face, ["127.0.0.1:1", address]) as client:
+@pytest.mark.parametrize("kind", CLIENT_KINDS)
+def test_one_of_several_bootstrap_addresses_may_be_down(kind: str, address: str) -> None:
+    with connect(kind, ["127.0.0.1:1", address]) as client:
         assert client.metadata().brokers
 
 

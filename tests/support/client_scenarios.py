@@ -1,4 +1,4 @@
-"""What a client must do, whichever its face and whatever broker answers.
+"""What a client must do, whichever its kind and whatever broker answers.
 
 The classes are collected where they are subclassed: with the scripted broker in tests/unit, with
 real broker processes in tests/integration. A subclass gives the fixture `address`.
@@ -22,7 +22,7 @@ from quiverlog.client import producer_core
 from quiverlog.client.fetcher import PartitionFetcher
 from quiverlog.types import EARLIEST, LATEST, Durability, TopicPartition
 
-from .faces import FACES, connect
+from .client_kinds import CLIENT_KINDS, connect
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("score", pa.float64())])
 
@@ -38,7 +38,7 @@ def read(client: Any, topic: str, **options: Any) -> list[dict[str, Any]]:
 class ClientScenarios:
     """Needs the fixture `address` (host:port of a broker)."""
 
-    @pytest.fixture(params=FACES)
+    @pytest.fixture(params=CLIENT_KINDS)
     def client(self, request: pytest.FixtureRequest, address: str) -> Any:
         with connect(request.param, address, client_id="scenario") as client:
             yield client
@@ -368,7 +368,7 @@ class ClientScenarios:
 
 
 class BlockingScenarios:
-    """What only the blocking face has. Needs the fixture `address`."""
+    """What only the blocking client has. Needs the fixture `address`."""
 
     def test_a_fetcher_reads_one_range(self, address: str) -> None:
         topic = f"f-{uuid.uuid4().hex[:12]}"

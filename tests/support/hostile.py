@@ -17,7 +17,7 @@ import sys
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiverlog.batch.codec import decode_batch, encode_batch, seal
+from quiverlog.batch.codec import decode_batch, encode_batch, write_crc
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.ipc_metadata import read_ipc_metadata
 from quiverlog.batch.schema import SchemaHistory
@@ -49,7 +49,7 @@ def damaged(base: bytes, choose: random.Random) -> bytearray:
         else:
             at = choose.randrange(64, body_at - 4)
             struct.pack_into("<i", batch, at, choose.choice((*WORDS, batch[at] ^ 1)))
-    seal(batch)
+    write_crc(batch)
     return batch
 
 

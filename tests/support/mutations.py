@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from quiverlog.batch.codec import seal, split_batches
+from quiverlog.batch.codec import split_batches, write_crc
 from quiverlog.batch.header import BatchHeader
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
@@ -197,7 +197,7 @@ class Mutator:
         value = getattr(header, name)
         new = self.rng.choice([value + 1, value + 1000, 0, 1, limit - 1, value ^ 4]) % limit
         header._replace(**{name: new}).pack_into(broken, at)
-        seal(memoryview(broken)[at : at + total])
+        write_crc(memoryview(broken)[at : at + total])
         return response, bytes(broken)
 
     def _nothing(self, response: Any, body: bytes) -> tuple[m.Response, bytes]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from quiverlog.batch.codec import decode_batch, decoded_bytes, encode_batch, seal
+from quiverlog.batch.codec import decode_batch, decoded_bytes, encode_batch, write_crc
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.ipc_metadata import read_ipc_metadata
 from quiverlog.batch.schema import SchemaHistory, normalize_schema
@@ -59,7 +59,7 @@ def test_good_batches_pass(compression: Compression, full: bool) -> None:
 def changed(**fields: int) -> bytearray:
     batch = good()
     BatchHeader.unpack(batch)._replace(**fields).pack_into(batch)
-    seal(batch)
+    write_crc(batch)
     return batch
 
 
@@ -129,7 +129,7 @@ def test_padding_must_be_zero() -> None:
     batch = good()
     assert end < len(batch)
     batch[end] = 1
-    seal(batch)
+    write_crc(batch)
     with pytest.raises(CorruptBatch, match="padded"):
         check(batch)
 
@@ -160,7 +160,7 @@ def test_no_other_arrow_message_passes() -> None:
     padding = bytes(-len(schema_message) % 64)
     batch = batch[:64] + schema_message + padding
     BatchHeader.unpack(batch)._replace(size=len(batch) - 16).pack_into(batch)
-    seal(batch)
+    write_crc(batch)
     with pytest.raises(CorruptBatch, match="message type 1"):
         check(batch)
 
@@ -173,7 +173,7 @@ def tampered(
     batch = good(compression=compression)
     metadata = read_ipc_metadata(memoryview(batch)[64:])
     change(batch, 64 + metadata.body_at, metadata.buffers)
-    seal(batch)
+    write_crc(batch)
     return batch
 
 
@@ -193,7 +193,7 @@ def test_buffers_lie_in_order_inside_the_body(index: int, value: int) -> None:
     buffers = read_ipc_metadata(memoryview(batch)[64:]).buffers
     at = batch.index(struct.pack(f"<{len(buffers)}q", *buffers))
     struct.pack_into("<q", batch, at + 8 * index, value)
-    seal(batch)
+    write_crc(batch)
     with pytest.raises(CorruptBatch, match="buffer"):
         check(batch)
 
@@ -253,7 +253,7 @@ def test_a_bomb_is_not_lit() -> None:
     BatchHeader(
         0, 0, len(batch) - 16, 0, 1, Compression.ZSTD << 2, -1, -1, -1, 3, 1, 0, NOW, NOW
     ).pack_into(batch)
-    seal(batch)
+    write_crc(batch)
     del bomb, sink, message
     before = pa.default_memory_pool().max_memory()
     schemas = SchemaHistory({1: pa.schema([("x", pa.binary())])})
@@ -322,7 +322,7 @@ def test_a_buffer_that_decompresses_to_another_size(
     at = 64 + metadata.body_at + metadata.buffers[2 * 2]
     assert int.from_bytes(batch[at : at + 8], "little") == 120_000
     batch[at : at + 8] = (120_000 + difference).to_bytes(8, "little")
-    seal(batch)
+    write_crc(batch)
     schemas = SchemaHistory({1: rows.schema})
     with pytest.raises(CorruptBatch):
         validate_batch(
@@ -427,7 +427,7 @@ def test_lists_that_do_not_begin_at_their_first_value() -> None:
     for buffer in (1, 3):  # offsets of the outer and of the middle lists
         at = 64 + metadata.body_at + metadata.buffers[2 * buffer]
         batch[at : at + 4] = (1).to_bytes(4, "little")
-    seal(batch)
+    write_crc(batch)
     schemas = SchemaHistory({1: schema})
     validate_batch(
         memoryview(batch), schemas=schemas, bytes_max=1 << 20, full=True, now_wall_us=NOW

@@ -13,14 +13,14 @@ import quiverlog
 from pyspark_quiverlog.options import Use, parse_read_options
 from pyspark_quiverlog.planning import Range
 from pyspark_quiverlog.reader import SplitReader
-from quiverlog.batch.codec import seal
+from quiverlog.batch.codec import write_crc
 from quiverlog.batch.header import BatchHeader
 from quiverlog.client.fetcher import PartitionFetcher
 from quiverlog.errors import CorruptLog
 from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.wire import messages as m
+from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, rows
-from tests.support.faces import FACES, connect
 from tests.support.scripted_broker import Answer, ScriptedBroker
 
 BAD = slice(10, 20)
@@ -37,7 +37,7 @@ def spoil(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
         if header.base_offset == BAD.start:
             middle = (at + BATCH_HEADER_BYTES + end) // 2
             broken[middle : end - 8] = bytes(end - 8 - middle)
-            seal(memoryview(broken)[at:end])
+            write_crc(memoryview(broken)[at:end])
         at = end
     return response, bytes(broken)
 
@@ -53,7 +53,7 @@ def broker() -> Iterator[ScriptedBroker]:
         yield broker
 
 
-@pytest.fixture(params=FACES)
+@pytest.fixture(params=CLIENT_KINDS)
 def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[Any]:
     with connect(request.param, broker.bootstrap, request_timeout=5.0) as client:
         yield client

@@ -22,8 +22,8 @@ from quiverlog.client.async_client import AsyncClient
 from quiverlog.client.client import Client
 from quiverlog.wire import messages as m
 from scripts import generate_client
+from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, read, rows
-from tests.support.faces import FACES, connect
 from tests.support.scripted_broker import Door, ScriptedBroker
 
 
@@ -33,25 +33,25 @@ def broker() -> Iterator[ScriptedBroker]:
         yield broker
 
 
-@pytest.fixture(params=FACES)
+@pytest.fixture(params=CLIENT_KINDS)
 def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[Any]:
     with connect(request.param, broker.bootstrap, request_timeout=2.0) as client:
         yield client
 
 
 # --- connections ----------------------------------------------------------------------------------
-@pytest.mark.parametrize("face", FACES)
-def test_nobody_listens(face: str) -> None:
+@pytest.mark.parametrize("kind", CLIENT_KINDS)
+def test_nobody_listens(kind: str) -> None:
     with pytest.raises(quiverlog.ConnectionFailed, match=r"127\.0\.0\.1:1: Connection refused"):
-        connect(face, ["127.0.0.1:1"])
+        connect(kind, ["127.0.0.1:1"])
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_something_else_listens(face: str) -> None:
+@pytest.mark.parametrize("kind", CLIENT_KINDS)
+def test_something_else_listens(kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(quiverlog.QuiverlogError, match=address) as caught:
-            connect(face, address, connect_timeout=0.2)
+            connect(kind, address, connect_timeout=0.2)
         assert isinstance(caught.value, (quiverlog.ConnectionFailed, quiverlog.RequestTimedOut))
 
 

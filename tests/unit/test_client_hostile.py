@@ -19,8 +19,8 @@ import quiverlog
 from quiverlog.client.fetcher import PartitionFetcher
 from quiverlog.types import EARLIEST, LATEST, TopicPartition
 from quiverlog.wire import messages as m
+from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, rows
-from tests.support.faces import FACES, connect
 from tests.support.mutations import Mutator
 from tests.support.scripted_broker import Answer, ScriptedBroker
 
@@ -124,7 +124,7 @@ NAMELESS = (m.HelloRequest, m.MetadataRequest, m.InitProducerIdRequest)
 """Requests about no topic, or about many."""
 
 
-def attack(broker: ScriptedBroker, face: str, which: int, seed: int) -> None:
+def attack(broker: ScriptedBroker, kind: str, which: int, seed: int) -> None:
     request, action = ACTIONS[which]
     mutator = Mutator(seed)
     raised: quiverlog.QuiverlogError | None = None
@@ -134,7 +134,7 @@ def attack(broker: ScriptedBroker, face: str, which: int, seed: int) -> None:
     started = time.monotonic()
     try:
         client = connect(
-            face,
+            kind,
             broker.bootstrap,
             connect_timeout=REQUEST_TIMEOUT_S,
             request_timeout=REQUEST_TIMEOUT_S,
@@ -165,4 +165,4 @@ def attack(broker: ScriptedBroker, face: str, which: int, seed: int) -> None:
 @given(seed=st.integers(min_value=0, max_value=2**32))
 @example(seed=0)
 def test_wrong_answers_end_in_our_own_errors(broker: ScriptedBroker, which: int, seed: int) -> None:
-    attack(broker, FACES[seed % len(FACES)], which, seed)
+    attack(broker, CLIENT_KINDS[seed % len(CLIENT_KINDS)], which, seed)

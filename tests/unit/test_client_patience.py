@@ -13,8 +13,8 @@ import pytest
 import quiverlog
 from quiverlog.client.fetcher import PartitionFetcher
 from quiverlog.wire import messages as m
+from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, rows
-from tests.support.faces import FACES, connect
 from tests.support.scripted_broker import Answer, ScriptedBroker
 
 SLACK_S = 4.0
@@ -41,22 +41,22 @@ def at_once(request: Any) -> None:
     request.max_wait_ms = 0
 
 
-@pytest.fixture(params=FACES)
+@pytest.fixture(params=CLIENT_KINDS)
 def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[Any]:
     with connect(request.param, broker.bootstrap, request_timeout=1.0) as client:
         yield client
 
 
 # --- one deadline ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("face", FACES)
-def test_several_dead_brokers_share_one_timeout(face: str) -> None:
+@pytest.mark.parametrize("kind", CLIENT_KINDS)
+def test_several_dead_brokers_share_one_timeout(kind: str) -> None:
     """Each of eight addresses accepts and says nothing: together they take one timeout."""
     silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(8)]
     try:
         addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in silent]
         started = time.monotonic()
         with pytest.raises(quiverlog.QuiverlogError):
-            connect(face, addresses, connect_timeout=2.0, request_timeout=2.0)
+            connect(kind, addresses, connect_timeout=2.0, request_timeout=2.0)
         assert time.monotonic() - started < 2.0 + SLACK_S
     finally:
         for each in silent:

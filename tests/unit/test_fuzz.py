@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quiverlog.batch.codec import decode_batch, encode_batch, seal, split_batches
+from quiverlog.batch.codec import decode_batch, encode_batch, split_batches, write_crc
 from quiverlog.batch.schema import SchemaHistory, deserialize_schema, serialize_schema
 from quiverlog.batch.validate import validate_batch
 from quiverlog.errors import CorruptFrame, InvalidSchema, QuiverlogError
 from quiverlog.types import Compression
 from quiverlog.wire import frames
 from tests.golden import regenerate
-from tests.golden.samples import SEALED_US
+from tests.golden.samples import CREATED_US
 from tests.unit.test_batch_codec import EVERY_TYPE, ROWS
 
 CORPUS = sorted((Path(__file__).parents[1] / "corpus").glob("*.bin"))
@@ -29,7 +29,7 @@ GOLDEN = regenerate.load("frames.txt")
 STREAM = b"".join(GOLDEN.values())
 HISTORY = SchemaHistory({1: EVERY_TYPE})
 BATCHES = [
-    bytes(encode_batch(ROWS, schema_id=1, timestamp_us=SEALED_US, compression=c))
+    bytes(encode_batch(ROWS, schema_id=1, timestamp_us=CREATED_US, compression=c))
     for c in Compression
 ]
 INTERESTING = [b"\x00" * 4, b"\xff" * 4, b"\xff\xff\xff\x7f", b"\x00\x00\x00\x80", b"\x01\0\0\0"]
@@ -123,7 +123,7 @@ def use(batch: bytearray) -> int:
     for full in (False, True):
         try:
             header = validate_batch(
-                view, schemas=HISTORY, bytes_max=1 << 20, full=full, now_wall_us=SEALED_US
+                view, schemas=HISTORY, bytes_max=1 << 20, full=full, now_wall_us=CREATED_US
             )
         except QuiverlogError:
             continue
@@ -154,7 +154,7 @@ def test_damaged_batches_under_a_good_checksum(
     base: bytes, edits: list[tuple[int, bytes]], everywhere: bool
 ) -> None:
     batch = changed(base, edits, start=0 if everywhere else 64)
-    seal(batch)
+    write_crc(batch)
     use(batch)
 
 
@@ -163,7 +163,7 @@ def test_damaged_batches_under_a_good_checksum(
 def test_truncated_batches_under_a_good_checksum(base: bytes, at: int) -> None:
     batch = bytearray(base[:at])
     batch[12:16] = (len(batch) - 16).to_bytes(4, "little")
-    seal(batch)
+    write_crc(batch)
     if at < len(base):
         assert use(batch) == 0
 
@@ -174,7 +174,7 @@ def test_random_batches(data: bytes, keep: int) -> None:
     batch = bytearray(BATCHES[0][:keep] + data)
     if len(batch) >= 20:
         batch[12:16] = (len(batch) - 16).to_bytes(4, "little")
-        seal(batch)
+        write_crc(batch)
     use(batch)
     try:
         list(split_batches(memoryview(batch)))

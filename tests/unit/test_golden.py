@@ -17,7 +17,7 @@ from tests.golden import regenerate
 from tests.golden.samples import (
     BATCH_ROWS,
     BATCH_SCHEMA,
-    SEALED_US,
+    CREATED_US,
     batch_samples,
     frame_samples,
     sample,
@@ -79,11 +79,24 @@ def test_golden_batches_are_read(compression: Compression) -> None:
     assert history.current.equals(BATCH_SCHEMA, check_metadata=True)
     ((header, view),) = split_batches(data)
     assert header._replace(crc32c=0, size=0) == BatchHeader(
-        1_000_000, 5, 0, 0, 1, compression << 2, 2, 1_001, 40, 3, 3, 0, SEALED_US - 1_000, SEALED_US
+        1_000_000,
+        5,
+        0,
+        0,
+        1,
+        compression << 2,
+        2,
+        1_001,
+        40,
+        3,
+        3,
+        0,
+        CREATED_US - 1_000,
+        CREATED_US,
     )
     assert decode_batch(view, header, history).to_pylist() == BATCH_ROWS
     for full in (False, True):
-        validate_batch(view, schemas=history, bytes_max=10_000, full=full, now_wall_us=SEALED_US)
+        validate_batch(view, schemas=history, bytes_max=10_000, full=full, now_wall_us=CREATED_US)
 
 
 def test_batches_are_written_as_ever() -> None:

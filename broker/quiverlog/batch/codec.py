@@ -82,7 +82,7 @@ def encode_batch(
     """Encode rows, which must already have the schema that `schema_id` stands for.
 
     Args:
-        timestamp_us: when the batch was sealed, or the first and last moment of its rows.
+        timestamp_us: when the batch was closed, or the first and last moment of its rows.
         flags: besides the codec's, which is added.
 
     Raises:
@@ -126,11 +126,11 @@ def encode_batch(
     )
     batch = bytearray().join((bytes(BATCH_HEADER_BYTES), message, _PADDING[:padding]))
     header.pack_into(batch)
-    seal(batch)
+    write_crc(batch)
     return batch
 
 
-def seal(batch: bytearray | memoryview) -> None:
+def write_crc(batch: bytearray | memoryview) -> None:
     """Write the CRC of what is in the batch now."""
     crc = crc32c(memoryview(batch)[CRC_START:])
     batch[CRC_OFFSET:CRC_START] = crc.to_bytes(4, "little")

@@ -19,7 +19,7 @@ __all__ = ["CommandFailed", "ExitCode", "explain", "report"]
 
 
 class ExitCode(enum.IntEnum):
-    """What the shell gets. The numbers never change."""
+    """Exit codes of the commands. The numbers never change."""
 
     OK = 0
     FAILED = 1

@@ -6,7 +6,7 @@ which is made anew (some 35 us a MiB; encoding again would cost far more).
 
 from __future__ import annotations
 
-from quiverlog.batch.codec import seal
+from quiverlog.batch.codec import write_crc
 from quiverlog.batch.header import BatchHeader
 
 __all__ = ["restamp"]
@@ -19,4 +19,4 @@ def restamp(batch: bytearray, producer_id: int, producer_epoch: int, base_sequen
     header._replace(
         producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence
     ).pack_into(batch)
-    seal(batch)
+    write_crc(batch)

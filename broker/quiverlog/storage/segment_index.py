@@ -109,7 +109,7 @@ class IndexBuilder:
 class SegmentFiles:
     """A segment as a job may know it: its files, and what it should hold.
 
-    `sealed`: it takes no more appends, so an unfinished batch at its end is damage.
+    `finished`: it takes no more appends, so an unfinished batch at its end is damage.
     """
 
     disk: Disk
@@ -117,7 +117,7 @@ class SegmentFiles:
     base_offset: int
     end_offset: int
     size: int
-    sealed: bool
+    finished: bool
 
     def read_index(self) -> LoadedIndex:
         """From the file, else from the batches.
@@ -187,10 +187,10 @@ class SegmentFiles:
             elif isinstance(entry, Damage):
                 damages.append(entry)
                 at, offset = entry.end_position, entry.end_offset
-            elif isinstance(entry, Torn) and self.sealed:
+            elif isinstance(entry, Torn) and self.finished:
                 damages.append(Damage(at, self.size, offset, self.end_offset))
                 offset = self.end_offset
-        if offset != self.end_offset and (self.sealed or offset > self.end_offset):
+        if offset != self.end_offset and (self.finished or offset > self.end_offset):
             if not verify:
                 return None
             if offset < self.end_offset:  # Its last batches are gone without a trace.

@@ -1,6 +1,6 @@
-"""The two faces of the client behind one interface, so that one suite runs over both.
+"""The blocking and the asyncio client behind one interface, so that one suite runs over both.
 
-Owns a loop in a thread for the asyncio face and turns its coroutines into calls that wait. It must
+Owns a loop in a thread for the asyncio client, and turns its coroutines into calls that wait. Must
 not smooth over differences: arguments, results and errors pass through untouched.
 """
 
@@ -16,16 +16,16 @@ from typing import Any
 import quiverlog
 import quiverlog.aio
 
-__all__ = ["FACES", "connect"]
+__all__ = ["CLIENT_KINDS", "connect"]
 
-FACES = ("blocking", "asyncio")
+CLIENT_KINDS = ("blocking", "asyncio")
 OURS = {"quiverlog.client.async_producer", "quiverlog.client.consumer"}
 """Where the classes are defined whose methods may be coroutines."""
 
 
-def connect(face: str, bootstrap: Any, **options: Any) -> Any:
-    """A client of the given face; use it with `with`."""
-    if face == "blocking":
+def connect(kind: str, bootstrap: Any, **options: Any) -> Any:
+    """A client of the given kind; use it with `with`."""
+    if kind == "blocking":
         return quiverlog.connect(bootstrap, **options)
     return _connect_asyncio(bootstrap, options)
 

@@ -1,4 +1,4 @@
-"""Both faces of the client, against the scripted broker."""
+"""The blocking and the asyncio client, against the scripted broker."""
 
 from __future__ import annotations
 
