@@ -15,6 +15,8 @@ from quiverlog.types import Compression, Durability
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver, batch_of
 
+NOT_UTF8 = serialize_schema(pa.schema([("column", pa.int64())])).replace(b"column", b"\xb0olumn")
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> NodeDriver:
@@ -98,6 +100,7 @@ def test_each_topic_is_created_or_refused_on_its_own(node: NodeDriver) -> None:
         m.NewTopic("b", schema, replication_factor=3),
         m.NewTopic("c", schema, partitions=0),
         m.NewTopic("d", b""),
+        m.NewTopic("not-utf8", NOT_UTF8),
         m.NewTopic("e", schema, 3, 1, ["n"], {"retention.ms": "5000"}),
     ]
     response, _ = node.call(m.CreateTopicsRequest(topics=topics))
@@ -108,8 +111,10 @@ def test_each_topic_is_created_or_refused_on_its_own(node: NodeDriver) -> None:
         errors.InvalidReplicationFactor.code,
         errors.InvalidPartitions.code,
         errors.InvalidSchema.code,
+        errors.InvalidSchema.code,
         0,
     ]
+    assert node.metrics.internal_errors == 0
     assert directories(node) == {"a-0", "e-0", "e-1", "e-2"}
 
 
@@ -252,6 +257,8 @@ def test_schema_evolution(node: NodeDriver) -> None:
     assert [s.schema_id for s in response.schemas] == [1, 2]
     refused = alter(node, schema=serialize_schema(pa.schema([("x", pa.string())])))
     assert refused.error_code == errors.IncompatibleSchema.code
+    assert alter(node, schema=NOT_UTF8).error_code == errors.InvalidSchema.code
+    assert node.metrics.internal_errors == 0
     node.crash()
     node.produced(topic, batch_of([1], schema_id=2, schema=wider))
 

@@ -60,14 +60,42 @@ def deserialize_schema(data: bytes | memoryview) -> pa.Schema:
     """Read an Arrow IPC schema message.
 
     Raises:
-        InvalidSchema: too large, or not a schema message.
+        InvalidSchema: too large, not a schema message, or one with text that is not UTF-8.
     """
     if len(data) > SCHEMA_BYTES_MAX:
         raise InvalidSchema(f"the schema takes {len(data)} bytes, allowed are {SCHEMA_BYTES_MAX}.")
     try:
-        return pa.ipc.read_schema(pa.py_buffer(data))
+        schema = pa.ipc.read_schema(pa.py_buffer(data))
+        _check_text(schema)
+    except UnicodeDecodeError as error:
+        raise InvalidSchema(f"a name or time zone in the schema is not UTF-8: {error}.") from None
     except (pa.ArrowException, ValueError, OSError, MemoryError) as error:
         raise InvalidSchema(f"not an Arrow schema message: {error}.") from None
+    return schema
+
+
+def _check_text(schema: pa.Schema) -> None:
+    """Raise UnicodeDecodeError when a name or time zone, at any depth, is not UTF-8.
+
+    pyarrow reads such a schema and raises at the first look at the text, wherever that happens.
+    """
+    for field in schema:
+        _ = field.name
+        _check_text_of(field.type)
+
+
+def _check_text_of(data_type: pa.DataType) -> None:
+    if isinstance(data_type, pa.BaseExtensionType):
+        _check_text_of(data_type.storage_type)
+    elif pa.types.is_dictionary(data_type):
+        _check_text_of(data_type.value_type)
+    elif pa.types.is_timestamp(data_type):
+        _ = data_type.tz
+    else:
+        for index in range(data_type.num_fields):
+            child = data_type.field(index)
+            _ = child.name
+            _check_text_of(child.type)
 
 
 def deserialize_stored(data: bytes | memoryview) -> pa.Schema:
