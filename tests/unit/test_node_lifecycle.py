@@ -11,7 +11,7 @@ from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.limits import TIMESTAMP_AHEAD_MS_MAX
 from quiverlog.node.effects import ShutdownComplete
-from quiverlog.node.events import RequestReceived, Shutdown, Tick
+from quiverlog.node.events import DiskSpace, JobDone, RequestReceived, Shutdown, Tick
 from quiverlog.node.node import Node
 from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.types import EARLIEST
@@ -233,6 +233,24 @@ def test_a_graceful_stop_answers_flushes_and_marks(node: NodeDriver) -> None:
 def test_an_idle_broker_stops_at_once(node: NodeDriver) -> None:
     effects = node.send(Shutdown())
     assert isinstance(effects[-1], ShutdownComplete)
+
+
+def test_a_directory_that_was_let_go_at_a_stop_is_not_lost(node: NodeDriver) -> None:
+    """The measurement of free room came after the stop had given up the lock, and cried wolf."""
+    node.create()
+    node.hold_jobs = True
+    node.send(Shutdown())
+    for _ in range(10):
+        if node.shut_down:
+            break
+        job = node.jobs.pop(0).job
+        result = job.run()
+        node.send(DiskSpace(0))  # the job ran in its thread; the loop has not heard of it yet
+        node.send(JobDone(job, result, None))
+    assert node.shut_down
+    node.send(DiskSpace(0))
+    assert [line.event for line in node.lines if line.level == "error"] == []
+    assert node.metrics.disk_full == 0
 
 
 def test_a_stop_with_a_fault_is_not_clean(node: NodeDriver) -> None:

@@ -221,7 +221,9 @@ class Node:
             case Tick():
                 self._tick(now)
             case DiskSpace():
-                if broker.directory.is_owned():
+                if broker.admission.phase is not Phase.RUNNING:
+                    pass  # Nothing is admitted; a stop lets go of the directory, in a thread.
+                elif broker.directory.is_owned():
                     broker.admission.disk_space(event.free_bytes)
                 else:
                     broker.admission.directory_lost()

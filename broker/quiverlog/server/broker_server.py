@@ -249,6 +249,7 @@ class BrokerServer:
         self._state = "stopping"
         if self._acceptor is not None:
             self._acceptor.close()
+        self._timers.pop("disk").cancel()
         self._runner.tell(Shutdown())
         clean = True
         try:
