@@ -69,7 +69,7 @@ class Setting:
     attribute: str = ""
     """The attribute that holds the value; empty: the key, dots turned into underscores."""
     reloadable: bool = False
-    """May it change while the process runs?"""
+    """Whether it may change while the process runs."""
 
     def __post_init__(self) -> None:
         assert self.doc.endswith("."), self.key

@@ -1,4 +1,4 @@
-"""A micro-batch that Spark runs again after a restart: are its rows still the same?
+"""Checks that a micro-batch which Spark runs again after a restart still has the same rows.
 
 Spark replays a batch whose end it had logged, before it asks the source for anything else. The
 batch is what it was when it was planned: its topics are looked up by the ids that its end offset

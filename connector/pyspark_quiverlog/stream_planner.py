@@ -1,4 +1,4 @@
-"""The driver's side of a streaming read: from where to where does the next micro-batch go?
+"""The driver's side of a streaming read: where the next micro-batch begins and ends.
 
 One object per query run, called by Spark from one thread. Owns the query's position, what waits,
 and everything that can go wrong with a position: topics deleted or created anew, logs truncated,
@@ -285,7 +285,7 @@ class StreamPlanner:
                 self._begin[where] = position
 
     def _look_for_gaps(self) -> None:
-        """After a restart: are the rows at the start still there, and the same?"""
+        """After a restart: check that the rows at the start are still there, and the same."""
         self._step_over_gaps(self._begin)
         self._check_epochs(self._view.latest())
 

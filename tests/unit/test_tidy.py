@@ -7,15 +7,36 @@ name), so that a new file is checked before it is committed.
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE_LINES_MAX = 800
+FILE_LINES_MAX = 400
+LONGER_FILES = {
+    "broker/quiverlog/cli/topic.py": "one command group: its options are most of it.",
+    "broker/quiverlog/wire/messages.py": "a table: every message of the protocol, in its order.",
+    "connector/pyspark_quiverlog/option_table.py": "a table: every option, with its explanation.",
+    "connector/pyspark_quiverlog/stream_planner.py": "one machine: the state of a streaming query.",
+    "tests/sim/disk.py": "one model: a disk with its page cache, faults and crashes.",
+    "tests/sim/host.py": "one machine: a node's world, in the order of its events.",
+    "tests/sim/run.py": "one run: its phases and what is checked after each.",
+    "tests/support/client_scenarios.py": "one suite, subclassed where brokers differ.",
+    "tests/unit/test_batch_validate.py": "one rule after the other, over the same batches.",
+    "tests/unit/test_node_produce.py": "one request, all its outcomes, over the same node.",
+    "tests/unit/test_server_protocol.py": "one class, all its states, over the same transport.",
+}
+"""Files above the bound, each with its reason; style.md allows 800 lines for a single machine."""
+LONGER_LINES_MAX = 600
+GENERATED = re.compile(r"^Generated (?:from|by) .*do not edit", re.MULTILINE | re.DOTALL)
+QUESTIONS_ALLOWED: dict[str, str] = {}
+"""Docstrings and comments that may ask: file -> the question."""
 FUNCTION_LINES_MAX = 70
 LINE_CHARS_MAX = 100
 SKIPPED_PARTS = {".venv", ".git", "node_modules", "__pycache__", "build", "dist", "site"}
@@ -65,13 +86,32 @@ def test_the_house_is_there() -> None:
     assert ROOT / "README.md" in files()
 
 
+def lengths() -> dict[str, int]:
+    """Lines of each Python file that a person writes."""
+    found = {}
+    for path in python_files():
+        text = path.read_text()
+        if not GENERATED.search(ast.get_docstring(ast.parse(text)) or ""):
+            found[str(path.relative_to(ROOT))] = len(text.splitlines())
+    return found
+
+
 def test_no_file_is_longer_than_a_sitting() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in python_files()}
+    problems = []
+    for name, length in lengths().items():
+        limit = LONGER_LINES_MAX if name in LONGER_FILES else FILE_LINES_MAX
+        if length > limit:
+            problems.append(f"{name} has {length} lines, at most {limit} are wanted")
+    report(problems)
+
+
+def test_the_list_of_longer_files_is_true() -> None:
+    found = lengths()
     report(
         [
-            f"{place(path, length)} has {length} lines, at most {FILE_LINES_MAX} are wanted"
-            for path, length in lengths.items()
-            if length > FILE_LINES_MAX
+            f"{name} is listed, and has {found.get(name, 0)} lines"
+            for name in LONGER_FILES
+            if found.get(name, 0) <= FILE_LINES_MAX
         ]
     )
 
@@ -95,6 +135,31 @@ def test_every_module_says_what_it_owns() -> None:
             continue
         if not ast.get_docstring(ast.parse(source)):
             problems.append(f"{place(path, 1)} has no module docstring")
+    report(problems)
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of the docstrings and comments of a file, paragraph by paragraph."""
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)):
+        docstring = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(docstring, ast.Constant) and isinstance(docstring.value, str):
+            for paragraph in docstring.value.split("\n\n"):
+                yield docstring.lineno, " ".join(paragraph.split())
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def test_docstrings_and_comments_state_and_do_not_ask() -> None:
+    problems = []
+    for path in python_files():
+        name = str(path.relative_to(ROOT))
+        if name.startswith(("broker/", "connector/")):
+            for line, text in prose(path):
+                asks = re.search(r"\?(?:\s|$|[.-]+$)", text)
+                if asks and text != QUESTIONS_ALLOWED.get(name):
+                    problems.append(f"{name}:{line} asks: {text[:80]}")
     report(problems)
 
 

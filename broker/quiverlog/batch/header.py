@@ -111,7 +111,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_plausible(self) -> bool:
-        """Could a broker have stored this? Asked where no checksum has spoken for the bytes yet."""
+        """True when a broker could have stored this; for bytes that no checksum has spoken for."""
         return (
             self.magic == MAGIC
             and not self.flags & ~FLAGS_KNOWN
@@ -128,7 +128,7 @@ class BatchHeader(NamedTuple):
 
 # --- batch after batch ------------------------------------------------------------------------
 def whole_batch(header: BatchHeader, offset: int, room: int) -> bool:
-    """Is this the header of a batch that begins with row `offset` and fits `room` bytes?"""
+    """True for the header of a batch that begins with row `offset` and fits `room` bytes."""
     return (
         header.base_offset == offset
         and header.magic == MAGIC

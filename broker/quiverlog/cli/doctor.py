@@ -1,4 +1,4 @@
-"""`quiverlog doctor`: is everything there that a broker and Spark need?
+"""`quiverlog doctor` checks that everything is there that a broker and Spark need.
 
 Owns the checks and what to do about each. A check never raises: what goes wrong is its finding.
 Spark is looked at from outside (versions, another interpreter); this module never imports it.

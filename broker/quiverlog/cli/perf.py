@@ -1,4 +1,4 @@
-"""`quiverlog perf produce|consume|latency`: how fast is this broker, from here?
+"""`quiverlog perf produce|consume|latency` measures how fast a broker is, from here.
 
 Owns the made-up rows and the arithmetic of rates and percentiles. Every run is bounded in rows or
 in time. The numbers are those of one Python client; `make bench` compares with bare baselines.

@@ -131,7 +131,7 @@ def create_topic(
 
 
 def _is_ours(cluster: Cluster, new: m.NewTopic) -> Operation[bool]:
-    """After a lost reply: is the topic that exists the one that we asked for?"""
+    """True when the topic that exists is the one we asked for: the reply may have been lost."""
     found = (yield from describe_topics(cluster, [new.name]))[new.name]
     return (
         len(found.partitions) == new.partitions

@@ -221,8 +221,11 @@ class BlockingMethods:
         *,
         topic_ids: Mapping[str, bytes] | None = None,
     ) -> dict[TopicPartition, OffsetAndEpoch]:
-        """Low level: where did these leader epochs end? A row at or above, read under that epoch,
-        was truncated away. `topic_ids`: as in `offsets_with_epochs`."""
+        """Low level: the offsets where leader epochs ended.
+
+        A row at or above, read under that epoch, was truncated away. `topic_ids`: as in
+        `offsets_with_epochs`.
+        """
         ids = topic_ids or {}
         asked = partition_questions.epoch_end_offsets(self.cluster, epochs, topic_ids=ids)
         return self.run(asked)

@@ -1,10 +1,8 @@
 """The consumer's machine: from positions to batches, as operations.
 
-Owns how positions advance, the requests under way (one per leader, for all its partitions), and
-fairness.
+Owns how positions advance, fairness, and the requests under way (one per leader).
 
 Invariants:
-
 - A partition is in at most one request at a time, and rows of it are handed out in offset order.
 - A row is skipped only when the caller says so (`seek`, `skip_corrupt`): a batch that cannot be
   decoded stays at the head of what waits, so that every call meets it again.

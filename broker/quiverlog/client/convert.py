@@ -209,7 +209,7 @@ class Converter:
 
 
 def _keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
-    """May values of `source` be taken as `target`, if each of them fits? Both are normalised."""
+    """True when values of `source` that fit may be taken as `target`. Both are normalised."""
     if source == target or t.is_null(source):
         return True
     if t.is_integer(source):

@@ -92,7 +92,7 @@ def stored_batches(
 def _check_batch(
     header: BatchHeader, fetched: FetchedPartition, expected: int, *, is_first: bool
 ) -> None:
-    """Does a batch's header agree with the answer that it came in?"""
+    """Raise CorruptBatch unless a batch's header agrees with the answer that it came in."""
     if header.magic != MAGIC or not 0 < header.row_count <= BATCH_ROWS_MAX:
         raise CorruptBatch(
             f"what came at offset {expected} is no batch of this format (magic {header.magic}, "

@@ -85,7 +85,7 @@ class Answers:
         _answer_in_order(waiter)
 
     def is_next(self, waiter: ProduceWaiter) -> bool:
-        """Are all earlier answers of this partition out?"""
+        """True when all earlier produces of this partition have been answered."""
         confirmed = self.confirmed
         while confirmed and confirmed[0].done:
             confirmed.popleft()

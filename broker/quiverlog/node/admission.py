@@ -1,4 +1,4 @@
-"""May the broker take work? The phases of its life, and the disk that has no room.
+"""Which requests the broker takes: the phases of its life, and the disk that has no room.
 
 Owns these two states. Reads go on when the disk is full; a broker that stops refuses everything.
 """

@@ -131,7 +131,7 @@ class Assignment:
 
     @property
     def opening(self) -> bool:
-        """Is a partition still being opened?"""
+        """True while a partition is being opened."""
         return bool(self._opening)
 
     def next_us(self) -> int | None:
@@ -360,7 +360,7 @@ class Assignment:
         self._removal.add(gone)
 
     def check_free(self, names: Collection[str]) -> None:
-        """May partitions of these names be made? Raises ThrottledBroker."""
+        """Raise ThrottledBroker while partitions of these names cannot be created."""
         self._removal.check_free(names)
         opening = {
             str(opening.name)

@@ -37,7 +37,7 @@ class CloseLogJob:
         self._clean = replica.fault is None
 
     def run(self) -> bool:
-        """Was it clean? Raises OSError or QuiverlogError: the files are let go all the same."""
+        """Close the log; True if it was clean. The files are released under any error, too."""
         self._log.close(clean=self._clean)
         return self._clean
 

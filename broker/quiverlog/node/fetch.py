@@ -192,7 +192,7 @@ class _Answer:
                 self.rows.append((replica, result.batch_bytes, _rows_from(views, entry.offset)))
 
     def enough(self) -> bool:
-        """Is there no reason to wait for more?"""
+        """True when there is no reason to wait for more rows."""
         return (
             self.final
             or self.byte_count >= self.request.min_bytes
@@ -242,7 +242,7 @@ def _partition_limit(entry: m.FetchPartition) -> int:
 
 
 def _exhausted(broker: Broker, request: m.FetchRequest) -> bool:
-    """Can waiting bring anything? Not when every entry's bounded range is readable to its end."""
+    """True when waiting brings no rows: every entry has an end, and is readable up to it."""
     for entry in request.partitions:
         if entry.end_offset < 0:
             return False
@@ -311,7 +311,7 @@ def _read_replica(
 def _check_divergence(
     replica: Replica, entry: m.FetchPartition, result: m.FetchPartitionResult
 ) -> None:
-    """Is the row before `offset` still the one that the reader has seen? (KIP-320)"""
+    """Tell a reader whose row before `offset` was truncated where the epochs part (KIP-320)."""
     if entry.last_epoch == NO_EPOCH:
         return
     epoch, end_offset = replica.log.epochs.end_offset_for(entry.last_epoch)

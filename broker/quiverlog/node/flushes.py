@@ -66,12 +66,12 @@ class Flushes:
 
     @property
     def idle(self) -> bool:
-        """Is no flush under way or wanted at once?"""
+        """True when no flush is under way or wanted at once."""
         return not self._in_flight and not self._queue
 
     @property
     def waiting(self) -> bool:
-        """Could one be started?"""
+        """True when a flush is wanted and may be started now."""
         return bool(self._queue) and self._in_flight < self._in_flight_max
 
     def next_us(self) -> int | None:

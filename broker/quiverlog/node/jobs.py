@@ -59,7 +59,7 @@ class Jobs:
         return len(self._waiting) + sum(map(len, self._queues.values()))
 
     def waits_for(self, job: Job) -> bool:
-        """Was this job started, and is it not back?"""
+        """True from the start of a job until its result is back."""
         return id(job) in self._waiting
 
     def start(self, job: Job, then: Then, urgency: Urgency = Urgency.FLUSH) -> None:

@@ -117,7 +117,7 @@ class Metadata:
 
     @property
     def idle(self) -> bool:
-        """Is no decision under way, and no compaction?"""
+        """True when neither a decision nor a compaction is under way."""
         return not self._busy and not self._queue
 
     # --- start ---------------------------------------------------------------------------------

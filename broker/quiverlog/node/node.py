@@ -298,7 +298,7 @@ class Node:
 
 
 def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Who are you, what do you speak? Asking again does no harm."""
+    """Answer HELLO: the broker's name, its limits and API versions. It may be asked again."""
     request = event.request
     assert isinstance(request, m.HelloRequest)
     if len(request.client_id) > CLIENT_ID_CHARS_MAX:

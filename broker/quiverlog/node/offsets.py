@@ -58,7 +58,7 @@ class _ResultLike(Protocol):
 _Entry = TypeVar("_Entry", bound=_EntryLike)
 _Result = TypeVar("_Result", bound=_ResultLike)
 _Fill = Callable[[Replica, _Entry, _Result, bool], None]
-"""Fills in a result; the last argument: may the disk be waited for?"""
+"""Fills in a result; the last argument is True where the disk may be waited for."""
 
 
 # --- LIST_OFFSETS -------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def _epoch_before(replica: Replica, offset: int) -> int:
 
 # --- the others ---------------------------------------------------------------------------------
 def handle_epoch_end_offsets(broker: Broker, call: Call) -> Steps:
-    """Where did an epoch end? -1 for an epoch that this log never had (KIP-101)."""
+    """Answer where epochs end; -1 for an epoch that this log never had (KIP-101)."""
     request = call.request
     assert isinstance(request, m.EpochEndOffsetsRequest)
     results = yield from _answer_each(
@@ -230,7 +230,7 @@ def _fill_epoch_end(
 
 
 def handle_describe_ranges(broker: Broker, call: Call) -> Steps:
-    """How many bytes lie between two offsets, and how far do so many bytes reach?"""
+    """Answer how many bytes lie between two offsets, and how far so many bytes reach."""
     request = call.request
     assert isinstance(request, m.DescribeRangesRequest)
     results = yield from _answer_each(

@@ -30,7 +30,7 @@ class ProducerIds:
 
     @property
     def exhausted(self) -> bool:
-        """Must another block be set aside first?"""
+        """True when another block of ids must be set aside first."""
         return self.next >= self._end
 
     def block_added(self, record: ProducerIdBlockRecord) -> None:
@@ -52,5 +52,5 @@ class ProducerIds:
         return self._metadata.pending.producer_epochs.get(producer_id, 0)
 
     def has_epoch(self, producer_id: int, epoch: int) -> bool:
-        """Was this epoch of the producer given out?"""
+        """True for an epoch of the producer that was given out."""
         return epoch <= self._metadata.image.producer_epochs.get(producer_id, 0)

@@ -91,7 +91,7 @@ class Purgatory:
         self.parked = 0
 
     def may_park(self, connection_id: int, client_id: str) -> bool:
-        """Is there room for one more long poll of this connection and client?"""
+        """True while this connection and client may have one more long poll."""
         free = self._parked_max - self.parked
         mine = max(
             len(self._by_connection.get(connection_id, ())), self._by_client.get(client_id, 0)

@@ -45,7 +45,7 @@ class Removal:
 
     @property
     def waiting(self) -> bool:
-        """Could the next few be removed?"""
+        """True when replicas wait to be removed and no removal is under way."""
         return bool(self._queue) and not self._busy
 
     def add(self, replicas: Collection[Replica]) -> None:
@@ -84,7 +84,7 @@ class Removal:
         self.run()
 
     def check_free(self, names: Collection[str]) -> None:
-        """May these names be made anew? A job still knows the old files by name while it runs.
+        """Refuse names whose old files a running job still knows: they cannot be created yet.
 
         Raises:
             ThrottledBroker: not yet.

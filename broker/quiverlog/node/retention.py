@@ -50,7 +50,7 @@ class BelievedClock:
 
     @property
     def suspects(self) -> bool:
-        """Is the wall clock ahead of what is believed?"""
+        """True while the wall clock is ahead of what is believed."""
         return self._suspect_since_us is not None
 
     def read(self, now: Now) -> Now:

@@ -104,7 +104,7 @@ class Tasks:
 
     @property
     def busy(self) -> bool:
-        """Are there steps that could be made at once?"""
+        """True when a task has steps that could be made at once."""
         return bool(self._ready)
 
     def start(self, call: Call, steps: Steps) -> None:

@@ -39,7 +39,7 @@ class Trims:
         self._under_way: dict[Replica, deque[tuple[int, Then, Urgency]]] = {}
 
     def busy(self, replica: Replica) -> bool:
-        """Is a trim of this log under way?"""
+        """True while a trim of this log is under way."""
         return replica in self._under_way
 
     def trim(self, replica: Replica, offset: int, urgency: Urgency, now: Now, then: Then) -> None:

@@ -35,7 +35,7 @@ class Wakeups:
 
     @property
     def busy(self) -> bool:
-        """Is somebody left to be looked at?"""
+        """True while readers are left to be looked at."""
         return bool(self._round or self._moved)
 
     def moved(self, replica: Replica) -> None:

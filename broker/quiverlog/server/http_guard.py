@@ -79,7 +79,7 @@ class HttpGuard:
         return GuardedConnection(self)
 
     def admit(self, connection: GuardedConnection) -> bool:
-        """Is there a place, or one that can be made?"""
+        """Take the connection in, in place of an unfinished one if need be; False when full."""
         if len(self.open) >= self.limits.connections_max:
             unfinished = next((c for c in self.open if not c.head_complete), None)
             if unfinished is None:

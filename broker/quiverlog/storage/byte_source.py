@@ -77,7 +77,7 @@ class FileBytes:
         self.size = size
 
     def holds(self, start: int, end: int) -> bool:
-        """Is this range in memory?"""
+        """True when the window has the whole range."""
         return self._start <= start and end <= self._start + len(self._window)
 
     def read(self, position: int, size: int) -> memoryview:
@@ -134,7 +134,7 @@ def readable_bytes(file: File, position: int, size: int) -> int:
 
 
 def is_unreadable(error: OSError) -> bool:
-    """Does the disk say that it cannot give these bytes?"""
+    """True when the disk says that it cannot give these bytes."""
     return error.errno == errno.EIO
 
 

@@ -146,7 +146,7 @@ class DataDirectory(PartitionDirectories):
 
     # --- owning --------------------------------------------------------------------------------
     def is_owned(self) -> bool:
-        """Is this still the directory that was locked, and nobody else in it?
+        """True while this is the directory that was locked, and nobody else uses it.
 
         Costs two stat calls and a read of a few bytes: for a timer, not for each write.
         """

@@ -34,7 +34,7 @@ _OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 def out_of_descriptors(error: BaseException | None) -> bool:
-    """Did an operation fail before it began, because the process or machine had no descriptor?
+    """True when an operation failed before it began: there was no descriptor to be had.
 
     Such a failure says nothing about the disk: the same operation may succeed a moment later.
     """
@@ -93,7 +93,7 @@ class File(Protocol):
         """
 
     def resident(self, position: int, size: int) -> bool:
-        """Are these bytes in memory, so that reading them cannot wait for the disk?
+        """True when these bytes are in memory, so that reading them cannot wait for the disk.
 
         True where the system cannot tell. The answer may be old a moment later.
         """
@@ -134,7 +134,7 @@ class DiskLock(Protocol):
         """Write into the lock who has it. Nothing happens where that cannot be written."""
 
     def holds(self) -> bool:
-        """Is the locked directory still the one that its path names, and nobody else's claim in it?
+        """True while the path names the locked directory, and nobody else's claim is in it.
 
         A lock does not keep anybody from putting another directory in the place of this one, and
         some network file systems do not keep machines apart.
@@ -189,10 +189,10 @@ class Disk(Protocol):
         """Make the names in a directory durable. May be called from another thread."""
 
     def exists(self, path: str) -> bool:
-        """Is there a file or directory?"""
+        """True when there is a file or directory of this path."""
 
     def is_dir(self, path: str) -> bool:
-        """Is there a directory?"""
+        """True when there is a directory of this path."""
 
     def free_bytes(self, path: str) -> int:
         """Room left for an ordinary user on the file system that holds `path`."""

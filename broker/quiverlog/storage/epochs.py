@@ -42,7 +42,7 @@ class LeaderEpochs:
         self._starts: list[int] = []
         self.newest = NO_EPOCH
         self.dirty = False
-        """Has it changed since it was written to the disk?"""
+        """Whether epochs changed since they were written to the disk."""
 
     def __len__(self) -> int:
         return len(self._epochs)

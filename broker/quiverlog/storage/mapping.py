@@ -95,7 +95,7 @@ class Mapping:
         return self._region
 
     def resident(self, position: int, end: int) -> bool:
-        """Are all pages of [position, end) in the page cache? True where the kernel cannot tell.
+        """True when all pages of [position, end) are cached, or the kernel cannot tell.
 
         Costs one mincore for every 16 MiB: 1.2 us for 64 KiB, 6 us for 1 MiB and 100 us for 16 MiB,
         measured on ext4 and tmpfs with Linux 6.18. (preadv with RWF_NOWAIT copies what it finds:

@@ -94,7 +94,7 @@ def _frame_end(view: memoryview, at: int) -> int | None:
 
 
 def _is_torn(view: memoryview, at: int) -> bool:
-    """Is what begins at `at` an append that a crash interrupted, and not damage?"""
+    """True when an append that a crash interrupted begins at `at`, and not damage."""
     size = _FRAME.unpack_from(view, at)[0] if len(view) - at >= _FRAME.size else 0
     end = at + _FRAME.size + size
     if end <= len(view) and not looks_unwritten(view, at, end) and not _has_hole(view, at, end):
@@ -103,7 +103,7 @@ def _is_torn(view: memoryview, at: int) -> bool:
 
 
 def _has_hole(view: memoryview, start: int, end: int) -> bool:
-    """Is a sector of [start, end) zero? The sectors of one append may arrive in any order.
+    """True when a sector of [start, end) is zero: those of one append arrive in any order.
 
     The sector that `start` lies in was there before. What the last one has of the frame may be
     little, and then zeros prove nothing.
@@ -114,7 +114,7 @@ def _has_hole(view: memoryview, start: int, end: int) -> bool:
 
 
 def _only_size_is_wrong(view: memoryview, at: int) -> bool:
-    """Does the rest of the file have the checksum at `at`? Then it was whole, and not cut short."""
+    """True when the rest of the file has the checksum at `at`: then it was not cut short."""
     if len(view) - at < _FRAME.size:
         return False
     payload = view[at + _FRAME.size :]
@@ -122,7 +122,7 @@ def _only_size_is_wrong(view: memoryview, at: int) -> bool:
 
 
 def _valid_frame_after(view: memoryview, at: int) -> bool:
-    """Is there a whole frame at or after `at`? Frames are not aligned: every byte is looked at.
+    """True when a whole frame lies at or after `at`. Frames are not aligned: no byte is skipped.
 
     Costs time in proportion to the bytes. Only where the lengths in a frame agree with each other
     is a checksum taken, and when looking costs several times what a plain file costs (somebody

@@ -119,7 +119,7 @@ class MetadataLog:
 
     @property
     def wants_compaction(self) -> bool:
-        """Is most of the file likely to be history that a snapshot leaves out?"""
+        """True when most of the file is likely to be history that a snapshot leaves out."""
         return (
             not self._compacting
             and not self._fault

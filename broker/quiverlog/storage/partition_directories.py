@@ -41,7 +41,7 @@ def typed_errors(path: str) -> Iterator[None]:
 
 
 def _is_of_the_disk(error: QuiverlogError) -> bool:
-    """Was this the disk's failure, and not a format from the future?"""
+    """True for a failure of the disk; False for a format from the future."""
     return isinstance(error.__cause__, OSError) or error.retriable
 
 
@@ -222,7 +222,7 @@ class PartitionDirectories:
             write_partition_file(self._disk, self.partition_path(name), name, topic_id)
 
     def _is_unfinished(self, name: str) -> bool:
-        """Is this what `create_partition` leaves when nobody goes on?"""
+        """True for what `create_partition` leaves when a crash interrupts it."""
         ours = {PARTITION_FILE, f"{PARTITION_FILE}.tmp"}
         return is_partition_name(name) and ours.issuperset(
             self._disk.list(self.partition_path(name))

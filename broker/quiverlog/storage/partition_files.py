@@ -54,7 +54,7 @@ class PartitionFile(msgspec.Struct, kw_only=True):
 
 
 def is_partition_name(name: str) -> bool:
-    """May this be `<topic>-<partition>`?"""
+    """True for what may be `<topic>-<partition>`."""
     return _PARTITION_NAME.fullmatch(name) is not None
 
 

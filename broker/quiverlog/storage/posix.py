@@ -171,7 +171,7 @@ class PosixFile:
 
     @property
     def is_open(self) -> bool:
-        """Does it hold a descriptor?"""
+        """True while the file holds a descriptor."""
         return self._descriptor is not None
 
 

@@ -178,7 +178,7 @@ class _Recovery:
         segment.end_offset = segment.base_offset
 
     def _never_arrived(self) -> bool:
-        """Is this a new segment of which the disk got the length, but not the bytes?"""
+        """True for a new segment of which the disk got the length, but not the bytes."""
         file = self._segment.file
         if any(file.read_copy(0, SEGMENT_HEADER_BYTES)):
             return False

@@ -153,7 +153,7 @@ class Resync:
         return chain
 
     def _is_cut_short(self, end: int, last: BatchHeader, after: BatchHeader | None) -> bool:
-        """Is what lies behind the batch `last` an append that a crash interrupted?"""
+        """True when an append that a crash interrupted lies behind the batch `last`."""
         if after is None:
             return True
         if after.is_plausible and after.base_offset == last.next_offset:
@@ -161,7 +161,7 @@ class Resync:
         return looks_unwritten(self._source, end, self._source.size)
 
     def _is_good(self, at: int) -> bool:
-        """Does the checksum of the batch at `at` match?"""
+        """True when the checksum of the batch at `at` matches."""
         good = self._good.get(at)
         if good is not None:
             return good

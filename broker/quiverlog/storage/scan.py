@@ -118,12 +118,12 @@ class _Judge:
         return BatchHeader.unpack(self._source.read(at, BATCH_HEADER_BYTES))
 
     def checksum_matches(self, at: int, header: BatchHeader) -> bool:
-        """Do the stored bytes match the stored checksum?"""
+        """True when the stored bytes match the stored checksum."""
         end = at + header.total_bytes
         return checksum(self._source, at + CRC_START, end) == header.crc32c
 
     def judge(self, at: int, offset: int, header: BatchHeader | None) -> Damage | Torn:
-        """What lies at `at`, where no good batch begins?"""
+        """Judge what lies at `at`, where no good batch begins."""
         if header is None:
             return Torn(at, offset)
         if header.is_plausible and header.base_offset == offset:

@@ -148,7 +148,7 @@ class Segment:
 
     @property
     def empty(self) -> bool:
-        """Has it no batch?"""
+        """True for a segment without batches."""
         return self.file.size <= SEGMENT_HEADER_BYTES
 
     # --- the index -----------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class Segment:
         self.tail = (0, -1)
 
     def is_verified(self, start: int, end: int) -> bool:
-        """Were these bytes written or verified by this process?"""
+        """True when this process has written or verified these bytes."""
         first, last = self._verified
         return start >= self.trusted_from or (first <= start and end <= last)
 

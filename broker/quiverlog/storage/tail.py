@@ -1,4 +1,4 @@
-"""Torn or damaged? What a checksum that does not match at the end of a file means.
+"""Torn or damaged: what a checksum that does not match at the end of a file means.
 
 Owns one judgement. A write that a crash interrupted leaves the file shorter than it should be or,
 on some file systems, with zeros where sectors never arrived. Bytes that are there but wrong were
@@ -20,7 +20,7 @@ _UNWRITTEN_BYTES_MIN: Final = 128
 
 
 def looks_unwritten(source: ByteSource | memoryview, start: int, end: int) -> bool:
-    """Are the bytes [start, end) all zero, or all zero from their last sector boundary on?"""
+    """True when the bytes [start, end) are zero, all or from their last sector boundary on."""
     if isinstance(source, memoryview):
         source = BufferBytes(source)
     last = (end - 1) // SECTOR_BYTES * SECTOR_BYTES

@@ -514,7 +514,7 @@ class EpochEndOffsetsPartition(Part, array_like=True, gc=False):
 
 
 class EpochEndOffsetsRequest(Request, array_like=True, gc=False):
-    """Where did `epoch` end? An offset above the answer, read under `epoch`, was truncated away."""
+    """Asks where `epoch` ended: an offset above, read under `epoch`, was truncated away."""
 
     API: ClassVar[Api] = Api.EPOCH_END_OFFSETS
     partitions: PerPartition[EpochEndOffsetsPartition] = []
@@ -545,7 +545,7 @@ class RangePartition(Part, array_like=True, gc=False):
 
 
 class DescribeRangesRequest(Request, array_like=True, gc=False):
-    """How many stored bytes lie between two offsets, and how far do `bytes_max` reach?"""
+    """Asks how many stored bytes lie between two offsets, and how far `bytes_max` reach."""
 
     API: ClassVar[Api] = Api.DESCRIBE_RANGES
     partitions: PerPartition[RangePartition] = []

@@ -100,9 +100,9 @@ class PartitionState:
         self.high_watermark = log_start_offset
         self._advance()
 
-    # --- may they? -----------------------------------------------------------------------------
+    # --- checking a request ------------------------------------------------------------------
     def check_leader_epoch(self, epoch: int) -> None:
-        """Does the asker believe in the leader that we are? (KIP-320; NO_EPOCH asks nothing.)
+        """Refuse a request that was meant for another leader epoch (KIP-320); NO_EPOCH fits any.
 
         Raises:
             FencedLeaderEpoch: the asker's epoch is older.

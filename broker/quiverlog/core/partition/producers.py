@@ -110,7 +110,7 @@ class ProducerStates:
 
     # --- deciding ------------------------------------------------------------------------------
     def check(self, header: BatchHeader) -> int | None:
-        """Is this batch new? None: append it. A number: stored before, and this is its offset.
+        """The offset of a batch that was stored before; None for a new one, to be appended.
 
         Raises:
             InvalidProducerEpoch: a newer epoch of this producer has written here.
