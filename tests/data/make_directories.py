@@ -105,8 +105,6 @@ def write_topics(client: Any) -> None:
         )
         for partition in (0, 1):
             send(client, durability, 1000 * partition, 900, partition=partition)
-    client.create_topic("replicated", ROWS, config={**FOR_EVER, "min.insync.replicas": 1})
-    send(client, "replicated", 0, 50)
     for codec in ("lz4", "zstd"):
         client.create_topic(codec, ROWS, config={**SMALL, "compression.type": codec})
         send(client, codec, 0, 300)
