@@ -74,6 +74,20 @@ def test_a_hangup_with_a_bad_file_changes_nothing(text: str) -> None:
         assert broker.stop() == 0
 
 
+def test_a_hangup_with_a_fifo_for_a_file_holds_nobody_up() -> None:
+    """The loop once hung until somebody wrote into it."""
+    with BrokerProcess() as broker:
+        command = Path(f"/proc/{broker.pid}/cmdline").read_bytes().split(b"\0")
+        path = Path(command[command.index(b"--config") + 1].decode())
+        path.unlink()
+        os.mkfifo(path)
+        broker.signal(signal.SIGHUP)
+        until(lambda: "not a regular file" in broker.log_text)
+        with RawClient(broker.address) as client:
+            client.ask(m.MetadataRequest())
+        assert broker.stop() == 0
+
+
 class BareBroker:
     """A broker without a configuration file, whose streams the test owns."""
 

@@ -1,19 +1,19 @@
 """A broker's configuration: one table of typed keys, read from a file, the environment and flags.
 
 Owns where values come from, their order of precedence (flag over environment over file over
-default) and what they may not say together. The keys are in `config_keys`.
+default) and what they may not say together. The keys are in `config_keys`, the reading of the file
+in `config_file`.
 
 Invariant: whatever is refused is refused before anything is opened, with the file and line, the
 variable or the flag that said it.
 
-Must not know: sockets, files other than the configuration file, the node.
+Must not know: sockets, files, the node.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,6 +22,7 @@ from quiverlog import limits
 from quiverlog.addresses import Address
 from quiverlog.core.controller.configs import CONFIG_DEFS, topic_config
 from quiverlog.errors import InvalidConfig
+from quiverlog.server.config_file import read_config_file
 from quiverlog.server.config_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
 from quiverlog.settings import InvalidValue
 
@@ -111,43 +112,10 @@ def load_config(
 
 
 def _from_file(path: Path) -> dict[str, _Given]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"{path}: cannot be read: {error}.") from error
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidConfig(f"{path}: not TOML: {error}.") from error
     return {
-        name: _Given(value, f"{path}:{_line_of(text, name)}: {name}")
-        for name, value in _flatten(tables)
+        found.name: _Given(found.value, f"{path}:{found.line}: {found.name}")
+        for found in read_config_file(path)
     }
-
-
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """`[a] b.c = 1` -> `a.b.c`, 1: dotted keys, quoted keys and tables are all the same."""
-    for key, value in table.items():
-        if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _line_of(text: str, name: str) -> int:
-    """The line where the statement of a key begins: after the last prefix of the text that is
-    TOML without it. (`tomllib` keeps no positions; a configuration is short.)"""
-    lines = text.splitlines()
-    before = 0
-    for count in range(1, len(lines) + 1):
-        try:
-            table = tomllib.loads("\n".join(lines[:count]))
-        except tomllib.TOMLDecodeError:
-            continue
-        if name in dict(_flatten(table)):
-            return before + 1
-        before = count
-    return len(lines)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, _Given]:

@@ -46,7 +46,8 @@ for a service called `quiverlog` (`{ENV_PREFIX}SERVICE_*`, `{ENV_PREFIX}PORT*`).
 
 SIGHUP makes a running broker read its configuration file again (not the environment or the flags,
 which win over it as before). Keys marked ↻ change at once, the others at the next start; a log line
-says which changed and which did not. A file that is refused changes nothing.
+says which changed and which did not. A file that is refused changes nothing. The file must be a
+regular one of at most 64 KiB.
 
 """
 

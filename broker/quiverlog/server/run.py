@@ -35,6 +35,7 @@ from quiverlog.errors import (
 from quiverlog.server.broker_server import BrokerServer
 from quiverlog.server.config import BrokerConfig
 from quiverlog.server.logs import LogControl, Logger, bridge_logging, make_logger
+from quiverlog.server.reloader import ConfigReloader
 from quiverlog.server.signals import handle_signals, hold_hangups
 
 __all__ = ["bind", "run_broker"]
@@ -95,12 +96,8 @@ async def _run(
     read_config: Callable[[], BrokerConfig] | None,
 ) -> int:
     stop = asyncio.Event()
-    server: BrokerServer | None = None
-
-    def reload() -> None:
-        _reload(server, read_config, log)
-
-    handle_signals(stop=stop, reload=reload, log=log, exit_code_forced=EXIT_FAILED)
+    reloader = ConfigReloader(asyncio.get_running_loop(), read_config, log=log)
+    handle_signals(stop=stop, reload=reloader.request, log=log, exit_code_forced=EXIT_FAILED)
     with contextlib.ExitStack() as sockets:
         listen = sockets.enter_context(bind(config.listen, "listen"))
         http = None
@@ -110,6 +107,7 @@ async def _run(
         server = BrokerServer(config, log, control=control, advertised=advertised)
         try:
             await server.start(listen, http, entropy=secrets.token_bytes)
+            reloader.begin(server.reload)
             gc.freeze()  # what the start made lives for ever: keep it out of collections
             _say(server.ready_line(), sys.stdout)
             await stop.wait()
@@ -118,24 +116,6 @@ async def _run(
             raise
         clean = await server.stop()
     return EXIT_OK if clean else EXIT_FAILED
-
-
-def _reload(
-    server: BrokerServer | None, read_config: Callable[[], BrokerConfig] | None, log: Logger
-) -> None:
-    """SIGHUP. Whatever the file says, the broker goes on."""
-    if read_config is None:
-        log.warning("configuration not reloaded", why="the broker was started without a file")
-        return
-    if server is None:
-        log.warning("configuration not reloaded", why="the broker is starting")
-        return
-    try:
-        server.reload(read_config())
-    except QuiverlogError as error:
-        log.error("configuration not reloaded", why=error.message)
-    except Exception as error:
-        log.error("configuration not reloaded", why=repr(error), exc_info=error)
 
 
 def bind(address: Address, key: str) -> socket.socket:
