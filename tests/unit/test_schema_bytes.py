@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from quiverlog.batch.schema import (
     serialize_schema,
 )
 from quiverlog.errors import InvalidSchema
+from quiverlog.limits import SCHEMA_BYTES_MAX, SCHEMA_FIELDS_MAX
 
 NAMED = "inner"
 TYPES: tuple[pa.DataType, ...] = (
@@ -103,3 +105,27 @@ def test_text_is_utf8(schema: pa.Schema, text: bytes) -> None:
     with pytest.raises(InvalidSchema, match="UTF-8"):
         deserialize_schema(broken)
     assert "UTF-8" in store(broken)
+
+
+def widest(name: str = "") -> bytes:
+    """The schema message with the most columns that its size allows; empty `name`: all differ."""
+    fields = [pa.field(name or f"{i:x}", pa.int8()) for i in range(SCHEMA_BYTES_MAX // 52)]
+    return serialize_schema(pa.schema(fields))
+
+
+@pytest.mark.parametrize("name", ["", "x"])
+def test_the_widest_schema_is_refused_in_no_time(name: str) -> None:
+    """Looking for names used twice once took time by the square of the columns."""
+    data = widest(name)
+    assert SCHEMA_BYTES_MAX // 2 < len(data) <= SCHEMA_BYTES_MAX
+    started_s = time.process_time()
+    assert "columns" in store(data)
+    assert time.process_time() - started_s < 0.5
+
+
+def test_checking_as_many_columns_as_allowed_takes_little_time() -> None:
+    schema = pa.schema([(f"c{i}", pa.int64()) for i in range(SCHEMA_FIELDS_MAX)])
+    started_s = time.process_time()
+    for _ in range(10):
+        check_schema(schema)
+    assert time.process_time() - started_s < 0.2

@@ -8,6 +8,7 @@ Must not know: batches, topics, who asks.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import pyarrow as pa
@@ -132,12 +133,12 @@ def check_schema(schema: pa.Schema) -> None:
         raise InvalidSchema("a schema needs at least one column.")
     if any(not name for name in names):
         raise InvalidSchema("every column needs a name.")
-    doubles = sorted({name for name in names if names.count(name) > 1})
-    if doubles:
-        raise InvalidSchema(f"column names must differ; used twice: {', '.join(doubles)}.")
     fields = sum(_count_fields(field.type) for field in schema)
     if fields > SCHEMA_FIELDS_MAX:
         raise InvalidSchema(f"{fields} columns and nested fields, allowed are {SCHEMA_FIELDS_MAX}.")
+    if len(set(names)) < len(names):
+        doubles = sorted(name for name, count in Counter(names).items() if count > 1)
+        raise InvalidSchema(f"column names must differ; used twice: {', '.join(doubles)}.")
     refused = [reason for field in schema for reason in refused_types(field)]
     if refused:
         raise InvalidSchema("; ".join(refused) + ".")
