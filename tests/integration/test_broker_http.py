@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import socket
 import threading
@@ -78,6 +79,8 @@ def test_no_answer_names_what_runs_here(broker: BrokerProcess, request_: bytes) 
         (b"GET /metrics HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 413),
         (b"GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413),
         (b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nhost: y\r\n\r\n", 400),
         (b"GET metrics HTTP/1.1\r\n\r\n", 400),
         (b"GET /metrics HTTP/3.0\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50), 400),
@@ -91,6 +94,25 @@ def test_what_is_answered_and_what_is_not(
     assert status_of(answer) == status
     if request_.startswith(b"HEAD"):
         assert answer.endswith(b"\r\n\r\n")
+
+
+def test_no_request_makes_the_web_framework_complain(broker: BrokerProcess) -> None:
+    """A missing Host was once an error with a trace in the log, as often as anybody liked."""
+    rng = random.Random(1)
+    paths = (b"/healthz", b"//", b"//[", b"/%zz", b"/%00", b"/:x", b"/?&=#", b"/..//;", b"/\\")
+    fields = (
+        b"Host: x", b"Host:", b"host: [", b"Host: a b", b"Host: \xff", b"Content-Length: 0",
+        b"Connection: keep-alive, upgrade", b"Accept-Encoding: gzip;q=x", b"Cookie: \xff",
+        b"Range: x", b"If-Modified-Since: x", b"Content-Type: x; charset=y", b"Content-Encoding: x",
+        b"Sec-WebSocket-Key1: x", b"Keep-Alive: x", b"Authorization: Basic x",
+    )  # fmt: skip
+    for _ in range(300):
+        chosen = rng.choices(fields, k=rng.randint(0, 4))
+        line = rng.choice((b"GET %s HTTP/1.1", b"HEAD %s HTTP/1.1", b"GET %s HTTP/1.0"))
+        request = b"\r\n".join((line % rng.choice(paths), *chosen, b"", b""))
+        assert status_of(talk(broker, request)) in {200, 400, 404}, request
+    lines = [line for line in broker.log_text.splitlines() if "aiohttp" in line]
+    assert lines == []
 
 
 def test_head_and_whole_request_are_bounded_in_time(broker: BrokerProcess) -> None:

@@ -2,7 +2,7 @@
 
 A connection carries one request. Until its head is complete and found good, the framework does not
 hear of it; after the head, what else the client sends is thrown away. So the framework only ever
-sees GET and HEAD with a small, well-formed head and no body.
+sees GET and HEAD of a well-formed path, without a body and without any field of the client's.
 
 Owns the bound on connections and both timeouts (head, whole request). When all places are taken,
 the oldest connection that has not finished its head gives way: half a request is cheap to hold and
@@ -27,6 +27,8 @@ HEAD_BYTES_MAX: Final = 8_192
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]{1,16}) (/[!-~]{0,1023}) HTTP/1\.[01]")
 _FIELD_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):[ \t]*([ -~\t\x80-\xff]*)")
 _BODY_FIELDS: Final = frozenset((b"transfer-encoding", b"upgrade", b"expect"))
+_FIELDS_HANDED_OVER: Final = b"\r\nHost: broker\r\nConnection: close\r\n\r\n"
+"""No answer depends on a header field, so none of a client's is passed on."""
 _REASONS: Final = {
     400: "Bad Request",
     405: "Method Not Allowed",
@@ -131,21 +133,21 @@ class GuardedConnection(asyncio.Protocol):
             elif not _may_become_a_request(self._head):
                 self._refuse(400, "not an HTTP request")
             return
-        head = bytes(self._head[: end + 4])
-        problem = _problem_of(head[:end])
+        head = bytes(self._head[:end])
+        problem = _problem_of(head)
         if problem is not None:
             self._refuse(*problem)
             return
-        self._hand_over(head)
+        self._hand_over(head.partition(b"\r\n")[0])
 
-    def _hand_over(self, head: bytes) -> None:
+    def _hand_over(self, request_line: bytes) -> None:
         self.head_complete = True
         self._head.clear()
         self._guard.metrics.http_requests += 1
         self._restart_timer()
         self._handler = self._guard.make_handler()
         self._handler.connection_made(self._transport)
-        self._handler.data_received(head)
+        self._handler.data_received(request_line + _FIELDS_HANDED_OVER)
 
     def _restart_timer(self) -> None:
         if self._timer is not None:
@@ -217,6 +219,7 @@ def _problem_of(head: bytes) -> tuple[int, str] | None:
         return 400, "not an HTTP request"
     if match[1] not in (b"GET", b"HEAD"):
         return 405, "only GET and HEAD are answered"
+    hosts = 0
     for line in fields:
         field = _FIELD_LINE.fullmatch(line)
         if field is None:
@@ -224,4 +227,7 @@ def _problem_of(head: bytes) -> tuple[int, str] | None:
         name, value = field[1].lower(), field[2].strip()
         if name in _BODY_FIELDS or (name == b"content-length" and value != b"0"):
             return 413, "a request has no body here"
+        hosts += name == b"host"
+    if hosts > 1 or (not hosts and first.endswith(b"1.1")):
+        return 400, "a request names one Host"
     return None
