@@ -72,6 +72,16 @@ BATCH_BYTES_MAX: Final = 32 * MIB
 BATCH_ROWS_MAX: Final = 16 * 1024 * 1024
 BATCH_DECODED_BYTES_MAX: Final = 256 * MIB
 """What a compressed batch may claim to hold: bounds what a reader allocates for it."""
+PRODUCE_BATCHES_MAX: Final = 10_000
+"""Batches of one PRODUCE; an entry above it is refused, those beyond are throttled."""
+PRODUCE_ROWS_MAX: Final = 4 * BATCH_ROWS_MAX
+"""Rows of one PRODUCE, by what its headers claim: read before anything is decompressed."""
+PRODUCE_DECODED_BYTES_MAX: Final = 2 * BATCH_DECODED_BYTES_MAX
+"""What the compressed batches of one PRODUCE may claim to hold, all together."""
+PRODUCE_CHECKS_MAX: Final = 256
+"""Produces that wait for a check of their rows off the loop, and those behind them."""
+PRODUCE_CHECK_BYTES_MAX: Final = 128 * MIB
+"""Copies of their bodies: two of the largest requests."""
 BATCH_BYTES_DEFAULT_MAX: Final = 8 * MIB
 """Default of `max.message.bytes`."""
 TIMESTAMP_AHEAD_MS_MAX: Final = 3_600_000
@@ -124,6 +134,10 @@ RETRY_BACKOFF_MS_MAX: Final = 1_000
 assert BATCH_BYTES_DEFAULT_MAX <= BATCH_BYTES_MAX
 assert BATCH_BYTES_MAX <= BATCH_DECODED_BYTES_MAX
 assert BATCH_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
+assert PARTITIONS_PER_REQUEST_MAX <= PRODUCE_BATCHES_MAX, "every entry may have its batch"
+assert BATCH_ROWS_MAX <= PRODUCE_ROWS_MAX, "a batch that is allowed fits a request"
+assert BATCH_DECODED_BYTES_MAX <= PRODUCE_DECODED_BYTES_MAX
+assert FRAME_BYTES_MAX <= PRODUCE_CHECK_BYTES_MAX <= CONNECTION_MEMORY_BYTES
 assert SCHEMA_BYTES_MAX + KIB <= REPLY_PAGE_BYTES, "a page holds the largest schema"
 assert REPLY_PAGE_BYTES + 64 * KIB <= HEADER_BYTES_MAX, "a page fits a header"
 assert SCHEMA_BYTES_MAX <= SCHEMAS_DESCRIBED_BYTES_MAX, "a description has the current schema"

@@ -40,6 +40,10 @@ class Admission:
         """Raises BrokerShuttingDown or DiskFull."""
         if self.phase is not Phase.RUNNING:
             raise BrokerShuttingDown
+        self.check_room()
+
+    def check_room(self) -> None:
+        """For what was taken before the stop began. Raises DiskFull."""
         if self.disk_full:
             raise DiskFull("the broker has too little room to write.")
 

@@ -19,6 +19,7 @@ from quiverlog.errors import (
 )
 from quiverlog.node.admission import Admission
 from quiverlog.node.assignment import Assignment
+from quiverlog.node.checking import HeldProduces
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.directory_jobs import CreateDirectoriesJob
 from quiverlog.node.effects import Job
@@ -57,6 +58,7 @@ class Broker:
         "disk",
         "entropy",
         "flushes",
+        "held_produces",
         "jobs",
         "metadata",
         "metrics",
@@ -99,6 +101,7 @@ class Broker:
             jobs, wakeups, outbox, metrics, in_flight_max=config.flushes_in_flight_max
         )
         self.staging = Staging(flushes, wakeups, purgatory, admission, outbox, metrics)
+        self.held_produces = HeldProduces()
         self.removal = removal = Removal(jobs, outbox)
         self.assignment = Assignment(config, disk, jobs, flushes, removal, wakeups, outbox, metrics)
         self.metadata = Metadata(

@@ -31,14 +31,19 @@ Starter = Callable[[Then], None]
 
 
 class Urgency(enum.Enum):
-    """How many jobs of this kind run at once; the value is that number."""
+    """How many jobs of this kind run at once: the second of the two numbers."""
 
-    FLUSH = 16
+    FLUSH = (0, 16)
     """Started at once; whoever starts them (flushes, metadata) has a bound of his own."""
-    READ = 2
+    READ = (1, 2)
     """A client waits for it."""
-    BACKGROUND = 1
+    CHECK = (2, 1)
+    """A client waits for it, but it costs processor and memory: others shall have theirs."""
+    BACKGROUND = (3, 1)
     """Nobody waits for it, or for thousands of them."""
+
+    def __init__(self, _rank: int, at_once: int) -> None:
+        self.at_once = at_once
 
 
 class Jobs:
@@ -86,7 +91,7 @@ class Jobs:
 
     def _start_next(self, urgency: Urgency) -> None:
         queue = self._queues[urgency]
-        while queue and self._running[urgency] < urgency.value:
+        while queue and self._running[urgency] < urgency.at_once:
             job, then = queue.popleft()
             assert id(job) not in self._waiting, "a job is run once"
             self._running[urgency] += 1

@@ -284,8 +284,7 @@ class Node:
         """A bug of ours: whatever the handler has begun, this request is answered once."""
         broker = self.broker
         request = event.request
-        staging = broker.staging
-        if staging.produces and staging.produces[-1].request is request:
+        if isinstance(request, m.ProduceRequest) and broker.staging.is_last(request):
             # It stays staged: what it has admitted is in the logs' order, and `finish` answers.
             broker.outbox.internal_error(request.API.name, error)
             return

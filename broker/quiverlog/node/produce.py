@@ -11,36 +11,37 @@ A repetition waits for the same fsync: its rows are stored, but perhaps not on t
 An entry of an idempotent producer is one batch (docs/adr/0016): what is remembered of it follows
 from the log, batch by batch, and one answer could not say where the rows of several lie.
 
-Two steps: `handle_produce` admits the batches of one request to their logs; `Staging.finish`
-writes, in one go per log, what all requests of one socket read have brought, and answers them.
+Three steps: the batches of a request are checked (checking.py), at once or, where that takes long,
+by a job; then they are admitted to their logs; `Staging.finish` writes, in one go per log, what all
+requests of one socket read have brought, and answers them.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
-from quiverlog.batch.codec import split_batches
-from quiverlog.batch.header import BatchHeader, peek
-from quiverlog.batch.validate import validate_batch
+from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.records import ProducerEpochRecord
 from quiverlog.core.controller.topics import next_producer_id_block
 from quiverlog.errors import (
     BatchTooLarge,
-    CorruptBatch,
     InvalidProducerEpoch,
     InvalidRequest,
     QuiverlogError,
     ThrottledBroker,
     UnknownProducerId,
 )
-from quiverlog.limits import BATCH_HEADER_BYTES, BATCH_ROWS_MAX, PARTITIONS_PER_REQUEST_MAX
+from quiverlog.limits import BATCH_HEADER_BYTES, PARTITIONS_PER_REQUEST_MAX
 from quiverlog.node.acknowledgements import fail_result
 from quiverlog.node.broker import Broker
+from quiverlog.node.checking import CheckJob, EntryCheck, HeldProduce, check_quick
 from quiverlog.node.events import RequestReceived
+from quiverlog.node.jobs import Urgency
 from quiverlog.node.replica import Replica
 from quiverlog.node.staging import STAGED_BYTES_MAX, STAGED_ROWS_MAX, Staged, StagedEntry
 from quiverlog.node.tasks import Call, Steps, Wait
-from quiverlog.types import NO_PRODUCER_ID, Now
+from quiverlog.types import NO_PRODUCER_ID, Durability, Now
 from quiverlog.wire import messages as m
 
 __all__ = ["handle_init_producer_id", "handle_produce"]
@@ -49,17 +50,79 @@ _PRODUCER_EPOCH_MAX: Final = 2**15 - 1
 
 
 def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Admit the batches; `Staging.finish` appends them, with all that were admitted meanwhile."""
+    """Check and admit the batches; or let them wait for a check that takes longer."""
     request = event.request
     assert isinstance(request, m.ProduceRequest)
-    entries = request.partitions
     body = event.body
+    _check_sizes(request.partitions, len(body))
+    connection_id = event.connection_id
+    held_produces = broker.held_produces
+    if held_produces.has_line(connection_id):
+        broker.admission.check_writable()
+        held_produces.hold(connection_id, request, body)
+        return
+    looked = _look(broker, request, body)
+    if check_quick([one.check for one in looked], now.wall_us):
+        _stage(broker, connection_id, request, body, looked, now)
+        return
+    broker.admission.check_writable()
+    held = held_produces.hold(connection_id, request, body)
+    try:
+        _start_check(broker, held, _look(broker, request, held.body), now)
+    except Exception:
+        held_produces.release(held)
+        raise
+
+
+class _Looked(NamedTuple):
+    """One entry: where it goes, the level of its answer, and its check, with the reason why not."""
+
+    replica: Replica | None
+    level: Durability
+    check: EntryCheck
+
+
+def _look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[_Looked]:
+    """What can be said of every entry without its bytes."""
+    found: list[_Looked] = []
+    at = 0
+    for entry in request.partitions:
+        end = at + entry.batch_bytes
+        check = EntryCheck(body[at:end])
+        replica: Replica | None = None
+        level = Durability.MEMORY
+        try:
+            replica = broker.replica(entry.topic_id, entry.partition)
+            state = replica.state
+            if entry.leader_epoch != state.leader_epoch:
+                state.check_leader_epoch(entry.leader_epoch)
+            level = state.required_level(request.durability)
+            if replica.fault is not None:
+                raise replica.fault
+            topic = replica.topic
+            config = topic.config
+            check.rules(topic.schemas, bytes_max=config.batch_bytes_max, full=config.validate_full)
+        except Exception as error:
+            check.refuse(error)
+        found.append(_Looked(replica, level, check))
+        at = end
+    return found
+
+
+def _stage(
+    broker: Broker,
+    connection_id: int,
+    request: m.ProduceRequest,
+    body: memoryview,
+    looked: list[_Looked],
+    now: Now,
+) -> None:
+    """Admit what was checked; `Staging.finish` appends it with all that is admitted meanwhile."""
     staging = broker.staging
-    _check_sizes(entries, len(body))
     # Only here, between requests: entries of one request must not be parted by a failed append.
     if staging.produces and staging.byte_count + len(body) > STAGED_BYTES_MAX:
         staging.finish(now)
-    broker.admission.check_writable()
+    broker.admission.check_room()
     if broker.purgatory.live >= broker.config.requests_waiting_max:
         raise ThrottledBroker
     staging.byte_count += len(body)
@@ -67,17 +130,17 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
     results = response.partitions = []
     staged: list[StagedEntry] = []
     # Before its entries are admitted: whatever they meet, `finish` answers this request.
-    staging.produces.append(Staged(event.connection_id, request, response, staged))
-    at = 0
-    for entry in entries:
+    staging.produces.append(Staged(connection_id, request, response, staged))
+    for entry, one in zip(request.partitions, looked, strict=True):
         result = m.ProducePartitionResult(entry.topic_id, entry.partition)
         results.append(result)
-        end = at + entry.batch_bytes
-        replica: Replica | None = None
+        replica = one.replica
         end_offset = 0
         try:
-            replica = broker.replica(entry.topic_id, entry.partition)
-            end_offset = _admit(broker, replica, entry, request, body[at:end], result, now)
+            if one.check.error is not None:
+                raise one.check.error
+            assert replica is not None
+            end_offset = _admit(broker, replica, one, result, now)
         except QuiverlogError as error:
             fail_result(result, error)
             broker.metrics.batches_refused += 1
@@ -86,7 +149,66 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
             fail_result(result, QuiverlogError())
         if replica is not None:
             staged.append((replica, end_offset, result))
-        at = end
+
+
+# --- checks that take long --------------------------------------------------------------------
+def _start_check(broker: Broker, held: HeldProduce, looked: list[_Looked], now: Now) -> None:
+    checks = [one.check for one in looked]
+    job = CheckJob(held.connection_id, checks, now.wall_us)
+    broker.jobs.start(job, partial(_checked, broker, held, checks), Urgency.CHECK)
+
+
+def _checked(
+    broker: Broker,
+    held: HeldProduce,
+    checks: list[EntryCheck],
+    _result: object,
+    error: BaseException | None,
+    now: Now,
+) -> None:
+    """The job is back: admit the entries, if nothing has changed meanwhile; then the next."""
+    if held.checked:
+        return  # Called again after a bug of ours, which was answered.
+    held.checked = True
+    try:
+        if error is not None:
+            raise error
+        # A leader that changed, a topic that was deleted, a fault: looked at again.
+        looked = [
+            one if one.check.error is not None else one._replace(check=check)
+            for one, check in zip(_look(broker, held.request, held.body), checks, strict=True)
+        ]
+        _stage(broker, held.connection_id, held.request, held.body, looked, now)
+    except Exception as failure:
+        _fail(broker, held, failure)
+    finally:
+        _take_turns(broker, held, now)
+
+
+def _take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
+    """Those that stood in line behind it, up to one whose check takes long."""
+    following = broker.held_produces.release(held)
+    while following is not None:
+        try:
+            looked = _look(broker, following.request, following.body)
+            if not check_quick([one.check for one in looked], now.wall_us):
+                looked = _look(broker, following.request, following.body)
+                _start_check(broker, following, looked, now)
+                return
+            _stage(broker, following.connection_id, following.request, following.body, looked, now)
+        except Exception as failure:
+            _fail(broker, following, failure)
+        following = broker.held_produces.release(following)
+
+
+def _fail(broker: Broker, held: HeldProduce, failure: Exception) -> None:
+    """The request as a whole becomes an error, once."""
+    if isinstance(failure, QuiverlogError):
+        broker.fail(held.connection_id, held.request, failure)
+        return
+    broker.outbox.internal_error("PRODUCE", failure)
+    if not broker.staging.is_last(held.request):  # Otherwise `finish` answers.
+        broker.fail(held.connection_id, held.request, QuiverlogError())
 
 
 def _check_sizes(entries: list[m.ProducePartition], body_bytes: int) -> None:
@@ -110,20 +232,15 @@ def _check_sizes(entries: list[m.ProducePartition], body_bytes: int) -> None:
 def _admit(
     broker: Broker,
     replica: Replica,
-    entry: m.ProducePartition,
-    request: m.ProduceRequest,
-    body: memoryview,
+    looked: _Looked,
     result: m.ProducePartitionResult,
     now: Now,
 ) -> int:
-    """Validate one entry, admit it and fill in `result`. Returns the offset after its last row."""
-    state = replica.state
-    if entry.leader_epoch != state.leader_epoch:
-        state.check_leader_epoch(entry.leader_epoch)
-    level = state.required_level(request.durability)
+    """Admit one checked entry and fill in `result`. Returns the offset after its last row."""
     if replica.fault is not None:
-        raise replica.fault
-    batches = _validate(replica, body, now)
+        raise replica.fault  # Found since it was looked at.
+    state = replica.state
+    batches = looked.check.headers
     row_count = batches[0][0].row_count if len(batches) == 1 else _row_count(batches)
     known = _check_producer(broker, replica, batches)
     if known is None:
@@ -137,40 +254,14 @@ def _admit(
         broker.metrics.batches_deduplicated += 1
     result.base_offset = base_offset
     result.row_count = row_count
-    result.durability = level
+    result.durability = looked.level
     result.leader_epoch = state.leader_epoch
     result.log_start_offset = state.log_start_offset
     return base_offset + row_count
 
 
-def _validate(replica: Replica, body: memoryview, now: Now) -> list[tuple[BatchHeader, memoryview]]:
-    topic = replica.topic
-    config = topic.config
-    schemas = topic.schemas
-    limit, full, wall_us = config.batch_bytes_max, config.validate_full, now.wall_us
-    if peek(body)[2] == len(body):  # One batch, as nearly always.
-        header = validate_batch(
-            body, schemas=schemas, bytes_max=limit, full=full, now_wall_us=wall_us
-        )
-        return [(header, body)]
-    batches = [
-        (
-            validate_batch(view, schemas=schemas, bytes_max=limit, full=full, now_wall_us=wall_us),
-            view,
-        )
-        for _, view in split_batches(body)
-    ]
-    if not batches:
-        raise CorruptBatch("the entry holds no batch.")
-    return batches
-
-
 def _row_count(batches: list[tuple[BatchHeader, memoryview]]) -> int:
-    """Rows of an entry of several batches: no more than one batch may have."""
-    row_count = sum(header.row_count for header, _ in batches)
-    if row_count > BATCH_ROWS_MAX:
-        raise BatchTooLarge(f"an entry has {row_count} rows, allowed are {BATCH_ROWS_MAX}.")
-    return row_count
+    return sum(header.row_count for header, _ in batches)
 
 
 def _check_producer(

@@ -80,6 +80,10 @@ class Staging:
         self.appending: dict[Replica, None] = {}
         self.byte_count = 0
 
+    def is_last(self, request: m.ProduceRequest) -> bool:
+        """Was this produce staged last? Then `finish` will answer it."""
+        return bool(self.produces) and self.produces[-1].request is request
+
     def finish(self, now: Now) -> None:
         """Append what was admitted, one write per log, then answer or wait for the disk."""
         produces, self.produces = self.produces, []

@@ -1,0 +1,286 @@
+"""Checking what a produce brings: on the loop while that is quick, by a job where it is not.
+
+Owns the bounds of one request (batches and rows by its headers, bytes after decompression by what
+its buffers declare), all of them looked at before any row is read, and the produces that wait for
+their rows to be checked (docs/adr/0012).
+
+A request whose rows cost more than `ROWS_COST_INLINE_MAX`, all entries together, is copied, because
+its body is only valid during the call that brings it, and checked by a job from the first byte.
+Later produces of its connection stand in line behind it, so that they are stored in their order;
+all others pass. The copies are bounded in number and bytes, and a connection may hold no more than
+what is left for the others.
+
+Must not know: logs, offsets, what is answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from quiverlog.batch.codec import split_batches
+from quiverlog.batch.header import BatchHeader, peek
+from quiverlog.batch.validate import ROWS_COST_INLINE_MAX, CheckedBatch, check_batch, check_rows
+from quiverlog.errors import (
+    BatchTooLarge,
+    CorruptBatch,
+    ThrottledBroker,
+)
+from quiverlog.limits import (
+    BATCH_DECODED_BYTES_MAX,
+    BATCH_ROWS_MAX,
+    PRODUCE_BATCHES_MAX,
+    PRODUCE_CHECK_BYTES_MAX,
+    PRODUCE_CHECKS_MAX,
+    PRODUCE_DECODED_BYTES_MAX,
+    PRODUCE_ROWS_MAX,
+)
+from quiverlog.wire import messages as m
+
+__all__ = ["CheckJob", "EntryCheck", "HeldProduce", "HeldProduces", "check_quick"]
+
+_BATCHES_INLINE_MAX: Final = 256
+"""More batches than this are not even looked at on the loop: each costs some ten microseconds."""
+_BEYOND: Final = "the request holds more than is checked at once: send this entry again."
+
+
+class EntryCheck:
+    """The bytes of one entry, the rules that they must keep, and what came of the check.
+
+    `error`: why the entry is refused, or a bug of ours on the way. `batches`: of good entries.
+    """
+
+    __slots__ = ("_full", "_limit", "_schemas", "batches", "error", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        self.batches: list[CheckedBatch] = []
+        self.error: Exception | None = None
+        self._schemas: Mapping[int, pa.Schema] = {}
+        self._limit = 0
+        self._full = False
+
+    def rules(self, schemas: Mapping[int, pa.Schema], *, bytes_max: int, full: bool) -> None:
+        """The topic's."""
+        self._schemas, self._limit, self._full = schemas, bytes_max, full
+
+    def structure(self, now_wall_us: int) -> None:
+        """Everything but the rows: `batches`. Raises what `check_batch` says."""
+        view, schemas, limit, full = self.view, self._schemas, self._limit, self._full
+        if peek(view)[2] == len(view):  # One batch, as nearly always.
+            self.batches = [
+                check_batch(
+                    view, schemas=schemas, bytes_max=limit, full=full, now_wall_us=now_wall_us
+                )
+            ]
+            return
+        self.batches = [
+            check_batch(one, schemas=schemas, bytes_max=limit, full=full, now_wall_us=now_wall_us)
+            for _, one in split_batches(view)
+        ]
+        if not self.batches:
+            raise CorruptBatch("the entry holds no batch.")
+        decoded = self.decoded_bytes
+        if decoded > BATCH_DECODED_BYTES_MAX:
+            raise BatchTooLarge(
+                f"an entry claims to hold {decoded} bytes, allowed are {BATCH_DECODED_BYTES_MAX}."
+            )
+
+    @property
+    def decoded_bytes(self) -> int:
+        """What the compressed batches claim to hold."""
+        return sum(batch.metadata.decoded_bytes for batch in self.batches)
+
+    def rows(self) -> None:
+        """Read the rows. Raises CorruptBatch."""
+        for batch in self.batches:
+            check_rows(batch, full=self._full)
+
+    def refuse(self, error: Exception) -> None:
+        """The entry is not stored."""
+        self.error = error
+        self.batches = []
+
+    @property
+    def headers(self) -> list[tuple[BatchHeader, memoryview]]:
+        """What a log takes."""
+        batches = self.batches
+        if len(batches) == 1:
+            return [(batches[0].header, self.view)]
+        found: list[tuple[BatchHeader, memoryview]] = []
+        at = 0
+        for batch in batches:
+            end = at + batch.header.total_bytes
+            found.append((batch.header, self.view[at:end]))
+            at = end
+        return found
+
+
+# --- what a request may hold ------------------------------------------------------------------
+def _weigh(checks: Sequence[EntryCheck]) -> int:
+    """Refuse what is too much by the headers alone. Returns the number of batches."""
+    batches = rows = 0
+    for check in checks:
+        if check.error is not None:
+            continue
+        entry_batches, entry_rows = _count(check.view)
+        if entry_batches > PRODUCE_BATCHES_MAX:
+            check.refuse(BatchTooLarge(f"an entry has more than {PRODUCE_BATCHES_MAX} batches."))
+        elif entry_rows > BATCH_ROWS_MAX and entry_batches > 1:
+            text = f"an entry has {entry_rows} rows or more, allowed are {BATCH_ROWS_MAX}."
+            check.refuse(BatchTooLarge(text))
+        elif batches + entry_batches > PRODUCE_BATCHES_MAX or rows + entry_rows > PRODUCE_ROWS_MAX:
+            check.refuse(ThrottledBroker(_BEYOND))
+        else:
+            batches += entry_batches
+            rows += entry_rows
+    return batches
+
+
+def _count(view: memoryview) -> tuple[int, int]:
+    """Batches and rows by the headers, which nobody has checked; no more than decides."""
+    batches = rows = 0
+    try:
+        for header, _ in split_batches(view):
+            batches += 1
+            rows += header.row_count
+            if batches > PRODUCE_BATCHES_MAX or rows > BATCH_ROWS_MAX:
+                break
+    except CorruptBatch:
+        batches += 1  # The check says what is wrong.
+    return batches, rows
+
+
+def _check_structures(checks: Sequence[EntryCheck], now_wall_us: int) -> int:
+    """All but the rows. Returns what these will cost."""
+    cost = decoded = 0
+    for check in checks:
+        if check.error is not None:
+            continue
+        try:
+            check.structure(now_wall_us)
+            entry_decoded = check.decoded_bytes
+            if decoded + entry_decoded > PRODUCE_DECODED_BYTES_MAX:
+                raise ThrottledBroker(_BEYOND)
+            decoded += entry_decoded
+            cost += sum(batch.rows_cost for batch in check.batches)
+        except Exception as error:
+            check.refuse(error)
+    return cost
+
+
+def _check_rows(checks: Sequence[EntryCheck]) -> None:
+    for check in checks:
+        try:
+            check.rows()
+        except Exception as error:
+            check.refuse(error)
+
+
+def check_quick(checks: Sequence[EntryCheck], now_wall_us: int) -> bool:
+    """Check all entries, unless that takes long. False: a CheckJob must do it."""
+    if (
+        len(checks) == 1
+        and (first := checks[0]).error is None
+        and peek(first.view)[2] == len(first.view)
+    ):
+        try:  # One entry of one batch: there is nothing to add up.
+            first.structure(now_wall_us)
+            if first.batches[0].rows_cost > ROWS_COST_INLINE_MAX:
+                return False
+            first.rows()
+        except Exception as error:
+            first.refuse(error)
+        return True
+    if _weigh(checks) > _BATCHES_INLINE_MAX:
+        return False
+    if _check_structures(checks, now_wall_us) > ROWS_COST_INLINE_MAX:
+        return False
+    _check_rows(checks)
+    return True
+
+
+class CheckJob:
+    """Check all entries of a produce, whose bytes nobody changes meanwhile, off the loop."""
+
+    __slots__ = ("_checks", "_now_wall_us", "key", "kind")
+
+    def __init__(self, connection_id: int, checks: Sequence[EntryCheck], now_wall_us: int) -> None:
+        self.key = f"produces of connection {connection_id}"
+        self.kind = "check rows"
+        self._checks = checks
+        self._now_wall_us = now_wall_us
+
+    def run(self) -> Sequence[EntryCheck]:
+        """What came of it is in the checks, which nobody looks at before."""
+        _weigh(self._checks)
+        _check_structures(self._checks, self._now_wall_us)
+        _check_rows(self._checks)
+        return self._checks
+
+
+# --- those that wait --------------------------------------------------------------------------
+class HeldProduce:
+    """A produce with its own copy of its body. `checked`: its job is back."""
+
+    __slots__ = ("body", "checked", "connection_id", "request")
+
+    def __init__(self, connection_id: int, request: m.ProduceRequest, body: memoryview) -> None:
+        self.connection_id = connection_id
+        self.request = request
+        self.body = body
+        self.checked = False
+
+
+class HeldProduces:
+    """Produces that wait, in line by connection; the first of a line has a job under way."""
+
+    __slots__ = ("_held_bytes", "_lines", "byte_count", "count")
+
+    def __init__(self) -> None:
+        self._lines: dict[int, deque[HeldProduce]] = {}
+        self._held_bytes: dict[int, int] = {}
+        self.byte_count = 0
+        self.count = 0
+
+    def has_line(self, connection_id: int) -> bool:
+        """Must a produce of this connection wait for its turn?"""
+        return connection_id in self._lines
+
+    def hold(self, connection_id: int, request: m.ProduceRequest, body: memoryview) -> HeldProduce:
+        """Copy it into the line of its connection.
+
+        Raises:
+            ThrottledBroker: too many wait, or too many bytes.
+        """
+        line = self._lines.get(connection_id, ())
+        free = PRODUCE_CHECKS_MAX - self.count
+        free_bytes = PRODUCE_CHECK_BYTES_MAX - self.byte_count
+        mine_bytes = self._held_bytes.get(connection_id, 0)
+        if len(line) >= free or len(body) > free_bytes or mine_bytes > free_bytes:
+            raise ThrottledBroker("too many produces wait for a check of their rows.")
+        held = HeldProduce(connection_id, request, memoryview(bytearray(body)))
+        self._lines.setdefault(connection_id, deque()).append(held)
+        self._held_bytes[connection_id] = mine_bytes + len(body)
+        self.count += 1
+        self.byte_count += len(body)
+        return held
+
+    def release(self, held: HeldProduce) -> HeldProduce | None:
+        """The first of a line is done; returns the next. Once it is gone, nothing happens."""
+        connection_id = held.connection_id
+        line = self._lines.get(connection_id)
+        if not line or line[0] is not held:
+            return None
+        line.popleft()
+        self.count -= 1
+        self.byte_count -= len(held.body)
+        self._held_bytes[connection_id] -= len(held.body)
+        if line:
+            return line[0]
+        del self._lines[connection_id]
+        assert self._held_bytes.pop(connection_id) == 0
+        return None
