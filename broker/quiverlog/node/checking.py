@@ -247,7 +247,7 @@ class HeldProduces:
         self.count = 0
 
     def has_line(self, connection_id: int) -> bool:
-        """Must a produce of this connection wait for its turn?"""
+        """True: a produce of this connection waits for its turn."""
         return connection_id in self._lines
 
     def hold(self, connection_id: int, request: m.ProduceRequest, body: memoryview) -> HeldProduce:

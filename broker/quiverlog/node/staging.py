@@ -81,7 +81,7 @@ class Staging:
         self.byte_count = 0
 
     def is_last(self, request: m.ProduceRequest) -> bool:
-        """Was this produce staged last? Then `finish` will answer it."""
+        """True: this produce was staged last, so `finish` will answer it."""
         return bool(self.produces) and self.produces[-1].request is request
 
     def finish(self, now: Now) -> None:

@@ -344,7 +344,13 @@ class MetricsExporter:
 
 
 _NODE_GAUGES: Final = frozenset(
-    {"parked_requests", "partitions_led", "partitions_with_faults", "disk_full"}
+    {
+        "parked_requests",
+        "partitions_led",
+        "partitions_offline",
+        "partitions_with_faults",
+        "disk_full",
+    }
 )
 
 
