@@ -6,7 +6,8 @@ hold up anybody else. They are made from the image: what is being decided is not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from typing import Final
 
 from quiverlog.core.controller import topics as decide
 from quiverlog.core.controller.configs import CONFIG_DEFS, default_text
@@ -20,6 +21,11 @@ from quiverlog.node.topics import check_count
 from quiverlog.wire import messages as m
 
 __all__ = ["handle_describe_topics", "handle_metadata", "handle_topic_schemas"]
+
+_PARTITIONS_PER_STEP: Final = 16
+"""Describing one takes some 4 us; 64 steps are made in one call of the node."""
+_PARTITION_BYTES_MIN: Final = 8
+"""Less than any encoded partition has."""
 
 
 # --- METADATA -----------------------------------------------------------------------------------
@@ -35,15 +41,13 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
         names = [] if request.topic_ids else list(metadata.image.topics)
     check_count(len(names) + len(request.topic_ids))
     topics, next_name = yield from paging.by_name(
-        names, request.first_name, lambda name: _topic_by_name(broker, name)
+        names,
+        request.first_name,
+        lambda name: _topic_by_name(broker, name),
+        lambda name: _bytes_min(metadata.image.topics.get(name)),
     )
-    for topic_id in request.topic_ids:
-        topic = metadata.image.topics_by_id.get(topic_id)
-        topics.append(
-            m.TopicMetadata(topic_id=topic_id, error_code=UnknownTopicId.code)
-            if topic is None
-            else metadata.topic_metadata(topic)
-        )
+    if request.topic_ids:
+        topics += yield from _topics_by_id(broker, request.topic_ids, topics)
     return m.MetadataResponse(
         cluster_id=broker.directory.cluster_id,
         controller_id=broker.config.node_id,
@@ -57,11 +61,72 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
     )
 
 
-def _topic_by_name(broker: Broker, name: str) -> m.TopicMetadata:
+def _topics_by_id(
+    broker: Broker, topic_ids: list[bytes], named: list[m.TopicMetadata]
+) -> Generator[None, object, list[m.TopicMetadata]]:
+    """Those that were not asked for by name as well."""
+    image = broker.metadata.image
+    topics: list[m.TopicMetadata] = []
+    known = {topic.topic_id for topic in named if not topic.error_code}
+    byte_count = sum(_bytes_min(image.topics_by_id.get(topic_id)) for topic_id in known)
+    for topic_id in dict.fromkeys(topic_ids):
+        if topic_id in known:
+            continue
+        topic = broker.metadata.image.topics_by_id.get(topic_id)
+        byte_count += _bytes_min(topic)
+        paging.check_fits(byte_count)
+        if topic is None:
+            topics.append(m.TopicMetadata(topic_id=topic_id, error_code=UnknownTopicId.code))
+        else:
+            topics.append((yield from _topic_metadata(broker, topic)))
+        yield
+    return topics
+
+
+def _topic_by_name(broker: Broker, name: str) -> paging.Making[m.TopicMetadata]:
     topic = broker.metadata.image.topics.get(name)
     if topic is None:
         return m.TopicMetadata(name=name, error_code=UnknownTopic.code)
-    return broker.metadata.topic_metadata(topic)
+    return (yield from _topic_metadata(broker, topic))
+
+
+def _topic_metadata(broker: Broker, topic: TopicImage) -> paging.Making[m.TopicMetadata]:
+    """From the cache, which every change empties."""
+    metadata = broker.metadata
+    cached = metadata.cache.get(topic.name)
+    if cached is not None:
+        return cached
+    version = metadata.image.version
+    partitions: list[m.PartitionMetadata] = []
+    for partition in topic.partitions:
+        partitions.append(
+            m.PartitionMetadata(
+                partition=partition.partition,
+                leader_id=partition.leader_id,
+                leader_epoch=partition.leader_epoch,
+                replicas=list(partition.replicas),
+                in_sync_replicas=list(partition.in_sync_replicas),
+            )
+        )
+        if len(partitions) % _PARTITIONS_PER_STEP == 0:
+            yield
+    made = m.TopicMetadata(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        schema_id=topic.schema_id,
+        key_columns=list(topic.key_columns),
+        durability=topic.config.durability,
+        batch_bytes_max=topic.config.batch_bytes_max,
+        partitions=partitions,
+        compression=topic.config.compression,
+    )
+    if metadata.image.version == version:
+        metadata.cache[topic.name] = made
+    return made
+
+
+def _bytes_min(topic: TopicImage | None) -> int:
+    return _PARTITION_BYTES_MIN * len(topic.partitions) if topic is not None else 1
 
 
 # --- TOPIC_SCHEMAS ------------------------------------------------------------------------------
@@ -93,19 +158,28 @@ def handle_describe_topics(broker: Broker, call: Call) -> Steps:
     names = list(broker.metadata.image.topics) if request.names is None else request.names
     check_count(len(names))
     topics, next_name = yield from paging.by_name(
-        names, request.first_name, lambda name: _describe_name(broker, name)
+        names,
+        request.first_name,
+        lambda name: _describe_name(broker, name),
+        lambda name: _bytes_min(broker.metadata.image.topics.get(name)),
     )
     return m.DescribeTopicsResponse(topics=topics, next_name=next_name)
 
 
-def _describe_name(broker: Broker, name: str) -> m.TopicDescription:
+def _describe_name(broker: Broker, name: str) -> paging.Making[m.TopicDescription]:
     try:
-        return _describe(broker, decide.find_topic(broker.metadata.image, name))
+        topic = decide.find_topic(broker.metadata.image, name)
     except QuiverlogError as error:
         return m.TopicDescription(name=name, error_code=error.code, error_message=error.message)
+    return (yield from _describe(broker, topic))
 
 
-def _describe(broker: Broker, topic: TopicImage) -> m.TopicDescription:
+def _describe(broker: Broker, topic: TopicImage) -> paging.Making[m.TopicDescription]:
+    partitions: list[m.PartitionDescription] = []
+    for partition in topic.partitions:
+        partitions.append(_describe_partition(broker, topic, partition))
+        if len(partitions) % _PARTITIONS_PER_STEP == 0:
+            yield
     return m.TopicDescription(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -114,7 +188,7 @@ def _describe(broker: Broker, topic: TopicImage) -> m.TopicDescription:
         replication_factor=topic.replication_factor,
         configs=[_config_entry(broker, topic, key) for key in CONFIG_DEFS],
         schemas=_schema_versions(paging.newest_schemas(topic.schema_records)),
-        partitions=[_describe_partition(broker, topic, p) for p in topic.partitions],
+        partitions=partitions,
     )
 
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from quiverlog.core.controller.image import Image, TopicImage
+from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import Record, encode_entry
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.node.admission import Admission
@@ -294,30 +294,6 @@ class Metadata:
         self._start_next(now)
 
     # --- looking up ----------------------------------------------------------------------------
-    def topic_metadata(self, topic: TopicImage) -> m.TopicMetadata:
-        """What METADATA says of a topic: from the cache, which every change empties."""
-        cached = self.cache.get(topic.name)
-        if cached is None:
-            cached = self.cache[topic.name] = m.TopicMetadata(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                schema_id=topic.schema_id,
-                key_columns=list(topic.key_columns),
-                durability=topic.config.durability,
-                batch_bytes_max=topic.config.batch_bytes_max,
-                partitions=[
-                    m.PartitionMetadata(
-                        partition=partition.partition,
-                        leader_id=partition.leader_id,
-                        leader_epoch=partition.leader_epoch,
-                        replicas=list(partition.replicas),
-                        in_sync_replicas=list(partition.in_sync_replicas),
-                    )
-                    for partition in topic.partitions
-                ],
-                compression=topic.config.compression,
-            )
-        return cached
 
 
 def _why(error: BaseException) -> str:

@@ -1,8 +1,9 @@
 """Answers in pages: what does not fit one header is asked for in several.
 
 A page is cut after `REPLY_PAGE_BYTES`, but always holds one entry; `limits` asserts that the
-largest entry fits a header. A request that asks for no page gets everything: an older client must
-not take the first page for the whole.
+largest entry fits a header. A request that asks for no page gets everything, or FRAME_TOO_LARGE
+before more than a header's worth is made: an older client must not take the first page for the
+whole. A name that is asked for several times is answered once.
 
 Must not know: the broker, what an entry means.
 """
@@ -15,53 +16,72 @@ from typing import Final, TypeVar
 import msgspec
 
 from quiverlog.core.controller.records import SchemaRecord
-from quiverlog.limits import REPLY_PAGE_BYTES, SCHEMAS_DESCRIBED_BYTES_MAX
+from quiverlog.errors import FrameTooLarge
+from quiverlog.limits import HEADER_BYTES_MAX, REPLY_PAGE_BYTES, SCHEMAS_DESCRIBED_BYTES_MAX
 from quiverlog.wire.messages import Part
 
-__all__ = ["by_name", "newest_schemas", "schema_page"]
+__all__ = ["Making", "by_name", "check_fits", "newest_schemas", "schema_page"]
 
 _Entry = TypeVar("_Entry", bound=Part)
-_ENTRIES_PER_STEP: Final = 16
+Making = Generator[None, object, _Entry]
+"""An entry that is made in steps: one of thousands of partitions takes several."""
 _SCHEMA_OVERHEAD_BYTES: Final = 64
 """More than msgpack puts around a schema."""
 
 
 def by_name(
-    names: Iterable[str], first_name: str | None, make: Callable[[str], _Entry]
+    names: Iterable[str],
+    first_name: str | None,
+    make: Callable[[str], Making[_Entry]],
+    bytes_min: Callable[[str], int],
 ) -> Generator[None, object, tuple[list[_Entry], str]]:
-    """(entries, name with which the next page begins; "" when there is none), in steps.
+    """(entries, name with which the next page begins; "" when there is none), one entry per step.
 
     Args:
         first_name: where the page begins, in the order of the names; None makes all entries in
             the order given.
+        bytes_min: what the entry of a name takes at least, looked at before it is made.
+
+    Raises:
+        FrameTooLarge: all entries were asked for, and are more than a header holds.
     """
     entries: list[_Entry] = []
-    if first_name is None:
-        for number, name in enumerate(names, 1):
-            entries.append(make(name))
-            if number % _ENTRIES_PER_STEP == 0:
-                yield
-        return entries, ""
     byte_count = 0
-    for name in sorted(set(names)):
-        if name < first_name:
+    paged = first_name is not None
+    for name in sorted(set(names)) if paged else dict.fromkeys(names):
+        if first_name is not None and name < first_name:
             continue
-        entry = make(name)
+        if not paged:
+            check_fits(byte_count + bytes_min(name))
+        entry = yield from make(name)
         byte_count += len(msgspec.msgpack.encode(entry))
-        if entries and byte_count > REPLY_PAGE_BYTES:
+        if not paged:
+            check_fits(byte_count)
+        elif entries and byte_count > REPLY_PAGE_BYTES:
             return entries, name
         entries.append(entry)
-        if len(entries) % _ENTRIES_PER_STEP == 0:
-            yield
+        yield
     return entries, ""
+
+
+def check_fits(byte_count: int) -> None:
+    """Raises FrameTooLarge: an answer of so many bytes is more than a header holds."""
+    if byte_count > HEADER_BYTES_MAX:
+        raise FrameTooLarge(
+            f"the answer has more than {HEADER_BYTES_MAX} bytes: ask for less, or for pages."
+        )
 
 
 def schema_page(records: Sequence[SchemaRecord], first_id: int) -> tuple[list[SchemaRecord], int]:
     """(schemas from `first_id` on, id with which the next page begins; 0 when there is none).
 
     `first_id` 0 gives them all.
+
+    Raises:
+        FrameTooLarge: all were asked for, and are more than a header holds.
     """
     if first_id == 0:
+        check_fits(sum(len(record.schema) for record in records))
         return list(records), 0
     page: list[SchemaRecord] = []
     byte_count = 0
