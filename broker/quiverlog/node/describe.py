@@ -47,7 +47,7 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
         lambda name: _bytes_min(metadata.image.topics.get(name)),
     )
     if request.topic_ids:
-        topics += yield from _topics_by_id(broker, request.topic_ids, topics)
+        topics += yield from _topics_by_id(broker, request.topic_ids, _least_bytes(topics))
     return m.MetadataResponse(
         cluster_id=broker.directory.cluster_id,
         controller_id=broker.config.node_id,
@@ -62,16 +62,11 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
 
 
 def _topics_by_id(
-    broker: Broker, topic_ids: list[bytes], named: list[m.TopicMetadata]
+    broker: Broker, topic_ids: list[bytes], byte_count: int
 ) -> Generator[None, object, list[m.TopicMetadata]]:
-    """Those that were not asked for by name as well."""
-    image = broker.metadata.image
+    """Each once, behind those asked for by name, which take `byte_count` at least."""
     topics: list[m.TopicMetadata] = []
-    known = {topic.topic_id for topic in named if not topic.error_code}
-    byte_count = sum(_bytes_min(image.topics_by_id.get(topic_id)) for topic_id in known)
     for topic_id in dict.fromkeys(topic_ids):
-        if topic_id in known:
-            continue
         topic = broker.metadata.image.topics_by_id.get(topic_id)
         byte_count += _bytes_min(topic)
         paging.check_fits(byte_count)
@@ -123,6 +118,10 @@ def _topic_metadata(broker: Broker, topic: TopicImage) -> paging.Making[m.TopicM
     if metadata.image.version == version:
         metadata.cache[topic.name] = made
     return made
+
+
+def _least_bytes(topics: list[m.TopicMetadata]) -> int:
+    return sum(_PARTITION_BYTES_MIN * len(topic.partitions) for topic in topics)
 
 
 def _bytes_min(topic: TopicImage | None) -> int:
