@@ -26,6 +26,7 @@ def render() -> str:
         "limits": {
             "frame_bytes_max": limits.FRAME_BYTES_MAX,
             "header_bytes_max": limits.HEADER_BYTES_MAX,
+            "response_containers_max": limits.RESPONSE_CONTAINERS_MAX,
             "correlation_id_min": 1,
             "correlation_id_max": CORRELATION_ID_MAX,
             "requests_in_flight_max": limits.REQUESTS_IN_FLIGHT_MAX,

@@ -20,6 +20,8 @@ FRAME_BYTES_MAX: Final = 64 * MIB
 """Largest frame either side accepts; a larger one closes the connection with FRAME_TOO_LARGE."""
 HEADER_BYTES_MAX: Final = 4 * MIB
 """Largest msgpack header; bounds what decoding may allocate (metadata of 5,000 partitions fits)."""
+RESPONSE_CONTAINERS_MAX: Final = 512 * KIB
+"""Arrays and maps in the header of an answer: bounds lists within lists to some 100 MiB."""
 REQUESTS_IN_FLIGHT_MAX: Final = 1_024
 """Requests of one connection that the broker holds unanswered before it stops reading from it."""
 PARTITIONS_PER_REQUEST_MAX: Final = 10_000
@@ -149,6 +151,8 @@ assert (
     <= HEADER_BYTES_MAX
 ), "the largest description of one topic fits a header"
 assert PARTITIONS_PER_TOPIC_MAX <= PARTITIONS_PER_REQUEST_MAX
+assert 4 * PARTITIONS_PER_TOPIC_MAX <= RESPONSE_CONTAINERS_MAX, "a topic's lists fit an answer"
+assert REPLY_PAGE_BYTES <= RESPONSE_CONTAINERS_MAX * 4, "entries of a page take 4 bytes a list"
 assert SCHEMA_BYTES_MAX <= SCHEMA_HISTORY_BYTES_MAX
 assert 2 * FRAME_BYTES_MAX <= CONNECTION_MEMORY_BYTES
 assert WRITE_BUFFER_BYTES_MAX <= CONNECTION_MEMORY_BYTES

@@ -6,14 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis.strategies as st
 import msgspec
 import pytest
+from hypothesis import given
 
 from quiverlog import limits
-from quiverlog.errors import CorruptFrame
+from quiverlog.errors import CorruptFrame, FrameTooLarge
 from quiverlog.limits import HEADER_BYTES_MAX, MIB
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
+from quiverlog.wire.containers import count_containers
 from quiverlog.wire.registry import APIS
 
 PREAMBLE = 3
@@ -58,7 +61,7 @@ def test_lists_of_millions_are_refused_before_they_are_made(
 ) -> None:
     header = header_of_empty_arrays(cls, field)
     api = int(cls.API)  # type: ignore[attr-defined]
-    with pytest.raises(CorruptFrame, match="length <="):
+    with pytest.raises(CorruptFrame, match=r"length <=|arrays and maps"):
         frames.decode_request(header) if issubclass(cls, m.Request) else frames.decode_response(
             header, api
         )
@@ -79,6 +82,80 @@ def test_what_a_header_of_empty_arrays_costs() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
     assert int(out.stdout) * 1024 < 8 * MIB
+
+
+def header_of_nested_lists() -> bytes:
+    """A METADATA answer of topics with ten thousand empty arrays for partitions each."""
+    partitions = b"\xdc" + limits.PARTITIONS_PER_TOPIC_MAX.to_bytes(2, "big")
+    partitions += EMPTY_ARRAY * limits.PARTITIONS_PER_TOPIC_MAX
+    fields = m.TopicMetadata.__struct_fields__
+    before = [getattr(m.TopicMetadata(), name) for name in fields[: fields.index("partitions")]]
+    topic = bytes([0x90 | len(before) + 1]) + b"".join(map(msgspec.msgpack.encode, before))
+    topic += partitions
+    at = m.MetadataResponse.__struct_fields__.index("topics")
+    defaults = list(msgspec.to_builtins(m.MetadataResponse()))
+    defaults[:PREAMBLE] = [int(m.Api.METADATA), 1, 7]
+    head = bytes([0x90 | at + 1]) + b"".join(map(msgspec.msgpack.encode, defaults[:at]))
+    count = (HEADER_BYTES_MAX - len(head) - 3) // len(topic)
+    return head + b"\xdc" + count.to_bytes(2, "big") + topic * count
+
+
+def test_what_an_answer_of_lists_within_lists_costs() -> None:
+    """Each list within its bound, together 750 MiB: refused before it is decoded."""
+    script = (
+        "from tests.unit.test_wire_bounds import *\n"
+        "header = header_of_nested_lists()\n"
+        "assert len(header) > 4_000_000\n"
+        "before = largest_kib()\n"
+        "try:\n"
+        "    frames.decode_response(header, int(m.Api.METADATA))\n"
+        "except CorruptFrame: pass\n"
+        "print(largest_kib() - before)\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert int(out.stdout) * 1024 < 16 * MIB
+    with pytest.raises(CorruptFrame, match="arrays and maps"):
+        frames.decode_response(header_of_nested_lists(), int(m.Api.METADATA))
+
+
+def test_an_answer_that_no_client_would_take_is_not_sent() -> None:
+    lists = m.TopicMetadata(partitions=[m.PartitionMetadata()] * 10_000)
+    topics = [lists] * (limits.RESPONSE_CONTAINERS_MAX // 30_000 + 1)
+    with pytest.raises(FrameTooLarge, match="arrays and maps"):
+        frames.encode(m.MetadataResponse(topics=topics), 1)
+    fits = m.MetadataResponse(topics=topics[:-2])
+    assert frames.decode_response(frames.encode(fits, 1)[8:], int(m.Api.METADATA)) == fits
+
+
+def containers_of(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(containers_of, value.values()))
+    return 1 + sum(map(containers_of, value)) if isinstance(value, list) else 0
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**63), 2**64 - 1)
+        | st.floats(allow_nan=False)
+        | st.text()
+        | st.binary(max_size=70_000)
+        | st.builds(msgspec.msgpack.Ext, st.integers(-128, 127), st.binary(max_size=300)),
+        lambda inner: st.lists(inner, max_size=40) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_containers_are_counted_without_decoding(value: object) -> None:
+    data = msgspec.msgpack.encode(value)
+    assert count_containers(data, 2**32) == containers_of(value)
+
+
+def test_a_names_field_that_may_not_be_nil_is_refused() -> None:
+    header = msgspec.msgpack.encode([int(m.Api.DELETE_TOPICS), 1, 3, None])
+    with pytest.raises(CorruptFrame, match=r"Expected `array`, got `None` - at `\$\[3\]`"):
+        frames.decode_request(header)
 
 
 def test_the_largest_count_is_taken() -> None:

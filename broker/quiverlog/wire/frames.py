@@ -37,6 +37,7 @@ from quiverlog.limits import (
 )
 
 from .buffers import BufferPool
+from .containers import check_containers
 from .messages import CORRELATION_ID_MAX, Api, HelloRequest, Message, Request, Response
 from .registry import APIS
 
@@ -98,6 +99,8 @@ def encode(message: Request | Response, correlation_id: int, body_bytes: int = 0
     if len(header) > HEADER_BYTES_MAX and isinstance(message, Response):
         _drop_entry_messages(message)
         header = _encode_header(message)
+    if isinstance(message, Response):
+        check_containers(header, FrameTooLarge)
     return _frame_head(header, body_bytes)
 
 
@@ -204,6 +207,7 @@ def decode_response(header: memoryview | bytes, api: int) -> Response:
         CorruptFrame: not a message, fields of the wrong type, or another API's response.
     """
     spec = APIS[api]
+    check_containers(header, CorruptFrame)
     try:
         response = spec.response_decoder.decode(header)
     except _DECODE_ERRORS as error:
