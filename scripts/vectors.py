@@ -23,6 +23,9 @@ from quiverlog.batch.header import BatchHeader, stamp
 from quiverlog.batch.partitioner import hash_rows, partition_rows
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller import records as r
+from quiverlog.core.partition.producers import ProducerStates
+from quiverlog.limits import BATCH_HEADER_BYTES
+from quiverlog.storage.checkpoint import pack_snapshot
 from quiverlog.storage.index import IndexSummary, SparseIndex
 from quiverlog.wire.registry import APIS
 from tests.golden import regenerate
@@ -205,11 +208,57 @@ def key_hashes() -> list[dict[str, Any]]:
     return found
 
 
+def producers() -> list[dict[str, Any]]:
+    """A snapshot of a partition's producers, and one of a partition that has none."""
+    states = ProducerStates(CREATED_US)
+    for header, offset in (
+        (_numbered(7, 0, 0, 5), 0),
+        (_numbered(9, 1, 2**31 - 2, 4), 5),  # its next sequence has wrapped around
+        (_numbered(7, 0, 5, 3), 9),
+    ):
+        states.record(header, offset, CREATED_US)
+    found = []
+    for offset, blob in ((12, states.snapshot()), (40, b"")):
+        version, entries = msgspec.msgpack.decode(blob) if blob else (None, [])
+        found.append(
+            {
+                "name": f"producers-{offset:020d}.snapshot",
+                "offset": offset,
+                "version": version,
+                "producers": [
+                    {
+                        "producer_id": producer_id,
+                        "epoch": epoch,
+                        "next_sequence": next_sequence,
+                        "batches": [
+                            {"base_sequence": base, "row_count": rows, "base_offset": at}
+                            for base, rows, at in remembered
+                        ],
+                    }
+                    for producer_id, epoch, next_sequence, remembered in entries
+                ],
+                "hex": pack_snapshot(offset, blob).hex(),
+            }
+        )
+    return found
+
+
+def _numbered(producer_id: int, epoch: int, sequence: int, row_count: int) -> BatchHeader:
+    empty = BatchHeader.unpack(memoryview(bytes(BATCH_HEADER_BYTES)))
+    return empty._replace(
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        row_count=row_count,
+    )
+
+
 FILES: Final = {
     "frames.json": frames,
     "batches.json": batches,
     "segment.json": segment,
     "metadata-records.json": metadata_records,
+    "producers.json": producers,
     "key-hashes.json": key_hashes,
 }
 

@@ -48,6 +48,21 @@ def test_frames_by_hand(vector: dict[str, Any]) -> None:
     assert _flat(msgpack.unpackb(data[8:])) == _flat(list(vector["fields"].values()))
 
 
+@pytest.mark.parametrize("vector", load("producers.json"), ids=lambda v: v["name"])
+def test_snapshots_of_producers_by_hand(vector: dict[str, Any]) -> None:
+    """By docs/storage-format.md: magic, version, reserved, size, CRC, offset, one array."""
+    data = bytes.fromhex(vector["hex"])
+    magic, version, reserved, size, crc = struct.unpack_from("<8sHHII", data)
+    assert (magic, version, reserved, size) == (b"QVPRODUC", 1, 0, len(data) - 20)
+    assert crc == crc32c(data[:16] + data[20:])
+    assert struct.unpack_from("<q", data, 20) == (vector["offset"],)
+    if vector["producers"]:
+        assert msgpack.unpackb(data[28:]) == [vector["version"], _flat(vector["producers"])]
+        assert vector["producers"][0]["next_sequence"] == 2, "sequences wrap at 2^31"
+    else:
+        assert data[28:] == b""
+
+
 def _flat(value: Any) -> Any:
     """Fields by name and fields by place are the same; so are bytes and their hex."""
     if isinstance(value, bytes):

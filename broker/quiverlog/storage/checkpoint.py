@@ -97,6 +97,7 @@ def _load(disk: Disk, path: str, magic: bytes, size: int) -> bytes | None:
 
 def pack_log_start(offset: int) -> bytes:
     """The file's bytes."""
+    assert offset >= 0
     return pack_file(_LOG_START_MAGIC, _VERSION, _OFFSET.pack(offset))
 
 
@@ -122,6 +123,7 @@ def load_log_start(disk: Disk, directory: str, names: Sequence[str]) -> int | No
 
 def pack_truncation(offset: int) -> bytes:
     """The file's bytes."""
+    assert offset >= 0
     return pack_file(_TRUNCATION_MAGIC, _VERSION, _OFFSET.pack(offset))
 
 
@@ -134,6 +136,8 @@ def load_truncation(disk: Disk, directory: str) -> int | None:
 
 def pack_recovery_point(point: RecoveryPoint) -> bytes:
     """The file's bytes."""
+    assert point.offset >= 0
+    assert point.base_offset <= point.offset, "the point lies in its segment"
     return pack_file(_RECOVERY_MAGIC, _VERSION, _POINT.pack(*point))
 
 
@@ -157,9 +161,15 @@ def _snapshot_path(directory: str, offset: int) -> str:
     return f"{directory}/{_PREFIX}{offset:020d}{_SUFFIX}"
 
 
+def pack_snapshot(offset: int, blob: bytes) -> bytes:
+    """The file's bytes."""
+    assert offset >= 0
+    return pack_file(_SNAPSHOT_MAGIC, _VERSION, _OFFSET.pack(offset) + blob)
+
+
 def write_snapshot(disk: Disk, directory: str, offset: int, blob: bytes) -> None:
     """Write one; a power failure may tear it, which its checksum tells."""
-    data = pack_file(_SNAPSHOT_MAGIC, _VERSION, _OFFSET.pack(offset) + blob)
+    data = pack_snapshot(offset, blob)
     disk.write_file_atomic(_snapshot_path(directory, offset), data, durable=False)
 
 
