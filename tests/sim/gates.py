@@ -17,7 +17,6 @@ GATES: Final = {
     "emfile": "descriptors run out for a while",
     "long-names": "topics have names as long as a name may be",
     "several-batches": "an entry holds several batches of an idempotent producer (refused by now)",
-    "answer-order": "answers of one partition on one connection come in the requests' order",
     "memory-flushed": "rows of `memory` topics are on the disk half a minute later",
     "page-order": "pages of a file reach the disk in any order",
     "payload-batches": "a payload holds bytes that look like a stored batch",

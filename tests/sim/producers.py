@@ -102,11 +102,8 @@ class Producer(Actor):
         if self._identity is None:
             return
         self._choose_partitions()
-        # Where answers overtake each other, five in hand may be any number from the oldest on.
-        ordered = self.world.scenario.gate("answer-order")
         for key, partition in self._partitions.items():
-            in_hand = len(partition.entries) if ordered else partition.span
-            if not self.stopped and in_hand < self.rng.randint(1, _IN_FLIGHT_MAX):
+            if not self.stopped and partition.span < self.rng.randint(1, _IN_FLIGHT_MAX):
                 self._make(key, partition)
         self._send_all()
         self.later(self.rng.randrange(1_000, 60_000))
@@ -212,10 +209,9 @@ class Producer(Actor):
     def _decided(
         self, partition: _Partition, entry: _Entry, result: m.ProducePartitionResult
     ) -> None:
-        if self.world.scenario.gate("answer-order"):
-            before = [e for e in partition.unanswered if e.order < entry.order]
-            if any(e.connection is entry.connection for e in before):
-                raise Violation(f"answers of {entry.key[1]} overtook each other")
+        before = [e for e in partition.unanswered if e.order < entry.order]
+        if not result.error_code and any(e.connection is entry.connection for e in before):
+            raise Violation(f"acknowledgements of {entry.key[1]} overtook each other")
         if result.error_code:
             self._refused(partition, entry, result.error_code, result.error_message)
             return

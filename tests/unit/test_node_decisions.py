@@ -217,6 +217,28 @@ def test_a_request_that_times_out_lets_those_behind_it_go(tmp_path: Path) -> Non
     node._run(slow)
 
 
+def test_an_acknowledgement_in_a_request_that_times_out_overtakes_no_other(tmp_path: Path) -> None:
+    """Both wait for partition 1; partition 0 is on the disk. The second request's time is up."""
+    node = NodeDriver(tmp_path, flushes_in_flight_max=2)
+    topic = node.create(partitions=2)
+    body = bytes(batch_of([1]))
+    entries = [m.ProducePartition(topic, p, -1, len(body)) for p in (0, 1)]
+    first = node.request(m.ProduceRequest(timeout_ms=30_000, partitions=entries), body * 2)
+    second = node.request(m.ProduceRequest(timeout_ms=20, partitions=entries), body * 2)
+    slow = next(s for s in node.syncs if s.job.key.endswith("t-1"))
+    node.syncs.remove(slow)
+    while node.syncs:
+        node.flush()
+    node.advance(21)
+    answer = node.answer(second)
+    assert answer is not None
+    codes = [result.error_code for result in answer[0].partitions]
+    assert codes == [errors.RequestTimedOut.code] * 2
+    assert node.answer(first) is None
+    node._run(slow)
+    assert entry_of(node, first).error_code == 0
+
+
 # --- bounded work -------------------------------------------------------------------------------
 def test_many_readers_of_one_partition_are_woken_over_several_calls(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path)

@@ -117,9 +117,10 @@ class ProduceWaiter(Waiter):
     """A produce that is not answered.
 
     `waiting`: results that are not confirmed, by identity. `answers`: the queues it stands in.
+    `entries`: its results, each with the queue of its partition.
     """
 
-    __slots__ = ("_metrics", "_outbox", "_purgatory", "answers", "response", "waiting")
+    __slots__ = ("_metrics", "_outbox", "_purgatory", "answers", "entries", "response", "waiting")
 
     api: ClassVar[m.Api] = m.Api.PRODUCE
 
@@ -140,12 +141,14 @@ class ProduceWaiter(Waiter):
         self.response = response
         self.waiting: dict[int, m.ProducePartitionResult] = {}
         self.answers: list[Answers] = []
+        self.entries: list[tuple[Answers, m.ProducePartitionResult]] = []
 
     def wait(self, answers: Answers, end_offset: int, result: m.ProducePartitionResult) -> None:
         """This entry's rows end at `end_offset`; it stands behind the partition's earlier ones."""
         self.waiting[id(result)] = result
         if answers not in self.answers:
             self.answers.append(answers)
+        self.entries.append((answers, result))
         answers.unflushed.append((end_offset, self, result))
 
     def complete(self) -> None:
@@ -161,10 +164,17 @@ class ProduceWaiter(Waiter):
             _answer_in_order(waiter)
 
     def expire(self, now: Now) -> None:
-        """The rows may yet reach the disk: the outcome is unknown, and the answer says so."""
+        """The rows may yet reach the disk: the outcome is unknown, and the answer says so.
+
+        It says so, too, of an entry whose rows are on the disk while an earlier produce of its
+        partition has no answer: an acknowledgement never overtakes another.
+        """
         error = RequestTimedOut("the disk did not confirm the rows in time.")
         for result in self.waiting.values():
             fail_result(result, error)
+        for answers, result in self.entries:
+            if not result.error_code and not answers.is_next(self):
+                fail_result(result, error)
         self._metrics.produces_timed_out += 1
         self.answer(self._outbox, self.response)
         self._purgatory.finish(self)
