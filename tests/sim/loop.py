@@ -137,7 +137,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        delay_us = math.ceil(when * 1e6) - self._world.mono_us
+        # Never at once: a clock that stands still would have a wait of 1e-9 s asked for for ever.
+        delay_us = max(1, math.ceil(when * 1e6) - self._world.mono_us)
         self._world.at(delay_us, lambda: self._run(timer))
         return timer
 
