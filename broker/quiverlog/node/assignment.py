@@ -206,7 +206,7 @@ class Assignment:
         config = replica.topic.config
         replica.log.config = log_config(config)
         if replica.state.set_durability(config.durability):
-            self._wakeups.moved(replica)
+            self._wakeups.readable_changed(replica)
         if replica.state.flushed_offset < replica.state.log_end_offset:
             # Rows written under `memory` become as safe as the topic promises from now on.
             self._flushes.want(replica)

@@ -40,7 +40,7 @@ class NodeConfig:
     flushes_in_flight_max: int = 4
     """Logs that are flushed at the same time: more only queue up in the disk."""
     frame_bytes_max: int = FRAME_BYTES_MAX
-    """What HELLO tells clients; the shell refuses larger frames."""
+    """What HELLO tells clients; the server refuses larger frames."""
     fetch_bytes_default: int = FETCH_BYTES_DEFAULT
     retention_check_ms: int = RETENTION_CHECK_MS
     producers_per_partition_max: int = PRODUCERS_PER_PARTITION_MAX

@@ -1,4 +1,4 @@
-"""What a node may ask its shell to do: the closed list. Effects are performed in their order."""
+"""What a node may ask its server to do: the closed list. Effects are performed in their order."""
 
 from __future__ import annotations
 

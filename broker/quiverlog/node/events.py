@@ -21,7 +21,7 @@ __all__ = [
 class RequestReceived(msgspec.Struct, gc=False):
     """A whole request arrived. `body` is only valid (and may be written to) during `handle`.
 
-    Connection ids are the shell's and are never used twice.
+    Connection ids are the server's and are never used twice.
     """
 
     connection_id: int

@@ -105,13 +105,13 @@ class FetchWaiter(Waiter):
             self._broker.purgatory.fail(self, "FETCH", error)
 
     def wake(self, index: int, now: Now) -> None:
-        """One partition moved: look there, and answer when the sum is enough."""
+        """Look at one partition that changed, and answer when the sum is enough."""
         if self.loading:
             return
         request = self.request
         broker = self._broker
         if request.min_bytes <= 1 or len(request.partitions) == 1:
-            # What moved is nearly always enough: read once, for the answer itself.
+            # What changed is nearly always enough: read once, for the answer itself.
             answer = _Answer(broker, request)
             if answer.cold:
                 self.load(answer)

@@ -77,8 +77,8 @@ class Metadata:
         "_on_applied",
         "_outbox",
         "_queue",
-        "_settled",
         "_wakeups",
+        "_when_idle",
         "cache",
         "image",
         "log",
@@ -108,7 +108,7 @@ class Metadata:
         self._queue: deque[_Decision] = deque()
         self._logging: deque[_Decision] = deque()
         self._failed: deque[_Decision] = deque()
-        self._settled: list[Then] = []
+        self._when_idle: list[Then] = []
         self._busy = False
         self.image = Image(topic_defaults)
         self.pending = Image(topic_defaults)
@@ -162,16 +162,16 @@ class Metadata:
         """`propose`, to be yielded by a handler that waits for it."""
         return lambda then: self.propose(records, now, then)
 
-    def settled(self, then: Then) -> None:
+    def when_idle(self, then: Then) -> None:
         """Call `then` when no decision is under way. To be yielded by a handler."""
-        self._settled.append(then)
+        self._when_idle.append(then)
 
     def _start_next(self, now: Now) -> None:
         if self._busy:
             return
         if not self._queue:
-            settled, self._settled = self._settled, []
-            for then in settled:
+            waiting, self._when_idle = self._when_idle, []
+            for then in waiting:
                 then(self.image, None, now)
             return
         self._busy = True

@@ -45,7 +45,7 @@ class Waiter:
         self.answered = False
 
     def wake(self, index: int, now: Now) -> None:
-        """Something moved in the `index`-th partition of the request: answer if it is enough."""
+        """Offsets of the request's `index`-th partition changed: answer if it is enough."""
         raise NotImplementedError
 
     def expire(self, now: Now) -> None:

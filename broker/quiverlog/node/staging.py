@@ -121,7 +121,7 @@ class Staging:
                 continue
             try:
                 if replica.append(now):
-                    self._wakeups.moved(replica)
+                    self._wakeups.readable_changed(replica)
                 self._flushes.appended(replica)
             except DiskFull as error:
                 self._admission.disk_filled()

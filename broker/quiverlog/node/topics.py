@@ -52,7 +52,7 @@ def handle_create_topics(broker: Broker, call: Call) -> Steps:
             metadata = broker.metadata
             if new.name in metadata.image.topics and new.name not in metadata.pending.topics:
                 # Its directories hold a topic whose end is decided and not yet durable.
-                yield metadata.settled
+                yield metadata.when_idle
             try:
                 records = _decide_create(broker, call, new)
                 if not request.validate_only:

@@ -85,7 +85,7 @@ class Trims:
         elif not replica.deleted:
             files = replica.log.complete_trim(job)
             replica.state.trimmed(replica.log.log_start_offset)
-            self._wakeups.moved(replica)
+            self._wakeups.readable_changed(replica)
             if files is not None:
                 self._remove_files(replica, files)
             self._flushes.appended(replica)

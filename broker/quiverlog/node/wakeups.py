@@ -1,4 +1,4 @@
-"""Readers to be looked at because something moved: bounded in each call of the node.
+"""Readers to be looked at because their partitions changed: bounded in each call of the node.
 
 Owns the queue of partitions whose long polls are to look again. Sixty thousand readers of one
 partition are not woken in one go: the first ones in this call, the rest when the node is called
@@ -26,22 +26,22 @@ WAKES_PER_CALL: Final = 500
 class Wakeups:
     """See the module docstring."""
 
-    __slots__ = ("_moved", "_purgatory", "_round")
+    __slots__ = ("_changed", "_purgatory", "_round")
 
     def __init__(self, purgatory: Purgatory) -> None:
         self._purgatory = purgatory
-        self._moved: dict[Replica, None] = {}
+        self._changed: dict[Replica, None] = {}
         self._round: deque[tuple[Waiter, int]] = deque()
 
     @property
     def busy(self) -> bool:
         """True while readers are left to be looked at."""
-        return bool(self._round or self._moved)
+        return bool(self._round or self._changed)
 
-    def moved(self, replica: Replica) -> None:
+    def readable_changed(self, replica: Replica) -> None:
         """Its readers may see something new."""
         if replica.waiters:
-            self._moved[replica] = None
+            self._changed[replica] = None
 
     def queue(self, waiters: dict[Waiter, int]) -> None:
         """These are to be looked at, whatever becomes of their partition."""
@@ -51,10 +51,10 @@ class Wakeups:
         """Look at the next ones."""
         for _ in range(WAKES_PER_CALL):
             if not self._round:
-                if not self._moved:
+                if not self._changed:
                     return
-                replica = next(iter(self._moved))
-                del self._moved[replica]
+                replica = next(iter(self._changed))
+                del self._changed[replica]
                 self._round.extend(replica.waiters.items())
                 continue
             waiter, index = self._round.popleft()
