@@ -81,12 +81,19 @@ def run_broker(
     try:
         return uvloop.run(_run(config, log, control, read_config))
     except QuiverlogError as error:
+        if isinstance(error.__cause__, OSError) and not isinstance(error, _REFUSALS):
+            return _path_failed(error.__cause__, str(error.details.get("file", "")))
         _say(f"quiverlog broker: {' '.join(str(error).split())}", sys.stderr)
         return EXIT_REFUSED if isinstance(error, _REFUSALS) else EXIT_FAILED
     except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
-        _say(f"quiverlog broker: {name}{error.strerror or error}", sys.stderr)
-        return EXIT_REFUSED if error.errno in _REFUSED_PATHS else EXIT_FAILED
+        return _path_failed(error, "")
+
+
+def _path_failed(error: OSError, path: str) -> int:
+    """Say which path, whole: errors of the storage, made for clients as well, shorten it."""
+    name = error.filename or path
+    _say(f"quiverlog broker: {f'{name}: ' if name else ''}{error.strerror or error}", sys.stderr)
+    return EXIT_REFUSED if error.errno in _REFUSED_PATHS else EXIT_FAILED
 
 
 async def _run(
