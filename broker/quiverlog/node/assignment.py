@@ -44,6 +44,7 @@ from quiverlog.node.replica import Replica, log_config
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
+from quiverlog.storage.index_cache import IndexCache
 from quiverlog.types import Now, TopicPartition
 
 __all__ = ["Assignment", "Key", "Offline"]
@@ -83,6 +84,7 @@ class Assignment:
         "_flushes",
         "_followed",
         "_held",
+        "_indexes",
         "_jobs",
         "_metrics",
         "_opening",
@@ -122,6 +124,7 @@ class Assignment:
         self.replicas: dict[Key, Replica] = {}
         self.offline: dict[Key, Offline] = {}
         self._followed: dict[Key, Replica] = {}
+        self._indexes = IndexCache()  # One bound for all logs.
         # Keys that are open, opening or offline here, by topic.
         self._held: dict[bytes, set[int]] = {}
         # Partitions that a job opens or will open.
@@ -231,6 +234,8 @@ class Assignment:
                 log_config(topic.config),
                 now,
                 clean=clean,
+                epoch_newest=topic.partitions[key[1]].leader_epoch,
+                indexes=self._indexes,
                 producers_max=self._config.producers_per_partition_max,
                 producer_expiry_us=self._config.producer_expiry_ms * 1000,
             )

@@ -14,6 +14,7 @@ from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
+from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.jobs import FlushResult
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now
@@ -64,7 +65,9 @@ class OpenJob:
         "_clean",
         "_config",
         "_disk",
+        "_epoch_newest",
         "_expiry_us",
+        "_indexes",
         "_now",
         "_producers_max",
         "key",
@@ -79,6 +82,8 @@ class OpenJob:
         now: Now,
         *,
         clean: bool,
+        epoch_newest: int,
+        indexes: IndexCache,
         producers_max: int,
         producer_expiry_us: int,
     ) -> None:
@@ -88,6 +93,8 @@ class OpenJob:
         self._config = config
         self._now = now
         self._clean = clean
+        self._epoch_newest = epoch_newest
+        self._indexes = indexes
         self._producers_max = producers_max
         self._expiry_us = producer_expiry_us
 
@@ -105,6 +112,8 @@ class OpenJob:
             clean=self._clean,
             now=self._now,
             producers=producers,
+            epoch_newest=self._epoch_newest,
+            indexes=self._indexes,
         )
         if log.flushed_offset < log.log_end_offset:
             job = log.begin_flush()

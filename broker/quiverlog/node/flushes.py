@@ -42,6 +42,7 @@ class Flushes:
         "_metrics",
         "_outbox",
         "_queue",
+        "_retry",
         "_wakeups",
     )
 
@@ -63,6 +64,8 @@ class Flushes:
         self._queue: deque[Replica] = deque()
         # Replicas with rows that the disk may not have: when each is to be flushed at the latest.
         self._due: dict[Replica, int] = {}
+        # Replicas whose flush could not be tried: when it is tried again.
+        self._retry: dict[Replica, int] = {}
 
     @property
     def idle(self) -> bool:
@@ -76,13 +79,20 @@ class Flushes:
 
     def next_us(self) -> int | None:
         """When the next flush in the background is due: the one whose rows have waited longest."""
-        for replica in self._due:
-            return self._due[replica]
-        return None
+        # Each in the order in which they were entered, all with the same delay.
+        due_us = next(iter(self._due.values()), None)
+        if not self._retry:
+            return due_us
+        retry_us = next(iter(self._retry.values()))
+        return retry_us if due_us is None else min(due_us, retry_us)
 
     # --- asking --------------------------------------------------------------------------------
     def want(self, replica: Replica) -> None:
         """Flush soon. Costs nothing when a flush is on its way to being asked for."""
+        replica.flush_wanted = True
+        self._enqueue(replica)
+
+    def _enqueue(self, replica: Replica) -> None:
         if not replica.flush_queued and replica.fault is None:
             replica.flush_queued = True
             if not replica.flush_running:
@@ -94,18 +104,19 @@ class Flushes:
             return
         due_us = replica.log.flush_due_us()
         if due_us == 0:
-            self.want(replica)
+            self._enqueue(replica)
         elif due_us is not None and replica not in self._due:
             self._due[replica] = due_us
 
     def run(self, now: Now) -> None:
         """Want what is due, then start what the bound allows."""
-        while self._due:
-            replica = next(iter(self._due))
-            if self._due[replica] > now.mono_us:
-                break
-            del self._due[replica]
-            self.want(replica)
+        for due in (self._due, self._retry):
+            while due:
+                replica = next(iter(due))
+                if due[replica] > now.mono_us:
+                    break
+                del due[replica]
+                self._enqueue(replica)
         while self._queue and self._in_flight < self._in_flight_max:
             replica = self._queue.popleft()
             replica.flush_queued = False
@@ -115,8 +126,11 @@ class Flushes:
     def _start(self, replica: Replica, now: Now) -> None:
         assert not replica.flush_running
         self._due.pop(replica, None)
+        self._retry.pop(replica, None)
+        # Nobody waits: there is time to write down how far the next start need not look.
+        background, replica.flush_wanted = not replica.flush_wanted, False
         try:
-            job = replica.log.begin_flush()
+            job = replica.log.begin_flush(background=background)
         except Exception as error:
             self._outbox.internal_error("beginning a flush", error)
             self.declare_fault(replica, f"no flush can be begun: {error}")
@@ -172,7 +186,8 @@ class Flushes:
                 "warning", "flush postponed", partition=str(replica.name), why=str(error)
             )
             replica.flush_queued = False
-            self._due[replica] = now.mono_us + _RETRY_US
+            replica.flush_wanted = True
+            self._retry[replica] = now.mono_us + _RETRY_US
             return
         # The kernel may have thrown away the pages that it could not write. Only recovery from
         # the disk tells what is there.
@@ -185,9 +200,11 @@ class Flushes:
             self._metrics.partitions_with_faults += 1
             self._outbox.log("error", "partition fault", partition=str(replica.name), why=why)
         self._due.pop(replica, None)
+        self._retry.pop(replica, None)
         replica.answers.fail(replica.fault)
 
     def forget(self, replica: Replica) -> None:
         """The replica is deleted."""
         assert replica.deleted
         self._due.pop(replica, None)
+        self._retry.pop(replica, None)

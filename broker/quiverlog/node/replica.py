@@ -50,6 +50,7 @@ class Replica:
         "fault",
         "flush_queued",
         "flush_running",
+        "flush_wanted",
         "jobs_running",
         "log",
         "name",
@@ -88,6 +89,8 @@ class Replica:
         self.admitted_bytes = 0
         self.flush_running = False
         self.flush_queued = False
+        # Somebody waits for the flush that is queued.
+        self.flush_wanted = False
         # Jobs that use the log's files by name; a deleted replica's files stay until it is 0.
         self.jobs_running = 0
         self.deleted = False

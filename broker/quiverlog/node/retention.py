@@ -155,7 +155,7 @@ class Retention:
         target = log.retention_target(now, replica.state.high_watermark, cold_ok=False)
         if target > log.log_start_offset:
             then = partial(self._taken, replica, log.log_start_offset)
-            self._trims.trim(replica, target, Urgency.BACKGROUND, now, then)
+            self._trims.trim(replica, target, now, then, promised=False)
 
     def _load(self, replica: Replica, cold: NotResident, believed: Now) -> None:
         job = cold.job

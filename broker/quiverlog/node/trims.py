@@ -36,32 +36,38 @@ class Trims:
         self._admission = admission
         self._outbox = outbox
         # By replica: the trims that wait for the one under way.
-        self._under_way: dict[Replica, deque[tuple[int, Then, Urgency]]] = {}
+        self._under_way: dict[Replica, deque[tuple[int, Then, bool]]] = {}
 
     def busy(self, replica: Replica) -> bool:
         """True while a trim of this log is under way."""
         return replica in self._under_way
 
-    def trim(self, replica: Replica, offset: int, urgency: Urgency, now: Now, then: Then) -> None:
+    def trim(self, replica: Replica, offset: int, now: Now, then: Then, *, promised: bool) -> None:
         """Give up the rows below `offset`; `then` gets the RemoveFilesJob that is left, or None.
 
         `then` gets DiskFull, StorageFault or OSError when nothing changed.
+
+        Args:
+            promised: a client is told that the rows are gone. What retention takes is not written
+                down before it frees a file, and nobody waits for it.
         """
         waiting = self._under_way.get(replica)
         if waiting is not None:
-            waiting.append((offset, then, urgency))
+            waiting.append((offset, then, promised))
             return
-        job = replica.log.begin_trim(offset)
+        job = replica.log.begin_trim(offset, promised=promised)
         if job is None:
+            self._moved(replica)
             then(None, None, now)
             return
+        urgency = Urgency.READ if promised else Urgency.BACKGROUND
         self._under_way[replica] = deque()
         replica.jobs_running += 1
         self._jobs.start(job, partial(self._written, replica, job, then), urgency)
 
     def starter(self, replica: Replica, offset: int, now: Now) -> Starter:
         """`trim`, to be yielded by a handler that waits for it."""
-        return lambda then: self.trim(replica, offset, Urgency.READ, now, then)
+        return lambda then: self.trim(replica, offset, now, then, promised=True)
 
     def _written(
         self,
@@ -84,23 +90,28 @@ class Trims:
                 self._admission.disk_filled()
         elif not replica.deleted:
             files = replica.log.complete_trim(job)
-            replica.state.trimmed(replica.log.log_start_offset)
-            self._wakeups.readable_changed(replica)
+            self._moved(replica)
             if files is not None:
                 self._remove_files(replica, files)
             self._flushes.appended(replica)
         try:
             then(files, error, now)
         finally:
-            for offset, next_then, urgency in waiting:
-                self._again(replica, offset, urgency, next_then, now)
+            for offset, next_then, promised in waiting:
+                self._again(replica, offset, now, next_then, promised)
 
-    def _again(self, replica: Replica, offset: int, urgency: Urgency, then: Then, now: Now) -> None:
+    def _moved(self, replica: Replica) -> None:
+        """The log's start may have moved: tell those who look at it."""
+        if replica.log.log_start_offset > replica.state.log_start_offset:
+            replica.state.trimmed(replica.log.log_start_offset)
+            self._wakeups.readable_changed(replica)
+
+    def _again(self, replica: Replica, offset: int, now: Now, then: Then, promised: bool) -> None:
         if replica.deleted:
             then(None, UnknownTopicId(f"{replica.name} was deleted."), now)
             return
         try:
-            self.trim(replica, offset, urgency, now, then)
+            self.trim(replica, offset, now, then, promised=promised)
         except Exception as error:
             then(None, error, now)
 

@@ -7,7 +7,7 @@ an append needs it; it takes 16 bytes for every `index.interval.bytes` of the fi
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 from quiverlog.limits import INDEX_MEMORY_BYTES_MAX
 from quiverlog.storage.segment import Segment
@@ -23,7 +23,7 @@ class IndexCache:
     def __init__(self, bytes_max: int = INDEX_MEMORY_BYTES_MAX) -> None:
         assert bytes_max > 0
         self._bytes_max = bytes_max
-        self._segments: deque[Segment] = deque()
+        self._segments: OrderedDict[Segment, None] = OrderedDict()
         self.byte_count = 0
         """Bytes of the indexes that this cache knows of."""
 
@@ -34,14 +34,14 @@ class IndexCache:
         assert segment.finished
         segment.cached = True
         self.byte_count += segment.index.byte_count
-        self._segments.append(segment)
+        self._segments[segment] = None
         self._make_room()
 
     def forget(self, segment: Segment) -> None:
         """The segment is gone."""
         if segment.cached:
             segment.cached = False
-            self._segments.remove(segment)
+            del self._segments[segment]
             self.byte_count -= 0 if segment.index is None else segment.index.byte_count
 
     def _make_room(self) -> None:
@@ -49,10 +49,10 @@ class IndexCache:
         for _ in range(2 * len(self._segments)):
             if self.byte_count <= self._bytes_max or len(self._segments) < 2:
                 return
-            oldest = self._segments.popleft()
+            oldest, _ = self._segments.popitem(last=False)
             if oldest.recent:
                 oldest.recent = False
-                self._segments.append(oldest)
+                self._segments[oldest] = None
             else:
                 oldest.cached = False
                 self.byte_count -= oldest.release_index()

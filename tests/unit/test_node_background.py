@@ -1,0 +1,164 @@
+"""What a node does for its next start: flushes that nobody waits for, what a log is opened with."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from quiverlog.limits import MIB, UNFLUSHED_MS_MAX
+from quiverlog.node.replica import Replica
+from quiverlog.storage.log import Log
+from quiverlog.types import EARLIEST
+from quiverlog.wire import messages as m
+from tests.support.node import NodeDriver, batch_of
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeDriver:
+    return NodeDriver(tmp_path)
+
+
+def replica_of(node: NodeDriver, topic: bytes, partition: int = 0) -> Replica:
+    return node.node.broker.replicas[topic, partition]
+
+
+def put(node: NodeDriver, topic: bytes, rows: int = 10, partition: int = 0) -> int:
+    """Rows into the page cache; returns their bytes."""
+    body = bytes(batch_of(range(rows)))
+    node.produce(topic, body, partition=partition)
+    return len(body)
+
+
+# --- flushes in the background ----------------------------------------------------------------
+def test_a_memory_topic_is_flushed_after_30_s_and_a_start_scans_what_came_since(
+    node: NodeDriver,
+) -> None:
+    topic = node.create(durability="memory")
+    put(node, topic, 1_000)
+    node.advance(UNFLUSHED_MS_MAX - 1)
+    assert not node.syncs
+    node.advance(1)
+    assert len(node.syncs) == 1
+    node.flush()
+    assert replica_of(node, topic).state.flushed_offset == 1_000
+    since = put(node, topic, 5)
+    node.crash()
+    assert replica_of(node, topic).log.recovery.bytes_scanned == since
+    assert node.broker_end(topic) == 1_005
+
+
+def test_a_memory_topic_is_flushed_when_a_segment_is_rolled(node: NodeDriver) -> None:
+    topic = node.create(durability="memory", segment_bytes=str(64 * 1024))
+    log = replica_of(node, topic).log
+    while len(log.segments) < 2:
+        assert not node.syncs
+        last = put(node, topic, 1_000)
+    assert len(node.syncs) == 1
+    node.flush()
+    node.crash()
+    assert replica_of(node, topic).log.recovery.bytes_scanned <= last
+
+
+def test_a_memory_topic_is_flushed_at_64_mib(node: NodeDriver) -> None:
+    topic = node.create(durability="memory")
+    body = bytes(batch_of(range(800_000)))
+    written = 0
+    while written < 64 * MIB:
+        assert not node.syncs, written
+        node.produce(topic, body)
+        written += len(body)
+    assert len(node.syncs) == 1
+    node.flush()
+    since = put(node, topic)
+    node.crash()
+    assert replica_of(node, topic).log.recovery.bytes_scanned == since
+
+
+def test_the_recovery_point_of_an_idle_log_is_written(node: NodeDriver) -> None:
+    """Flushes that clients wait for leave it out: it is two more writes."""
+    topic = node.create()
+    node.produced(topic, bytes(batch_of([1])))  # The first flush of a segment writes one.
+    node.produced(topic, bytes(batch_of(range(1_000))))
+    assert not node.syncs
+    node.advance(UNFLUSHED_MS_MAX)
+    assert len(node.syncs) == 1, "a flush for the recovery point alone"
+    node.flush()
+    node.advance(2 * UNFLUSHED_MS_MAX)
+    assert not node.syncs, "once is enough"
+    node.crash()
+    assert replica_of(node, topic).log.recovery.bytes_scanned == 0
+
+
+def test_a_flush_that_somebody_waits_for_is_none_in_the_background(node: NodeDriver) -> None:
+    topic = node.create()
+    node.produced(topic, bytes(batch_of([1])))
+    with mock.patch.object(Log, "begin_flush", autospec=True, side_effect=Log.begin_flush) as begin:
+        node.produced(topic, bytes(batch_of([1])))
+        node.advance(UNFLUSHED_MS_MAX)
+        node.flush()
+    assert [call.kwargs for call in begin.call_args_list] == [
+        {"background": False},
+        {"background": True},
+    ]
+
+
+def test_a_flush_that_was_postponed_does_not_wait_for_those_in_the_background(
+    node: NodeDriver,
+) -> None:
+    idle = node.create("idle", durability="memory")
+    busy = node.create("busy")
+    put(node, idle)
+    asked = node.produce(busy, bytes(batch_of([1])))
+    node.flush(OSError(errno.EMFILE, "too many open files"))
+    node.advance(1_000)
+    node.flush()
+    answer = node.answer(asked)
+    assert answer is not None, "it waited for 30 s"
+    assert answer[0].partitions[0].error_code == 0
+
+
+# --- retention --------------------------------------------------------------------------------
+def test_a_log_start_that_frees_no_file_is_not_written_down(node: NodeDriver) -> None:
+    """Every partition has one in each round: it once cost two fsyncs each."""
+    topic = node.create(durability="memory", retention_ms="60000")
+    put(node, topic, 10)
+    node.advance(40_000)
+    node.flush()
+    node.produce(topic, bytes(batch_of([1] * 5, at_us=node.wall_us)))
+    poll = m.ListOffsetsPartition(topic, 0, at=EARLIEST, known_offset=0)
+    waiting = node.request(m.ListOffsetsRequest(max_wait_ms=60_000, partitions=[poll]))
+    node.hold_jobs = True
+    node.advance(35_000)
+    assert [start.job.kind for start in node.jobs] == []
+    node.hold_jobs = False
+    assert node.offset_of(topic, EARLIEST).offset == 10
+    answer = node.answer(waiting)
+    assert answer is not None, "who waits for the start is told"
+    assert answer[0].partitions[0].offset == 10
+    assert any(line.event == "retention took rows" for line in node.lines)
+
+
+# --- opening ----------------------------------------------------------------------------------
+def test_logs_are_opened_with_the_newest_epoch_and_one_cache_of_indexes(
+    node: NodeDriver,
+) -> None:
+    node.create(partitions=3)
+    opened: list[dict[str, Any]] = []
+    original = Log.open.__func__  # type: ignore[attr-defined]
+
+    def remember(cls: type[Log], *arguments: Any, **options: Any) -> Log:
+        opened.append(options)
+        log = original(cls, *arguments, **options)
+        assert isinstance(log, Log)
+        return log
+
+    with mock.patch.object(Log, "open", classmethod(remember)):
+        node.crash()
+    assert len(opened) == 3
+    assert {options["epoch_newest"] for options in opened} == {1}, "begun by the unclean start"
+    assert len({id(options["indexes"]) for options in opened}) == 1
+    assert opened[0]["indexes"] is not None
