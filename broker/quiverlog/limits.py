@@ -25,6 +25,12 @@ RESPONSE_CONTAINERS_MAX: Final = 512 * KIB
 REQUESTS_IN_FLIGHT_MAX: Final = 1_024
 """Requests of one connection that the broker holds unanswered before it stops reading from it."""
 PARTITIONS_PER_REQUEST_MAX: Final = 10_000
+PARKED_ENTRIES_MAX: Final = 200_000
+"""Partitions that all long polls together may wait for: fifty of 4,000. A connection, and all
+connections of one client id together, may have as many as are still free, so half of them at most;
+a long poll beyond is answered at once with what there is."""
+PARKED_ENTRY_BYTES: Final = 512
+"""More than the broker remembers for one of them."""
 TOPICS_PER_REQUEST_MAX: Final = 10_000
 CONFIGS_PER_REQUEST_MAX: Final = 256
 """Entries of the small lists and maps in a message: configurations, key columns, replicas."""
@@ -156,6 +162,8 @@ assert REPLY_PAGE_BYTES <= RESPONSE_CONTAINERS_MAX * 4, "entries of a page take 
 assert SCHEMA_BYTES_MAX <= SCHEMA_HISTORY_BYTES_MAX
 assert 2 * FRAME_BYTES_MAX <= CONNECTION_MEMORY_BYTES
 assert WRITE_BUFFER_BYTES_MAX <= CONNECTION_MEMORY_BYTES
+assert 2 * PARTITIONS_PER_REQUEST_MAX <= PARKED_ENTRIES_MAX, "the largest long poll may wait"
+assert PARKED_ENTRIES_MAX * PARKED_ENTRY_BYTES <= CONNECTION_MEMORY_BYTES // 2
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_BATCHES_REMEMBERED
 assert FETCH_BYTES_DEFAULT + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert FETCH_PARTITION_BYTES_DEFAULT <= FETCH_BYTES_DEFAULT

@@ -92,7 +92,9 @@ class Broker:
         self.outbox = outbox = Outbox(metrics)
         self.jobs = jobs = Jobs(outbox)
         self.tasks = Tasks(outbox, self.fail)
-        self.purgatory = purgatory = Purgatory(outbox, config.parked_requests_max)
+        self.purgatory = purgatory = Purgatory(
+            outbox, config.parked_requests_max, config.parked_entries_max
+        )
         self.wakeups = wakeups = Wakeups(purgatory)
         self.admission = admission = Admission(
             outbox, metrics, reserve_bytes=config.disk_reserve_bytes

@@ -9,6 +9,7 @@ from quiverlog.limits import (
     DISK_RESERVE_BYTES_DEFAULT,
     FETCH_BYTES_DEFAULT,
     FRAME_BYTES_MAX,
+    PARKED_ENTRIES_MAX,
     PRODUCER_EXPIRY_MS,
     PRODUCERS_PER_PARTITION_MAX,
     RETENTION_CHECK_MS,
@@ -47,6 +48,9 @@ class NodeConfig:
     producer_expiry_ms: int = PRODUCER_EXPIRY_MS
     parked_requests_max: int = 100_000
     """Long polls that wait at once; beyond, they are answered with what there is."""
+
+    parked_entries_max: int = PARKED_ENTRIES_MAX
+    """Partitions that these ask for together; beyond, they are answered with what there is."""
 
     requests_waiting_max: int = 200_000
     """Long polls and unflushed produces together; beyond, a produce gets ThrottledBroker."""

@@ -1,8 +1,8 @@
 """FETCH: rows out.
 
 Owns what a fetch may see (never above the high watermark), how much of it travels, and the long
-poll. A fetch that finds too little is parked on its partitions; each move of a high watermark looks
-at that one partition again, and the whole is read when the sum is enough.
+poll. A fetch that finds too little is parked on its partitions; it looks again at those whose
+high watermark moved, and the whole is read when the sum is enough.
 
 Rows that are not in memory are read by jobs first: the fetch waits for them, nobody else does. The
 third look takes what it finds, so that it ends on a machine with little memory, too.
@@ -12,6 +12,7 @@ Bodies are views of the log's files: nothing is copied or decoded here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Final
 
@@ -51,29 +52,39 @@ _LOADS_MAX: Final = 3
 class FetchWaiter(Waiter):
     """A parked fetch. `sizes`: bytes that each entry could get when it was last looked at.
 
+    `byte_count` is their sum. `short`: entries that may get rows by waiting (see `_is_short`).
     `loading`: jobs that bring its rows into memory; nothing is looked at while they run.
     """
 
-    __slots__ = ("_broker", "loading", "loads", "request", "sizes")
+    __slots__ = ("_broker", "byte_count", "loading", "loads", "request", "short", "sizes")
 
     api: ClassVar[m.Api] = m.Api.FETCH
 
     def __init__(
         self, broker: Broker, connection_id: int, request: m.FetchRequest, deadline_us: int
     ) -> None:
-        super().__init__(connection_id, request.correlation_id, deadline_us)
+        count = len(request.partitions)
+        super().__init__(connection_id, request.correlation_id, deadline_us, count)
         self._broker = broker
         self.request = request
-        self.sizes = [0] * len(request.partitions)
+        self.sizes = [0] * count
+        self.byte_count = 0
+        self.short: set[int] = set()
         self.loading = 0
         self.loads = 0
 
     def wait(self, answer: _Answer) -> None:
         """Be told when one of the partitions moves."""
         self.sizes = [result.batch_bytes for result in answer.response.partitions]
+        self.byte_count = sum(self.sizes)
         replicas = self._broker.replicas
         for index, entry in enumerate(self.request.partitions):
             replicas[entry.topic_id, entry.partition].waiters[self] = index
+        for index, entry in enumerate(self.request.partitions):
+            # Of a partition that is there several times, the last entry is told.
+            told = replicas[entry.topic_id, entry.partition].waiters[self] == index
+            if told and _is_short(self._broker, entry):
+                self.short.add(index)
 
     def load(self, answer: _Answer) -> None:
         """Bring into memory what `answer` has missed, then look again."""
@@ -104,13 +115,13 @@ class FetchWaiter(Waiter):
         except Exception as error:
             self._broker.purgatory.fail(self, "FETCH", error)
 
-    def wake(self, index: int, now: Now) -> None:
-        """Look at one partition that changed, and answer when the sum is enough."""
+    def wake(self, indexes: Sequence[int], now: Now) -> None:
+        """These changed: look there and nowhere else, and answer when the sum is enough."""
         if self.loading:
             return
         request = self.request
         broker = self._broker
-        if request.min_bytes <= 1 or len(request.partitions) == 1:
+        if len(request.partitions) == 1:
             # What changed is nearly always enough: read once, for the answer itself.
             answer = _Answer(broker, request)
             if answer.cold:
@@ -118,10 +129,16 @@ class FetchWaiter(Waiter):
             elif answer.enough():
                 self._answer(answer)
             return
-        entry = request.partitions[index]
-        result, _, _ = _read(broker, entry, _partition_limit(entry), cold_ok=True)
-        self.sizes[index] = result.batch_bytes
-        if result.error_code or sum(self.sizes) >= request.min_bytes or _exhausted(broker, request):
+        failed = False
+        for index in indexes:
+            entry = request.partitions[index]
+            result, _, _ = _read(broker, entry, _partition_limit(entry), cold_ok=True)
+            self.byte_count += result.batch_bytes - self.sizes[index]
+            self.sizes[index] = result.batch_bytes
+            if not _is_short(broker, entry):
+                self.short.discard(index)
+            failed = failed or result.error_code != 0
+        if failed or self.byte_count >= request.min_bytes or not self.short:
             self._look(now)
 
     def expire(self, now: Now) -> None:
@@ -218,17 +235,15 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
     answer = _Answer(broker, request)
     connection_id = event.connection_id
     client_id = broker.connections[connection_id]
-    if not answer.cold and (
-        request.max_wait_ms <= 0
-        or answer.enough()
-        or not broker.purgatory.may_park(connection_id, client_id)
-    ):
+    wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX)
+    if not broker.purgatory.may_park(connection_id, client_id, len(request.partitions)):
+        wait_ms = 0
+    if not answer.cold and (wait_ms == 0 or answer.enough()):
         answer.count()
         broker.outbox.effects.append(
             Respond(connection_id, answer.response, request.correlation_id, answer.body)
         )
         return
-    wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX)
     waiter = FetchWaiter(broker, connection_id, request, now.mono_us + wait_ms * 1000)
     broker.purgatory.park(waiter, client_id)
     if answer.cold:
@@ -243,13 +258,15 @@ def _partition_limit(entry: m.FetchPartition) -> int:
 
 def _exhausted(broker: Broker, request: m.FetchRequest) -> bool:
     """True when waiting brings no rows: every entry has an end, and is readable up to it."""
-    for entry in request.partitions:
-        if entry.end_offset < 0:
-            return False
-        replica = broker.replicas.get((entry.topic_id, entry.partition))
-        if replica is not None and replica.state.high_watermark < entry.end_offset:
-            return False
-    return True
+    return not any(_is_short(broker, entry) for entry in request.partitions)
+
+
+def _is_short(broker: Broker, entry: m.FetchPartition) -> bool:
+    """True when the entry may get rows by waiting: it has no end, or is not readable up to it."""
+    if entry.end_offset < 0:
+        return True
+    replica = broker.replicas.get((entry.topic_id, entry.partition))
+    return replica is not None and replica.state.high_watermark < entry.end_offset
 
 
 def _read(

@@ -72,19 +72,21 @@ class OffsetsWaiter(Waiter):
     def __init__(
         self, broker: Broker, connection_id: int, request: m.ListOffsetsRequest, deadline_us: int
     ) -> None:
-        super().__init__(connection_id, request.correlation_id, deadline_us)
+        count = len(request.partitions)
+        super().__init__(connection_id, request.correlation_id, deadline_us, count)
         self._broker = broker
         self.request = request
 
-    def wake(self, index: int, now: Now) -> None:
+    def wake(self, indexes: Sequence[int], now: Now) -> None:
         """`index` -1: the metadata changed."""
-        if index >= 0:
-            entry = self.request.partitions[index]
-            if not _differs(_list_entry(self._broker, entry), entry):
-                return
-        elif not _metadata_differs(self._broker, self.request):
-            return
-        self.expire(now)
+        if any(map(self._has_news, indexes)):
+            self.expire(now)
+
+    def _has_news(self, index: int) -> bool:
+        if index < 0:
+            return _metadata_differs(self._broker, self.request)
+        entry = self.request.partitions[index]
+        return _differs(_list_entry(self._broker, entry), entry)
 
     def expire(self, now: Now) -> None:
         self.answer(self._broker.outbox, _list(self._broker, self.request))
@@ -104,7 +106,8 @@ def handle_list_offsets(broker: Broker, event: RequestReceived, now: Now) -> Non
     request = event.request
     assert isinstance(request, m.ListOffsetsRequest)
     _check_count(request.partitions)
-    if any(entry.at >= 0 for entry in request.partitions):
+    many = len(request.partitions) > _ENTRIES_PER_STEP
+    if many or any(entry.at >= 0 for entry in request.partitions):
         call = Call(event.connection_id, request, now)
         broker.tasks.start(call, _list_in_steps(broker, call))
         return
@@ -112,7 +115,7 @@ def handle_list_offsets(broker: Broker, event: RequestReceived, now: Now) -> Non
 
 
 def _list_in_steps(broker: Broker, call: Call) -> Generator[Wait, object, m.Response | None]:
-    """Times are looked up in files that may have to be read."""
+    """Of many partitions, or times: these are looked up in files that may have to be read."""
     request = call.request
     assert isinstance(request, m.ListOffsetsRequest)
     results = yield from _answer_each(
@@ -121,7 +124,9 @@ def _list_in_steps(broker: Broker, call: Call) -> Generator[Wait, object, m.Resp
     response = m.ListOffsetsResponse(
         metadata_version=broker.metadata.image.version, partitions=results
     )
-    _answer_or_park(broker, call.connection_id, request, response, call.now)
+    waiter = _answer_or_park(broker, call.connection_id, request, response, call.now)
+    if waiter is not None:
+        broker.wakeups.look(waiter)
     return None
 
 
@@ -131,24 +136,27 @@ def _answer_or_park(
     request: m.ListOffsetsRequest,
     response: m.ListOffsetsResponse,
     now: Now,
-) -> None:
+) -> OffsetsWaiter | None:
     client_id = broker.connections.get(connection_id)
     if (
         request.max_wait_ms <= 0
         or client_id is None
         or _metadata_differs(broker, request)
         or any(map(_differs, response.partitions, request.partitions))
-        or not broker.purgatory.may_park(connection_id, client_id)
+        or not broker.purgatory.may_park(connection_id, client_id, len(request.partitions))
     ):
         broker.outbox.respond(connection_id, request.correlation_id, response)
-        return
+        return None
     wait_ms = min(request.max_wait_ms, FETCH_MAX_WAIT_MS_MAX)
     waiter = OffsetsWaiter(broker, connection_id, request, now.mono_us + wait_ms * 1000)
     broker.purgatory.park(waiter, client_id)
     for index, entry in enumerate(request.partitions):
-        broker.replica(entry.topic_id, entry.partition).waiters[waiter] = index
+        replica = broker.replicas.get((entry.topic_id, entry.partition))
+        if replica is not None:  # One that went while others were looked at shows in `look`.
+            replica.waiters[waiter] = index
     if request.metadata_version >= 0:
         broker.metadata.waiters[waiter] = -1
+    return waiter
 
 
 def _list(broker: Broker, request: m.ListOffsetsRequest) -> m.ListOffsetsResponse:

@@ -1,8 +1,8 @@
 """Requests that wait: for rows, for offsets, for the disk.
 
 Owns the order of their deadlines (one heap), who of them belongs to which connection, and how many
-long polls a connection and a client may have: no more than what is still free, so that one who
-takes all he can leaves half of the rest to the next.
+long polls, with how many entries, a connection and a client may have: no more than what is still
+free, so that one who takes all he can leaves half of the rest to the next.
 
 Invariants: a waiter is answered or dropped once; `live` is the number that still waits; the heap
 holds at most about twice as many entries (done ones are swept when they are the majority), so that
@@ -31,21 +31,33 @@ _SWEEP_MIN: Final = 256
 class Waiter:
     """A request that is not answered yet. `done`: it waits no more. `answered`: it was answered."""
 
-    __slots__ = ("answered", "client_id", "connection_id", "correlation_id", "deadline_us", "done")
+    __slots__ = (
+        "answered",
+        "client_id",
+        "connection_id",
+        "correlation_id",
+        "deadline_us",
+        "done",
+        "entry_count",
+    )
 
     api: ClassVar[Api]
 
-    def __init__(self, connection_id: int, correlation_id: int, deadline_us: int) -> None:
+    def __init__(
+        self, connection_id: int, correlation_id: int, deadline_us: int, entry_count: int = 1
+    ) -> None:
         self.connection_id = connection_id
         self.correlation_id = correlation_id
         self.deadline_us = deadline_us
         # Of a long poll: who is charged for it.
         self.client_id: str | None = None
+        # Partitions that it asks for.
+        self.entry_count = entry_count
         self.done = False
         self.answered = False
 
-    def wake(self, index: int, now: Now) -> None:
-        """Offsets of the request's `index`-th partition changed: answer if it is enough."""
+    def wake(self, indexes: Sequence[int], now: Now) -> None:
+        """Offsets of these entries of the request changed: answer if it is enough."""
         raise NotImplementedError
 
     def expire(self, now: Now) -> None:
@@ -67,36 +79,51 @@ class Purgatory:
 
     Args:
         parked_max: long polls that may wait at once.
+        entries_max: entries that all of them may have together.
     """
 
     __slots__ = (
         "_by_client",
         "_by_connection",
+        "_entries_by_client",
+        "_entries_by_connection",
+        "_entries_max",
         "_heap",
         "_outbox",
         "_parked_max",
         "_sequence",
         "live",
         "parked",
+        "parked_entries",
     )
 
-    def __init__(self, outbox: Outbox, parked_max: int) -> None:
+    def __init__(self, outbox: Outbox, parked_max: int, entries_max: int) -> None:
         self._outbox = outbox
         self._parked_max = parked_max
+        self._entries_max = entries_max
+        self._entries_by_connection: dict[int, int] = {}
+        self._entries_by_client: dict[str, int] = {}
         self._heap: list[tuple[int, int, Waiter]] = []
         self._sequence = 0
         self._by_connection: dict[int, dict[Waiter, None]] = {}
         self._by_client: dict[str, int] = {}
         self.live = 0
         self.parked = 0
+        self.parked_entries = 0
 
-    def may_park(self, connection_id: int, client_id: str) -> bool:
-        """True while this connection and client may have one more long poll."""
+    def may_park(self, connection_id: int, client_id: str, entry_count: int) -> bool:
+        """True while this connection and client may have one more long poll of so many entries."""
         free = self._parked_max - self.parked
         mine = max(
             len(self._by_connection.get(connection_id, ())), self._by_client.get(client_id, 0)
         )
-        return mine < free
+        if mine >= free:
+            return False
+        mine = max(
+            self._entries_by_connection.get(connection_id, 0),
+            self._entries_by_client.get(client_id, 0),
+        )
+        return mine + entry_count <= self._entries_max - self.parked_entries
 
     def park(self, waiter: Waiter, client_id: str) -> None:
         """A long poll waits; it ends with its connection."""
@@ -104,6 +131,7 @@ class Purgatory:
         waiter.client_id = client_id
         self.parked += 1
         self._by_client[client_id] = self._by_client.get(client_id, 0) + 1
+        self._count_entries(waiter, client_id, waiter.entry_count)
         self._by_connection.setdefault(waiter.connection_id, {})[waiter] = None
         self.add(waiter)
 
@@ -129,8 +157,20 @@ class Purgatory:
         if waiter.client_id is not None:
             self._unpark(waiter, waiter.client_id)
 
+    def _count_entries(self, waiter: Waiter, client_id: str, change: int) -> None:
+        self.parked_entries += change
+        connection_id = waiter.connection_id
+        by_client, by_connection = self._entries_by_client, self._entries_by_connection
+        by_client[client_id] = by_client.get(client_id, 0) + change
+        by_connection[connection_id] = by_connection.get(connection_id, 0) + change
+        if not by_client[client_id]:
+            del by_client[client_id]
+        if not by_connection[connection_id]:
+            del by_connection[connection_id]
+
     def _unpark(self, waiter: Waiter, client_id: str) -> None:
         self.parked -= 1
+        self._count_entries(waiter, client_id, -waiter.entry_count)
         left = self._by_client[client_id] - 1
         if left:
             self._by_client[client_id] = left
