@@ -23,7 +23,7 @@ from quiverlog.server.logs import make_logger
 from quiverlog.server.memory import MemoryBudget
 from quiverlog.server.metrics import ServerMetrics
 from quiverlog.server.node_runner import NodeRunner, monotonic_us
-from quiverlog.server.protocol import ClientProtocol
+from quiverlog.server.protocol import BUSY_READ_BYTES, READ_BYTES, ClientProtocol
 from quiverlog.server.replies import path_hider
 from quiverlog.server.turns import Turns
 from quiverlog.types import Now
@@ -462,6 +462,27 @@ async def test_a_turn_ends_in_time_however_long_its_requests_take() -> None:
         assert [a.correlation_id for a in await client.receive(30)] == list(range(1, 31))
         requests = [len(call) for call in server.node.calls]
         assert max(requests) <= 2, requests
+
+
+async def test_pieces_read_are_small_while_others_wait_for_a_turn() -> None:
+    """Cutting and copying thousands of tiny requests is work that no turn's time counts."""
+
+    class Waiting:
+        waits_for_turn = False
+
+        def take_turn(self) -> None:
+            pass
+
+    async with serving() as server:
+        await server.connect()
+        await until(lambda: server.table.by_id)
+        (connection,) = server.table.by_id.values()
+        assert isinstance(connection, ClientProtocol)
+        assert len(connection.get_buffer(-1)) == READ_BYTES
+        server.turns.request(Waiting())
+        assert len(connection.get_buffer(-1)) == BUSY_READ_BYTES
+        await until(lambda: not server.turns)
+        assert len(connection.get_buffer(-1)) == READ_BYTES
 
 
 async def test_large_answers_make_chunks_small() -> None:

@@ -46,7 +46,7 @@ TURN_US_MAX: Final = 3_000
 """A turn ends after so long; the time is looked at after each request."""
 READ_BYTES: Final = 64 * KIB
 BUSY_READ_BYTES: Final = 16 * KIB
-"""One read takes at most so many bytes of small frames, fewer where the last one left a backlog:
+"""One read takes at most so many bytes of small frames, fewer where any connection has a backlog:
 cutting thousands of tiny frames from a full receive buffer would be a long turn by itself."""
 REPORT_BYTES: Final = 256 * KIB
 """Gathered replies are reported to the memory budget in steps of this size."""
@@ -135,7 +135,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         room = self._receiver.get_buffer(sizehint)
         if self._receiver.receiving_large:
             return room
-        return room[: BUSY_READ_BYTES if self._busy else READ_BYTES]
+        return room[: BUSY_READ_BYTES if self._busy or self._context.turns else READ_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes were received: take a turn with the requests that are now complete."""
