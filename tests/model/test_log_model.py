@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.header import CRC_START, BatchHeader, stamp
+from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import DiskFull, StorageFault
+from quiverlog.limits import PRODUCER_BATCHES_REMEMBERED
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.sim.disk import SimDisk
@@ -40,9 +42,13 @@ class Stored(NamedTuple):
         return self.offset + self.rows
 
 
-def make_batch(rows: int, time_us: int, size: int, fill: int) -> tuple[BatchHeader, memoryview]:
+def make_batch(
+    rows: int, time_us: int, size: int, fill: int, producer: tuple[int, int, int] = (-1, -1, -1)
+) -> tuple[BatchHeader, memoryview]:
+    """`producer`: id, epoch and the number of the first row."""
     data = bytearray([fill]) * (64 + size * 64)
-    fields = (0, 0, len(data) - 16, 0, 1, 0, -1, -1, -1, rows, 1, 0, time_us, time_us)
+    pid, epoch, sequence = producer
+    fields = (0, 0, len(data) - 16, 0, 1, 0, epoch, pid, sequence, rows, 1, 0, time_us, time_us)
     header = BatchHeader._make(fields)
     header.pack_into(data)
     header = header._replace(crc32c=crc32c(memoryview(data)[CRC_START:]))
@@ -60,6 +66,8 @@ BATCHES = st.lists(
 class LogMachine(RuleBasedStateMachine):
     """`stored`: every batch that the log must have, in order. `promised`: flushed end offset.
 
+    `sent`: every batch that was ever stored and where; all are of one idempotent producer.
+
     `expired`: those that retention took; as that is written down only when files go, they may be
     there again after a crash, up to `revived_end`, and nobody may know their epochs any more.
     """
@@ -76,6 +84,9 @@ class LogMachine(RuleBasedStateMachine):
         self.promised = 0
         self.epoch = 0
         self.clock_ms = 0
+        self.sent: list[tuple[BatchHeader, int]] = []
+        self.sequence = 0
+        self.producer = 1
         self.open(clean=True)
 
     @property
@@ -87,12 +98,38 @@ class LogMachine(RuleBasedStateMachine):
         return self.stored[-1].end if self.stored else self.start
 
     def open(self, *, clean: bool) -> None:
-        self.log = Log.open(self.disk, DIRECTORY, config=CONFIG, clean=clean, now=self.now)
+        self.producers = ProducerStates(START_US)
+        self.log = Log.open(
+            self.disk,
+            DIRECTORY,
+            config=CONFIG,
+            clean=clean,
+            now=self.now,
+            producers=self.producers,
+        )
+        self.sent = [sent for sent in self.sent if sent[1] < self.log.log_end_offset]
+        self.retries_are_repetitions()
+
+    def make(self, rows: int, time_us: int, size: int, fill: int) -> tuple[BatchHeader, memoryview]:
+        """The producer's next batch."""
+        made = make_batch(rows, time_us, size, fill, (self.producer, 0, self.sequence))
+        self.sequence += rows
+        return made
+
+    def record(self, header: BatchHeader, offset: int) -> None:
+        self.producers.record(header, offset, self.now.wall_us)
+        self.sent.append((header, offset))
+
+    def retries_are_repetitions(self) -> None:
+        for header, offset in self.sent[-PRODUCER_BATCHES_REMEMBERED:]:
+            assert self.producers.check(header) == offset, "a batch would be stored twice"
+        newest = self.sent[-1][0] if self.sent else None
+        self.sequence = newest.base_sequence + newest.row_count if newest is not None else 0
 
     @rule(batches=BATCHES)
     def append(self, batches: list[tuple[int, int, int, int]]) -> None:
         made = [
-            make_batch(rows, self.now.wall_us + age * 1000, size, fill)
+            self.make(rows, self.now.wall_us + age * 1000, size, fill)
             for rows, age, size, fill in batches
         ]
         base_offset = self.log.append(made, self.epoch, self.now)
@@ -103,14 +140,17 @@ class LogMachine(RuleBasedStateMachine):
                 offset, header.row_count, header.timestamp_max_us, self.epoch, bytes(view)
             )
             self.stored.append(stored)
+            self.record(header, offset)
             offset = stored.end
 
     @rule(batches=BATCHES, room=st.integers(0, 800))
     def append_to_a_full_disk(self, batches: list[tuple[int, int, int, int]], room: int) -> None:
         self.disk.capacity = self.disk.used_bytes + room
+        sequence = self.sequence
         try:
             self.append(batches)
         except DiskFull:
+            self.sequence = sequence
             assert self.log.log_end_offset == self.end
         finally:
             self.disk.capacity = None
@@ -147,17 +187,20 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(batches=BATCHES, epochs=st.lists(st.booleans(), min_size=4, max_size=4))
     def append_copied(self, batches: list[tuple[int, int, int, int]], epochs: list[bool]) -> None:
-        copies, offset = [], self.end
+        copies, records, offset = [], [], self.end
         for (rows, age, size, fill), newer in zip(batches, epochs, strict=False):
             self.epoch += newer
-            _, view = make_batch(rows, self.now.wall_us + age * 1000, size, fill)
+            _, view = self.make(rows, self.now.wall_us + age * 1000, size, fill)
             stamp(view, 0, offset, self.epoch)
             header = BatchHeader.unpack(view)
             copies.append((header, view))
             stored = Stored(offset, rows, header.timestamp_max_us, self.epoch, bytes(view))
             self.stored.append(stored)
+            records.append((header, offset))
             offset = stored.end
         assert self.log.append_copied(copies, self.now) == offset == self.end
+        for header, at in records:
+            self.record(header, at)
 
     @rule(ms=st.integers(1, 40))
     def wait(self, ms: int) -> None:
@@ -215,14 +258,16 @@ class LogMachine(RuleBasedStateMachine):
             return
         assert self.log.log_start_offset == self.start, "readers have the rows until it is durable"
         if crash != "before":
-            job.run()
+            result = job.run()
             self.durable_start = max(self.durable_start, job.offset)
+            if job.segments:
+                self.promised = max(self.promised, self.end)
         if crash:
             self.start = max(self.start, self.durable_start)
             self.forget()
             self.crash()
             return
-        remove = self.log.complete_trim(job)
+        remove = self.log.complete_trim(job, result)
         self.start = max(self.start, offset)
         self.forget()
         if remove is not None and share < 0.9:  # Else the files are left to the next start.
@@ -251,6 +296,10 @@ class LogMachine(RuleBasedStateMachine):
         truncate(self.log, batch.offset)
         assert self.end == end
         self.stored = [b for b in self.stored if b.end <= batch.offset]
+        # A snapshot that lay above the cut went with it, and files below it may have gone before:
+        # the producer begins anew, under another id.
+        self.producer += 1
+        self.sent, self.sequence = [], 0
         self.promised = min(self.promised, batch.offset)
         if not self.stored:
             self.start = max(self.start, self.log.log_start_offset)

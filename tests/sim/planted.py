@@ -79,7 +79,7 @@ _DURABILITY = (
     ),
     _bug(
         "trim that is not durable",
-        "storage.jobs:TrimJob.run",
+        "storage.jobs:TrimJob._save_start",
         "checkpoint.save_log_start(self.disk, self.key, self.offset)",
         "pass",
         seed=1,

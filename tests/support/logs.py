@@ -44,11 +44,11 @@ def retain(log: Log, now: Now, high_watermark: int) -> tuple[int, int, int]:
 
 def _carry_out(log: Log, job: TrimJob) -> None:
     try:
-        job.run()
-    except (OSError, QuiverlogError):
-        log.fail_trim(job)
+        result = job.run()
+    except (OSError, QuiverlogError) as error:
+        log.fail_trim(job, error)
         raise
-    remove = log.complete_trim(job)
+    remove = log.complete_trim(job, result)
     if remove is not None:
         remove.run()
 

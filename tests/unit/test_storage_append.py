@@ -161,8 +161,7 @@ def test_the_first_copy_of_an_empty_log_may_straddle_its_start() -> None:
     flush(log)
     job = log.begin_trim(5)
     assert job is not None
-    job.run()
-    log.complete_trim(job)
+    log.complete_trim(job, job.run())
     truncate(log, 5)
     assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (5, 5, 0)
     assert log.append_copied([copied(3, 6, 2)], NOW) == 9

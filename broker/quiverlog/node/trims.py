@@ -16,7 +16,7 @@ from quiverlog.node.jobs import Jobs, Starter, Then, Urgency
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
 from quiverlog.node.wakeups import Wakeups
-from quiverlog.storage.jobs import RemoveFilesJob, TrimJob
+from quiverlog.storage.jobs import RemoveFilesJob, TrimJob, TrimResult
 from quiverlog.types import Now
 
 __all__ = ["Trims"]
@@ -74,7 +74,7 @@ class Trims:
         replica: Replica,
         job: TrimJob,
         then: Then,
-        _result: object,
+        result: object,
         error: BaseException | None,
         now: Now,
     ) -> None:
@@ -85,11 +85,12 @@ class Trims:
         replica.jobs_running -= 1
         files: RemoveFilesJob | None = None
         if error is not None:
-            replica.log.fail_trim(job)
+            replica.log.fail_trim(job, error)
             if isinstance(error, DiskFull):
                 self._admission.disk_filled()
         elif not replica.deleted:
-            files = replica.log.complete_trim(job)
+            assert isinstance(result, TrimResult)
+            files = replica.log.complete_trim(job, result)
             self._moved(replica)
             if files is not None:
                 self._remove_files(replica, files)

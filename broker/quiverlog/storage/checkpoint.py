@@ -9,8 +9,8 @@
   is on the disk. Written after a flush (every few MiB, and when a segment is finished) and at a
   clean close. A clean start trusts it only if it points at the very end of the last segment.
 - `producers-<offset>.snapshot` (magic `QVPRODUC`): `i64 offset | blob`. What the partition knew of
-  its producers when the log ended at `offset`. The newest two are kept: rows after the newest may
-  have been cut.
+  its producers when the log ended at `offset`. Durable before a file with older batches goes. The
+  newest two are kept: rows after the newest may have been cut.
 
 All are framed as `frames` draws it. A damaged one is as good as none: the log is scanned or
 replayed from further back.
@@ -168,9 +168,9 @@ def pack_snapshot(offset: int, blob: bytes) -> bytes:
 
 
 def write_snapshot(disk: Disk, directory: str, offset: int, blob: bytes) -> None:
-    """Write one; a power failure may tear it, which its checksum tells."""
+    """Write one; durable when this returns. Raises DiskFull or StorageFault."""
     data = pack_snapshot(offset, blob)
-    disk.write_file_atomic(_snapshot_path(directory, offset), data, durable=False)
+    disk.write_file_atomic(_snapshot_path(directory, offset), data)
 
 
 def drop_snapshot(disk: Disk, directory: str, offset: int) -> None:

@@ -30,6 +30,7 @@ class Unflushed:
     """See the module docstring.
 
     Attributes:
+        covered: offset of the newest producer snapshot that this process made durable; -1: none.
         point: the recovery point that is on the disk.
         snapshots: offsets of the producer snapshots on the disk, newest first.
         outstanding: the flush under way.
@@ -46,6 +47,7 @@ class Unflushed:
         "_rolled",
         "_since_us",
         "byte_count",
+        "covered",
         "indexes",
         "names_changed",
         "outstanding",
@@ -63,6 +65,7 @@ class Unflushed:
         self._rolled = False
         self._since_us: int | None = None
         self.byte_count = 0
+        self.covered = -1
         self.indexes: list[IndexFile] = []
         self.names_changed = False
         self.outstanding: FlushJob | None = None
@@ -95,6 +98,17 @@ class Unflushed:
         self.snapshots_unsaved.append(SnapshotFile(end_offset, producers.snapshot()))
         del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
 
+    def snapshot_saved(self, offset: int) -> None:
+        """A snapshot is on the disk, durably."""
+        self.snapshots = sorted({offset, *self.snapshots}, reverse=True)
+        self.covered = max(self.covered, offset)
+
+    @property
+    def segments_all(self) -> tuple[Segment, ...]:
+        """Those with unflushed bytes, and those of the flush under way, which may be postponed."""
+        under_way = () if self.outstanding is None else self.outstanding.segments
+        return tuple(dict.fromkeys((*under_way, *self.segments)))
+
     def forget(self, segment: Segment) -> None:
         """The segment's files are about to go."""
         if segment in self.segments:
@@ -113,8 +127,8 @@ class Unflushed:
         """Hand everything over to a job. `last`: the segment that holds the log's end."""
         assert self.outstanding is None, "a flush is outstanding"
         point = self._next_point(end_offset, last, background)
-        unsaved = (file.offset for file in reversed(self.snapshots_unsaved))
-        kept = tuple(dict.fromkeys((*unsaved, *self.snapshots)))
+        unsaved = (file.offset for file in self.snapshots_unsaved)
+        kept = sorted({*unsaved, *self.snapshots}, reverse=True)
         job = FlushJob(
             self._disk,
             self._directory,
@@ -125,7 +139,7 @@ class Unflushed:
             point=point,
             indexes=tuple(self.indexes),
             snapshots=tuple(self.snapshots_unsaved),
-            snapshots_doomed=kept[SNAPSHOTS_KEPT:],
+            snapshots_doomed=tuple(kept[SNAPSHOTS_KEPT:]),
         )
         epochs.dirty = False
         self.segments = []
@@ -162,9 +176,10 @@ class Unflushed:
             self.point = result.point
         elif job.point is not None:
             self._point_behind = True
-        saved = (file.offset for file in reversed(job.snapshots))
-        kept = dict.fromkeys((*saved, *self.snapshots))
-        self.snapshots = [offset for offset in kept if offset not in job.snapshots_doomed]
+        if result.snapshots_saved:
+            self.snapshots = [o for o in self.snapshots if o not in job.snapshots_doomed]
+            for file in job.snapshots:
+                self.snapshot_saved(file.offset)
 
     def postpone(self, job: FlushJob, epochs: LeaderEpochs) -> None:
         """Nothing was tried: all that the job had is to be flushed still."""
@@ -185,6 +200,8 @@ class Unflushed:
         assert self.outstanding is None
         self.point = point
         self.snapshots = [offset for offset in self.snapshots if offset <= end_offset]
+        if self.covered > end_offset:
+            self.covered = -1
         kept = [file for file in self.snapshots_unsaved if file.offset <= end_offset]
         self.snapshots_unsaved = kept
         self.indexes = [f for f in self.indexes if f.summary.end_offset <= end_offset]

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple, Protocol
 
-from quiverlog.errors import DiskFull, QuiverlogError
+from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.storage import checkpoint
 from quiverlog.storage.byte_source import is_unreadable
 from quiverlog.storage.checkpoint import RecoveryPoint
@@ -44,6 +44,7 @@ __all__ = [
     "RemoveFilesJob",
     "SnapshotFile",
     "TrimJob",
+    "TrimResult",
 ]
 
 _READ_BYTES: Final = 256 * 1024
@@ -96,6 +97,7 @@ class FlushResult(NamedTuple):
     """What a flush has written beside the rows; False or None where there was no room for it."""
 
     epochs_saved: bool = True
+    snapshots_saved: bool = True
     point: RecoveryPoint | None = None
 
 
@@ -128,11 +130,13 @@ class FlushJob:
                     raise
         if self.names_changed:
             self.disk.sync_dir(self.key)
-        self._save_what_can_be_rebuilt()
-        return self._save_notes()
+        return self._save_notes()._replace(snapshots_saved=self._save_what_can_be_rebuilt())
 
-    def _save_what_can_be_rebuilt(self) -> None:
-        """Indexes and snapshots are not flushed: they carry checksums and say what they cover."""
+    def _save_what_can_be_rebuilt(self) -> bool:
+        """Indexes and snapshots say what they cover; False: there was no room for all of them.
+
+        Snapshots are flushed: they tell of batches whose files may go.
+        """
         try:
             for path, summary, index in self.indexes:
                 self.disk.write_file_atomic(path, index.dump(summary), durable=False)
@@ -140,9 +144,11 @@ class FlushJob:
                 checkpoint.write_snapshot(self.disk, self.key, offset, blob)
             for offset in self.snapshots_doomed:
                 checkpoint.drop_snapshot(self.disk, self.key, offset)
+            return True
         except (OSError, QuiverlogError) as error:
             if not (isinstance(error, DiskFull) or out_of_descriptors(error)):
                 raise
+            return False
 
     def _save_notes(self) -> FlushResult:
         """Epochs, then the recovery point, which says that the epochs before it are saved.
@@ -158,7 +164,7 @@ class FlushJob:
             if self.point is not None:
                 data = checkpoint.pack_recovery_point(self.point)
                 self.disk.write_file_atomic(f"{self.key}/{checkpoint.RECOVERY_FILE}", data)
-                return FlushResult(epochs_saved, self.point)
+                return FlushResult(epochs_saved, point=self.point)
         except (OSError, QuiverlogError) as error:
             if not (isinstance(error, DiskFull) or out_of_descriptors(error)):
                 raise
@@ -166,19 +172,71 @@ class FlushJob:
 
 
 # --- giving up rows ---------------------------------------------------------------------------
+class TrimResult(NamedTuple):
+    """`snapshot_saved`: False when the disk had no room for it (or none was needed)."""
+
+    snapshot_saved: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TrimJob:
-    """Write down that the log starts at `offset`. `scratch`: indexes that may make room for it."""
+    """Write down that the log starts at `offset`.
+
+    Where files are about to go, what the partition knew of its producers is on the disk before:
+    the batches in them can still be sent again, and nothing else would tell that they were stored.
+
+    `scratch`: indexes that may make room. `segments`: unflushed rows that are given up, or that the
+    snapshot speaks of.
+    """
 
     kind: ClassVar[str] = "trim"
     disk: Disk
     key: str
     offset: int
     scratch: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    snapshot: SnapshotFile | None = None
 
-    def run(self) -> None:
-        """Raises DiskFull, StorageFault or OSError: nothing changed."""
+    def run(self) -> TrimResult:
+        """Raises DiskFull, StorageFault or OSError: the log starts where it did."""
         scratch = list(self.scratch)
+        self._flush()
+        saved = self._save_snapshot(scratch)
+        try:
+            self._save_start(scratch)
+        except DiskFull:
+            if self.snapshot is None or not saved:
+                raise
+            # The log start comes first: only with it can anything be removed.
+            checkpoint.drop_snapshot(self.disk, self.key, self.snapshot.offset)
+            saved = False
+            self._save_start(scratch)
+        return TrimResult(saved)
+
+    def _flush(self) -> None:
+        """A start drops a snapshot that is ahead of the log, and cannot replay lost batches."""
+        try:
+            for segment in self.segments:
+                if not segment.dropped:
+                    segment.file.sync()
+        except DiskFull as error:  # As final as any failed fsync, unlike a snapshot without room.
+            raise StorageFault(f"flush failed: {error}") from error
+        if self.segments:
+            self.disk.sync_dir(self.key)
+
+    def _save_snapshot(self, scratch: list[str]) -> bool:
+        if self.snapshot is None:
+            return False
+        while True:
+            try:
+                checkpoint.write_snapshot(self.disk, self.key, *self.snapshot)
+                return True
+            except DiskFull:
+                if not scratch:
+                    return False
+                _remove(self.disk, scratch.pop())
+
+    def _save_start(self, scratch: list[str]) -> None:
         while True:
             try:
                 checkpoint.save_log_start(self.disk, self.key, self.offset)
@@ -192,7 +250,11 @@ class TrimJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoveFilesJob:
-    """Remove files of which no row is readable any more. What resists goes at the next start."""
+    """Remove files of which no row is readable any more. What resists goes at the next start.
+
+    `snapshot`: not written yet, because the disk was full. It takes the first room that there is;
+    only a crash before that forgets the producers of the files that went.
+    """
 
     kind: ClassVar[str] = "remove files"
     disk: Disk
@@ -200,11 +262,22 @@ class RemoveFilesJob:
     paths: tuple[str, ...]
     byte_count: int = 0
     segment_count: int = 0
+    snapshot: SnapshotFile | None = None
 
     def run(self) -> None:
         """Raises OSError when a file cannot be removed."""
+        unsaved = self.snapshot is not None and not self._save_snapshot()
         for path in self.paths:
             _remove(self.disk, path)
+            unsaved = unsaved and not self._save_snapshot()
+
+    def _save_snapshot(self) -> bool:
+        assert self.snapshot is not None
+        try:
+            checkpoint.write_snapshot(self.disk, self.key, *self.snapshot)
+        except DiskFull:
+            return False
+        return True
 
 
 def _remove(disk: Disk, path: str) -> None:

@@ -15,13 +15,22 @@ Invariants:
 
 from __future__ import annotations
 
-from quiverlog.errors import OffsetOutOfRange, StorageFault
+from collections.abc import Sequence
+
+from quiverlog.errors import DiskFull, OffsetOutOfRange, StorageFault
 from quiverlog.storage import checkpoint, opening, retention
 from quiverlog.storage.appendable_log import AppendableLog
 from quiverlog.storage.checkpoint import Producers, RecoveryPoint
 from quiverlog.storage.disk import Disk, out_of_descriptors, short_name
 from quiverlog.storage.index_cache import IndexCache
-from quiverlog.storage.jobs import FlushJob, FlushResult, RemoveFilesJob, TrimJob
+from quiverlog.storage.jobs import (
+    FlushJob,
+    FlushResult,
+    RemoveFilesJob,
+    SnapshotFile,
+    TrimJob,
+    TrimResult,
+)
 from quiverlog.storage.log_config import LogConfig
 from quiverlog.storage.recovery import RecoveryReport
 from quiverlog.storage.resync import EPOCHS_ALL
@@ -86,10 +95,10 @@ class Log(AppendableLog):
         log.log_start_offset = found.log_start_offset
         log.log_end_offset = log.flushed_offset = found.log_end_offset
         log._producers = producers
-        log._restore_producers()
+        log._restore_producers(found.given_up)
         return log
 
-    def _restore_producers(self) -> None:
+    def _restore_producers(self, given_up: Sequence[Segment] = ()) -> None:
         if self._producers is not None:
             opening.restore_producers(
                 self._disk,
@@ -100,7 +109,18 @@ class Log(AppendableLog):
                 self.log_start_offset,
                 self.log_end_offset,
                 self.recovery.damages,
+                given_up,
             )
+        if given_up:
+            files = opening.given_up_files(given_up)
+            snapshot = self._snapshot_before(given_up[-1].end_offset)
+            RemoveFilesJob(self._disk, self.directory, files, snapshot=snapshot).run()
+
+    def _snapshot_before(self, end_offset: int) -> SnapshotFile | None:
+        """What must be on the disk before files with rows below `end_offset` go; None: it is."""
+        if self._producers is None or self._unflushed.covered >= end_offset:
+            return None
+        return SnapshotFile(self.log_end_offset, self._producers.snapshot())
 
     # --- flushing ------------------------------------------------------------------------------
     def begin_flush(self, *, background: bool = False) -> FlushJob:
@@ -159,14 +179,20 @@ class Log(AppendableLog):
         if offset <= self._start_saved:
             return None
         offset = max(offset, self.log_start_offset)
-        doomed = [s.index_path for s in self.segments if s.end_offset <= offset]
+        doomed = [s for s in self.segments if s.end_offset <= offset]
         if not promised and not doomed:
             self._move_start(offset)
             return None
-        self._trim = TrimJob(self._disk, self.directory, offset, tuple(doomed))
+        snapshot = self._snapshot_before(doomed[-1].end_offset) if doomed else None
+        unflushed: tuple[Segment, ...] = ()
+        ahead = offset > self.flushed_offset if snapshot is None else snapshot.offset > offset
+        if ahead and self._producers is not None and not self.fault:
+            unflushed = self._unflushed.segments_all
+        indexes = tuple(segment.index_path for segment in doomed)
+        self._trim = TrimJob(self._disk, self.directory, offset, indexes, unflushed, snapshot)
         return self._trim
 
-    def complete_trim(self, job: TrimJob) -> RemoveFilesJob | None:
+    def complete_trim(self, job: TrimJob, result: TrimResult) -> RemoveFilesJob | None:
         """The new log start is on the disk: the rows below it are gone for readers from here on.
 
         Returns the job that removes their files, None when there are none.
@@ -175,12 +201,21 @@ class Log(AppendableLog):
         self._trim = None
         self._start_saved = max(self._start_saved, job.offset)
         self._move_start(min(job.offset, self.log_end_offset))
-        return self._detach_given_up()
+        snapshot = job.snapshot
+        if snapshot is not None and result.snapshot_saved:
+            self._unflushed.snapshot_saved(snapshot.offset)
+            snapshot = None
+        return self._detach_given_up(snapshot)
 
-    def fail_trim(self, job: TrimJob) -> None:
-        """The trim's `run` raised: nothing changed."""
+    def fail_trim(self, job: TrimJob, error: BaseException) -> None:
+        """The trim's `run` raised `error`: the log starts where it did.
+
+        A trim that had rows to flush may have failed at that, which is final, as in a flush.
+        """
         assert job is self._trim
         self._trim = None
+        if job.segments and not (isinstance(error, DiskFull) or out_of_descriptors(error)):
+            self.fault = self.fault or f"flush failed: {error}"
 
     def _move_start(self, offset: int) -> None:
         if offset > self.log_start_offset:
@@ -189,7 +224,7 @@ class Log(AppendableLog):
             self._changed = True
             self.epochs.trim(offset)
 
-    def _detach_given_up(self) -> RemoveFilesJob | None:
+    def _detach_given_up(self, snapshot: SnapshotFile | None) -> RemoveFilesJob | None:
         """Take the segments below the log start out; their files are still to be removed."""
         paths: list[str] = []
         byte_count, count = self.size_bytes, len(self.segments)
@@ -205,6 +240,7 @@ class Log(AppendableLog):
             tuple(paths),
             byte_count - self.size_bytes,
             count - len(self.segments),
+            snapshot,
         )
 
     def _forget(self, segment: Segment) -> None:

@@ -13,9 +13,11 @@ Everything here may wait for the disk. Nothing here is shared yet: it may run in
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from quiverlog.errors import CorruptLog, QuiverlogError
+from quiverlog.batch.header import BatchHeader
+from quiverlog.errors import CorruptLog, QuiverlogError, UnsupportedFormat
 from quiverlog.storage import checkpoint, reading, truncation
 from quiverlog.storage.checkpoint import Producers, RecoveryPoint
 from quiverlog.storage.disk import Disk, short_name
@@ -26,14 +28,18 @@ from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 from quiverlog.storage.segments import Segments
 from quiverlog.types import Now
 
-__all__ = ["Opened", "open_files", "restore_producers"]
+__all__ = ["Opened", "given_up_files", "open_files", "restore_producers"]
 
 
 @dataclass(slots=True)
 class Opened:
-    """What was found. `writable`: the last segment takes more appends."""
+    """What was found. `writable`: the last segment takes more appends.
+
+    `given_up`: files below the log start, which go once nothing needs to be read from them.
+    """
 
     segments: list[Segment]
+    given_up: list[Segment] = field(default_factory=list)
     log_start_offset: int = 0
     log_end_offset: int = 0
     start_saved: int = 0
@@ -96,7 +102,7 @@ class _Opening:
         """Files below the log start that a power failure brought back, perhaps not all of them."""
         segments = self._found.segments
         while len(segments) > 1 and segments[0].end_offset <= self._found.start_saved:
-            self._remove_files(segments.pop(0))
+            self._found.given_up.append(segments.pop(0))
 
     def _load_epochs(self) -> bool:
         found = self._found
@@ -215,7 +221,7 @@ class _Opening:
             and not segments[0].empty
             and segments[0].end_offset <= found.start_saved
         ):
-            self._remove_files(segments.pop())
+            found.given_up.append(segments.pop())
         if segments and segments[-1].empty and segments[-1].base_offset != found.log_end_offset:
             # Its rows were given up and lost in a crash: a row at the end is not its first.
             found.writable = False
@@ -240,10 +246,12 @@ def restore_producers(
     log_start_offset: int,
     log_end_offset: int,
     damages: list[str],
+    given_up: Sequence[Segment] = (),
 ) -> None:
     """The newest snapshot that is whole and not ahead of the log; then the headers after it.
 
-    Snapshots that are no good are removed, from the disk and from `snapshots`.
+    Also those below the log start: a batch that was given up may be sent again. Snapshots that are
+    no good are removed, from the disk and from `snapshots`.
     """
     start = 0
     for offset in list(snapshots):
@@ -256,10 +264,40 @@ def restore_producers(
         disk.sync_dir(directory)
     else:
         producers.restore(b"")
-    # With the batch that straddles the log start: it was given up in part, and may be sent again.
-    for header in segments.headers(max(start, log_start_offset), damages):
-        if header.base_offset >= start:
+    seen = start
+    for header in _headers_given_up(segments, given_up, start, log_start_offset):
+        if header.base_offset >= seen:
             producers.replay(header)
+            seen = header.next_offset
+    for header in segments.headers(max(seen, log_start_offset), damages):
+        if header.base_offset >= seen:
+            producers.replay(header)
+
+
+def _headers_given_up(
+    segments: Segments, given_up: Sequence[Segment], start: int, log_start_offset: int
+) -> Iterator[BatchHeader]:
+    """As far as they can be read. Damage is nobody's loss there, so it is not reported."""
+    for segment in given_up:
+        with contextlib.suppress(CorruptLog, UnsupportedFormat):
+            for _, header in reading.headers(segment, start):
+                yield header
+    ignored: list[str] = []
+    if start < log_start_offset:
+        for header in segments.headers(start, ignored):
+            if header.base_offset >= log_start_offset:
+                return
+            yield header
+
+
+def given_up_files(given_up: Sequence[Segment]) -> tuple[str, ...]:
+    """Let go of these segments; their files, oldest first."""
+    paths: list[str] = []
+    for segment in given_up:
+        segment.dropped = True
+        segment.file.close()
+        paths += [segment.index_path, segment.path]
+    return tuple(paths)
 
 
 def _restore_one(disk: Disk, directory: str, producers: Producers, offset: int) -> bool:
