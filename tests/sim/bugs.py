@@ -47,6 +47,7 @@ def _run(bug: Bug, seed: int, duration_ms: int, *, plant: bool) -> str:
             duration_ms=duration_ms,
             opened=bug.opened,
             plant=bug.plant if plant else None,
+            shape=dict(bug.shape),
         )
     except Violation as violation:
         return str(violation).splitlines()[0].partition(": ")[2]

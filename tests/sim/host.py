@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from quiverlog.errors import DiskFull, StorageFault
+from quiverlog.errors import DiskFull, StorageFault, ThrottledBroker
 from quiverlog.limits import HEADER_BYTES_MAX
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import (
@@ -211,7 +211,7 @@ class Host:
 
     def _raised(self, error: Exception, starting: bool) -> None:
         """Only a start may fail, and only for a reason: the process says why and ends."""
-        excused = isinstance(error, (DiskFull, StorageFault, OSError)) and (
+        excused = isinstance(error, (DiskFull, StorageFault, ThrottledBroker, OSError)) and (
             self.disk.capacity is not None or self.disk.failures.total()
         )
         if isinstance(error, DiskFull) and self.world.scenario.gate("full-disk-start"):

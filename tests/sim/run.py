@@ -7,8 +7,8 @@ that start and stay up) in which every producer finishes and every row is read o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from quiverlog.types import EARLIEST, LATEST
 from quiverlog.wire import messages as m
@@ -189,26 +189,20 @@ class _Run:
         model = self.checker.directory(path.split("/")[-2])
         if model is None or not (model.acknowledged or flip):
             return
+        if take and sum(p.startswith(path.rpartition("/")[0] + "/") for p in paths) < 2:
+            return
         self.world.faults[f"{suffix} {'taken' if take else 'damaged'}"] += 1
         model.damaged = True
         if flip:
             model.robbed = "its log-start was damaged"
             host.disk.flip_bit(path, self.rng.randrange(host.disk.durable_size(path) * 8))
             return
+        # The oldest, with another behind it. The newest would take the end of the log along: its
+        # offsets are given to other rows then, and every rule of the checker with them.
         siblings = [p for p in paths if p.rpartition("/")[0] == path.rpartition("/")[0]]
-        path = self.rng.choice((siblings[0], siblings[-1]))
-        newest = path == siblings[-1]
-        first = int(path.rpartition("/")[2].split(".")[0])
-        held = (
-            [o for o in model.acknowledged if o >= first]
-            if newest
-            else [
-                o
-                for o in model.acknowledged
-                if model.log_start_offset <= o
-                and o < int(siblings[1].rpartition("/")[2].split(".")[0])
-            ]
-        )
+        path = siblings[0]
+        end = int(siblings[1].rpartition("/")[2].split(".")[0])
+        held = any(model.log_start_offset <= offset < end for offset in model.acknowledged)
         if held and not model.topic.retained:
             model.robbed = f"{path.rpartition('/')[2]} was taken"
         host.disk.remove(path)
@@ -233,7 +227,7 @@ class _Run:
         self.world.at(self.rng.randrange(1_000, 300_000), back)
 
     def _jump(self, host: Host) -> None:
-        host.wall_offset_us = self.rng.choice((_JUMP_US, -_JUMP_US))
+        host.wall_offset_us = _JUMP_US
         self.world.faults["clock jump"] += 1
 
         def back() -> None:
@@ -410,17 +404,20 @@ def simulate(
     duration_ms: int = 20_000,
     opened: frozenset[str] = frozenset(),
     plant: Plant | None = None,
+    shape: Mapping[str, object] | None = None,
 ) -> RunResult:
     """Run one seed.
 
     Args:
         opened: gates that are open for this run.
         plant: makes the context in which the code of the first node has a bug.
+        shape: fields of the scenario that are not left to the seed.
 
     Raises:
         Violation: the broker broke a promise; the message names the seed that shows it again.
     """
-    run = _Run(Scenario.draw(seed, duration_ms=duration_ms, opened=opened), plant)
+    scenario = Scenario.draw(seed, duration_ms=duration_ms, opened=opened)
+    run = _Run(replace(scenario, **(shape or {})), plant)  # type: ignore[arg-type]
     try:
         with small_limits(), clients_clock(run.world):
             return run.run()
