@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from quiverlog import errors
+from quiverlog.node.effects import Respond
 from quiverlog.node.events import RequestReceived
 from quiverlog.storage.segment import Segment
 from quiverlog.types import Durability
@@ -283,13 +285,39 @@ def test_epochs_never_go_back_and_survive_restarts(node: NodeDriver) -> None:
         return int(response.producer_epoch)
 
     node.give_out(5, 0)
-    assert [ask(0), ask(1), ask(0)] == [1, 2, 3], "who asks with an old one gets the newest"
+
+    def refusal(epoch: int) -> int:
+        response, _ = node.call(m.InitProducerIdRequest(producer_id=5, producer_epoch=epoch))
+        assert response.producer_id == -1
+        return int(response.error_code)
+
+    assert [ask(0), ask(1)] == [1, 2]
+    assert refusal(0) == errors.InvalidProducerEpoch.code, "two holders came after it"
     node.crash()
-    assert ask(2) == 4
-    assert node.produced(topic, batch_of([1], producer=(5, 4, 0))).base_offset == 0
+    assert refusal(1) == errors.InvalidProducerEpoch.code
+    assert ask(2) == 3
+    assert node.produced(topic, batch_of([1], producer=(5, 3, 0))).base_offset == 0
     node.restart()
-    assert ask(4) == 5
-    response, _ = node.call(m.InitProducerIdRequest(producer_id=5, producer_epoch=9))
+    assert ask(3) == 4
+    assert refusal(9) == errors.UnknownProducerId.code, "never given out"
+
+
+def test_the_epoch_that_is_being_given_out_counts(node: NodeDriver) -> None:
+    """Two holders of one epoch ask at once: only one of them follows it."""
+    node.give_out(5, 0)
+    request = m.InitProducerIdRequest
+    effects = node.request_many([(request(producer_id=5, producer_epoch=0), b"") for _ in "ab"])
+    answers = [e.response for e in effects if isinstance(e, Respond)]
+    codes = sorted(answer.error_code for answer in answers)  # type: ignore[attr-defined]
+    assert codes == [0, errors.InvalidProducerEpoch.code]
+
+
+def test_after_the_last_epoch_comes_a_new_id(node: NodeDriver) -> None:
+    node.give_out(5, 0)
+    with mock.patch("quiverlog.node.produce._PRODUCER_EPOCH_MAX", 1):
+        node.give_out(5, 1)
+        response, _ = node.call(m.InitProducerIdRequest(producer_id=5, producer_epoch=1))
+    assert response.error_code == 0
     assert (response.producer_id != 5, response.producer_epoch) == (True, 0)
 
 
@@ -310,11 +338,11 @@ def test_a_producer_may_ask_for_its_next_epoch(node: NodeDriver) -> None:
     request = m.InitProducerIdRequest(producer_id=mine.producer_id, producer_epoch=0)
     response, _ = node.call(request)
     assert (response.producer_id, response.producer_epoch) == (mine.producer_id, 1)
-    request = m.InitProducerIdRequest(producer_id=mine.producer_id, producer_epoch=2**15 - 1)
-    response, _ = node.call(request)
-    assert response.producer_id != mine.producer_id
-    assert response.producer_epoch == 0
-    for pid, epoch in [(10**6, 0), (mine.producer_id, -5), (-7, 0)]:
+    for pid, epoch in [(10**6, 0), (mine.producer_id, 2**15 - 1)]:
+        request = m.InitProducerIdRequest(producer_id=pid, producer_epoch=epoch)
+        response, _ = node.call(request)
+        assert response.error_code == errors.UnknownProducerId.code
+    for pid, epoch in [(mine.producer_id, -5), (-7, 0)]:
         request = m.InitProducerIdRequest(producer_id=pid, producer_epoch=epoch)
         response, _ = node.call(request)
         assert response.error_code == errors.InvalidRequest.code

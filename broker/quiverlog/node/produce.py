@@ -304,7 +304,11 @@ def _check_producer(
 def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
     """A producer id that nobody had before; or the next epoch of the one that the asker has.
 
-    The epoch never goes back: whoever asks with an older one gets the one after the newest.
+    The epoch never goes back: whoever asks with an older one has been followed by another holder.
+
+    Raises (as the answer):
+        InvalidProducerEpoch: a newer epoch was given out.
+        UnknownProducerId: the id or the epoch was never given out, or is not known any more.
     """
     request = call.request
     assert isinstance(request, m.InitProducerIdRequest)
@@ -313,15 +317,19 @@ def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
     ids = broker.producer_ids
     producer_id = request.producer_id
     if producer_id != NO_PRODUCER_ID:
-        if not 0 <= producer_id < ids.next or request.producer_epoch < 0:
-            raise InvalidRequest(
-                f"producer id {producer_id} with epoch {request.producer_epoch} was never given"
-                " out."
-            )
+        epoch = request.producer_epoch
+        if producer_id < 0 or epoch < 0:
+            raise InvalidRequest(f"producer id {producer_id} with epoch {epoch} cannot be.")
         newest = ids.newest_epoch(producer_id)
-        # An epoch that is not known any more (or was given out by an older broker) cannot be
-        # followed by one that is surely new: a new id can.
-        if request.producer_epoch <= newest < _PRODUCER_EPOCH_MAX:
+        if producer_id >= ids.next or epoch > newest:
+            raise UnknownProducerId(
+                f"producer id {producer_id} with epoch {epoch} is not known: ask for a new id."
+            )
+        if epoch < newest:
+            raise InvalidProducerEpoch(
+                f"epoch {newest} of producer {producer_id} was given out after epoch {epoch}."
+            )
+        if newest < _PRODUCER_EPOCH_MAX:  # After the last epoch comes a new id.
             broker.admission.check_writable()
             record = ProducerEpochRecord(producer_id, newest + 1)
             yield broker.metadata.proposal([record], call.now)
