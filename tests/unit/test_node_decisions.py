@@ -271,6 +271,37 @@ def test_a_clock_that_jumps_ahead_deletes_nothing(node: NodeDriver) -> None:
     assert any("wall clock jumped" in line.event for line in node.lines)
 
 
+@pytest.mark.parametrize("how", ["crash", "restart"])
+def test_a_clock_that_is_ahead_at_a_start_deletes_nothing_for_an_hour(
+    node: NodeDriver, how: str
+) -> None:
+    topic = node.create(retention_ms=str(7 * 24 * 3_600_000))
+    node.produced(topic, batch_of([1] * 10))
+    node.advance(15_000)
+    node.wall_us += 8 * 24 * HOUR_US
+    getattr(node, how)()
+    node.advance(59 * 60_000)
+    while node.syncs:
+        node.flush()
+    assert node.offset_of(topic, EARLIEST).offset == 0
+    warnings = [line for line in node.lines if "far ahead of the newest row" in line.event]
+    assert len(warnings) == 1
+    assert warnings[0].fields["ahead_ms"] == 8 * 24 * 3_600_000 + 15_000
+    # Still there after an hour of the monotonic clock: the broker was off for so long.
+    node.advance(2 * 60_000)
+    assert node.offset_of(topic, EARLIEST).offset == 10
+
+
+def test_a_start_soon_after_the_newest_row_believes_the_clock(node: NodeDriver) -> None:
+    topic = node.create(retention_ms="60000")
+    node.produced(topic, batch_of([1] * 10))
+    node.wall_us += 50 * 60_000_000
+    node.restart()
+    node.advance(25_000)
+    assert node.offset_of(topic, EARLIEST).offset == 10
+    assert not any("far ahead" in line.event for line in node.lines)
+
+
 def test_a_clock_that_stays_ahead_is_believed_in_the_end() -> None:
     clock = BelievedClock()
     clock.read(Now(0, 0))

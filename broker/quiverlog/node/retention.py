@@ -5,7 +5,8 @@ of partitions neither stall the loop nor wait longer than the round. What is too
 the log's to decide; what is taken is logged, one line per partition and round.
 
 Rows that are deleted do not come back when a clock is set right again, so a wall clock that runs
-ahead of the monotonic one is not believed at once: see `BelievedClock`.
+ahead of the monotonic one is not believed at once: see `BelievedClock`. At a start the only earlier
+moment to compare it with is that of the newest row.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _SLICE: Final = 64
 """Partitions looked at in one go."""
 _JUMP_US: Final = 60_000_000
 """The wall clock may gain so much on the monotonic clock between two rounds."""
+_START_AHEAD_US: Final = 3_600_000_000
+"""At a start the wall clock may be so far ahead of the newest row."""
 _BELIEVE_AFTER_US: Final = 3_600_000_000
 """A clock that jumped ahead and has stayed there for so long is right."""
 
@@ -112,8 +115,23 @@ class Retention:
 
     def start(self, now: Now) -> None:
         """Look for the first time one period from now."""
+        newest_us = self._newest_row_us()
+        if newest_us is not None and now.wall_us > newest_us + _START_AHEAD_US:
+            # A long stop looks the same; then rows are deleted an hour later, which harms nobody.
+            self._clock.read(Now(now.mono_us, newest_us))
+            self._outbox.log(
+                "warning",
+                "the wall clock is far ahead of the newest row: retention by time waits an hour",
+                ahead_ms=(now.wall_us - newest_us) // 1000,
+            )
         self._clock.read(now)
         self.next_us = now.mono_us + self._period_us
+
+    def _newest_row_us(self) -> int | None:
+        """The newest row of all logs, as far as their indexes are loaded; None: there is none."""
+        lasts = (r.log.segments[-1] for r in self._assignment.all_open() if r.log.segments)
+        times = (last.newest_us for last in lasts if last.index is not None)
+        return max(times, default=None)
 
     def run(self, now: Now) -> None:
         """Look at the next slice if it is time."""
