@@ -1,8 +1,9 @@
 """When which log is flushed, and what a flush that is back means.
 
-Owns the queue of logs that want a flush, the flushes under way, the acknowledgements that they
-bring, the faults that they find, and the flush in the background: at a roll, after 64 MiB and after
-30 s a log is flushed whatever its topic's level, so that a start after a crash has little to scan.
+Owns which logs want a flush (flush_queue.py gives the order), the flushes under way, the
+acknowledgements that they bring, the faults that they find, and the flush in the background: at a
+roll, after 64 MiB and after 30 s a log is flushed whatever its topic's level, so that a start after
+a crash has little to scan.
 
 Invariants:
 - A log has at most one flush under way, the broker at most `flushes_in_flight_max`; everything that
@@ -12,11 +13,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
 from functools import partial
 from typing import Final
 
 from quiverlog.errors import StorageFault
+from quiverlog.node.flush_queue import BROKER, FlushQueue
 from quiverlog.node.jobs import Jobs
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
@@ -61,7 +62,7 @@ class Flushes:
         self._metrics = metrics
         self._in_flight_max = in_flight_max
         self._in_flight = 0
-        self._queue: deque[Replica] = deque()
+        self._queue = FlushQueue()
         # Replicas with rows that the disk may not have: when each is to be flushed at the latest.
         self._due: dict[Replica, int] = {}
         # Replicas whose flush could not be tried: when it is tried again.
@@ -87,16 +88,18 @@ class Flushes:
         return retry_us if due_us is None else min(due_us, retry_us)
 
     # --- asking --------------------------------------------------------------------------------
-    def want(self, replica: Replica) -> None:
-        """Flush soon. Costs nothing when a flush is on its way to being asked for."""
-        replica.flush_wanted = True
-        self._enqueue(replica)
+    def want(self, replica: Replica, asker: int = BROKER) -> None:
+        """Flush at the next turn of `asker`, a connection whose produce waits for it."""
+        if replica.fault is None:
+            replica.flush_wanted = True
+            self._queue.ask(replica, asker)
+            self._enqueue(replica)
 
     def _enqueue(self, replica: Replica) -> None:
-        if not replica.flush_queued and replica.fault is None:
+        if replica.fault is None:
             replica.flush_queued = True
             if not replica.flush_running:
-                self._queue.append(replica)
+                self._queue.put(replica)
 
     def appended(self, replica: Replica) -> None:
         """Rows were appended: they are flushed in the background if nobody asks before."""
@@ -116,9 +119,12 @@ class Flushes:
                 if due[replica] > now.mono_us:
                     break
                 del due[replica]
-                self._enqueue(replica)
+                if due is self._retry:
+                    self.want(replica)
+                else:
+                    self._enqueue(replica)
         while self._queue and self._in_flight < self._in_flight_max:
-            replica = self._queue.popleft()
+            replica = self._queue.take()
             replica.flush_queued = False
             if not replica.deleted and replica.fault is None:
                 self._start(replica, now)
@@ -174,7 +180,7 @@ class Flushes:
 
     def _look_again(self, replica: Replica) -> None:
         if replica.flush_queued:
-            self._queue.append(replica)
+            self._queue.put(replica)
         else:
             self.appended(replica)
 
@@ -187,6 +193,7 @@ class Flushes:
             )
             replica.flush_queued = False
             replica.flush_wanted = True
+            self._queue.drop(replica)
             self._retry[replica] = now.mono_us + _RETRY_US
             return
         # The kernel may have thrown away the pages that it could not write. Only recovery from
@@ -201,6 +208,7 @@ class Flushes:
             self._outbox.log("error", "partition fault", partition=str(replica.name), why=why)
         self._due.pop(replica, None)
         self._retry.pop(replica, None)
+        self._queue.drop(replica)
         replica.answers.fail(replica.fault)
 
     def forget(self, replica: Replica) -> None:
@@ -208,3 +216,4 @@ class Flushes:
         assert replica.deleted
         self._due.pop(replica, None)
         self._retry.pop(replica, None)
+        self._queue.drop(replica)

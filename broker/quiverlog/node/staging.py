@@ -151,7 +151,7 @@ class Staging:
         for (replica, _, result), needed in zip(staged.entries, ends, strict=True):
             waiter.wait(replica.answers, needed, result)
             if needed:
-                self._flushes.want(replica)
+                self._flushes.want(replica, staged.connection_id)
         for answers in waiter.answers:
             answers.flushed(0)  # What needs no flush only waits for its turn.
 

@@ -1,0 +1,81 @@
+"""Flushes are given in turn: who wrote to many partitions does not hold up who wrote to one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quiverlog.wire import messages as m
+from tests.support.node import NodeDriver, batch_of
+
+BATCH = bytes(batch_of([1]))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeDriver:
+    return NodeDriver(tmp_path, flushes_in_flight_max=1)
+
+
+def produce_to(
+    node: NodeDriver, topic: bytes, partitions: range | list[int], connection: int
+) -> int:
+    entries = [m.ProducePartition(topic, p, -1, len(BATCH)) for p in partitions]
+    request = m.ProduceRequest(partitions=entries, timeout_ms=60_000)
+    return node.request(request, BATCH * len(entries), connection=connection)
+
+
+def flushes_until(node: NodeDriver, correlation: int) -> int:
+    count = 0
+    while node.answer(correlation) is None:
+        assert len(node.syncs) == 1
+        node.flush()
+        count += 1
+    return count
+
+
+def test_a_produce_to_many_partitions_does_not_delay_that_of_another(node: NodeDriver) -> None:
+    wide, narrow = node.create("wide", partitions=50), node.create("narrow")
+    large = produce_to(node, wide, range(50), connection=1)
+    small = produce_to(node, narrow, [0], connection=2)
+    # The one under way, at most one more of the other connection, its own.
+    assert flushes_until(node, small) <= 3
+    assert flushes_until(node, large) <= 49
+
+
+def test_a_partition_that_two_wait_for_comes_at_the_turn_of_the_first(node: NodeDriver) -> None:
+    wide = node.create("wide", partitions=50)
+    large = produce_to(node, wide, range(50), connection=1)
+    produce_to(node, wide, [49], connection=2)
+    for _ in range(3):
+        node.flush()
+    # Readers see its rows; the answer leaves after the earlier one about the same partition.
+    assert node.node.broker.replicas[wide, 49].state.high_watermark == 2
+    assert flushes_until(node, large) == 47, "it is not flushed a second time"
+    assert node.node.broker.flushes.idle
+
+
+def test_what_nobody_waits_for_comes_last_but_comes(node: NodeDriver) -> None:
+    lazy, wide = node.create("lazy", durability="memory"), node.create("wide", partitions=40)
+    node.produced(lazy, BATCH)
+    produce_to(node, wide, [0], connection=1)
+    node.set_clock(node.mono_us + 40_000_000)  # The background's flush is due.
+    large = produce_to(node, wide, range(1, 40), connection=1)
+    replica = node.node.broker.replicas[lazy, 0]
+    before = 0
+    while replica.log.flushed_offset == 0:
+        assert node.syncs
+        node.flush()
+        before += 1
+    assert 10 <= before <= 20, "after others, and before all of them"
+    flushes_until(node, large)
+
+
+def test_a_deleted_topic_leaves_the_queue(node: NodeDriver) -> None:
+    wide, narrow = node.create("wide", partitions=10), node.create("narrow")
+    large = produce_to(node, wide, range(10), connection=1)
+    small = produce_to(node, narrow, [0], connection=2)
+    node.call(m.DeleteTopicsRequest(names=["wide"]))
+    assert node.answer(large) is not None
+    assert flushes_until(node, small) <= 2
+    assert node.node.broker.flushes.idle
