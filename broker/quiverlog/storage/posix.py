@@ -299,7 +299,10 @@ class PosixDisk:
     # --- files ---------------------------------------------------------------------------------
     def open(self, path: str, *, create: bool) -> PosixFile:
         if not create:
-            return PosixFile(self, path, os.stat(path).st_size)
+            found = os.stat(path)
+            if stat.S_ISDIR(found.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            return PosixFile(self, path, found.st_size)
         try:
             self.open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except OSError as error:

@@ -35,6 +35,7 @@ _INDEX_SUFFIX: Final = ".index"
 SEGMENT_HEADER_BYTES: Final = 64
 SEGMENT_MAGIC: Final = b"QVSEGMNT"
 _VERSION: Final = 1
+_VERSION_PLAUSIBLE_MAX: Final = 15
 _HEAD: Final = struct.Struct("<8sHHI")
 _BODY: Final = struct.Struct("<qq32x")
 assert _HEAD.size + _BODY.size == SEGMENT_HEADER_BYTES
@@ -64,11 +65,24 @@ def read_created_us(file: File, base_offset: int) -> int:
     if len(head) < SEGMENT_HEADER_BYTES or head[:8] != SEGMENT_MAGIC:
         raise CorruptLog(f"{name} is not a segment.", file=name, position=0)
     _, version, _, crc = _HEAD.unpack_from(head)
-    check_version(name, version, _VERSION)
     found_base, created_us = _BODY.unpack_from(head, _HEAD.size)
-    if crc32c(head[_HEAD.size :]) != crc or found_base != base_offset:
+    intact = crc32c(head[_HEAD.size :]) == crc and found_base == base_offset
+    if version != _VERSION and not _is_flipped(version, intact):
+        check_version(name, version, _VERSION)
+    if version != _VERSION or not intact:
         raise CorruptLog(f"{name}: its header is damaged.", file=name, position=0)
     return int(created_us)
+
+
+def _is_flipped(version: int, intact: bool) -> bool:
+    """Is this version, which no checksum covers, damage and no newer quiverlog's?
+
+    It is when no version could be it, and when the rest is intact as version 1 has it and a single
+    bit makes the difference.
+    """
+    return not 0 < version <= _VERSION_PLAUSIBLE_MAX or (
+        intact and (version ^ _VERSION).bit_count() == 1
+    )
 
 
 @dataclass(frozen=True, slots=True)

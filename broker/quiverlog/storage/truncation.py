@@ -79,7 +79,10 @@ def finish(disk: Disk, directory: str) -> None:
 
 
 def find_segments(disk: Disk, directory: str, names: Iterable[str]) -> list[Segment]:
-    """The segments of a directory in order; a segment ends where the next begins."""
+    """The segments of a directory in order; a segment ends where the next begins.
+
+    A name that leads to no file (a dangling link, a directory) counts as none.
+    """
     bases = sorted(
         int(name[: -len(LOG_SUFFIX)])
         for name in names
@@ -88,10 +91,14 @@ def find_segments(disk: Disk, directory: str, names: Iterable[str]) -> list[Segm
     segments: list[Segment] = []
     for base_offset in bases:
         path = segment_path(directory, base_offset)
+        try:
+            file = disk.open(path, create=False)
+        except (FileNotFoundError, IsADirectoryError):
+            continue  # A name with no file behind it: its rows are missing.
         if segments:
             segments[-1].end_offset = base_offset
             segments[-1].finished = True
-        segments.append(Segment(disk, path, disk.open(path, create=False), base_offset))
+        segments.append(Segment(disk, path, file, base_offset))
     return segments
 
 
