@@ -31,6 +31,16 @@ def test_a_deleted_lock_file_lets_no_second_broker_in(tmp_path: Path) -> None:
         assert broker.running
 
 
+@pytest.mark.parametrize("name", ["node.json", "metadata/metadata.log"])
+def test_damage_that_only_a_backup_mends_is_a_refusal(tmp_path: Path, name: str) -> None:
+    """A supervisor that does not restart after code 2 must not loop."""
+    with BrokerProcess(data_dir=tmp_path / "data", start_timeout=120):
+        pass
+    (tmp_path / "data" / name).write_bytes(b"{")
+    with pytest.raises(BrokerFailed, match="code 2"):
+        BrokerProcess(data_dir=tmp_path / "data", start_timeout=120).start()
+
+
 def test_a_directory_that_is_replaced_takes_no_more_rows(tmp_path: Path) -> None:
     with (
         BrokerProcess(data_dir=tmp_path / "data", start_timeout=120) as broker,

@@ -29,8 +29,8 @@ def readable(log: Log) -> list[int]:
         try:
             if log.read(offset, bytes_max=1, end_offset=offset + 1):
                 found.append(offset)
-        except CorruptLog as error:
-            assert error.details["offset"] <= offset < error.details["end_offset"]
+        except CorruptLog:
+            continue
     return found
 
 

@@ -26,6 +26,7 @@ import uvloop
 from quiverlog.addresses import Address
 from quiverlog.errors import (
     AddressInUse,
+    CorruptLog,
     DataDirectoryInUse,
     ForeignDataDirectory,
     InvalidConfig,
@@ -44,6 +45,7 @@ EXIT_OK, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
 
 _REFUSALS = (
     AddressInUse,
+    CorruptLog,
     DataDirectoryInUse,
     ForeignDataDirectory,
     InvalidConfig,

@@ -75,7 +75,7 @@ def read_created_us(file: File, base_offset: int) -> int:
 
 
 def _is_flipped(version: int, intact: bool) -> bool:
-    """Is this version, which no checksum covers, damage and no newer quiverlog's?
+    """Whether this version, which no checksum covers, is damage and no newer quiverlog's.
 
     It is when no version could be it, and when the rest is intact as version 1 has it and a single
     bit makes the difference.
