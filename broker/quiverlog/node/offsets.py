@@ -39,7 +39,7 @@ __all__ = [
     "handle_list_offsets",
 ]
 
-_ENTRIES_PER_STEP: Final = 32
+_ENTRIES_PER_STEP: Final = 16
 _LOADS_MAX: Final = 64
 """Index loads for one entry; then the disk is waited for."""
 _TRIMS_AT_ONCE: Final = 8
@@ -268,10 +268,14 @@ def _fill_range(
 
 
 # --- DELETE_RECORDS -----------------------------------------------------------------------------
+_Deletions = list[tuple[m.DeleteRecordsPartition, m.DeleteRecordsPartitionResult]]
+"""What a request wants of one partition."""
+
+
 def handle_delete_records(broker: Broker, call: Call) -> Steps:
     """Rows below an offset are given up. Repeating it, or asking for less, changes nothing.
 
-    One durable step per partition, a few at a time, off the loop.
+    One durable step per partition, however many entries name it, a few at a time, off the loop.
     """
     request = call.request
     assert isinstance(request, m.DeleteRecordsRequest)
@@ -280,43 +284,51 @@ def handle_delete_records(broker: Broker, call: Call) -> Steps:
         m.DeleteRecordsPartitionResult(entry.topic_id, entry.partition)
         for entry in request.partitions
     ]
-    todo = list(zip(request.partitions, results, strict=True))
-    while todo:
-        now_due, todo = todo[:_TRIMS_AT_ONCE], todo[_TRIMS_AT_ONCE:]
-        yield from _delete_some(broker, call, now_due)
+    by_partition: dict[tuple[bytes, int], _Deletions] = {}
+    for entry, result in zip(request.partitions, results, strict=True):
+        by_partition.setdefault((entry.topic_id, entry.partition), []).append((entry, result))
+    todo = list(by_partition.values())
+    for first in range(0, len(todo), _TRIMS_AT_ONCE):
+        yield from _delete_some(broker, call, todo[first : first + _TRIMS_AT_ONCE])
     return m.DeleteRecordsResponse(partitions=results)
 
 
 def _delete_some(
-    broker: Broker,
-    call: Call,
-    entries: list[tuple[m.DeleteRecordsPartition, m.DeleteRecordsPartitionResult]],
+    broker: Broker, call: Call, partitions: list[_Deletions]
 ) -> Generator[Wait, object, None]:
+    """One trim for each of these partitions, up to the highest offset of its entries."""
     trims = []
-    waiting: list[tuple[Replica, m.DeleteRecordsPartitionResult]] = []
-    for entry, result in entries:
+    waiting: list[tuple[Replica, list[m.DeleteRecordsPartitionResult]]] = []
+    for entries in partitions:
         replica: Replica | None = None
-        try:
-            replica = broker.replica(entry.topic_id, entry.partition)
-            before = _check_delete(replica, entry.before_offset)
-            if before > replica.state.log_start_offset:
-                trims.append(broker.trims.starter(replica, before, call.now))
-                waiting.append((replica, result))
-            else:
-                result.log_start_offset = replica.state.log_start_offset
-        except Exception as error:
-            _fail(broker, replica, result, error)
+        highest = -1
+        good: list[m.DeleteRecordsPartitionResult] = []
+        for entry, result in entries:
+            try:
+                replica = broker.replica(entry.topic_id, entry.partition)
+                highest = max(highest, _check_delete(replica, entry.before_offset))
+                good.append(result)
+            except Exception as error:
+                _fail(broker, replica, result, error)
+        if replica is not None and highest > replica.state.log_start_offset:
+            trims.append(broker.trims.starter(replica, highest, call.now))
+            waiting.append((replica, good))
+            continue
+        for result in good:
+            assert replica is not None
+            result.log_start_offset = replica.state.log_start_offset
     if not trims:
         yield None
         return
     outcomes = yield gather(trims, _TRIMS_AT_ONCE, call.now)
     assert isinstance(outcomes, list)
-    for (replica, result), outcome in zip(waiting, outcomes, strict=True):
+    for (replica, good), outcome in zip(waiting, outcomes, strict=True):
         assert isinstance(outcome, Outcome)
-        if outcome.error is not None:
-            _fail(broker, replica, result, outcome.error)
-        else:
-            result.log_start_offset = replica.state.log_start_offset
+        for result in good:
+            if outcome.error is not None:
+                _fail(broker, replica, result, outcome.error)
+            else:
+                result.log_start_offset = replica.state.log_start_offset
 
 
 def _check_delete(replica: Replica, before_offset: int) -> int:
