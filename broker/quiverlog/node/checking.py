@@ -70,12 +70,8 @@ class EntryCheck:
     def structure(self, now_wall_us: int) -> None:
         """Everything but the rows: `batches`. Raises what `check_batch` says."""
         view, schemas, limit, full = self.view, self._schemas, self._limit, self._full
-        if peek(view)[2] == len(view):  # One batch, as nearly always.
-            self.batches = [
-                check_batch(
-                    view, schemas=schemas, bytes_max=limit, full=full, now_wall_us=now_wall_us
-                )
-            ]
+        if peek(view)[2] == len(view):
+            self.one_batch(now_wall_us)
             return
         self.batches = [
             check_batch(one, schemas=schemas, bytes_max=limit, full=full, now_wall_us=now_wall_us)
@@ -88,6 +84,18 @@ class EntryCheck:
             raise BatchTooLarge(
                 f"an entry claims to hold {decoded} bytes, allowed are {BATCH_DECODED_BYTES_MAX}."
             )
+
+    def one_batch(self, now_wall_us: int) -> CheckedBatch:
+        """`structure` of an entry of one batch, as nearly all are."""
+        batch = check_batch(
+            self.view,
+            schemas=self._schemas,
+            bytes_max=self._limit,
+            full=self._full,
+            now_wall_us=now_wall_us,
+        )
+        self.batches = [batch]
+        return batch
 
     @property
     def decoded_bytes(self) -> int:
@@ -188,8 +196,7 @@ def check_quick(checks: Sequence[EntryCheck], now_wall_us: int) -> bool:
         and peek(first.view)[2] == len(first.view)
     ):
         try:  # One entry of one batch: there is nothing to add up.
-            first.structure(now_wall_us)
-            if first.batches[0].rows_cost > ROWS_COST_INLINE_MAX:
+            if first.one_batch(now_wall_us).rows_cost > ROWS_COST_INLINE_MAX:
                 return False
             first.rows()
         except Exception as error:

@@ -62,7 +62,8 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
         held_produces.hold(connection_id, request, body)
         return
     looked = _look(broker, request, body)
-    if check_quick([one.check for one in looked], now.wall_us):
+    checks = [looked[0].check] if len(looked) == 1 else [one.check for one in looked]
+    if check_quick(checks, now.wall_us):
         _stage(broker, connection_id, request, body, looked, now)
         return
     broker.admission.check_writable()
@@ -240,8 +241,15 @@ def _admit(
     if replica.fault is not None:
         raise replica.fault  # Found since it was looked at.
     state = replica.state
-    batches = looked.check.headers
-    row_count = batches[0][0].row_count if len(batches) == 1 else _row_count(batches)
+    check = looked.check
+    checked = check.batches
+    if len(checked) == 1:  # As nearly always.
+        header = checked[0].header
+        batches = [(header, check.view)]
+        row_count = header.row_count
+    else:
+        batches = check.headers
+        row_count = _row_count(batches)
     known = _check_producer(broker, replica, batches)
     if known is None:
         if replica.admitted_rows + row_count > STAGED_ROWS_MAX:
