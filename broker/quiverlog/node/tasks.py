@@ -7,7 +7,8 @@ Owns the steps. A handler of such a request is a generator that returns the resp
   exception that the job raised.
 
 Whatever a generator raises becomes the answer of its request, so a request is answered once,
-however it ends. At most `STEPS_PER_CALL` steps are made in one call of the node, round robin; when
+however it ends. At most `STEPS_PER_CALL` steps are made in one call of the node, round robin, fewer
+where a step says that it was worth several (`Call.cost`); when
 some are left, `busy` says so, and the node asks to be called again at once.
 
 Must not know: what the steps do.
@@ -37,15 +38,19 @@ Steps = Generator[Wait, object, Response | None]
 
 
 class Call:
-    """One such request. `now` is the moment of the current step."""
+    """One such request. `now` is the moment of the current step.
 
-    __slots__ = ("connection_id", "correlation_id", "now", "request", "step", "steps")
+    `cost`: what the current step takes, in ordinary steps; a handler says so where it is more.
+    """
+
+    __slots__ = ("connection_id", "correlation_id", "cost", "now", "request", "step", "steps")
 
     def __init__(self, connection_id: int, request: Request, now: Now) -> None:
         self.connection_id = connection_id
         self.correlation_id = request.correlation_id
         self.request = request
         self.now = now
+        self.cost = 1
         self.step = 0
         self.steps: Steps | None = None
 
@@ -116,13 +121,14 @@ class Tasks:
     def run(self, now: Now) -> None:
         """Make the steps that are due, at most so many."""
         ready = self._ready
-        for _ in range(STEPS_PER_CALL):
-            if not ready:
-                return
+        left = STEPS_PER_CALL
+        while ready and left > 0:
             call, value, error = ready.popleft()
             call.now = now
+            call.cost = 1
             call.step += 1
             self._advance(call, value, error)
+            left -= call.cost
 
     def _advance(self, call: Call, value: object, error: BaseException | None) -> None:
         assert call.steps is not None
