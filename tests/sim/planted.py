@@ -64,6 +64,7 @@ _ONE_TOPIC = (
     ),
 )
 _LOSSY_TOPIC = (replace(_ONE_TOPIC[0], configs={**_ONE_TOPIC[0].configs, "durability": "memory"}),)
+_TWO_PARTITIONS = (replace(_ONE_TOPIC[0], partitions=2),)
 _QUIET: dict[str, object] = {
     "topics": _ONE_TOPIC,
     "producers": 2,
@@ -183,6 +184,7 @@ _RECOVERY = (
         "return Damage(at, end, offset, header.next_offset)",
         "return Torn(at, offset)",
         seed=1,
+        shape={**_QUIET, "bit_flip": 1.0, "rows_max": 8},
     ),
     _bug(
         "a torn tail is kept",
@@ -205,10 +207,10 @@ _RECOVERY = (
         "self.relative_offsets.append(relative_offset + (position > 64))",
     ),
     _bug(
-        "replay skips the batch that straddles the log start",
+        "producers of rows that were given up are forgotten",
         "storage.opening:restore_producers",
-        "if header.base_offset >= start:",
-        "if header.base_offset >= max(start, log_start_offset):",
+        "_headers_given_up(segments, given_up, start, log_start_offset)",
+        "()",
         issue="1.6",
     ),
     _bug(
@@ -312,6 +314,38 @@ _WORK = (
         "pass",
     ),
     _bug(
+        "answers of one partition overtake each other",
+        "node.acknowledgements:Answers.is_next",
+        "return bool(confirmed) and confirmed[0] is waiter",
+        "return True",
+        issue="1.18",
+        shape={**_QUIET, "topics": _TWO_PARTITIONS, "entries_max": 3, "slow_job": 0.5},
+    ),
+    _bug(
+        "an acknowledgement in a produce that times out overtakes",
+        "node.acknowledgements:ProduceWaiter.expire",
+        "if not result.error_code and not answers.is_next(self):",
+        "if False:",
+        issue="1.18",
+        shape={**_QUIET, "topics": _TWO_PARTITIONS, "entries_max": 3, "slow_job": 0.5},
+    ),
+    _bug(
+        "rows of memory topics are never flushed",
+        "node.flushes:Flushes.appended",
+        "due_us = replica.log.flush_due_us()",
+        "due_us = None",
+        issue="1.7",
+        shape={**_QUIET, "topics": _LOSSY_TOPIC},
+    ),
+    _bug(
+        "no descriptor is taken for a failed fsync",
+        "node.flushes:Flushes._failed",
+        "if not replica.log.fail_flush(job, error):",
+        "if replica.log.fail_flush(job, error) is None:",
+        opened=("emfile",),
+        shape={**_QUIET, "emfile_interval_ms": 500, "evictions": 0.1, "death_interval_ms": 100_000},
+    ),
+    _bug(
         "a reader of lost rows is not told",
         "node.fetch:_check_divergence",
         "if entry.last_epoch == NO_EPOCH:",
@@ -328,11 +362,12 @@ UNPROVEN = frozenset(
         "cache taken for disk after a failed fsync",
         "a deleted topic's directory passes for the new topic's",
         "resynchronising at whatever looks like a batch",
-        "replay skips the batch that straddles the log start",
+        "producers of rows that were given up are forgotten",
         "a producer snapshot ahead of the log is believed",
         "files of a lost oldest segment are not missed",
         "a damaged log-start is taken for none",
         "a long poll whose time is up is forgotten",
+        "no descriptor is taken for a failed fsync",
         "a reader of lost rows is not told",
     )
 )

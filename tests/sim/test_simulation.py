@@ -17,6 +17,7 @@ from .bugs import hunt
 from .mutations import NotThere
 from .planted import BUGS, UNPROVEN, Bug
 from .run import RunResult, simulate
+from .scenario import Scenario
 
 _SEEDS = 24
 _CHUNK = 6
@@ -102,6 +103,8 @@ def test_a_planted_bug_is_caught(bug: Bug) -> None:
 @pytest.mark.parametrize("seed", [3, 17])
 def test_a_seed_says_it_all(seed: int) -> None:
     """The same frames at the same moments: again here, and where strings hash otherwise."""
+    scenario = Scenario.draw(seed, duration_ms=_DURATION_MS)
+    assert min(scenario.client_producers, scenario.client_consumers) > 0, "the shipped clients too"
     code = (
         "from tests.sim.run import simulate;"
         f"print(simulate({seed}, duration_ms={_DURATION_MS}).trace)"
