@@ -346,7 +346,7 @@ def test_a_deleted_topic_fails_the_query_or_is_left_out(
 def test_rows_that_go_while_the_query_runs(
     spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
 ) -> None:
-    """Trimmed after planning: the executor's fetch notices, and names the range."""
+    """Trimmed between two batches: the next one's planning notices, and names the whole range."""
     name = topic(partitions=1)
     for first in range(0, 40, 10):
         produce(client, name, first, 10)
@@ -360,7 +360,7 @@ def test_rows_that_go_while_the_query_runs(
     def stream(fail: str) -> Any:
         return read_stream(spark, broker, name, maxOffsetsPerTrigger=10, failOnDataLoss=fail)
 
-    with pytest.raises(Exception, match=r"-0: rows \[10, 20\) are no longer kept"):
+    with pytest.raises(Exception, match=r"-0: rows \[10, 35\) are no longer kept"):
         run_available(stream("true"), Trimming(), tmp_path)
     sink = Collected()
     run_available(stream("false"), sink, tmp_path)
