@@ -155,7 +155,7 @@ def test_a_fetch_that_arrived_while_the_program_was_busy_is_not_late(
         PartitionFetcher(client, "t", 0, 0, 20, bytes_max=1) as fetcher,
     ):
         assert len(next(fetcher)) == 5
-        asked = len(broker.seen(m.FetchRequest))
         threading.Event().wait(1.5)  # longer than any timeout of the request under way
         assert len(next(fetcher)) == 5
-        assert len(broker.seen(m.FetchRequest)) == asked + 1, "the reply was thrown away"
+        offsets = [request.partitions[0].offset for request in broker.seen(m.FetchRequest)]
+        assert len(set(offsets)) == len(offsets), "a reply was thrown away and asked for again"

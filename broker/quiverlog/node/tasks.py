@@ -11,6 +11,10 @@ however it ends. At most `STEPS_PER_CALL` steps are made in one call of the node
 where a step says that it was worth several (`Call.cost`); when
 some are left, `busy` says so, and the node asks to be called again at once.
 
+At most `COMPUTING_MAX` tasks are half way through an answer at the same time: what they have made
+so far is counted nowhere. The others have not begun, and hold nothing but their request. A task
+that waits for a job is not counted, so that jobs cannot keep lookups from beginning.
+
 Must not know: what the steps do.
 """
 
@@ -27,10 +31,23 @@ from quiverlog.node.outbox import Outbox
 from quiverlog.types import Now
 from quiverlog.wire.messages import Request, Response
 
-__all__ = ["STEPS_PER_CALL", "Call", "Future", "Outcome", "Steps", "Tasks", "Wait", "gather"]
+__all__ = [
+    "COMPUTING_MAX",
+    "STEPS_PER_CALL",
+    "Call",
+    "Future",
+    "Outcome",
+    "Steps",
+    "Tasks",
+    "Wait",
+    "gather",
+]
 
 STEPS_PER_CALL: Final = 64
 """Steps of all requests together in one call: a step is a fraction of a millisecond."""
+
+COMPUTING_MAX: Final = 32
+"""An answer half made may hold a megabyte; so many of them stay small beside a broker."""
 
 Wait = Starter | None
 Steps = Generator[Wait, object, Response | None]
@@ -97,32 +114,36 @@ class Tasks:
         fail: answers a request with an error.
     """
 
-    __slots__ = ("_fail", "_outbox", "_ready", "live")
+    __slots__ = ("_fail", "_new", "_outbox", "_ready", "live")
 
     def __init__(
         self, outbox: Outbox, fail: Callable[[int, Request, QuiverlogError], None]
     ) -> None:
         self._outbox = outbox
         self._fail = fail
+        # Those that have not begun, and those that go on with a value or an exception.
+        self._new: deque[Call] = deque()
         self._ready: deque[tuple[Call, object, BaseException | None]] = deque()
         self.live = 0
 
     @property
     def busy(self) -> bool:
         """True when a task has steps that could be made at once."""
-        return bool(self._ready)
+        return bool(self._ready or self._new)
 
     def start(self, call: Call, steps: Steps) -> None:
         """The first step is made in this call of the node, if its bound allows."""
         call.steps = steps
         self.live += 1
-        self._ready.append((call, None, None))
+        self._new.append(call)
 
     def run(self, now: Now) -> None:
         """Make the steps that are due, at most so many."""
-        ready = self._ready
+        ready, new = self._ready, self._new
         left = STEPS_PER_CALL
-        while ready and left > 0:
+        while (ready or new) and left > 0:
+            if new and len(ready) < COMPUTING_MAX:
+                ready.append((new.popleft(), None, None))
             call, value, error = ready.popleft()
             call.now = now
             call.cost = 1
