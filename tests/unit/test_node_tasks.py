@@ -9,11 +9,11 @@ from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
 NOW = Now(1, 1)
-STEPS = 3
+STEPS = 2 * COMPUTING_MAX
 
 
 class Counting:
-    """Tasks of three steps that count how many of them have begun and not ended."""
+    """Tasks of many steps that count how many of them have begun and not ended."""
 
     def __init__(self) -> None:
         self.half_made = self.half_made_most = self.ended = 0
