@@ -104,6 +104,11 @@ class SimFile:
         inode.warm(position, end)
         return bytes(inode.data[position:end])
 
+    def read_cached(self, position: int, size: int) -> bytearray | None:
+        if self._inode is None or not self.resident(position, size):
+            return None
+        return bytearray(self._inode.data[position : position + size])
+
     def resident(self, position: int, size: int) -> bool:
         assert self._life == self._disk.life, f"{self.path} is used after a crash"
         inode = self._disk.inode(self.path) if self._inode is None else self._inode

@@ -234,6 +234,22 @@ def test_resident_tells_what_is_in_memory(tmp_path: Path) -> None:
     assert file.resident(size, 10), "nothing behind the end"
 
 
+def test_read_cached_gives_what_is_in_memory_and_nothing_else(tmp_path: Path) -> None:
+    size = 32 * 1024
+    file = PosixDisk().open(str(tmp_path / "a"), create=True)
+    file.append([b"x" * size])
+    if file.read_cached(0, size) is None:
+        pytest.skip("NOT TESTED: this file system cannot read without waiting")
+    assert file.read_cached(100, 200) == b"x" * 200
+    assert file.read_cached(size - 100, 200) is None, "it has no such bytes"
+    evict_from_page_cache(file.path)
+    assert file.read_cached(0, size) is None
+    assert file.read_copy(0, size) == b"x" * size
+    assert file.read_cached(0, size) == b"x" * size
+    file.close()
+    assert file.read_cached(0, size) is None, "opening may wait"
+
+
 def test_resident_says_yes_where_nobody_can_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

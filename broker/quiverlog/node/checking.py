@@ -107,6 +107,11 @@ class EntryCheck:
         for batch in self.batches:
             check_rows(batch, full=self._full)
 
+    def take(self, checked: EntryCheck) -> None:
+        """What came of another check of the same bytes."""
+        assert len(checked.view) == len(self.view)
+        self.batches, self.error = checked.batches, checked.error
+
     def refuse(self, error: Exception) -> None:
         """The entry is not stored."""
         self.error = error

@@ -258,7 +258,10 @@ def _partition_limit(entry: m.FetchPartition) -> int:
 
 def _exhausted(broker: Broker, request: m.FetchRequest) -> bool:
     """True when waiting brings no rows: every entry has an end, and is readable up to it."""
-    return not any(_is_short(broker, entry) for entry in request.partitions)
+    for entry in request.partitions:
+        if entry.end_offset < 0 or _is_short(broker, entry):
+            return False
+    return True
 
 
 def _is_short(broker: Broker, entry: m.FetchPartition) -> bool:

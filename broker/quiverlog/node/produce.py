@@ -19,7 +19,7 @@ requests of one socket read have brought, and answers them.
 from __future__ import annotations
 
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.records import ProducerEpochRecord
@@ -61,10 +61,9 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
         broker.admission.check_writable()
         held_produces.hold(connection_id, request, body)
         return
-    looked = _look(broker, request, body)
-    checks = [looked[0].check] if len(looked) == 1 else [one.check for one in looked]
-    if check_quick(checks, now.wall_us):
-        _stage(broker, connection_id, request, body, looked, now)
+    entries = _look(broker, request, body)
+    if check_quick(entries, now.wall_us):
+        _stage(broker, connection_id, request, body, entries, now)
         return
     broker.admission.check_writable()
     held = held_produces.hold(connection_id, request, body)
@@ -75,38 +74,39 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
         raise
 
 
-class _Looked(NamedTuple):
-    """One entry: where it goes, the level of its answer, and its check, with the reason why not."""
+class _Entry(EntryCheck):
+    """One entry's check, where the entry goes, and the level of its answer."""
 
-    replica: Replica | None
-    level: Durability
-    check: EntryCheck
+    __slots__ = ("level", "replica")
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__(view)
+        self.replica: Replica | None = None
+        self.level = Durability.MEMORY
 
 
-def _look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[_Looked]:
+def _look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[_Entry]:
     """What can be said of every entry without its bytes."""
-    found: list[_Looked] = []
+    found: list[_Entry] = []
     at = 0
-    for entry in request.partitions:
-        end = at + entry.batch_bytes
-        check = EntryCheck(body[at:end])
-        replica: Replica | None = None
-        level = Durability.MEMORY
+    for asked in request.partitions:
+        end = at + asked.batch_bytes
+        entry = _Entry(body[at:end])
+        found.append(entry)
+        at = end
         try:
-            replica = broker.replica(entry.topic_id, entry.partition)
+            entry.replica = replica = broker.replica(asked.topic_id, asked.partition)
             state = replica.state
-            if entry.leader_epoch != state.leader_epoch:
-                state.check_leader_epoch(entry.leader_epoch)
-            level = state.required_level(request.durability)
+            if asked.leader_epoch != state.leader_epoch:
+                state.check_leader_epoch(asked.leader_epoch)
+            entry.level = state.required_level(request.durability)
             if replica.fault is not None:
                 raise replica.fault
             topic = replica.topic
             config = topic.config
-            check.rules(topic.schemas, bytes_max=config.batch_bytes_max, full=config.validate_full)
+            entry.rules(topic.schemas, bytes_max=config.batch_bytes_max, full=config.validate_full)
         except Exception as error:
-            check.refuse(error)
-        found.append(_Looked(replica, level, check))
-        at = end
+            entry.refuse(error)
     return found
 
 
@@ -115,7 +115,7 @@ def _stage(
     connection_id: int,
     request: m.ProduceRequest,
     body: memoryview,
-    looked: list[_Looked],
+    entries: list[_Entry],
     now: Now,
 ) -> None:
     """Admit what was checked; `Staging.finish` appends it with all that is admitted meanwhile."""
@@ -132,16 +132,16 @@ def _stage(
     staged: list[StagedEntry] = []
     # Before its entries are admitted: whatever they meet, `finish` answers this request.
     staging.produces.append(Staged(connection_id, request, response, staged))
-    for entry, one in zip(request.partitions, looked, strict=True):
-        result = m.ProducePartitionResult(entry.topic_id, entry.partition)
+    for asked, entry in zip(request.partitions, entries, strict=True):
+        result = m.ProducePartitionResult(asked.topic_id, asked.partition)
         results.append(result)
-        replica = one.replica
+        replica = entry.replica
         end_offset = 0
         try:
-            if one.check.error is not None:
-                raise one.check.error
+            if entry.error is not None:
+                raise entry.error
             assert replica is not None
-            end_offset = _admit(broker, replica, one, result, now)
+            end_offset = _admit(broker, replica, entry, result, now)
         except QuiverlogError as error:
             fail_result(result, error)
             broker.metrics.batches_refused += 1
@@ -153,16 +153,15 @@ def _stage(
 
 
 # --- checks that take long --------------------------------------------------------------------
-def _start_check(broker: Broker, held: HeldProduce, looked: list[_Looked], now: Now) -> None:
-    checks = [one.check for one in looked]
-    job = CheckJob(held.connection_id, checks, now.wall_us)
-    broker.jobs.start(job, partial(_checked, broker, held, checks), Urgency.CHECK)
+def _start_check(broker: Broker, held: HeldProduce, entries: list[_Entry], now: Now) -> None:
+    job = CheckJob(held.connection_id, entries, now.wall_us)
+    broker.jobs.start(job, partial(_checked, broker, held, entries), Urgency.CHECK)
 
 
 def _checked(
     broker: Broker,
     held: HeldProduce,
-    checks: list[EntryCheck],
+    checked: list[_Entry],
     _result: object,
     error: BaseException | None,
     now: Now,
@@ -175,11 +174,11 @@ def _checked(
         if error is not None:
             raise error
         # A leader that changed, a topic that was deleted, a fault: looked at again.
-        looked = [
-            one if one.check.error is not None else one._replace(check=check)
-            for one, check in zip(_look(broker, held.request, held.body), checks, strict=True)
-        ]
-        _stage(broker, held.connection_id, held.request, held.body, looked, now)
+        entries = _look(broker, held.request, held.body)
+        for entry, check in zip(entries, checked, strict=True):
+            if entry.error is None:
+                entry.take(check)
+        _stage(broker, held.connection_id, held.request, held.body, entries, now)
     except Exception as failure:
         _fail(broker, held, failure)
     finally:
@@ -191,12 +190,12 @@ def _take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
     following = broker.held_produces.release(held)
     while following is not None:
         try:
-            looked = _look(broker, following.request, following.body)
-            if not check_quick([one.check for one in looked], now.wall_us):
-                looked = _look(broker, following.request, following.body)
-                _start_check(broker, following, looked, now)
+            entries = _look(broker, following.request, following.body)
+            if not check_quick(entries, now.wall_us):
+                entries = _look(broker, following.request, following.body)
+                _start_check(broker, following, entries, now)
                 return
-            _stage(broker, following.connection_id, following.request, following.body, looked, now)
+            _stage(broker, following.connection_id, following.request, following.body, entries, now)
         except Exception as failure:
             _fail(broker, following, failure)
         following = broker.held_produces.release(following)
@@ -233,7 +232,7 @@ def _check_sizes(entries: list[m.ProducePartition], body_bytes: int) -> None:
 def _admit(
     broker: Broker,
     replica: Replica,
-    looked: _Looked,
+    entry: _Entry,
     result: m.ProducePartitionResult,
     now: Now,
 ) -> int:
@@ -241,15 +240,8 @@ def _admit(
     if replica.fault is not None:
         raise replica.fault  # Found since it was looked at.
     state = replica.state
-    check = looked.check
-    checked = check.batches
-    if len(checked) == 1:  # As nearly always.
-        header = checked[0].header
-        batches = [(header, check.view)]
-        row_count = header.row_count
-    else:
-        batches = check.headers
-        row_count = _row_count(batches)
+    batches = entry.headers
+    row_count = batches[0][0].row_count if len(batches) == 1 else _row_count(batches)
     known = _check_producer(broker, replica, batches)
     if known is None:
         if replica.admitted_rows + row_count > STAGED_ROWS_MAX:
@@ -262,7 +254,7 @@ def _admit(
         broker.metrics.batches_deduplicated += 1
     result.base_offset = base_offset
     result.row_count = row_count
-    result.durability = looked.level
+    result.durability = entry.level
     result.leader_epoch = state.leader_epoch
     result.log_start_offset = state.log_start_offset
     return base_offset + row_count

@@ -148,8 +148,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         except QuiverlogError as error:
             self._protocol_error(error, 0, 0)
             return
-        now = read_clocks()
-        state = self.state
+        now, state = read_clocks(), self.state
         state.last_read_us = now.mono_us
         if frames:
             state.frame_since_us = now.mono_us if self._receiver.partial else 0
@@ -157,7 +156,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._context.runner.flush()
         elif not state.frame_since_us:
             state.frame_since_us = now.mono_us
-        self.report()
+        if self.held_bytes or self._receiver.partial or self._backlog:
+            self.report()
 
     def eof_received(self) -> bool:
         """The client sends no more: what is buffered for it is still sent, then it is closed."""
@@ -204,8 +204,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._release_hold()
 
     def _may_go_on(self) -> bool:
-        limits = self._context.connections.limits
-        return not self._write_paused and len(self.state.in_flight) < limits.in_flight_max
+        in_flight_max = self._context.connections.limits.in_flight_max
+        return not self._write_paused and len(self.state.in_flight) < in_flight_max
 
     def _work_off(
         self, frames: Sequence[Frame], received_ns: int, now: Now, *, fresh: bool
@@ -312,13 +312,13 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._transport.writelines(parts)
         if self._held and not self._write_paused:
             self._context.turns.request(self)
-        self.report()
+        self.report() if self.held_bytes or self.waiting_bytes else self.replies.all_taken()
 
     # --- memory --------------------------------------------------------------------------------
     def measure(self) -> tuple[int, int]:
         """(bytes that the connection makes us hold, since when in monotonic microseconds)."""
-        unsent, unsent_since_us = self.replies.unsent(self.waiting_bytes, monotonic_us)
-        since = [at for at in (self.state.frame_since_us, unsent_since_us) if at]
+        unsent, unsent_us = self.replies.unsent(self.waiting_bytes, monotonic_us)
+        since = [at for at in (self.state.frame_since_us, unsent_us) if at]
         since_us = min(since) if since else monotonic_us()
         return self._receiver.buffered_bytes + self._backlog.byte_count + unsent, since_us
 
@@ -366,7 +366,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             )
         self._closing = True
         self._release()
-        self.replies.abandon_sent()
+        self.replies.all_taken()
         self._transport.abort()
         self._context.memory.forget(self)
 

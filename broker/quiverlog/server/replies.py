@@ -100,17 +100,17 @@ class Replies:
         """
         assert waiting_bytes >= 0
         if not waiting_bytes:
-            self._copied_sent_bytes = 0
-            self._unsent_since_us = 0
+            self.all_taken()
         elif not self._unsent_since_us:
             self._unsent_since_us = now_us()
         # Which of the sent bytes wait is not known: at most all that were copies.
         unsent_bytes = self.copied_bytes + min(waiting_bytes, self._copied_sent_bytes)
         return unsent_bytes, self._unsent_since_us
 
-    def abandon_sent(self) -> None:
-        """The connection is aborted: what the client did not take is memory no longer."""
+    def all_taken(self) -> None:
+        """Nothing that was sent is still held for the client."""
         self._copied_sent_bytes = 0
+        self._unsent_since_us = 0
 
     def clear(self) -> None:
         """Drop what gathered."""

@@ -10,9 +10,9 @@ What a disk promises:
   whatever happens to the file: growth, deletion, replacement, `close`. A file under a view is never
   cut: whoever wants fewer bytes writes another file and gives it the name (`Disk.replace`).
 - Nothing is durable before `sync` (contents) and `sync_dir` (names) have returned.
-- The methods of a `Disk`, and `File.sync`, `read_copy`, `resident` and `close`, may be called from
-  any thread. `append`, `read`, `rewrite` and `truncate` of one file are called by one thread at a
-  time.
+- The methods of a `Disk`, and `File.sync`, `read_copy`, `read_cached`, `resident` and `close`, may
+  be called from any thread. `append`, `read`, `rewrite` and `truncate` of one file are called by
+  one thread at a time.
 - No operation needs a descriptor that the process may not have: a disk keeps some in reserve. When
   those are gone too, the error is `out_of_descriptors`: nothing was attempted.
 """
@@ -90,6 +90,12 @@ class File(Protocol):
 
         Raises:
             OSError: the file cannot be read.
+        """
+
+    def read_cached(self, position: int, size: int) -> bytearray | None:
+        """`size` bytes from `position`, copied; None unless all of them were in memory.
+
+        Never waits for the disk and never raises: `read_copy` says what is wrong.
         """
 
     def resident(self, position: int, size: int) -> bool:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 import weakref
@@ -24,10 +23,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from quiverlog.errors import DataDirectoryInUse
 from quiverlog.storage.descriptors import Descriptor, DescriptorReserve
 from quiverlog.storage.disk import Buffer, File, write_error
 from quiverlog.storage.mapping import Mapping
+from quiverlog.storage.posix_lock import PosixLock
 
 __all__ = ["RESERVED_DESCRIPTORS", "PosixDisk", "PosixFile"]
 
@@ -106,6 +105,18 @@ class PosixFile:
         ):
             data += more
         return data
+
+    def read_cached(self, position: int, size: int) -> bytearray | None:
+        descriptor = self._descriptor
+        if descriptor is None:
+            return None
+        data = bytearray(size)
+        try:
+            # One call where `resident` and `read_copy` are two; some file systems refuse the flag.
+            count = os.preadv(descriptor.fd, [data], position, os.RWF_NOWAIT)
+        except OSError:
+            return None
+        return data if count == size else None
 
     def resident(self, position: int, size: int) -> bool:
         end = min(position + size, self.size)
@@ -192,60 +203,6 @@ def _write_rest(fd: int, buffers: Sequence[Buffer], position: int, written: int)
                 raise OSError(errno.EIO, "nothing was written")
             at += count
             view = view[count:]
-
-
-class _PosixLock:
-    """flock on the directory itself, and on the file `lock` in it.
-
-    The kernel drops both with the process, however that ends. A broker whose lock file is deleted
-    still has the directory. Older brokers lock the file alone. It holds the owner's claim.
-    """
-
-    __slots__ = ("_claim", "_descriptors", "_disk", "_path")
-
-    def __init__(self, disk: PosixDisk, path: str) -> None:
-        self._path = path
-        self._disk = disk
-        self._claim = b""
-        self._descriptors: list[Descriptor] = []
-        names = (
-            (path, os.O_RDONLY | os.O_DIRECTORY),
-            (f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW),
-        )
-        for name, flags in names:
-            descriptor = disk.open_descriptor(name, flags)
-            try:
-                fcntl.flock(descriptor.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                self.release()
-                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise DataDirectoryInUse(f"{path} is locked by another broker.") from None
-                raise
-            self._descriptors.append(descriptor)
-
-    def release(self) -> None:
-        self._descriptors.clear()
-
-    def claim(self, owner: bytes) -> None:
-        with contextlib.suppress(OSError):  # A full disk must not keep a broker from starting.
-            os.ftruncate(self._descriptors[-1].fd, 0)
-            os.pwrite(self._descriptors[-1].fd, owner, 0)
-            self._claim = owner
-
-    def holds(self) -> bool:
-        if not self._descriptors:
-            return False
-        mine = os.fstat(self._descriptors[0].fd)
-        try:
-            there = os.stat(self._path)
-            if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
-                return False
-            claim = self._disk.read_file(f"{self._path}/lock")
-        except FileNotFoundError:
-            return os.path.isdir(self._path)  # The lock file may go: the directory is locked.
-        except OSError:
-            return True  # Not known: no descriptor, say.
-        return claim in (self._claim, b"") or not self._claim
 
 
 class PosixDisk:
@@ -396,5 +353,5 @@ class PosixDisk:
         room = os.statvfs(path)
         return room.f_bavail * room.f_frsize
 
-    def lock(self, path: str) -> _PosixLock:
-        return _PosixLock(self, path)
+    def lock(self, path: str) -> PosixLock:
+        return PosixLock(path, self.open_descriptor, self.read_file)

@@ -92,7 +92,13 @@ class ReadableLog:
                 log_start_offset=self.log_start_offset,
                 high_watermark=self.log_end_offset,
             )
-        end_offset = min(end_offset, self.log_end_offset)
+        if end_offset >= self.log_end_offset:
+            end_offset = self.log_end_offset
+            if offset == end_offset:
+                return []
+            segments = self._segments.items
+            if segments and (newest := reading.read_newest(segments[-1], offset, bytes_max)):
+                return newest
         if offset >= end_offset:
             return []
         number = self._segments.number_of(offset)

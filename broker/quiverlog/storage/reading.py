@@ -19,7 +19,7 @@ from quiverlog.storage.scan import Damage, Found, scan
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
-__all__ = ["first_at_or_after", "headers", "measure", "read", "span"]
+__all__ = ["first_at_or_after", "headers", "measure", "read", "read_newest", "span"]
 
 _COPY_BYTES_MAX: Final = 64 * 1024
 """Up to here one pread serves the walk and the answer."""
@@ -43,6 +43,38 @@ def read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> list
         if not segment.diagnose():
             raise
         return _read(segment, offset, bytes_max, end_offset)
+
+
+def read_newest(segment: Segment, offset: int, bytes_max: int) -> list[memoryview]:
+    """The batches from `offset` to the segment's end, if the newest append holds them all.
+
+    What nearly every reader at the tail asks for, in one call of the system. Empty where anything
+    is less simple than that (bytes not in memory, too many, not verified, another row than
+    expected): `read` finds out.
+    """
+    start, expected = segment.tail
+    size = segment.file.size - start
+    if not 0 <= expected <= offset < segment.end_offset or segment.damages:
+        return []
+    if not 0 < size <= min(bytes_max, _COPY_BYTES_MAX) or start < segment.trusted_from:
+        return []
+    data = segment.file.read_cached(start, size)
+    if data is None:
+        return []
+    at = first = last = 0
+    while at < size:
+        step = link(data, at, expected, size - at)
+        if not step:
+            return []
+        if expected <= offset:
+            first = at
+        last = at
+        at += step & _BYTES_MASK
+        expected += step >> _ROWS_SHIFT
+    window = memoryview(data)
+    if first == last:
+        return [window[first:] if first else window]
+    return [window[first:last], window[last:]]
 
 
 def _read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> list[memoryview]:
