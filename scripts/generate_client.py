@@ -1,38 +1,78 @@
-"""Writes the blocking client's methods from the asyncio client's: they are typed once.
+"""Writes the blocking client from the asyncio client: both are typed once.
 
-`broker/quiverlog/client/async_methods.py` is the source; `blocking_methods.py` is generated and
-checked in, so that people can read it and editors find it. A unit test runs `generated()` and
-compares. Run after every change of the source:
+The files on the left of `FILES`, in `broker/quiverlog/client`, are the source; those on the right
+are generated and checked in, so that people can read them and editors find them. A unit test runs
+`generated()` and compares. Run after every change of a source:
 
     python scripts/generate_client.py
+
+Two comments direct it where the two cannot be alike:
+
+    def f(self) -> None:  # asyncio only        the function is left out
+    # blocking: statement                       the statement is put in
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 CLIENT = Path(__file__).resolve().parents[1] / "broker" / "quiverlog" / "client"
-SOURCE = CLIENT / "async_methods.py"
-TARGET = CLIENT / "blocking_methods.py"
 
-DOCSTRING = '''"""The blocking client's methods that ask one question each, from question to result.
+FILES = {
+    "async_client.py": ("client.py", "The blocking client: connecting, producers and consumers."),
+    "async_methods.py": ("blocking_methods.py", "The blocking client's methods: a question each."),
+    "async_producer.py": ("producer.py", "The blocking producer and its futures."),
+    "async_consumer.py": ("consumer.py", "The blocking consumer."),
+}
+"""Source -> target and the first line of the target's docstring."""
 
-Generated from `async_methods.py` by scripts/generate_client.py; do not edit.
-"""
-'''
+RULES = (
+    (r"^ +(?:async )?def [^\n]*# asyncio only\n(?: {8}[^\n]*\n|\n)+", ""),
+    (r"# blocking: ", ""),
+    (r"Opening\[(\w+)\]", r"\1"),
+    (r"Opening\((\w+)\)", r"\1()"),
+    (r"^from \.opening import Opening\n", ""),
+    (r"\basync (def|with|for)\b", r"\1"),
+    (r"\bawait ", ""),
+    (r"\b__a(enter|exit|iter|next)__", r"__\1__"),
+    (r"\basynchronous import AsyncDriver", "blocking import BlockingDriver"),
+    (r"\bAsync(Driver|Methods)\b", r"Blocking\1"),
+    (r"\basync_methods\b", "blocking_methods"),
+    (r"quiverlog\.aio\.AsyncClient", "quiverlog.Client"),
+    (r"\bAsync(?=[A-Z])", ""),
+    (r"\basync_", ""),
+    ("An asyncio client, for one event loop;", "A blocking client. Threads may share it;"),
+    ("For one task at a time;", "For one thread at a time;"),
+)
+"""Pattern -> replacement, one after the other."""
 
 
-def generated() -> str:
-    """The text of `blocking_methods.py`."""
-    text = SOURCE.read_text()
-    text = re.sub(r'\A""".*?"""\n', lambda _: DOCSTRING, text, flags=re.DOTALL)
-    text = text.replace("async def ", "def ").replace("await ", "")
-    text = text.replace("AsyncMethods", "BlockingMethods")
-    assert "async" not in text.removeprefix(DOCSTRING), "something asynchronous is left"
+def generated(source: str) -> str:
+    """The text of the file that is generated from `source`."""
+    text = (CLIENT / source).read_text()
+    _, summary = FILES[source]
+    text = re.sub(r'\A""".*?"""\n', "", text, flags=re.DOTALL)
+    for pattern, replacement in RULES:
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    assert not re.search("async|await", text, re.IGNORECASE), f"{source}: asyncio is left"
+    note = f"Generated from `{source}` by scripts/generate_client.py; do not edit."
+    return _formatted(f'"""{summary}\n\n{note}\n"""\n{text}')
+
+
+def _formatted(text: str) -> str:
+    """As ruff wants it: shorter names let lines be joined and leave imports without use."""
+    for command in (("check", "--fix", "--quiet", "--select", "F401,I"), ("format", "--quiet")):
+        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(CLIENT / "x.py")]
+        text = subprocess.run(
+            [*ruff, "-"], input=text, capture_output=True, text=True, check=True
+        ).stdout
     return text
 
 
 if __name__ == "__main__":
-    TARGET.write_text(generated())
-    print(f"{TARGET.name}: written")
+    for name, (target, _) in FILES.items():
+        (CLIENT / target).write_text(generated(name))
+        print(f"{target}: written")

@@ -7,7 +7,7 @@ and errors. One client belongs to one event loop.
 from __future__ import annotations
 
 from .client.async_client import AsyncClient, connect
+from .client.async_consumer import AsyncConsumer
 from .client.async_producer import AsyncProducer, AsyncSendFuture
-from .client.consumer import AsyncConsumer
 
 __all__ = ["AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncSendFuture", "connect"]

@@ -16,10 +16,10 @@ from unittest import mock
 
 import pyarrow as pa
 
-from quiverlog.client import async_producer
+from quiverlog.client import producer_base
 from quiverlog.client.async_client import AsyncClient
+from quiverlog.client.async_consumer import AsyncConsumer
 from quiverlog.client.async_producer import AsyncProducer, AsyncSendFuture
-from quiverlog.client.consumer import AsyncConsumer
 from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
@@ -55,7 +55,7 @@ def clients_clock(world: World) -> Iterator[None]:
     def now() -> Now:
         return Now(world.mono_us, world.wall_us)
 
-    with mock.patch.object(async_producer, "now", now):
+    with mock.patch.object(producer_base, "now", now):
         yield
 
 

@@ -13,8 +13,8 @@ import quiverlog
 from pyspark_quiverlog.options import Use, parse_read_options
 from pyspark_quiverlog.planning import Range
 from pyspark_quiverlog.reader import SplitReader
-from quiverlog.batch.codec import write_crc
-from quiverlog.batch.header import BatchHeader
+from quiverlog.batch.codec import split_batches, write_crc
+from quiverlog.batch.header import FLAG_CONTROL, FLAG_TRANSACTIONAL, BatchHeader
 from quiverlog.client.fetcher import PartitionFetcher
 from quiverlog.errors import CorruptLog
 from quiverlog.limits import BATCH_HEADER_BYTES
@@ -138,3 +138,24 @@ def test_spark_fails_by_default_and_steps_over_on_demand(
     with caplog.at_level(logging.WARNING, logger="pyspark_quiverlog"):
         assert read(failOnCorruptData="false") == [*range(5, 10), *range(20, 27)]
     assert "rows [10, 20) of t-0" in caplog.text
+
+
+@pytest.mark.parametrize("flag", [FLAG_CONTROL, FLAG_TRANSACTIONAL, 0x80])
+def test_a_batch_with_flags_of_another_version_is_not_left_out_silently(
+    broker: ScriptedBroker, client: Any, flag: int
+) -> None:
+    def flagged(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+        changed = bytearray(body)
+        at = 0
+        for header, view in split_batches(memoryview(body)):
+            if header.base_offset == BAD.start:
+                header._replace(flags=header.flags | flag).pack_into(changed, at)
+                write_crc(memoryview(changed)[at : at + len(view)])
+            at += len(view)
+        return response, bytes(changed)
+
+    broker.always(m.FetchRequest, Answer(flagged))
+    with client.consumer("t") as consumer:
+        assert consumer.poll(timeout=5).base_offset == 0
+        with pytest.raises(quiverlog.CorruptBatch, match=r"t-0.*\[10, 20\).*flags"):
+            consumer.poll(timeout=5)

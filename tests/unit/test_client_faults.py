@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import re
 import socket
 import subprocess
@@ -18,10 +17,7 @@ import pytest
 import quiverlog
 from quiverlog.batch.codec import encode_batch, split_batches
 from quiverlog.client import routing
-from quiverlog.client.async_client import AsyncClient
-from quiverlog.client.client import Client
 from quiverlog.wire import messages as m
-from scripts import generate_client
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, read, rows
 from tests.support.scripted_broker import Door, ScriptedBroker
@@ -319,27 +315,7 @@ def test_the_pause_grows_is_bounded_and_never_fixed() -> None:
     assert routing.backoff_s(5, 0.0) == 0.0
 
 
-# --- the public methods ---------------------------------------------------------------------------
-def test_both_clients_have_the_same_methods() -> None:
-    def methods(kind: type) -> dict[str, Any]:
-        return {n: f for n, f in inspect.getmembers(kind, callable) if not n.startswith("_")}
-
-    blocking, asyncio_ = methods(Client), methods(AsyncClient)
-    assert blocking.keys() == asyncio_.keys()
-    assert len(blocking) > 15
-    for name, function in blocking.items():
-        assert function.__kwdefaults__ == asyncio_[name].__kwdefaults__, name
-        ours, theirs = function.__code__, asyncio_[name].__code__
-        count = ours.co_argcount + ours.co_kwonlyargcount
-        assert ours.co_varnames[:count] == theirs.co_varnames[:count], name
-
-
-def test_the_generated_methods_are_those_of_their_source() -> None:
-    assert generate_client.TARGET.read_text() == generate_client.generated(), (
-        "run scripts/generate_client.py"
-    )
-
-
+# --- the package ---------------------------------------------------------------------------------
 def test_the_import_is_cheap() -> None:
     """No pyarrow, no sockets, no asyncio: the command line and Spark's discovery pay for it."""
     code = "import sys, quiverlog; print(' '.join(sys.modules))"

@@ -37,8 +37,8 @@ from .evolution import SchemaHistory, project
 from .header import (
     CRC_OFFSET,
     CRC_START,
+    FLAG_CODEC_MASK,
     FLAG_CODEC_SHIFT,
-    FLAG_CONTROL,
     MAGIC,
     SIZE_END,
     BatchHeader,
@@ -77,13 +77,11 @@ def encode_batch(
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_EPOCH,
     base_sequence: int = NO_SEQUENCE,
-    flags: int = 0,
 ) -> bytearray:
     """Encode rows, which must already have the schema that `schema_id` stands for.
 
     Args:
         timestamp_us: when the batch was closed, or the first and last moment of its rows.
-        flags: besides the codec's, which is added.
 
     Raises:
         InvalidArgument: no rows, or more than a batch may hold.
@@ -114,7 +112,7 @@ def encode_batch(
         size=total - SIZE_END,
         crc32c=0,
         magic=MAGIC,
-        flags=flags | compression << FLAG_CODEC_SHIFT,
+        flags=compression << FLAG_CODEC_SHIFT,
         producer_epoch=producer_epoch,
         producer_id=producer_id,
         base_sequence=base_sequence,
@@ -206,8 +204,8 @@ def decode_batch(
     """
     if verify_crc and crc32c(batch[CRC_START:]) != header.crc32c:
         raise CorruptBatch(f"CRC mismatch in the batch at offset {header.base_offset}.")
-    if header.flags & FLAG_CONTROL:
-        raise CorruptBatch("a control batch holds no rows.")
+    if header.flags & ~FLAG_CODEC_MASK:
+        raise CorruptBatch(f"its flags {header.flags:#04x} mean what this version cannot read.")
     stored = schemas.schema(header.schema_id)
     if columns is None:
         target = schemas.current if reader_schema is None else reader_schema

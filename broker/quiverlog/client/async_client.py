@@ -1,17 +1,20 @@
-"""The asyncio client: connecting, closing, producers and consumers.
+"""The asyncio client: `client.py` is generated from here by scripts/generate_client.py.
 
-Arguments, defaults, results and errors are those of the blocking client (a test compares the
-signatures). The methods that ask one question are in `async_methods`.
+Owns connecting, closing, and the arguments of producers and consumers. The methods that ask one
+question are in `async_methods`.
 """
 
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
+from weakref import WeakSet
 
+from quiverlog.errors import ClientClosed
 from quiverlog.limits import (
     DELIVERY_TIMEOUT_MS_DEFAULT,
     FETCH_BYTES_DEFAULT,
@@ -25,52 +28,18 @@ from quiverlog.types import Compression, Durability
 from .async_methods import AsyncMethods
 from .asynchronous import AsyncDriver
 from .commands import Operation
+from .opening import Opening
 from .routing import Cluster, Settings, parse_addresses
 
 if TYPE_CHECKING:
+    from .async_consumer import AsyncConsumer
     from .async_producer import AsyncProducer
-    from .consumer import AsyncConsumer
+    from .async_producer_host import AsyncProducerHost
     from .consumer_options import End, StartAt
 
-__all__ = ["AsyncClient", "Opening", "connect"]
+__all__ = ["AsyncClient", "connect"]
 
 T = TypeVar("T")
-
-
-class _Closable(Protocol):
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-
-C = TypeVar("C", bound=_Closable)
-
-
-class Opening(Generic[C]):
-    """Something that is opened by `await` or by `async with`, which closes it at the end."""
-
-    def __init__(self, open_: Callable[[], Awaitable[C]]) -> None:
-        self._open = open_
-        self._opened: C | None = None
-
-    def __await__(self) -> Generator[Any, None, C]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> C:
-        self._opened = await self._open()
-        return self._opened
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._opened is not None
-        await self._opened.__aexit__(kind, error, trace)
 
 
 def connect(
@@ -80,7 +49,21 @@ def connect(
     connect_timeout: float = 10.0,
     request_timeout: float = 30.0,
 ) -> Opening[AsyncClient]:
-    """As `quiverlog.connect`; `async with connect(...) as client`, or `await connect(...)`."""
+    """Open a client of the cluster that has one of the given brokers.
+
+    `async with connect(...) as client` closes it at the end; so does its `close`.
+
+    Args:
+        bootstrap: `"host:port"`, or several (a list, or separated by commas) of which some may
+            be down. A missing port means 9292.
+        client_id: shown in the broker's logs and metrics.
+        connect_timeout: seconds to wait for one broker to accept a connection.
+        request_timeout: seconds that an operation, its retries included, may take.
+
+    Raises:
+        ConnectionFailed: none of the addresses answered.
+        InvalidArgument: an address that is not host:port, or a timeout that is not positive.
+    """
 
     async def open_() -> AsyncClient:
         client = AsyncClient(
@@ -100,7 +83,7 @@ def connect(
 
 
 class AsyncClient(AsyncMethods):
-    """An asyncio client; belongs to one event loop. Made by `connect`."""
+    """An asyncio client, for one event loop; a forked child may not use it. Made by `connect`."""
 
     def __init__(
         self,
@@ -115,7 +98,10 @@ class AsyncClient(AsyncMethods):
             parse_addresses(bootstrap), settings, clock=time.monotonic, jitter=random.random
         )
         self.driver = AsyncDriver(settings)
-        self._producers: set[AsyncProducer] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._host: AsyncProducerHost | None = None
+        self._producers: WeakSet[AsyncProducer] = WeakSet()
 
     async def __aenter__(self) -> Self:
         return self
@@ -132,14 +118,18 @@ class AsyncClient(AsyncMethods):
         return f"<quiverlog.aio.AsyncClient of {', '.join(map(str, self.cluster.addresses()))}>"
 
     async def close(self) -> None:
-        """As `Client.close`."""
-        producers, self._producers = self._producers, set()
-        for producer in producers:
+        """Close all connections. Producers of this client end with it, without a flush."""
+        with self._lock:
+            self._closed = True
+            host, self._host = self._host, None
+        for producer in list(self._producers):
             await producer.abort()
+        if host is not None:
+            await host.stop()
         await self.driver.close()
 
     async def run(self, operation: Operation[T]) -> T:
-        """As `Client.run`."""
+        """Run one operation (for code that composes its own from the low-level parts)."""
         return await self.driver.run(operation)
 
     # --- rows -----------------------------------------------------------------------------------
@@ -157,8 +147,24 @@ class AsyncClient(AsyncMethods):
         idempotent: bool = True,
         partition: int | None = None,
     ) -> Opening[AsyncProducer]:
-        """As `Client.producer`; `async with client.producer(...) as producer`."""
+        """Open a producer: `async with client.producer(...) as producer` flushes at the end.
+
+        Args:
+            batch_rows, batch_bytes: a batch is sent when it holds so many rows or bytes ...
+            linger: ... or is so old, in seconds; 0 sends at once.
+            compression: "none", "lz4" or "zstd"; None takes the topic's advice.
+            durability: wait for more than the topic asks for ("memory", "flushed", "replicated").
+            buffer_bytes: rows that are not acknowledged; above it `send` waits.
+            delivery_timeout: seconds after which rows that are not acknowledged have failed.
+            idempotent: rows are stored once, in order, however often a request was repeated.
+            partition: send everything to this partition.
+
+        Raises:
+            UnknownTopic, UnknownPartition, InvalidArgument.
+        """
+        # Here, not at the top: questions about topics must not pay for pyarrow and threads.
         from .async_producer import AsyncProducer
+        from .async_producer_host import AsyncProducerHost
         from .producer_base import open_core, producer_options
 
         complete = producer_options(
@@ -176,8 +182,13 @@ class AsyncClient(AsyncMethods):
 
         async def open_() -> AsyncProducer:
             core = await self.run(open_core(self.cluster, topic, complete))
-            producer = AsyncProducer(self.cluster, core, self.driver)
-            self._producers = {p for p in self._producers if not p.is_closed} | {producer}
+            with self._lock:
+                if self._closed:
+                    raise ClientClosed("The client is closed.")
+                if self._host is None:
+                    self._host = AsyncProducerHost(self.cluster, self.driver)
+                producer = AsyncProducer(core, self._host.host(core))
+                self._producers.add(producer)
             return producer
 
         return Opening(open_)
@@ -194,8 +205,26 @@ class AsyncClient(AsyncMethods):
         fetch_bytes: int = FETCH_BYTES_DEFAULT,
         skip_corrupt: bool = False,
     ) -> AsyncConsumer:
-        """As `Client.consumer`; `async for batch in client.consumer(...)`."""
-        from .consumer import AsyncConsumer
+        """Read a topic: `async for batch in client.consumer(...)`.
+
+        Args:
+            start: "earliest", "latest", a datetime with time zone, or {partition: one of these or
+                an offset}; partitions that are left out of a mapping begin at their first row.
+            end: where to end when not following: "latest" (as it is now, the default) or
+                {partition: offset}.
+            follow: go on with rows as they arrive, new partitions included, until it is closed.
+            columns: only these, in this order.
+            partitions: only these.
+            fetch_bytes: stored bytes per request; about twice as many are held at most.
+            skip_corrupt: step over batches that cannot be decoded, with a warning in the log
+                `quiverlog`; by default they raise CorruptBatch at every call until `seek`.
+
+        Raises:
+            UnknownTopic, UnknownPartition, InvalidArgument. While iterating: OffsetOutOfRange
+            (names the valid range), LogTruncated, UnknownTopicId (it was deleted), CorruptBatch
+            (names the rows), InvalidResponse.
+        """
+        from .async_consumer import AsyncConsumer
         from .consumer_core import ConsumerCore
         from .consumer_options import consumer_options
 

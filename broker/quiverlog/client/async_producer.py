@@ -1,115 +1,139 @@
-"""The asyncio producer: the same as the blocking one, with its waiting awaited."""
+"""The asyncio producer: `producer.py` is generated from here by scripts/generate_client.py.
+
+Owns what a program sees of a producer and the rule that an error reaches it: by the future, or by
+the next flush, or at the end of `async with`. Everything that depends on loop or thread lies behind
+the hosted core.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from quiverlog.errors import ClientClosed, QuiverlogError, RequestTimedOut
 
 from .delivery import Delivery
-from .producer_base import INTERRUPTED_FLUSH_S, ProducerBase, all_done, now
+from .producer_base import INTERRUPTED_FLUSH_S, ProducerBase, all_done
 from .producer_core import ProducerCore
-from .producer_runner import ProducerRunner
 from .results import Produced
-from .routing import Cluster
 
 if TYPE_CHECKING:
-    from .asynchronous import AsyncDriver
+    from .async_producer_host import AsyncHostedCore
 
 __all__ = ["AsyncProducer", "AsyncSendFuture"]
 
 
 class AsyncSendFuture(Delivery):
-    """What becomes of one `send`; await it for the same result that `SendFuture` gives."""
+    """What becomes of one `send`."""
 
-    __slots__ = ("_until",)
+    __slots__ = ("_hosted", "_producer")
 
-    def __init__(self, until: Callable[[Callable[[], bool]], Any]) -> None:
+    def __init__(self, producer: AsyncProducer, hosted: AsyncHostedCore) -> None:
         super().__init__()
-        self._until = until
+        self._hosted = hosted
+        # The client, when it is closed, must still find the producer, and so end the waiting.
+        self._producer = producer
 
     def done(self) -> bool:
         """True when everything is acknowledged, or something has failed."""
         return self.is_done
 
-    def __await__(self) -> Generator[Any, None, list[Produced]]:
+    def __await__(self) -> Generator[Any, None, list[Produced]]:  # asyncio only
         return self.result().__await__()
 
     async def result(self, timeout: float | None = None) -> list[Produced]:
-        """As `SendFuture.result`."""
+        """Wait for the acknowledgement: one entry per partition and run of offsets.
+
+        Args:
+            timeout: seconds; None waits until `delivery_timeout` decides.
+
+        Raises:
+            RequestTimedOut: `timeout` has passed; the rows are still on their way.
+            QuiverlogError: why the rows were not stored.
+        """
         error = await self.exception(timeout)
         if error is not None:
             raise error
         return self.produced
 
     async def exception(self, timeout: float | None = None) -> QuiverlogError | None:
-        """As `SendFuture.exception`."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._until(lambda: self.is_done)
-        except TimeoutError:
-            raise RequestTimedOut(f"No acknowledgement within {timeout:g} s.") from None
+        """Wait, and return the error instead of raising it."""
+        if not await self._hosted.wait_for(lambda: self.is_done, timeout):
+            raise RequestTimedOut(f"No acknowledgement within {timeout:g} s.")
         self.reported = True
         return self.error
 
 
 class AsyncProducer(ProducerBase):
-    """`Producer` for asyncio; made by `AsyncClient.producer`, used with `async with`."""
+    """Sends rows to one topic; made by `AsyncClient.producer`."""
 
-    def __init__(self, cluster: Cluster, core: ProducerCore, driver: AsyncDriver) -> None:
-        super().__init__(core, core.topic.name)
-        self._change = asyncio.Event()
-        # One thread: the lock is there for the runner's sake and never waits.
-        self._runner = ProducerRunner(
-            cluster,
-            driver,
-            core,
-            asyncio.get_running_loop(),
-            lock=threading.Lock(),
-            now=now,
-            changed=self._notify,
-        )
+    def __init__(self, core: ProducerCore, hosted: AsyncHostedCore) -> None:
+        super().__init__(core)
+        self._hosted = hosted
 
     async def send(self, data: Any, *, partition: int | None = None) -> AsyncSendFuture:
-        """As `Producer.send`; waits for room only. Await what it returns for the result."""
+        """Take rows; they travel in batches, in the background.
+
+        Args:
+            data: pa.RecordBatch, pa.Table, a dict (one row), a list of dicts, or anything with
+                `__arrow_c_stream__` (pandas, polars, duckdb).
+            partition: where to; by default the key columns decide, or whose turn it is.
+
+        Returns:
+            A future: its `result` waits for the acknowledgement. `send` waits for room only.
+
+        Raises:
+            SchemaMismatch: the data does not fit; nothing of it was taken. A single dict is
+                looked at with its batch, and reports by the future instead.
+            BufferExhausted: there was no room for `delivery_timeout` seconds.
+        """
         self._check_usable()
         target = self._options.partition if partition is None else partition
-        future = AsyncSendFuture(self._until)
+        future = AsyncSendFuture(self, self._hosted)
         if isinstance(data, dict):
-            await self._wait_for_room()
-            if self._core.add_row(target, data, future, now()):
-                self._runner.wake()
+            with self._hosted.lock:
+                await self._wait_for_room()
+                wake = self._core.add_row(target, data, future, self._hosted.now())
+            if wake:
+                self._hosted.wake()
             return future
         if target is not None:
             self._core.check_partition(target)
         for batch in self._converter.batches(data):
             for where, rows in self._core.split(batch, target):
-                await self._wait_for_room()
-                if self._core.add(where, rows, future, now()):
-                    self._runner.wake()
-        future.mark_complete()
-        self._notify()
+                with self._hosted.lock:
+                    await self._wait_for_room()
+                    wake = self._core.add(where, rows, future, self._hosted.now())
+                if wake:
+                    self._hosted.wake()
+        with self._hosted.lock:
+            future.mark_complete()
+            self._hosted.notify()
         return future
 
     async def flush(self, timeout: float | None = None) -> None:
-        """As `Producer.flush`."""
+        """Send what is buffered and wait until everything sent so far is acknowledged.
+
+        Args:
+            timeout: seconds; None waits until `delivery_timeout` decides.
+
+        Raises:
+            RequestTimedOut: `timeout` has passed.
+            QuiverlogError: the first failure that no `result()` has reported yet.
+        """
         self._check_usable()
-        self._core.close_batches(now())
-        waiting = self._core.outstanding()
-        self._runner.wake()
-        try:
-            async with asyncio.timeout(timeout):
-                await self._until(lambda: all_done(waiting))
-        except TimeoutError:
-            raise RequestTimedOut(f"{len(waiting)} batches are not acknowledged yet.") from None
-        self._raise_failures()
+        with self._hosted.lock:
+            self._core.close_batches(self._hosted.now())
+            waiting = self._core.outstanding()
+        self._hosted.wake()
+        if not await self._hosted.wait_for(lambda: all_done(waiting), timeout):
+            raise RequestTimedOut(f"{len(waiting)} batches are not acknowledged yet.")
+        with self._hosted.lock:
+            self._raise_failures()
 
     async def close(self, timeout: float | None = None) -> None:
-        """As `Producer.close`."""
+        """Flush and end. A second call does nothing. Raises what `flush` raises."""
         if self._closed:
             return
         try:
@@ -118,13 +142,16 @@ class AsyncProducer(ProducerBase):
             await self.abort()
 
     async def abort(self) -> None:
-        """As `Producer.abort`."""
+        """End at once; what is not acknowledged fails with ClientClosed."""
         if self._closed:
             return
         self._closed = True
-        await self._runner.stop()
-        self._core.fail_all(ClientClosed(f"The producer of {self.topic!r} was closed."))
-        self._notify()
+        if not self._is_own_process:
+            return  # The rows and the lock are the parent's.
+        await self._hosted.stop()
+        with self._hosted.lock:
+            self._core.fail_all(ClientClosed(f"The producer of {self.topic!r} was closed."))
+            self._hosted.notify()
 
     async def __aenter__(self) -> Self:
         return self
@@ -140,24 +167,15 @@ class AsyncProducer(ProducerBase):
             return
         try:
             await self.close(None if isinstance(error, Exception) else INTERRUPTED_FLUSH_S)
-        except QuiverlogError as second:
+        except QuiverlogError as second:  # must not hide the first
             error.add_note(f"and the producer of {self.topic!r} failed: {second}")
 
-    def _notify(self) -> None:
-        change, self._change = self._change, asyncio.Event()
-        change.set()
-
-    async def _until(self, is_true: Callable[[], bool]) -> None:
-        while not is_true():
-            await self._change.wait()
-
     async def _wait_for_room(self) -> None:
+        """Needs the lock, and keeps it: the room that was found is the caller's."""
         if not self._is_full():
             return
-        self._runner.wake()
-        try:
-            async with asyncio.timeout(self._options.delivery_timeout_us / 1_000_000):
-                await self._until(lambda: self._closed or not self._is_full())
-        except TimeoutError:
-            raise self._exhausted() from None
+        self._hosted.wake()
+        seconds = self._options.delivery_timeout_us / 1_000_000
+        if not await self._hosted.wait_for(lambda: self._closed or not self._is_full(), seconds):
+            raise self._exhausted()
         self._check_usable()

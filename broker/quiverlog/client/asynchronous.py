@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterable, Sequence
-from typing import TypeVar, assert_never
+from typing import TypeVar, assert_never, cast
 
 from quiverlog.errors import (
     ClientClosed,
@@ -70,8 +70,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     # --- asyncio's side -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # By what it can do, not by its type: uvloop's transports inherit from nothing.
+        self._transport = cast(asyncio.Transport, transport)
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -209,13 +209,18 @@ class AsyncDriver:
                 failure = error
 
     @property
-    def is_closed(self) -> bool:
-        """`close` was called."""
-        return self._closed
+    def is_own_process(self) -> bool:
+        """False in a child that was forked after the client was opened."""
+        return os.getpid() == self._pid
+
+    @property
+    def is_usable(self) -> bool:
+        """The client is open, and this process may use it."""
+        return self.is_own_process and not self._closed
 
     def check_usable(self) -> None:
         """Raise unless this process may use the client."""
-        if os.getpid() != self._pid:
+        if not self.is_own_process:
             raise ForkedClient("This client was opened before the process forked.")
         if self._closed:
             raise ClientClosed("The client is closed.")

@@ -102,13 +102,13 @@ class BlockingDriver:
         return os.getpid() == self._pid
 
     @property
-    def is_closed(self) -> bool:
-        """`close` was called."""
-        return self._closed
+    def is_usable(self) -> bool:
+        """The client is open, and this process may use it."""
+        return self.is_own_process and not self._closed
 
     def check_usable(self) -> None:
         """Raise unless this process may use the client."""
-        if os.getpid() != self._pid:
+        if not self.is_own_process:
             raise ForkedClient("This client was opened before the process forked.")
         if self._closed:
             raise ClientClosed("The client is closed.")

@@ -1,4 +1,4 @@
-"""The blocking client's methods that ask one question each, from question to result.
+"""The blocking client's methods: a question each.
 
 Generated from `async_methods.py` by scripts/generate_client.py; do not edit.
 """

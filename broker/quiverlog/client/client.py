@@ -1,7 +1,6 @@
-"""The blocking client: connecting, closing, producers and consumers.
+"""The blocking client: connecting, producers and consumers.
 
-Owns their argument names, defaults and documentation. The methods that ask one question are in
-`blocking_methods`, generated from those of the asyncio client.
+Generated from `async_client.py` by scripts/generate_client.py; do not edit.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 from weakref import WeakSet
 
+from quiverlog.errors import ClientClosed
 from quiverlog.limits import (
     DELIVERY_TIMEOUT_MS_DEFAULT,
     FETCH_BYTES_DEFAULT,
@@ -32,8 +32,8 @@ from .routing import Cluster, Settings, parse_addresses
 if TYPE_CHECKING:
     from .consumer import Consumer
     from .consumer_options import End, StartAt
-    from .io_thread import IoThread
     from .producer import Producer
+    from .producer_host import ProducerHost
 
 __all__ = ["Client", "connect"]
 
@@ -49,6 +49,8 @@ def connect(
 ) -> Client:
     """Open a client of the cluster that has one of the given brokers.
 
+    `with connect(...) as client` closes it at the end; so does its `close`.
+
     Args:
         bootstrap: `"host:port"`, or several (a list, or separated by commas) of which some may
             be down. A missing port means 9292.
@@ -60,22 +62,26 @@ def connect(
         ConnectionFailed: none of the addresses answered.
         InvalidArgument: an address that is not host:port, or a timeout that is not positive.
     """
-    client = Client(
-        bootstrap,
-        client_id=client_id,
-        connect_timeout=connect_timeout,
-        request_timeout=request_timeout,
-    )
-    try:
-        client.run(client.cluster.first_contact())
-    except BaseException:
-        client.close()
-        raise
-    return client
+
+    def open_() -> Client:
+        client = Client(
+            bootstrap,
+            client_id=client_id,
+            connect_timeout=connect_timeout,
+            request_timeout=request_timeout,
+        )
+        try:
+            client.run(client.cluster.first_contact())
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    return open_()
 
 
 class Client(BlockingMethods):
-    """A blocking client. Threads may share it; a forked child may not. Made by `connect`."""
+    """A blocking client. Threads may share it; a forked child may not use it. Made by `connect`."""
 
     def __init__(
         self,
@@ -91,7 +97,8 @@ class Client(BlockingMethods):
         )
         self.driver = BlockingDriver(settings)
         self._lock = threading.Lock()
-        self._io: IoThread | None = None
+        self._closed = False
+        self._host: ProducerHost | None = None
         self._producers: WeakSet[Producer] = WeakSet()
 
     def __enter__(self) -> Self:
@@ -110,12 +117,13 @@ class Client(BlockingMethods):
 
     def close(self) -> None:
         """Close all connections. Producers of this client end with it, without a flush."""
+        with self._lock:
+            self._closed = True
+            host, self._host = self._host, None
         for producer in list(self._producers):
             producer.abort()
-        with self._lock:
-            io, self._io = self._io, None
-        if io is not None and self.driver.is_own_process:
-            io.stop()
+        if host is not None:
+            host.stop()
         self.driver.close()
 
     def run(self, operation: Operation[T]) -> T:
@@ -137,7 +145,7 @@ class Client(BlockingMethods):
         idempotent: bool = True,
         partition: int | None = None,
     ) -> Producer:
-        """Open a producer; use it with `with`, which flushes at the end.
+        """Open a producer: `with client.producer(...) as producer` flushes at the end.
 
         Args:
             batch_rows, batch_bytes: a batch is sent when it holds so many rows or bytes ...
@@ -152,10 +160,10 @@ class Client(BlockingMethods):
         Raises:
             UnknownTopic, UnknownPartition, InvalidArgument.
         """
-        # Here, not at the top: questions about topics must not pay for pyarrow and asyncio.
-        from .io_thread import IoThread
+        # Here, not at the top: questions about topics must not pay for pyarrow and threads.
         from .producer import Producer
         from .producer_base import open_core, producer_options
+        from .producer_host import ProducerHost
 
         complete = producer_options(
             self.cluster,
@@ -169,13 +177,19 @@ class Client(BlockingMethods):
             idempotent=idempotent,
             partition=partition,
         )
-        core = self.run(open_core(self.cluster, topic, complete))
-        with self._lock:
-            if self._io is None:
-                self._io = IoThread(self.cluster.settings)
-            producer = Producer(self.cluster, core, self._io)
-        self._producers.add(producer)
-        return producer
+
+        def open_() -> Producer:
+            core = self.run(open_core(self.cluster, topic, complete))
+            with self._lock:
+                if self._closed:
+                    raise ClientClosed("The client is closed.")
+                if self._host is None:
+                    self._host = ProducerHost(self.cluster, self.driver)
+                producer = Producer(core, self._host.host(core))
+                self._producers.add(producer)
+            return producer
+
+        return open_()
 
     def consumer(
         self,
@@ -189,7 +203,7 @@ class Client(BlockingMethods):
         fetch_bytes: int = FETCH_BYTES_DEFAULT,
         skip_corrupt: bool = False,
     ) -> Consumer:
-        """Read a topic: iterate over the result.
+        """Read a topic: `for batch in client.consumer(...)`.
 
         Args:
             start: "earliest", "latest", a datetime with time zone, or {partition: one of these or

@@ -48,7 +48,7 @@ __all__ = ["ConsumerCore"]
 
 NEW_PARTITIONS_EVERY_S = 2.0
 ROUND_S = 1.0
-"""How long one wait for replies lasts at most."""
+"""How long one wait lasts at most: a consumer that was closed meanwhile sees it then."""
 
 logger = logging.getLogger("quiverlog")
 
@@ -136,7 +136,7 @@ class ConsumerCore:
         self._look_again_s = self._cluster.clock() + NEW_PARTITIONS_EVERY_S
 
     # --- reading --------------------------------------------------------------------------------
-    def next(self, timeout_s: float | None = None) -> Operation[ConsumerBatch | None]:
+    def next(self, timeout_s: float) -> Operation[ConsumerBatch | None]:
         """The next batch; None at the end, or when `timeout_s` have passed.
 
         Raises:
@@ -146,7 +146,7 @@ class ConsumerCore:
             CorruptBatch: rows cannot be decoded; again at every call, until `seek`.
             InvalidResponse: the broker does not bring the rows there are.
         """
-        deadline_s = None if timeout_s is None else self.clock() + timeout_s
+        deadline_s = self.clock() + timeout_s
         while True:
             batch = yield from self._next_ready()
             if batch is not None or self.is_at_end:
@@ -166,13 +166,11 @@ class ConsumerCore:
                 pause_s = self._after_failure(error, round_began_s)
             if self._ready:
                 continue
-            if deadline_s is not None:
-                left_s = deadline_s - self.clock()
-                if left_s <= 0:
-                    return None
-                pause_s = min(pause_s, left_s)
+            left_s = deadline_s - self.clock()
+            if left_s <= 0:
+                return None
             if pause_s:
-                yield Sleep(pause_s)
+                yield Sleep(min(pause_s, left_s))
 
     @property
     def is_at_end(self) -> bool:
@@ -196,11 +194,9 @@ class ConsumerCore:
                 return batch
         return None
 
-    def _wait_s(self, deadline_s: float | None) -> float:
+    def _wait_s(self, deadline_s: float) -> float:
         now_s = self.clock()
-        moments = [now_s + ROUND_S]
-        if deadline_s is not None:
-            moments.append(deadline_s)
+        moments = [now_s + ROUND_S, deadline_s]
         moments.extend(p.until_s for p in self._pauses.values() if p.until_s > now_s)
         return max(0.0, min(moments) - now_s)
 

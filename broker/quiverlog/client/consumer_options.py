@@ -38,7 +38,7 @@ class ConsumerOptions:
     columns: tuple[str, ...] | None
     partitions: tuple[int, ...] | None
     fetch_bytes: int
-    skip_corrupt: bool = False
+    skip_corrupt: bool
 
     def __post_init__(self) -> None:
         if self.follow and self.end is not None:
@@ -66,7 +66,7 @@ def consumer_options(
     columns: str | Sequence[str] | None,
     partitions: Sequence[int] | None,
     fetch_bytes: int,
-    skip_corrupt: bool = False,
+    skip_corrupt: bool,
 ) -> ConsumerOptions:
     """Check the arguments of `Client.consumer`. Raises InvalidArgument."""
     for name, value in (("start", start), ("end", end)):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from quiverlog.batch.codec import decode_batch, split_batches
-from quiverlog.batch.header import FLAG_CONTROL, MAGIC, BatchHeader
+from quiverlog.batch.header import MAGIC, BatchHeader
 from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
@@ -160,15 +160,13 @@ class BatchDecoder:
             return history.projected(self._columns)
         return history.current
 
-    def decode(self, stored: StoredBatch) -> Operation[ConsumerBatch | None]:
-        """The rows asked for; None where there are none for a reader (a control batch).
+    def decode(self, stored: StoredBatch) -> Operation[ConsumerBatch]:
+        """The rows asked for.
 
         Raises:
             CorruptBatch: names topic, partition and the batch's offsets (`offset`, `next_offset`).
         """
         header = stored.header
-        if header.flags & FLAG_CONTROL:
-            return None
         history = self._history
         if history is None or header.schema_id not in history:
             history = yield from self._newer_history(header.schema_id)

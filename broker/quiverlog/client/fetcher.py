@@ -231,12 +231,11 @@ class PartitionFetcher:
 
     def __next__(self) -> ConsumerBatch:
         while True:
-            while self._batches:
+            if self._batches:
                 # Taken away only when decoded: a batch that cannot be is met by every call.
                 batch = self._client.run(self._decoder.decode(self._batches[0]))
                 self._batches.popleft()
-                if batch is not None:
-                    return batch
+                return batch
             found = self._client.run(self._core.next())
             if not found:
                 raise StopIteration

@@ -1,26 +1,22 @@
-"""The blocking producer: rows are taken here and travel on the client's background thread.
+"""The blocking producer and its futures.
 
-Owns the waiting (for room, a flush, a result) on a condition that the loop's thread notifies.
+Generated from `async_producer.py` by scripts/generate_client.py; do not edit.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from quiverlog.errors import ClientClosed, QuiverlogError, RequestTimedOut
 
 from .delivery import Delivery
-from .producer_base import INTERRUPTED_FLUSH_S, ProducerBase, all_done, now
+from .producer_base import INTERRUPTED_FLUSH_S, ProducerBase, all_done
 from .producer_core import ProducerCore
-from .producer_runner import ProducerRunner
 from .results import Produced
-from .routing import Cluster
 
 if TYPE_CHECKING:
-    from .io_thread import IoThread
+    from .producer_host import HostedCore
 
 __all__ = ["Producer", "SendFuture"]
 
@@ -28,11 +24,13 @@ __all__ = ["Producer", "SendFuture"]
 class SendFuture(Delivery):
     """What becomes of one `send`."""
 
-    __slots__ = ("_changed",)
+    __slots__ = ("_hosted", "_producer")
 
-    def __init__(self, changed: threading.Condition) -> None:
+    def __init__(self, producer: Producer, hosted: HostedCore) -> None:
         super().__init__()
-        self._changed = changed
+        self._hosted = hosted
+        # The client, when it is closed, must still find the producer, and so end the waiting.
+        self._producer = producer
 
     def done(self) -> bool:
         """True when everything is acknowledged, or something has failed."""
@@ -55,29 +53,18 @@ class SendFuture(Delivery):
 
     def exception(self, timeout: float | None = None) -> QuiverlogError | None:
         """Wait, and return the error instead of raising it."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.is_done, timeout):
-                raise RequestTimedOut(f"No acknowledgement within {timeout:g} s.")
+        if not self._hosted.wait_for(lambda: self.is_done, timeout):
+            raise RequestTimedOut(f"No acknowledgement within {timeout:g} s.")
         self.reported = True
         return self.error
 
 
 class Producer(ProducerBase):
-    """Sends rows to one topic; made by `Client.producer`. Threads may share it."""
+    """Sends rows to one topic; made by `Client.producer`."""
 
-    def __init__(self, cluster: Cluster, core: ProducerCore, io: IoThread) -> None:
-        super().__init__(core, core.topic.name)
-        self._changed = threading.Condition()
-        self._io = io
-        self._runner = ProducerRunner(
-            cluster,
-            io.driver,
-            core,
-            io.loop,
-            lock=self._changed,
-            now=now,
-            changed=self._changed.notify_all,
-        )
+    def __init__(self, core: ProducerCore, hosted: HostedCore) -> None:
+        super().__init__(core)
+        self._hosted = hosted
 
     def send(self, data: Any, *, partition: int | None = None) -> SendFuture:
         """Take rows; they travel in batches, in the background.
@@ -87,6 +74,9 @@ class Producer(ProducerBase):
                 `__arrow_c_stream__` (pandas, polars, duckdb).
             partition: where to; by default the key columns decide, or whose turn it is.
 
+        Returns:
+            A future: its `result` waits for the acknowledgement. `send` waits for room only.
+
         Raises:
             SchemaMismatch: the data does not fit; nothing of it was taken. A single dict is
                 looked at with its batch, and reports by the future instead.
@@ -94,26 +84,26 @@ class Producer(ProducerBase):
         """
         self._check_usable()
         target = self._options.partition if partition is None else partition
-        future = SendFuture(self._changed)
+        future = SendFuture(self, self._hosted)
         if isinstance(data, dict):
-            with self._changed:
+            with self._hosted.lock:
                 self._wait_for_room()
-                wake = self._core.add_row(target, data, future, now())
+                wake = self._core.add_row(target, data, future, self._hosted.now())
             if wake:
-                self._runner.wake_from_thread()
+                self._hosted.wake()
             return future
         if target is not None:
             self._core.check_partition(target)
         for batch in self._converter.batches(data):
             for where, rows in self._core.split(batch, target):
-                with self._changed:
+                with self._hosted.lock:
                     self._wait_for_room()
-                    wake = self._core.add(where, rows, future, now())
+                    wake = self._core.add(where, rows, future, self._hosted.now())
                 if wake:
-                    self._runner.wake_from_thread()
-        with self._changed:
+                    self._hosted.wake()
+        with self._hosted.lock:
             future.mark_complete()
-            self._changed.notify_all()
+            self._hosted.notify()
         return future
 
     def flush(self, timeout: float | None = None) -> None:
@@ -127,13 +117,13 @@ class Producer(ProducerBase):
             QuiverlogError: the first failure that no `result()` has reported yet.
         """
         self._check_usable()
-        with self._changed:
-            self._core.close_batches(now())
+        with self._hosted.lock:
+            self._core.close_batches(self._hosted.now())
             waiting = self._core.outstanding()
-        self._runner.wake_from_thread()
-        with self._changed:
-            if not self._changed.wait_for(lambda: all_done(waiting), timeout):
-                raise RequestTimedOut(f"{len(waiting)} batches are not acknowledged yet.")
+        self._hosted.wake()
+        if not self._hosted.wait_for(lambda: all_done(waiting), timeout):
+            raise RequestTimedOut(f"{len(waiting)} batches are not acknowledged yet.")
+        with self._hosted.lock:
             self._raise_failures()
 
     def close(self, timeout: float | None = None) -> None:
@@ -150,11 +140,12 @@ class Producer(ProducerBase):
         if self._closed:
             return
         self._closed = True
-        if os.getpid() == self._pid and not self._io.loop.is_closed():
-            self._io.run(self._runner.stop())
-        with self._changed:
+        if not self._is_own_process:
+            return  # The rows and the lock are the parent's.
+        self._hosted.stop()
+        with self._hosted.lock:
             self._core.fail_all(ClientClosed(f"The producer of {self.topic!r} was closed."))
-            self._changed.notify_all()
+            self._hosted.notify()
 
     def __enter__(self) -> Self:
         return self
@@ -174,10 +165,11 @@ class Producer(ProducerBase):
             error.add_note(f"and the producer of {self.topic!r} failed: {second}")
 
     def _wait_for_room(self) -> None:
+        """Needs the lock, and keeps it: the room that was found is the caller's."""
         if not self._is_full():
             return
-        self._runner.wake_from_thread()
+        self._hosted.wake()
         seconds = self._options.delivery_timeout_us / 1_000_000
-        if not self._changed.wait_for(lambda: self._closed or not self._is_full(), seconds):
+        if not self._hosted.wait_for(lambda: self._closed or not self._is_full(), seconds):
             raise self._exhausted()
         self._check_usable()

@@ -1,7 +1,6 @@
 """What both producers share: arguments, the first questions, and the part that does not wait.
 
-Owns argument names and defaults and the rule that an error reaches the program: by the future, or
-by the next flush, or at the end of `with`.
+Owns how arguments are checked, the clocks of producers, and which failures a flush has to report.
 """
 
 from __future__ import annotations
@@ -13,13 +12,6 @@ from typing import Any
 
 from quiverlog.batch.partitioner import check_key_columns
 from quiverlog.errors import BufferExhausted, ClientClosed, ForkedClient, InvalidArgument
-from quiverlog.limits import (
-    DELIVERY_TIMEOUT_MS_DEFAULT,
-    PRODUCER_BATCH_BYTES_DEFAULT,
-    PRODUCER_BATCH_ROWS_DEFAULT,
-    PRODUCER_BUFFER_BYTES_DEFAULT,
-    PRODUCER_LINGER_MS_DEFAULT,
-)
 from quiverlog.types import Compression, Durability, Now
 
 from .answers import about
@@ -51,15 +43,15 @@ def now() -> Now:
 def producer_options(
     cluster: Cluster,
     *,
-    batch_rows: int = PRODUCER_BATCH_ROWS_DEFAULT,
-    batch_bytes: int = PRODUCER_BATCH_BYTES_DEFAULT,
-    linger: float = PRODUCER_LINGER_MS_DEFAULT / 1000,
-    compression: Compression | str | None = None,
-    durability: Durability | str | None = None,
-    buffer_bytes: int = PRODUCER_BUFFER_BYTES_DEFAULT,
-    delivery_timeout: float = DELIVERY_TIMEOUT_MS_DEFAULT / 1000,
-    idempotent: bool = True,
-    partition: int | None = None,
+    batch_rows: int,
+    batch_bytes: int,
+    linger: float,
+    compression: Compression | str | None,
+    durability: Durability | str | None,
+    buffer_bytes: int,
+    delivery_timeout: float,
+    idempotent: bool,
+    partition: int | None,
 ) -> Callable[[Compression], ProducerOptions]:
     """Check the arguments; the topic's advice on compression is added when it is known."""
     codec = None if compression is None else _member(Compression, compression, "compression")
@@ -118,8 +110,8 @@ def open_core(
 class ProducerBase:
     """What both producers do with the core."""
 
-    def __init__(self, core: ProducerCore, topic: str) -> None:
-        self.topic = topic
+    def __init__(self, core: ProducerCore) -> None:
+        self.topic = core.topic.name
         self._core = core
         self._converter = core.converter
         self._options = core.options
@@ -144,10 +136,14 @@ class ProducerBase:
         """`close` or `abort` was called."""
         return self._closed
 
+    @property
+    def _is_own_process(self) -> bool:
+        return os.getpid() == self._pid
+
     def _check_usable(self) -> None:
         if self._closed:
             raise ClientClosed(f"The producer of {self.topic!r} is closed.")
-        if os.getpid() != self._pid:
+        if not self._is_own_process:
             raise ForkedClient("This producer was opened before the process forked.")
 
     def _is_full(self) -> bool:
@@ -175,6 +171,7 @@ class ProducerBase:
 
 
 def all_done(waiting: list[EncodedBatch]) -> bool:
+    """Is nothing left; what is done is taken from the list."""
     while waiting and waiting[-1].is_done:
         waiting.pop()
     return not waiting

@@ -1,0 +1,112 @@
+"""The asyncio consumer: `consumer.py` is generated from here by scripts/generate_client.py.
+
+Owns what a program sees of a consumer: an iterator, `poll`, `seek`, and who may use it when.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self, TypeVar
+
+from quiverlog.errors import InvalidArgument
+
+from .asynchronous import AsyncDriver
+from .commands import Operation
+from .consumer_base import ConsumerBase
+from .consumer_core import ROUND_S, ConsumerCore
+from .results import ConsumerBatch
+
+__all__ = ["AsyncConsumer"]
+
+T = TypeVar("T")
+
+
+class AsyncConsumer(ConsumerBase):
+    """Iterates over `ConsumerBatch`es; made by `AsyncClient.consumer`.
+
+    For one task at a time; only `close` may be called by another meanwhile: the iteration ends
+    within a second.
+    """
+
+    def __init__(self, core: ConsumerCore, driver: AsyncDriver) -> None:
+        super().__init__(core)
+        self._driver = driver
+        self._opened = False
+        self._turn = threading.Lock()
+        """Held by the operation under way; tried, never waited for."""
+        # blocking: self.open()
+
+    async def open(self) -> Self:
+        """Find the topic and where to begin, if that has not been done."""
+        if not self._opened:
+            await self._run(self._core.open())
+            self._opened = True
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[ConsumerBatch]:
+        await self.open()
+        try:
+            while not self._closed:
+                batch = await self._run(self._next(ROUND_S))
+                if batch is not None:
+                    yield batch
+                elif self._core.is_at_end:
+                    return
+        finally:
+            await self._release()
+
+    async def poll(self, timeout: float = 1.0) -> ConsumerBatch | None:
+        """The next batch, or None when there is none within `timeout` seconds (or ever).
+
+        A poll that must open a connection first may take up to a second, whatever its timeout.
+        """
+        await self.open()
+        return await self._run(self._poll(timeout))
+
+    async def seek(self, partition: int, offset: int) -> None:
+        """Go on from `offset` of a partition: back, or past rows that cannot be decoded.
+
+        Raises:
+            UnknownPartition: the partition is not read by this consumer.
+        """
+        await self.open()
+        self._core.seek(partition, offset)
+
+    async def close(self) -> None:
+        """End the iteration and drop the requests under way."""
+        self._closed = True
+        await self._release()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _run(self, operation: Operation[T]) -> T:
+        if not self._turn.acquire(blocking=False):
+            operation.close()
+            raise InvalidArgument(f"The consumer of {self.topic!r} is read by somebody else now.")
+        try:
+            return await self._driver.run(operation)
+        finally:
+            self._turn.release()
+            if self._closed:  # meanwhile, by somebody who had to leave the requests to us
+                await self._release()
+
+    async def _release(self) -> None:
+        """Drop the requests under way; an operation that waits for them does it at its end."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            if self._core.requests and self._driver.is_usable:
+                await self._driver.run(self._abandon())
+        finally:
+            self._turn.release()

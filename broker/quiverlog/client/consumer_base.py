@@ -1,0 +1,60 @@
+"""The part of both consumers that does not wait: one round of reading, and what to drop at the end.
+
+Owns how long a `poll` may work, and how soon a `close` is seen.
+"""
+
+from __future__ import annotations
+
+from .commands import Abandon, Operation
+from .consumer_core import ROUND_S, ConsumerCore
+from .deadline import within
+from .results import ConsumerBatch
+
+__all__ = ["POLL_WORK_S", "ConsumerBase"]
+
+POLL_WORK_S = 1.0
+"""What a `poll` may take for a connection or metadata, however short its timeout: with less, a
+program that polls with timeout=0 would never get on."""
+
+
+class ConsumerBase:
+    """What both consumers do with the core."""
+
+    def __init__(self, core: ConsumerCore) -> None:
+        self._core = core
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._core.topic}>"
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._core.topic
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Partition -> offset after the last row handed out: `start` of a later consumer."""
+        return self._core.positions
+
+    def _next(self, timeout_s: float) -> Operation[ConsumerBatch | None]:
+        """The next batch. Waits in short rounds, so that a `close` is seen."""
+        core = self._core
+        deadline_s = core.clock() + timeout_s
+        left_s = timeout_s
+        while not self._closed:
+            batch = yield from core.next(min(left_s, ROUND_S))
+            left_s = deadline_s - core.clock()
+            if batch is not None or core.is_at_end or left_s <= 0:
+                return batch
+        return None
+
+    def _poll(self, timeout_s: float) -> Operation[ConsumerBatch | None]:
+        work_s = max(timeout_s, POLL_WORK_S)
+        return (yield from within(self._core.clock, work_s, self._next(timeout_s)))
+
+    def _abandon(self) -> Operation[None]:
+        """Drop the requests under way."""
+        requests, self._core.requests = self._core.requests, []
+        for request in requests:
+            yield Abandon(request.pending)
