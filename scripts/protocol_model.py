@@ -176,6 +176,8 @@ _PARTITION: Final = (
     e.FencedLeaderEpoch,
     e.UnknownLeaderEpoch,
     e.StorageFault,
+    e.DiskFull,
+    e.ThrottledBroker,
     e.CorruptLog,
     e.QuiverlogError,
 )
@@ -204,9 +206,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.UnknownProducerId,
         e.UnsupportedDurability,
         e.NotEnoughReplicas,
-        e.DiskFull,
         e.RequestTimedOut,
-        e.ThrottledBroker,
         e.InvalidRequest,
         e.PolicyViolation,
     ),
@@ -223,7 +223,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     Api.ALTER_TOPIC: (*_TOPIC_CHANGE, e.UnknownTopic, e.IncompatibleSchema),
     Api.DESCRIBE_TOPICS: (e.UnknownTopic, e.QuiverlogError),
     Api.TOPIC_SCHEMAS: (e.UnknownTopicId,),
-    Api.DELETE_RECORDS: (*_PARTITION, e.OffsetOutOfRange, e.DiskFull, e.ThrottledBroker),
+    Api.DELETE_RECORDS: (*_PARTITION, e.OffsetOutOfRange),
     Api.EPOCH_END_OFFSETS: (*_PARTITION, e.InvalidRequest),
     Api.DESCRIBE_RANGES: (*_PARTITION, e.OffsetOutOfRange),
 }

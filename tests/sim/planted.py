@@ -123,7 +123,7 @@ _DURABILITY = (
     ),
     _bug(
         "readers see rows that are not flushed",
-        "node.fetch:_read_replica",
+        "node.fetch_answer:_read_replica",
         "end = high_watermark",
         "end = log.log_end_offset",
     ),
@@ -347,7 +347,7 @@ _WORK = (
     ),
     _bug(
         "a reader of lost rows is not told",
-        "node.fetch:_check_divergence",
+        "node.fetch_answer:_check_divergence",
         "if entry.last_epoch == NO_EPOCH:",
         "if True:",
     ),

@@ -1,7 +1,8 @@
 """A disk that refuses to block the loop: what belongs in a job fails where the loop would wait.
 
 Wraps a real disk. While `on_loop` is set (inside `Node.handle_many`) every call that may block
-raises `BlockedLoop`; an append, which goes to the page cache, and a warm read do not.
+raises `BlockedLoop`; an append, which goes to the page cache, and a read of what is in memory do
+not. What is in memory is kept here, by block: `evict` empties it, a read off the loop fills it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from quiverlog.storage.disk import Disk, File
 
 __all__ = ["BlockedLoop", "GuardedDisk"]
 
+_BLOCK_BYTES: Final = 4096
 _FILE_CALLS: Final = frozenset(("sync", "truncate", "rewrite"))
 _DISK_CALLS: Final = frozenset(
     ("write_file_atomic", "rename", "remove", "remove_tree", "make_dir", "sync_dir", "list",
@@ -30,12 +32,32 @@ class GuardedDisk:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self.on_loop = False
+        self.forgetful = False
+        """Memory so short that everything has left it by the time somebody looks."""
+        # By path: the blocks in memory; a file that is not there is wholly in memory.
+        self._resident: dict[str, set[int]] = {}
+        self._paths: set[str] = set()
+
+    def evict(self) -> None:
+        """Nothing is in memory any more."""
+        self._resident = {path: set() for path in self._paths}
+
+    def is_resident(self, path: str, position: int, size: int) -> bool:
+        """True when these bytes are in memory."""
+        found = self._resident.get(path)
+        return found is None or _blocks(position, size) <= found
+
+    def touched(self, path: str, position: int, size: int) -> None:
+        """These bytes were read or written."""
+        if path in self._resident and not self.forgetful:
+            self._resident[path] |= _blocks(position, size)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._disk, name)
         return self._guarded(name, found) if name in _DISK_CALLS else found
 
     def open(self, path: str, *, create: bool) -> Any:
+        self._paths.add(path)
         return _GuardedFile(self, self._disk.open(path, create=create))
 
     def _guarded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,5 +78,36 @@ class _GuardedFile:
         found = getattr(self._file, name)
         return self._guard._guarded(name, found) if name in _FILE_CALLS else found
 
+    def resident(self, position: int, size: int) -> bool:
+        return self._guard.is_resident(self.path, position, size)
+
+    def append(self, buffers: Any) -> Any:
+        position = self._file.append(buffers)
+        self._guard.touched(self.path, position, self.size - position)
+        return position
+
+    def read(self, position: int, size: int) -> Any:
+        self._look(position, size)
+        return self._file.read(position, size)
+
+    def read_copy(self, position: int, size: int) -> Any:
+        self._look(position, size)
+        return self._file.read_copy(position, size)
+
+    def read_cached(self, position: int, size: int) -> Any:
+        return self._file.read_cached(position, size) if self.resident(position, size) else None
+
+    def _look(self, position: int, size: int) -> None:
+        size = max(0, min(size, self.size - position))
+        guard = self._guard
+        if guard.on_loop and not guard.forgetful and not self.resident(position, size):
+            raise BlockedLoop(f"{self.path}: reading {size} bytes at {position} in handle_many")
+        if not guard.on_loop:
+            guard.touched(self.path, position, size)
+
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._file, name, value)
+
+
+def _blocks(position: int, size: int) -> set[int]:
+    return set(range(position // _BLOCK_BYTES, -(-(position + size) // _BLOCK_BYTES)))

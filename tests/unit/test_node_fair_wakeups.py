@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from quiverlog.node import fetch, offsets
-from quiverlog.node.events import RequestReceived
+from quiverlog import errors
+from quiverlog.node import fetch, fetch_answer, list_offsets, offsets
+from quiverlog.node.events import RequestReceived, Tick
 from quiverlog.node.fetch import FetchWaiter
-from quiverlog.node.offsets import OffsetsWaiter
+from quiverlog.node.list_offsets import OffsetsWaiter
 from quiverlog.node.tasks import STEPS_PER_CALL
 from quiverlog.node.wakeups import WAKES_PER_CALL
 from quiverlog.types import LATEST
@@ -59,7 +60,7 @@ def test_a_fetch_is_woken_once_by_a_produce_to_all_of_its_partitions(
     for _ in range(5):
         node.request(wide_fetch(topic, min_bytes=2**30))
     woken = Counted(monkeypatch, FetchWaiter, "wake")
-    looked = Counted(monkeypatch, fetch, "_read")
+    looked = Counted(monkeypatch, fetch, "read_entry")
     produce_to_all(node, topic)
     assert woken.calls == 5
     assert looked.calls == 5 * PARTITIONS
@@ -73,7 +74,7 @@ def test_a_woken_fetch_looks_only_where_something_moved(
     topic = node.create(partitions=PARTITIONS, durability="memory")
     waiting = node.request(wide_fetch(topic, min_bytes=min_bytes))
     replica = node.node.broker.replicas[topic, 3]
-    looked = Counted(monkeypatch, fetch, "_read")
+    looked = Counted(monkeypatch, fetch, "read_entry")
     node.node.broker.wakeups.readable_changed(replica)
     node.settle()
     assert looked.calls == 1
@@ -86,7 +87,7 @@ def test_looks_at_partitions_are_bounded_in_a_call(
     topic = node.create(partitions=PARTITIONS, durability="memory")
     readers = 3 * WAKES_PER_CALL // PARTITIONS
     waiting = [node.request(wide_fetch(topic, min_bytes=2**30)) for _ in range(readers)]
-    looked = Counted(monkeypatch, fetch, "_read")
+    looked = Counted(monkeypatch, fetch, "read_entry")
     for partition in range(PARTITIONS):
         node.node.broker.wakeups.readable_changed(node.node.broker.replicas[topic, partition])
     calls = 0
@@ -119,12 +120,12 @@ def test_a_list_offsets_of_many_partitions_takes_several_calls_and_misses_no_mov
     node: NodeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     per_step = 1
-    monkeypatch.setattr(offsets, "_ENTRIES_PER_STEP", per_step)
+    monkeypatch.setattr(offsets, "ENTRIES_PER_STEP", per_step)
     count = STEPS_PER_CALL + 6
     topic = node.create(partitions=count, durability="memory")
     entries = [m.ListOffsetsPartition(topic, p, at=LATEST, known_offset=0) for p in range(count)]
     request = m.ListOffsetsRequest(partitions=entries, max_wait_ms=FOREVER)
-    looked = Counted(monkeypatch, offsets, "_fill_offset")
+    looked = Counted(monkeypatch, list_offsets, "_fill_offset")
     correlation = node._number(request)
     node._perform(node.handle(RequestReceived(1, request, memoryview(b""))))
     assert 0 < looked.calls <= STEPS_PER_CALL * per_step
@@ -170,3 +171,93 @@ def test_entries_of_parked_requests_are_bounded(tmp_path: Path) -> None:
     assert purgatory.parked_entries == 0
     assert not purgatory._entries_by_client
     assert not purgatory._entries_by_connection
+
+
+# --- fetches of many partitions -----------------------------------------------------------------
+def test_a_fetch_of_many_partitions_is_looked_at_in_several_calls(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First as it arrives, then at its deadline."""
+    topic = node.create(partitions=PARTITIONS, durability="memory")
+    produce_to_all(node, topic)
+    entries = [
+        m.FetchPartition(topic_id=topic, partition=i % PARTITIONS, offset=0)
+        for i in range(10 * PARTITIONS)
+    ]
+    request = m.FetchRequest(partitions=entries, max_wait_ms=1_000, min_bytes=2**30)
+    per_call = STEPS_PER_CALL * fetch._READS_PER_COST + fetch.ENTRIES_PER_STEP
+    looked = Counted(monkeypatch, fetch_answer, "read_entry")
+
+    def calls() -> int:
+        number, before = 1, 0
+        while True:
+            assert looked.calls - before <= per_call
+            if node.node.next_deadline_us() != 0:
+                return number
+            before = looked.calls
+            node.step()
+            number += 1
+
+    correlation = node._number(request)
+    node._perform(node.handle(RequestReceived(1, request, memoryview(b""))))
+    assert calls() >= 3
+    assert looked.calls == len(entries)
+    assert node.answer(correlation) is None
+    looked.calls = 0
+    node.set_clock(node.mono_us + 1_000_000)
+    node._perform(node.handle(Tick()))
+    assert calls() >= 3
+    answer = node.answer(correlation)
+    assert answer is not None
+    assert all(result.batch_bytes for result in answer[0].partitions)
+
+
+def test_a_row_that_comes_while_many_partitions_are_looked_at_is_not_missed(
+    node: NodeDriver,
+) -> None:
+    topic = node.create(partitions=PARTITIONS, durability="memory")
+    entries = [
+        m.FetchPartition(topic_id=topic, partition=i % PARTITIONS, offset=0) for i in range(2_000)
+    ]
+    request = m.FetchRequest(partitions=entries, max_wait_ms=FOREVER)
+    correlation = node._number(request)
+    node._perform(node.handle(RequestReceived(1, request, memoryview(b""))))
+    assert node.answer(correlation) is None
+    batch = bytes(batch_of([1]))
+    entry = m.ProducePartition(topic, 0, -1, len(batch))
+    produce = m.ProduceRequest(partitions=[entry])
+    node._number(produce)
+    node._perform(node.handle(RequestReceived(2, produce, memoryview(bytearray(batch)))))
+    node.settle()
+    answer = node.answer(correlation)
+    assert answer is not None
+    assert len(answer[1]) >= len(batch)
+
+
+def test_a_connection_that_goes_while_its_fetch_is_looked_at_leaves_nothing(
+    node: NodeDriver,
+) -> None:
+    topic = node.create(partitions=PARTITIONS, durability="memory")
+    entries = [
+        m.FetchPartition(topic_id=topic, partition=i % PARTITIONS, offset=0) for i in range(2_000)
+    ]
+    request = m.FetchRequest(partitions=entries, max_wait_ms=FOREVER)
+    node._number(request)
+    node._perform(node.handle(RequestReceived(1, request, memoryview(b""))))
+    assert node.node.next_deadline_us() == 0, "half way"
+    node.close_connection(1)
+    assert node.node.broker.purgatory.live == 0
+    assert node.node.broker.tasks.live == 0
+    assert not any(replica.waiters for replica in node.node.broker.replicas.values())
+
+
+def test_a_fetch_of_many_partitions_over_the_bound_is_refused(tmp_path: Path) -> None:
+    """It could not be looked at in one piece, nor wait."""
+    node = NodeDriver(tmp_path, parked_entries_max=100)
+    topic = node.create(partitions=PARTITIONS)
+    node.request(wide_fetch(topic))
+    response, _ = node.call(wide_fetch(topic))
+    assert response.error_code == errors.ThrottledBroker.code
+    entries = [m.ListOffsetsPartition(topic, p, known_offset=0) for p in range(PARTITIONS)]
+    response, _ = node.call(m.ListOffsetsRequest(partitions=entries, max_wait_ms=FOREVER))
+    assert response.error_code == errors.ThrottledBroker.code

@@ -29,7 +29,7 @@ GUARDS = {
     "Node._broken", "Node._event_broken", "Node.next_deadline_us", "Node.start", "Broker.fail",
     "Purgatory.fail", "ProduceWaiter.broken", "Staging._fail", "Tasks._end", "Tasks._as_error",
     "Tasks._advance", "Jobs.done", "Jobs._start_next", "Waiter.answer", "Outbox.take",
-    "Outbox.internal_error", "Outbox.respond", "Outbox.emit", "offsets._fail",
+    "Outbox.internal_error", "Outbox.respond", "Outbox.emit", "offsets.fail_entry",
     "acknowledgements.fail_result", "Metadata._fail", "Purgatory.finish", "Purgatory._unpark",
     "Purgatory.of_request", "Purgatory.all_live",
 }  # fmt: skip

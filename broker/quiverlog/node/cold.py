@@ -1,31 +1,73 @@
 """Reading what is not in memory: the job runs, its result is taken in, the caller asks again.
 
-Owns how a `NotResident` becomes a job and how its result reaches the log.
+Owns how a `NotResident` becomes a job, how its result reaches the log, and what is remembered of it
+until the question is answered. No question is asked on the loop in a way that waits for the disk:
+what a job has just read is taken even when memory has lost it again, everything else is loaded.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
-from quiverlog.node.broker import Broker
-from quiverlog.node.jobs import Starter, Then, Urgency
+from quiverlog.errors import ThrottledBroker
+from quiverlog.node.jobs import Jobs, Starter, Then, Urgency
 from quiverlog.node.replica import Replica
 from quiverlog.storage.jobs import LoadIndexJob, NotResident, ReadJob, ReadResult
+from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import LoadedIndex
 from quiverlog.types import Now
 
-__all__ = ["cold_read", "start_cold"]
+__all__ = ["Loaded", "cold_read", "start_cold"]
+
+_LOADS_OF_A_SEGMENT_MAX: Final = 8
+"""An index, three places in the rows, and as much again that was lost meanwhile."""
 
 
-def start_cold(broker: Broker, replica: Replica, cold: NotResident, then: Then) -> None:
+class Loaded:
+    """What jobs have loaded for one question: the log is asked again with it.
+
+    `reads`: the ranges. `offset`, `counted`: where a walk goes on, and the bytes counted before.
+    """
+
+    __slots__ = ("_loads", "_segment", "counted", "offset", "reads")
+
+    def __init__(self) -> None:
+        self.reads: list[ReadJob] = []
+        self.offset = 0
+        self.counted = 0
+        self._segment: Segment | None = None
+        self._loads = 0
+
+    def take(self, cold: NotResident) -> None:
+        """Remember what is about to be loaded.
+
+        Raises:
+            ThrottledBroker: memory loses it as fast as it is loaded.
+        """
+        job = cold.job
+        if job.segment is not self._segment:
+            self._segment, self._loads = job.segment, 0
+            self.reads.clear()
+        self._loads += 1
+        if self._loads > _LOADS_OF_A_SEGMENT_MAX:
+            raise ThrottledBroker("memory is too short for what was asked: try again.")
+        if isinstance(job, ReadJob):
+            self.reads.append(job)
+        self.offset, self.counted = cold.offset, cold.counted
+
+
+def start_cold(
+    jobs: Jobs, replica: Replica, cold: NotResident, then: Then, urgency: Urgency = Urgency.READ
+) -> None:
     """Run the job; `then` is called when its result is in the log, or with what it raised."""
     replica.jobs_running += 1
-    broker.jobs.start(cold.job, partial(_done, replica, cold.job, [then]), Urgency.READ)
+    jobs.start(cold.job, partial(_done, replica, cold.job, [then]), urgency)
 
 
-def cold_read(broker: Broker, replica: Replica, cold: NotResident) -> Starter:
+def cold_read(jobs: Jobs, replica: Replica, cold: NotResident) -> Starter:
     """`start_cold`, to be yielded by a handler that waits for it."""
-    return lambda then: start_cold(broker, replica, cold, then)
+    return lambda then: start_cold(jobs, replica, cold, then)
 
 
 def _done(

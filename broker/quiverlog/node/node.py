@@ -44,6 +44,7 @@ from quiverlog.node.events import (
     Tick,
 )
 from quiverlog.node.fetch import handle_fetch
+from quiverlog.node.list_offsets import handle_list_offsets
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.produce import handle_init_producer_id, handle_produce
 from quiverlog.node.tasks import Call, Steps
@@ -93,7 +94,7 @@ class Node:
             m.HelloRequest: _handle_hello,
             m.ProduceRequest: handle_produce,
             m.FetchRequest: handle_fetch,
-            m.ListOffsetsRequest: offsets.handle_list_offsets,
+            m.ListOffsetsRequest: handle_list_offsets,
         }
         # Answered in steps.
         self._steps_handlers: dict[type[m.Request], _StepsHandler] = {

@@ -14,15 +14,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from quiverlog.errors import ThrottledBroker
 from quiverlog.node.assignment import Assignment
+from quiverlog.node.cold import Loaded, start_cold
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.jobs import Jobs, Urgency
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
 from quiverlog.node.trims import Trims
-from quiverlog.storage.jobs import LoadIndexJob, NotResident, RemoveFilesJob
-from quiverlog.storage.segment_index import LoadedIndex
+from quiverlog.storage.jobs import NotResident, RemoveFilesJob
 from quiverlog.types import Now
 
 __all__ = ["BelievedClock", "Retention"]
@@ -153,50 +154,52 @@ class Retention:
         todo, self._todo = self._todo[:_SLICE], self._todo[_SLICE:]
         for replica in todo:
             if not replica.deleted:
-                self._look(replica, believed)
+                self._look(replica, believed, Loaded())
 
-    def _look(self, replica: Replica, now: Now) -> None:
+    def _look(self, replica: Replica, now: Now, loaded: Loaded) -> None:
         """One log's turn; whatever it meets, the others have theirs."""
         try:
             replica.producers.expire(now.wall_us)
             if not self._trims.busy(replica):
-                self._take(replica, now)
+                self._take(replica, now, loaded)
             replica.log.roll_if_due(now)
             self._flushes.appended(replica)
         except NotResident as cold:
-            self._load(replica, cold, now)
+            self._load(replica, cold, now, loaded)
         except Exception as error:
             self._outbox.internal_error(f"retention of {replica.name}", error)
 
-    def _take(self, replica: Replica, now: Now) -> None:
+    def _take(self, replica: Replica, now: Now, loaded: Loaded) -> None:
         log = replica.log
-        target = log.retention_target(now, replica.state.high_watermark, cold_ok=False)
+        target = log.retention_target(
+            now, replica.state.high_watermark, cold_ok=False, just_read=loaded.reads
+        )
         if target > log.log_start_offset:
             then = partial(self._taken, replica, log.log_start_offset)
             self._trims.trim(replica, target, now, then, promised=False)
 
-    def _load(self, replica: Replica, cold: NotResident, believed: Now) -> None:
-        job = cold.job
-        assert isinstance(job, LoadIndexJob)
-        replica.jobs_running += 1
-        self._jobs.start(job, partial(self._loaded, replica, job, believed), Urgency.BACKGROUND)
+    def _load(self, replica: Replica, cold: NotResident, believed: Now, loaded: Loaded) -> None:
+        try:
+            loaded.take(cold)
+        except ThrottledBroker as error:
+            self._failed(replica, error)  # The next round tries again.
+            return
+        then = partial(self._loaded, replica, believed, loaded)
+        start_cold(self._jobs, replica, cold, then, Urgency.BACKGROUND)
 
     def _loaded(
         self,
         replica: Replica,
-        job: LoadIndexJob,
         believed: Now,
-        result: object,
+        loaded: Loaded,
+        _result: object,
         error: BaseException | None,
         _now: Now,
     ) -> None:
-        replica.jobs_running -= 1
         if error is not None:
             self._failed(replica, error)
         elif not replica.deleted:
-            assert isinstance(result, LoadedIndex)
-            replica.log.complete_load(job, result)
-            self._look(replica, believed)
+            self._look(replica, believed, loaded)
 
     def _taken(
         self,

@@ -13,6 +13,7 @@ one; a move during a round begins another round after it, so nobody at the end i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from quiverlog.node.purgatory import Purgatory, Waiter
@@ -54,9 +55,9 @@ class Wakeups:
         """These are to be looked at, whatever becomes of their partition."""
         self._round.extend(waiters.items())
 
-    def look(self, waiter: Waiter) -> None:
-        """It was parked after several steps: any of its entries may have changed meanwhile."""
-        self._marked[waiter] = dict.fromkeys(range(waiter.entry_count))
+    def mark(self, waiter: Waiter, indexes: Iterable[int]) -> None:
+        """Its entries of these indexes are to be looked at."""
+        self._marked.setdefault(waiter, {}).update(dict.fromkeys(indexes))
 
     def run(self, now: Now) -> None:
         """Mark and look at the next ones."""

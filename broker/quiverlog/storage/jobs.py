@@ -68,13 +68,17 @@ class Job(Protocol):
 class NotResident(Exception):
     """What was asked for is not in memory. Run `job`, take its result in, then ask again.
 
-    Never seen by a client. For a ReadJob, ask again with `cold_ok`: on a machine with little memory
-    the pages may be gone again, and the second answer must not depend on that.
+    Never seen by a client. After a ReadJob, ask again with it among `just_read`: on a machine with
+    little memory the pages may be gone again, and the second answer must not depend on that.
+
+    `offset`, `counted`: where a walk over many segments may go on, and the bytes counted before.
     """
 
     def __init__(self, job: LoadIndexJob | ReadJob) -> None:
         super().__init__(job.kind)
         self.job = job
+        self.offset = 0
+        self.counted = 0
 
 
 # --- flushing ---------------------------------------------------------------------------------
@@ -321,6 +325,10 @@ class ReadJob:
     file: File
     position: int
     size: int
+
+    def holds(self, position: int, size: int) -> bool:
+        """True when the range lies within the job's."""
+        return self.position <= position and position + size <= self.position + self.size
 
     def run(self) -> ReadResult:
         """Raises OSError when the file cannot be opened."""

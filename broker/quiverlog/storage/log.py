@@ -15,7 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from quiverlog.errors import DiskFull, OffsetOutOfRange, StorageFault
 from quiverlog.storage import checkpoint, opening, retention
@@ -26,6 +26,7 @@ from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.jobs import (
     FlushJob,
     FlushResult,
+    ReadJob,
     RemoveFilesJob,
     SnapshotFile,
     TrimJob,
@@ -248,13 +249,20 @@ class Log(AppendableLog):
         self._unflushed.forget(segment)
         self._indexes.forget(segment)
 
-    def retention_target(self, now: Now, high_watermark: int, *, cold_ok: bool = True) -> int:
+    def retention_target(
+        self,
+        now: Now,
+        high_watermark: int,
+        *,
+        cold_ok: bool = True,
+        just_read: Collection[ReadJob] = (),
+    ) -> int:
         """Where the log should start: too old or too much goes. Decides only; see `begin_trim`.
 
         Raises:
             NotResident: only when not `cold_ok`.
         """
-        return retention.target(self, now, high_watermark, cold_ok=cold_ok)
+        return retention.target(self, now, high_watermark, cold_ok=cold_ok, just_read=just_read)
 
     # --- truncating ----------------------------------------------------------------------------
     def begin_truncate(self, offset: int) -> TruncateJob | None:

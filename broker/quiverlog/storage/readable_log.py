@@ -9,7 +9,7 @@ Invariants: log_start_offset <= log_end_offset; only rows between them are serve
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, OffsetOutOfRange
@@ -70,7 +70,13 @@ class ReadableLog:
         return self._segments.headers(offset, self.recovery.damages)
 
     def read(
-        self, offset: int, *, bytes_max: int, end_offset: int, cold_ok: bool = True
+        self,
+        offset: int,
+        *,
+        bytes_max: int,
+        end_offset: int,
+        cold_ok: bool = True,
+        just_read: Collection[ReadJob] = (),
     ) -> list[memoryview]:
         """Whole batches from the one that holds `offset` on, none that begins at `end_offset`.
 
@@ -79,6 +85,8 @@ class ReadableLog:
 
         Args:
             cold_ok: the disk may be waited for.
+            just_read: jobs that are back. Their ranges are taken even if they have left memory
+                again: a machine with little of it gets an answer, too.
 
         Raises:
             OffsetOutOfRange: not between log start and log end.
@@ -110,7 +118,10 @@ class ReadableLog:
                 raise self._missing(number)
             segment = self.segments[number]
             try:
-                self._make_ready(segment, (offset, bytes_max, end_offset), cold_ok)
+                self._load(segment, cold_ok)
+                if not cold_ok:
+                    span = reading.span(segment, offset, bytes_max, end_offset)
+                    self._check_resident(segment, span, just_read)
                 more = reading.read(segment, offset, bytes_max, end_offset)
             except (NotResident, CorruptLog):
                 if views:
@@ -129,24 +140,24 @@ class ReadableLog:
             raise self._missing(len(self.segments) - 1)
         return views
 
-    def _make_ready(
-        self, segment: Segment, wanted: tuple[int, int, int] | None, cold_ok: bool
-    ) -> None:
-        """Load the index. Raises NotResident when that, or reading `wanted`, would wait.
-
-        Args:
-            wanted: (offset, bytes_max, end_offset).
-        """
+    def _load(self, segment: Segment, cold_ok: bool) -> None:
+        """Have the segment's index in memory. Raises NotResident when that would wait."""
         if segment.index is None:
             if not cold_ok:
                 raise NotResident(LoadIndexJob(self.directory, segment))
             segment.load()
         if segment.finished and not segment.cached:
             self._indexes.finished(segment)
-        if not cold_ok and wanted is not None:
-            position, size = reading.span(segment, *wanted)
-            if not segment.file.resident(position, size):
-                raise NotResident(ReadJob(self.directory, segment, segment.file, position, size))
+
+    def _check_resident(
+        self, segment: Segment, span: tuple[int, int], just_read: Collection[ReadJob]
+    ) -> None:
+        """Raises NotResident when reading `span`, (position, size), would wait."""
+        position, size = span
+        if not segment.file.resident(position, size) and not any(
+            job.segment is segment and job.holds(position, size) for job in just_read
+        ):
+            raise NotResident(ReadJob(self.directory, segment, segment.file, position, size))
 
     def begin_load(self, offset: int | None = None) -> LoadIndexJob | None:
         """The load that an append (or a read at `offset`) would wait for; None: none."""
@@ -179,28 +190,56 @@ class ReadableLog:
             f"{name}: rows {first} to {end} are missing.", file=name, offset=first, end_offset=end
         )
 
-    def offset_for_timestamp(self, at_us: int, *, cold_ok: bool = True) -> tuple[int, int] | None:
+    def offset_for_timestamp(
+        self,
+        at_us: int,
+        *,
+        from_offset: int = 0,
+        cold_ok: bool = True,
+        just_read: Collection[ReadJob] = (),
+    ) -> tuple[int, int] | None:
         """(offset, time) of the first row whose time is `at_us` or later, None when there is none.
+
+        Args:
+            from_offset: rows before it are not looked at; `NotResident.offset` of the last try.
+            cold_ok, just_read: as `read`.
 
         Raises:
             CorruptLog: damage lies in the way.
             NotResident: only when not `cold_ok`.
         """
-        start = self.log_start_offset
+        start = max(self.log_start_offset, from_offset)
         for segment in self._segments.holding(start):
-            self._make_ready(segment, None, cold_ok)
+            try:
+                self._load(segment, cold_ok)
+                if not cold_ok:
+                    span = reading.time_span(segment, at_us, start)
+                    self._check_resident(segment, span, just_read)
+            except NotResident as cold:
+                cold.offset = max(start, segment.base_offset)
+                raise
             header = reading.first_at_or_after(segment, at_us, start)
             if header is not None:
                 return max(header.base_offset, start), header.timestamp_max_us
         return None
 
     def bytes_between(
-        self, start: int, end: int, bytes_max: int = -1, *, cold_ok: bool = True
+        self,
+        start: int,
+        end: int,
+        bytes_max: int = -1,
+        *,
+        counted: int = 0,
+        cold_ok: bool = True,
+        just_read: Collection[ReadJob] = (),
     ) -> tuple[int, int]:
         """(end offset, bytes) of the whole batches that hold the rows [start, end).
 
         Args:
             bytes_max: stop at the batch end that so many bytes reach, after one batch at least.
+            counted: bytes of the rows before `start`, which an earlier try has counted:
+                `NotResident.counted`, up to `NotResident.offset`.
+            cold_ok, just_read: as `read`.
 
         Raises:
             OffsetOutOfRange, CorruptLog, NotResident: as `read`.
@@ -209,13 +248,20 @@ class ReadableLog:
             raise OffsetOutOfRange(
                 f"{start} to {end} is not in {self.log_start_offset} to {self.log_end_offset}."
             )
-        total = 0
+        total = counted
         for segment in self._segments.holding(start):
             if start >= end:
                 break
             if start >= segment.end_offset:
                 continue
-            self._make_ready(segment, None, cold_ok)
+            try:
+                self._load(segment, cold_ok)
+                if not cold_ok:
+                    for span in reading.measure_spans(segment, start, end, bytes_max - total):
+                        self._check_resident(segment, span, just_read)
+            except NotResident as cold:
+                cold.offset, cold.counted = start, total
+                raise
             stop, offset, done = reading.measure(segment, start, end, bytes_max, total)
             total += stop
             if done:
@@ -223,12 +269,15 @@ class ReadableLog:
             start = offset
         return end, total
 
-    def oldest_us(self, *, cold_ok: bool = True) -> int | None:
-        """Time of the first row kept; None when the log is empty."""
+    def oldest_us(self, *, cold_ok: bool = True, just_read: Collection[ReadJob] = ()) -> int | None:
+        """Time of the first row kept; None when the log is empty. Arguments and errors: `read`."""
         if self._oldest_us is None:
             if self.segments:
                 first = self._segments.holding(self.log_start_offset)[0]
-                self._make_ready(first, None, cold_ok)
+                self._load(first, cold_ok)
+                if not cold_ok:
+                    span = reading.header_span(first, self.log_start_offset)
+                    self._check_resident(first, span, just_read)
             header = next(self.headers(self.log_start_offset), None)
             self._oldest_us = None if header is None else header.timestamp_max_us
         return self._oldest_us

@@ -19,7 +19,17 @@ from quiverlog.storage.scan import Damage, Found, scan
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
-__all__ = ["first_at_or_after", "headers", "measure", "read", "read_newest", "span"]
+__all__ = [
+    "first_at_or_after",
+    "header_span",
+    "headers",
+    "measure",
+    "measure_spans",
+    "read",
+    "read_newest",
+    "span",
+    "time_span",
+]
 
 _COPY_BYTES_MAX: Final = 64 * 1024
 """Up to here one pread serves the walk and the answer."""
@@ -228,6 +238,23 @@ def span(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> tupl
 
 
 # --- headers ----------------------------------------------------------------------------------
+def header_span(segment: Segment, offset: int) -> tuple[int, int]:
+    """(position, size) of what finding the batch that holds `offset` looks at."""
+    index = segment.load()
+    if not len(index):
+        return SEGMENT_HEADER_BYTES, 0
+    return _entry_span(segment, index.floor_offset(max(0, offset - segment.base_offset)))
+
+
+def _entry_span(segment: Segment, entry: int, last: int | None = None) -> tuple[int, int]:
+    """(position, size) of the batches from index entry `entry` to the one behind `last`."""
+    index, size = segment.load(), segment.file.size
+    position = index.positions[entry]
+    after = (entry if last is None else last) + 1
+    end = index.positions[after] if after < len(index) else size
+    return position, min(size, end + _HEADERS_BYTES) - position
+
+
 def headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of the batches from the one that holds `offset` on.
 
@@ -279,6 +306,15 @@ def _headers_from(segment: Segment, entry: int, offset: int) -> Iterator[tuple[i
             position, expected = inside[0].end_position, inside[0].end_offset
 
 
+def time_span(segment: Segment, at_us: int, offset: int) -> tuple[int, int]:
+    """(position, size) of what `first_at_or_after` looks at, nearly always."""
+    index = segment.load()
+    if segment.newest_us < at_us or not len(index):
+        return SEGMENT_HEADER_BYTES, 0
+    by_offset = index.floor_offset(max(0, offset - segment.base_offset))
+    return _entry_span(segment, max(index.floor_time(at_us), by_offset))
+
+
 def first_at_or_after(segment: Segment, at_us: int, offset: int) -> BatchHeader | None:
     """The first batch with rows at or after `offset` whose time is `at_us` or later."""
     index = segment.load()
@@ -289,6 +325,24 @@ def first_at_or_after(segment: Segment, at_us: int, offset: int) -> BatchHeader 
         if header.timestamp_max_us >= at_us:
             return header
     return None
+
+
+def measure_spans(
+    segment: Segment, start: int, end: int, bytes_left: int
+) -> Iterator[tuple[int, int]]:
+    """(position, size) of each place that `measure` looks at; `bytes_left` < 0: any number."""
+    index = segment.load()
+    if not len(index):
+        return
+    first = header_span(segment, start)
+    yield first
+    if end < segment.end_offset:
+        yield header_span(segment, end - 1)
+    if bytes_left >= 0:
+        # Where the bound is met: as far behind the first batch, wherever that begins.
+        at, size = first
+        near = index.floor_position(at + bytes_left)
+        yield _entry_span(segment, near, index.floor_position(at + size + bytes_left))
 
 
 def measure(

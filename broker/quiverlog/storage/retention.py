@@ -11,29 +11,39 @@ rule. A segment that holds none but expired rows is removed even if it is the ne
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from quiverlog.storage.jobs import ReadJob
 from quiverlog.storage.readable_log import ReadableLog
 from quiverlog.types import Now
 
 __all__ = ["target"]
 
 
-def target(log: ReadableLog, now: Now, high_watermark: int, *, cold_ok: bool) -> int:
+def target(
+    log: ReadableLog,
+    now: Now,
+    high_watermark: int,
+    *,
+    cold_ok: bool,
+    just_read: Collection[ReadJob] = (),
+) -> int:
     """Where the log should start, at least where it does; as `Log.retention_target`."""
     if log.log_start_offset >= log.log_end_offset:
         return log.log_start_offset
-    wanted = min(max(_by_time(log, now, cold_ok), _by_size(log)), high_watermark)
+    wanted = min(max(_by_time(log, now, cold_ok, just_read), _by_size(log)), high_watermark)
     return max(wanted, log.log_start_offset)
 
 
-def _by_time(log: ReadableLog, now: Now, cold_ok: bool) -> int:
+def _by_time(log: ReadableLog, now: Now, cold_ok: bool, just_read: Collection[ReadJob]) -> int:
     retention_ms = log.config.retention_ms
     if retention_ms < 0:
         return 0
     cutoff_us = now.wall_us - retention_ms * 1000
-    oldest_us = log.oldest_us(cold_ok=cold_ok)
+    oldest_us = log.oldest_us(cold_ok=cold_ok, just_read=just_read)
     if oldest_us is not None and oldest_us >= cutoff_us:
         return 0
-    found = log.offset_for_timestamp(cutoff_us, cold_ok=cold_ok)
+    found = log.offset_for_timestamp(cutoff_us, cold_ok=cold_ok, just_read=just_read)
     return log.log_end_offset if found is None else found[0]
 
 

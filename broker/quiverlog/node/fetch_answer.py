@@ -1,0 +1,261 @@
+"""What a FETCH may see, and how much of it travels.
+
+Owns one evaluation of a fetch: entry by entry, never above the high watermark, within the bounds of
+the entry and of the request. What is not in memory is left to jobs: nothing here waits for a disk.
+
+Bodies are views of the log's files: nothing is copied or decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from quiverlog.batch.header import BatchHeader, peek
+from quiverlog.errors import (
+    CorruptLog,
+    LogTruncated,
+    OffsetOutOfRange,
+    QuiverlogError,
+    StorageFault,
+    ThrottledBroker,
+)
+from quiverlog.limits import FETCH_PARTITION_BYTES_DEFAULT, FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from quiverlog.node.broker import Broker
+from quiverlog.node.cold import Loaded
+from quiverlog.node.replica import Replica
+from quiverlog.storage.jobs import NotResident, ReadJob
+from quiverlog.types import NO_EPOCH
+from quiverlog.wire import messages as m
+
+__all__ = ["FetchAnswer", "is_short", "out_of_range", "partition_limit", "read_entry"]
+
+_BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
+
+Missing = tuple[Replica, NotResident]
+"""What has to be loaded, and of which partition."""
+
+
+class FetchAnswer:
+    """One evaluation of a fetch, entry after entry. `at`: the number of those looked at."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_loaded",
+        "at",
+        "body",
+        "broker",
+        "byte_count",
+        "final",
+        "request",
+        "response",
+        "rows",
+    )
+
+    def __init__(self, broker: Broker, request: m.FetchRequest) -> None:
+        self.broker = broker
+        self.request = request
+        self.response = m.FetchResponse()
+        self.response.partitions = []
+        self.body: list[memoryview] = []
+        self.at = 0
+        self.byte_count = 0
+        self.final = False
+        self.rows: list[tuple[Replica, int, int]] = []
+        self._loaded: dict[int, Loaded] = {}
+        limit = request.bytes_max if request.bytes_max > 0 else broker.config.fetch_bytes_default
+        self._bytes_max = min(limit, _BODY_BYTES_MAX)
+
+    def look(self, end: int) -> list[Missing]:
+        """Look at the entries before `end`, up to the first whose rows are not in memory.
+
+        Returns what to load before the next look: for that one, and for others behind it.
+        """
+        missing: list[Missing] = []
+        missing_bytes = 0
+        entries = self.request.partitions
+        assert self.at < end <= len(entries)
+        for index in range(self.at, end):
+            entry = entries[index]
+            room = min(self._bytes_max - self.byte_count, partition_limit(entry))
+            loaded = self._loaded.get(index) if self._loaded else None
+            try:
+                result, views, replica = read_entry(
+                    self.broker, entry, room, loaded.reads if loaded is not None else ()
+                )
+            except NotResident as cold:
+                try:
+                    self._loaded.setdefault(index, Loaded()).take(cold)
+                except ThrottledBroker as error:
+                    result = m.FetchPartitionResult(entry.topic_id, entry.partition)
+                    _fail(result, error)
+                    views, replica = [], None
+                else:
+                    missing.append((self.broker.replicas[entry.topic_id, entry.partition], cold))
+                    missing_bytes += getattr(cold.job, "size", 0)
+                    if self.byte_count + missing_bytes >= self._bytes_max:
+                        break
+                    continue
+            if not missing:
+                self._add(entry, result, views, replica)
+        return missing
+
+    def _add(
+        self,
+        entry: m.FetchPartition,
+        result: m.FetchPartitionResult,
+        views: list[memoryview],
+        replica: Replica | None,
+    ) -> None:
+        if views and self.byte_count and result.batch_bytes > self._bytes_max - self.byte_count:
+            # Only the first batch of the first partition with rows may exceed the bound.
+            views, result.batch_bytes = [], 0
+        self.response.partitions.append(result)
+        self.at += 1
+        if result.error_code:
+            self.final = True
+        if views:
+            assert replica is not None
+            self.body.extend(views)
+            self.byte_count += result.batch_bytes
+            self.rows.append((replica, result.batch_bytes, _rows_from(views, entry.offset)))
+
+    @property
+    def complete(self) -> bool:
+        """True when every entry was looked at."""
+        return self.at == len(self.request.partitions)
+
+    def enough(self) -> bool:
+        """True when there is no reason to wait for more rows."""
+        if self.final or self.byte_count >= self.request.min_bytes:
+            return True
+        for entry in self.request.partitions:
+            if entry.end_offset < 0 or is_short(self.broker, entry):
+                return False
+        return True
+
+    def count(self) -> None:
+        """Count what leaves: the answer is being sent."""
+        for replica, byte_count, rows in self.rows:
+            replica.counters.bytes_out += byte_count
+            replica.counters.rows_out += rows
+
+
+def partition_limit(entry: m.FetchPartition) -> int:
+    return entry.bytes_max if entry.bytes_max > 0 else FETCH_PARTITION_BYTES_DEFAULT
+
+
+def is_short(broker: Broker, entry: m.FetchPartition) -> bool:
+    """True when the entry may get rows by waiting: it has no end, or is not readable up to it."""
+    if entry.end_offset < 0:
+        return True
+    replica = broker.replicas.get((entry.topic_id, entry.partition))
+    return replica is not None and replica.state.high_watermark < entry.end_offset
+
+
+def read_entry(
+    broker: Broker,
+    entry: m.FetchPartition,
+    bytes_max: int,
+    just_read: Collection[ReadJob] = (),
+) -> tuple[m.FetchPartitionResult, list[memoryview], Replica | None]:
+    """What one entry gets. Errors are part of the result; `bytes_max` <= 0 reads nothing.
+
+    Raises:
+        NotResident: its rows, or their index, are not in memory.
+    """
+    result = m.FetchPartitionResult(entry.topic_id, entry.partition)
+    replica: Replica | None = None
+    views: list[memoryview] = []
+    try:
+        replica = broker.replica(entry.topic_id, entry.partition)
+        views = _read_replica(replica, entry, bytes_max, result, just_read)
+    except QuiverlogError as error:
+        if isinstance(error, CorruptLog):
+            broker.corrupt_read(replica, error)
+            result.damage_start_offset, result.damage_end_offset = error.damage()
+        _fail(result, error)
+    except OSError as error:
+        result.error_code = StorageFault.code
+        result.error_message = f"reading failed: {error}."
+    result.batch_bytes = sum(map(len, views))
+    return result, views, replica
+
+
+def _fail(result: m.FetchPartitionResult, error: QuiverlogError) -> None:
+    result.error_code = error.code
+    result.error_message = error.message
+
+
+def _read_replica(
+    replica: Replica,
+    entry: m.FetchPartition,
+    bytes_max: int,
+    result: m.FetchPartitionResult,
+    just_read: Collection[ReadJob],
+) -> list[memoryview]:
+    state = replica.state
+    log = replica.log
+    high_watermark = state.high_watermark
+    result.leader_epoch = state.leader_epoch
+    result.log_start_offset = log.log_start_offset
+    result.high_watermark = high_watermark
+    result.last_stable_offset = high_watermark
+    if entry.leader_epoch != state.leader_epoch:
+        state.check_leader_epoch(entry.leader_epoch)
+    if entry.last_epoch not in (NO_EPOCH, state.leader_epoch) or entry.offset > high_watermark:
+        _check_divergence(replica, entry, result)
+    if not log.log_start_offset <= entry.offset <= log.log_end_offset:
+        raise out_of_range(replica, entry.offset)
+    end = high_watermark
+    if 0 <= entry.end_offset < end:
+        end = entry.end_offset
+    if entry.offset >= end or bytes_max <= 0:
+        return []
+    return log.read(
+        entry.offset, bytes_max=bytes_max, end_offset=end, cold_ok=False, just_read=just_read
+    )
+
+
+def _check_divergence(
+    replica: Replica, entry: m.FetchPartition, result: m.FetchPartitionResult
+) -> None:
+    """Tell a reader whose row before `offset` was truncated where the epochs part (KIP-320)."""
+    if entry.last_epoch == NO_EPOCH:
+        return
+    epoch, end_offset = replica.log.epochs.end_offset_for(entry.last_epoch)
+    if end_offset < 0:
+        # The reader has seen an epoch that this log never had: everything after its end is lost.
+        epoch, end_offset = replica.state.leader_epoch, replica.log.log_end_offset
+    elif epoch == entry.last_epoch and end_offset >= entry.offset:
+        return
+    result.diverging_epoch = epoch
+    result.diverging_end_offset = min(end_offset, entry.offset)
+    raise LogTruncated(
+        f"{replica.name}: the row before offset {entry.offset} was read under leader epoch"
+        f" {entry.last_epoch}, which ended at {result.diverging_end_offset}."
+    )
+
+
+def out_of_range(replica: Replica, offset: int) -> OffsetOutOfRange:
+    """The error that names the range one may read."""
+    start, end = replica.log.log_start_offset, replica.state.high_watermark
+    return OffsetOutOfRange(
+        f"{replica.name}: offset {offset} is not in the valid range {start} to {end}.",
+        log_start_offset=start,
+        high_watermark=end,
+    )
+
+
+def _rows_from(views: list[memoryview], offset: int) -> int:
+    """Rows at or after `offset` in whole batches (for the counters).
+
+    The log hands out the last batch in a view of its own nearly always: the walk is one step.
+    """
+    first, tail = views[0], views[-1]
+    base_offset = peek(first)[0]
+    at, (_, _, total) = 0, peek(tail)
+    while at + total < len(tail):
+        at += total
+        total = peek(tail, at)[2]
+    return BatchHeader.unpack(tail, at).next_offset - max(offset, base_offset)

@@ -1,0 +1,219 @@
+"""LIST_OFFSETS: the oldest row, the newest, or the first at or after a time.
+
+Owns the long poll: it waits until an offset differs from the one that the asker knows, or until the
+metadata do, so that a tailing reader learns of rows, of new partitions and of deleted topics by one
+request that costs nothing while nothing happens.
+
+Many entries, and times, are looked up in steps (see offsets.py), also when the long poll wakes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import ClassVar
+
+from quiverlog.errors import InvalidRequest, ThrottledBroker
+from quiverlog.limits import FETCH_MAX_WAIT_MS_MAX
+from quiverlog.node.broker import Broker
+from quiverlog.node.cold import Loaded
+from quiverlog.node.events import RequestReceived
+from quiverlog.node.offsets import ENTRIES_PER_STEP, answer_each, check_count, fail_entry
+from quiverlog.node.purgatory import Waiter
+from quiverlog.node.replica import Replica
+from quiverlog.node.tasks import Call, Wait
+from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, Now
+from quiverlog.wire import messages as m
+
+__all__ = ["OffsetsWaiter", "handle_list_offsets"]
+
+
+class OffsetsWaiter(Waiter):
+    """A parked LIST_OFFSETS.
+
+    `looking`: its entries are being looked at, in steps; `missed`: those that changed meanwhile.
+    """
+
+    __slots__ = ("_broker", "looking", "missed", "request")
+
+    api: ClassVar[m.Api] = m.Api.LIST_OFFSETS
+
+    def __init__(
+        self, broker: Broker, connection_id: int, request: m.ListOffsetsRequest, deadline_us: int
+    ) -> None:
+        count = len(request.partitions)
+        super().__init__(connection_id, request.correlation_id, deadline_us, count)
+        self._broker = broker
+        self.request = request
+        self.looking = False
+        self.missed: set[int] = set()
+
+    def watch(self) -> None:
+        """Be told when the metadata change, or one of the partitions moves."""
+        for index, entry in enumerate(self.request.partitions):
+            replica = self._broker.replicas.get((entry.topic_id, entry.partition))
+            if replica is not None:  # One that is not there differs from what is known.
+                replica.waiters[self] = index
+        if self.request.metadata_version >= 0:
+            self._broker.metadata.waiters[self] = -1
+
+    def wake(self, indexes: Sequence[int], now: Now) -> None:
+        """`index` -1: the metadata changed."""
+        if self.looking:
+            self.missed.update(indexes)
+        elif _takes_steps(self.request):
+            if any(map(self._may_have_news, indexes)):
+                self.look(now)
+        elif any(map(self._may_have_news, indexes)):
+            self._answer(_list(self._broker, self.request))
+
+    def _may_have_news(self, index: int) -> bool:
+        if index < 0:
+            return _metadata_differs(self._broker, self.request)
+        entry = self.request.partitions[index]
+        return entry.at >= 0 or _differs(_list_entry(self._broker, entry), entry)
+
+    def expire(self, now: Now) -> None:
+        """The deadline has come: answer with what there is."""
+        if self.looking:
+            self.deadline_us = 0
+        elif _takes_steps(self.request):
+            self.deadline_us = 0
+            self.look(now)
+        else:
+            self._answer(_list(self._broker, self.request))
+
+    def look(self, now: Now) -> None:
+        """Look at all entries, in steps; then answer, or go on waiting."""
+        assert not self.looking
+        self.looking = True
+        call = Call(self.connection_id, self.request, now)
+        self._broker.tasks.start(call, self._in_steps(call))
+
+    def _in_steps(self, call: Call) -> Generator[Wait, object, None]:
+        """Of many partitions, or times: these are looked up in files that may have to be read."""
+        broker, request = self._broker, self.request
+        try:
+            self.watch()
+            results = yield from answer_each(
+                broker, request.partitions, m.ListOffsetsPartitionResult, _fill_offset
+            )
+            if self.done:
+                return
+            self.looking = False
+            if (
+                call.now.mono_us >= self.deadline_us
+                or _metadata_differs(broker, request)
+                or any(map(_differs, results, request.partitions))
+            ):
+                version = broker.metadata.image.version
+                self._answer(m.ListOffsetsResponse(metadata_version=version, partitions=results))
+            elif self.missed:
+                broker.wakeups.mark(self, self.missed)
+                self.missed = set()
+        except Exception as error:
+            broker.purgatory.fail(self, "LIST_OFFSETS", error)
+
+    def _answer(self, response: m.ListOffsetsResponse) -> None:
+        self.answer(self._broker.outbox, response)
+        self._broker.purgatory.finish(self)
+        self.release()
+
+    def release(self) -> None:
+        self._broker.metadata.waiters.pop(self, None)
+        for entry in self.request.partitions:
+            replica = self._broker.replicas.get((entry.topic_id, entry.partition))
+            if replica is not None:
+                replica.waiters.pop(self, None)
+
+
+def handle_list_offsets(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """See the module docstring."""
+    request = event.request
+    assert isinstance(request, m.ListOffsetsRequest)
+    count = len(request.partitions)
+    check_count(request.partitions)
+    connection_id = event.connection_id
+    client_id = broker.connections[connection_id]
+    in_steps = _takes_steps(request)
+    may_park = broker.purgatory.may_park(connection_id, client_id, count)
+    if in_steps and not may_park:
+        raise ThrottledBroker("too many partitions are asked for by requests that wait.")
+    wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX) if may_park else 0
+    if not in_steps:
+        response = _list(broker, request)
+        if (
+            wait_ms == 0
+            or _metadata_differs(broker, request)
+            or any(map(_differs, response.partitions, request.partitions))
+        ):
+            broker.outbox.respond(connection_id, request.correlation_id, response)
+            return
+    waiter = OffsetsWaiter(broker, connection_id, request, now.mono_us + wait_ms * 1000)
+    broker.purgatory.park(waiter, client_id)
+    if in_steps:
+        waiter.look(now)
+    else:
+        waiter.watch()
+
+
+def _takes_steps(request: m.ListOffsetsRequest) -> bool:
+    entries = request.partitions
+    return len(entries) > ENTRIES_PER_STEP or any(entry.at >= 0 for entry in entries)
+
+
+def _list(broker: Broker, request: m.ListOffsetsRequest) -> m.ListOffsetsResponse:
+    return m.ListOffsetsResponse(
+        metadata_version=broker.metadata.image.version,
+        partitions=[_list_entry(broker, entry) for entry in request.partitions],
+    )
+
+
+def _list_entry(broker: Broker, entry: m.ListOffsetsPartition) -> m.ListOffsetsPartitionResult:
+    """The newest or oldest offset, which needs no file."""
+    assert entry.at < 0
+    result = m.ListOffsetsPartitionResult(entry.topic_id, entry.partition)
+    replica: Replica | None = None
+    try:
+        replica = broker.replica(entry.topic_id, entry.partition)
+        _fill_offset(replica, entry, result, Loaded())
+    except Exception as error:
+        fail_entry(broker, replica, result, error)
+    return result
+
+
+def _metadata_differs(broker: Broker, request: m.ListOffsetsRequest) -> bool:
+    version = broker.metadata.image.version
+    return request.metadata_version >= 0 and request.metadata_version != version
+
+
+def _differs(result: m.ListOffsetsPartitionResult, entry: m.ListOffsetsPartition) -> bool:
+    return result.error_code != 0 or result.offset != entry.known_offset
+
+
+def _fill_offset(
+    replica: Replica,
+    entry: m.ListOffsetsPartition,
+    result: m.ListOffsetsPartitionResult,
+    loaded: Loaded,
+) -> None:
+    state = replica.state
+    state.check_leader_epoch(entry.leader_epoch)
+    if entry.at == LATEST:
+        result.offset = state.high_watermark
+    elif entry.at == EARLIEST:
+        result.offset = state.log_start_offset
+    elif entry.at < 0:
+        raise InvalidRequest(f"{entry.at} is neither LATEST, EARLIEST nor a time since 1970.")
+    else:
+        found = replica.log.offset_for_timestamp(
+            entry.at, from_offset=loaded.offset, cold_ok=False, just_read=loaded.reads
+        )
+        if found is None or found[0] >= state.high_watermark:
+            return
+        result.offset, result.timestamp_us = found
+    result.leader_epoch = _epoch_before(replica, result.offset)
+
+
+def _epoch_before(replica: Replica, offset: int) -> int:
+    """The epoch of the row before `offset`: what a reader that starts there must carry."""
+    return replica.log.epochs.epoch_for(offset - 1) if offset > 0 else NO_EPOCH
