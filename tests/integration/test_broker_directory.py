@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.errors import DiskFull
+from quiverlog.errors import DiskFull, StorageFault
 from quiverlog.wire import messages as m
 from tests.support.broker import BrokerFailed, BrokerProcess
 from tests.support.rawclient import RawClient, make_batch
@@ -31,14 +32,54 @@ def test_a_deleted_lock_file_lets_no_second_broker_in(tmp_path: Path) -> None:
         assert broker.running
 
 
+@pytest.mark.parametrize("kind", ["damaged", "missing", "directory", "fifo"])
 @pytest.mark.parametrize("name", ["node.json", "metadata/metadata.log"])
-def test_damage_that_only_a_backup_mends_is_a_refusal(tmp_path: Path, name: str) -> None:
-    """A supervisor that does not restart after code 2 must not loop."""
-    with BrokerProcess(data_dir=tmp_path / "data", start_timeout=120):
-        pass
-    (tmp_path / "data" / name).write_bytes(b"{")
-    with pytest.raises(BrokerFailed, match="code 2"):
+def test_damage_that_only_a_backup_mends_is_a_refusal(tmp_path: Path, name: str, kind: str) -> None:
+    """A supervisor that does not restart after code 2 must not loop, and nothing may hang."""
+    with (
+        BrokerProcess(data_dir=tmp_path / "data", start_timeout=120) as broker,
+        RawClient(broker.address) as client,
+    ):
+        client.create_topic("t")
+    path = tmp_path / "data" / name
+    path.unlink()
+    if kind == "damaged":
+        path.write_bytes(b"{")
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    with pytest.raises(BrokerFailed, match="code 2") as caught:
         BrokerProcess(data_dir=tmp_path / "data", start_timeout=120).start()
+    (line,) = [x for x in str(caught.value).splitlines()[1:] if "level=info" not in x]
+    assert f"{path} " in line
+    assert "from a backup" in line
+
+
+@pytest.mark.parametrize("kind", ["dangling", "file", "fifo", "loop"])
+def test_a_path_that_is_no_directory_is_a_refusal_that_names_it(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "data"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "file":
+        path.write_text("mine")
+    else:
+        path.symlink_to(path if kind == "loop" else tmp_path / "nowhere")
+    with pytest.raises(BrokerFailed, match="code 2") as caught:
+        BrokerProcess(data_dir=path, start_timeout=120).start()
+    (line,) = [x for x in str(caught.value).splitlines()[1:] if "level=info" not in x]
+    assert f"{path}: is" in line
+
+
+def test_a_stop_without_its_mark_is_no_clean_stop(tmp_path: Path) -> None:
+    """It said `process ends clean=true`, and ended with exit code 0."""
+    with BrokerProcess(data_dir=tmp_path / "data", start_timeout=120) as broker:
+        with RawClient(broker.address) as client:
+            client.produce(client.create_topic("t"), make_batch(0))
+        (tmp_path / "data" / "clean-shutdown.tmp").mkdir()
+        assert broker.stop() == 1
+        assert 'event="clean mark not written"' in broker.log_text
+        assert 'event="process ends" clean=false' in broker.log_text
 
 
 def test_a_directory_that_is_replaced_takes_no_more_rows(tmp_path: Path) -> None:
@@ -53,8 +94,35 @@ def test_a_directory_that_is_replaced_takes_no_more_rows(tmp_path: Path) -> None
         while "data directory lost" not in broker.log_text:
             assert time.monotonic() < deadline, broker.log_text
             time.sleep(0.05)
-        with pytest.raises(DiskFull):
+        with pytest.raises(StorageFault, match="replaced"):
             client.produce(topic_id, make_batch(0))
+
+
+def test_partitions_that_are_replaced_take_no_more_rows(tmp_path: Path) -> None:
+    """Only the top directory was guarded: rows in the renamed `data/` were acknowledged."""
+    data = tmp_path / "data" / "data"
+    with BrokerProcess(data_dir=tmp_path / "data", start_timeout=120) as broker:
+        with RawClient(broker.address) as client:
+            topic_id = client.create_topic("t")
+            client.produce(topic_id, make_batch(0))
+            data.rename(tmp_path / "moved")
+            data.mkdir()
+            # The very next one: the flush looks where its file is.
+            with pytest.raises(StorageFault, match=r"replaced|No such file"):
+                client.produce(topic_id, make_batch(10))
+            deadline = time.monotonic() + 60
+            while "data directory lost" not in broker.log_text:
+                assert time.monotonic() < deadline, broker.log_text
+                time.sleep(0.05)
+            with pytest.raises(StorageFault, match="replaced"):
+                client.produce(topic_id, make_batch(10))
+            with pytest.raises(StorageFault, match="replaced"):
+                client.create_topic("u")
+        assert broker.stop() == 1
+        data.rmdir()
+        (tmp_path / "moved").rename(data)
+        broker.start()
+        assert rows_of(broker, topic_id)[:10] == list(range(10))
 
 
 def test_topics_of_every_length_come_and_go(tmp_path: Path) -> None:
@@ -148,6 +216,69 @@ def test_a_broker_without_a_free_byte_serves_its_readers(small: Path, clean: boo
         broker.start()
         with RawClient(broker.address) as client:
             client.produce(topic_id, make_batch(100))
+        assert rows_of(broker, topic_id) == list(range(110))
+
+
+@pytest.mark.parametrize("reserve", [True, False], ids=["reserve", "no-reserve"])
+def test_a_stop_without_a_free_byte(small: Path, reserve: bool) -> None:
+    """An index that could not be written cost the clean mark, and the exit code said nothing."""
+    config = {"disk.reserve.bytes": 1 << 20}
+    with BrokerProcess(data_dir=small / "data", config=config, start_timeout=120) as broker:
+        with RawClient(broker.address) as client:
+            topic_id = client.create_topic("t")
+            for first in range(0, 100, 10):
+                client.produce(topic_id, make_batch(first))
+        if not reserve:
+            (small / "data" / "reserve").unlink()
+        fill_up(small / "ballast")
+        assert broker.stop() == (0 if reserve else 1)
+        (small / "ballast").unlink()
+        broker.start()
+        started = [x for x in broker.log_text.splitlines() if "event=started" in x][-1]
+        assert f"clean={str(reserve).lower()}" in started
+        assert rows_of(broker, topic_id) == list(range(100))
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+def test_every_start_without_a_free_byte_serves_its_readers(small: Path, clean: bool) -> None:
+    """The first one used the reserve up; the second was refused."""
+    config = {"disk.reserve.bytes": 1 << 20}
+    with BrokerProcess(data_dir=small / "data", config=config, start_timeout=120) as broker:
+        with RawClient(broker.address) as client:
+            topic_id = client.create_topic("t", durability="flushed")
+            for first in range(0, 100, 10):
+                client.produce(topic_id, make_batch(first))
+            client.create_topic("wide", 300)  # Their epochs do not fit into what a page has left.
+        if clean:
+            assert broker.stop() == 0
+        else:
+            broker.kill()
+        for _ in range(3):
+            fill_up(small / "ballast")
+            broker.start()
+            fill_up(small / "more")
+            assert rows_of(broker, topic_id) == list(range(100))
+            with RawClient(broker.address) as client, pytest.raises(DiskFull):
+                client.produce(topic_id, make_batch(100))
+            broker.kill()
+        broker.start()
+        assert rows_of(broker, topic_id) == list(range(100))
+        # Room again, under the running broker: writes resume, in a new leader epoch.
+        (small / "ballast").unlink()
+        (small / "more").unlink()
+        deadline = time.monotonic() + 60
+        while "disk has room again" not in broker.log_text:
+            assert time.monotonic() < deadline, broker.log_text
+            time.sleep(0.05)
+        with RawClient(broker.address) as client:
+            client.produce(topic_id, make_batch(100))
+            topic = client.ask(m.MetadataRequest()).topics[0]
+            epoch = topic.partitions[0].leader_epoch
+            assert epoch > 0
+        broker.restart(kill=True)
+        with RawClient(broker.address) as client:
+            topic = client.ask(m.MetadataRequest()).topics[0]
+            assert topic.partitions[0].leader_epoch == epoch + 1
         assert rows_of(broker, topic_id) == list(range(110))
 
 

@@ -400,7 +400,7 @@ class SimDisk:
     def free_bytes(self, path: str) -> int:
         return 2**40 if self.capacity is None else max(0, self.capacity - self.used_bytes)
 
-    def lock(self, path: str) -> _SimLock:
+    def lock(self, path: str, *, guarded: Sequence[str] = ()) -> _SimLock:
         self.step("open", path)
         if path in self.locks:
             raise DataDirectoryInUse(f"{path} is locked by another broker.")

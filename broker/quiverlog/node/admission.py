@@ -1,13 +1,13 @@
-"""Which requests the broker takes: the phases of its life, and the disk that has no room.
+"""Which requests the broker takes: its phases, the disk without room, the directory that was lost.
 
-Owns these two states. Reads go on when the disk is full; a broker that stops refuses everything.
+Owns these states. Reads go on when nothing can be written; a broker that stops refuses everything.
 """
 
 from __future__ import annotations
 
 import enum
 
-from quiverlog.errors import BrokerShuttingDown, DiskFull
+from quiverlog.errors import BrokerShuttingDown, DiskFull, StorageFault
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 
@@ -27,7 +27,7 @@ class Phase(enum.Enum):
 class Admission:
     """See the module docstring."""
 
-    __slots__ = ("_metrics", "_outbox", "_reserve_bytes", "disk_full", "phase")
+    __slots__ = ("_lost", "_metrics", "_outbox", "_reserve_bytes", "disk_full", "phase")
 
     def __init__(self, outbox: Outbox, metrics: NodeMetrics, *, reserve_bytes: int) -> None:
         self._outbox = outbox
@@ -35,15 +35,18 @@ class Admission:
         self._reserve_bytes = reserve_bytes
         self.phase = Phase.NEW
         self.disk_full = False
+        self._lost = False
 
     def check_writable(self) -> None:
-        """Raises BrokerShuttingDown or DiskFull."""
+        """Raises BrokerShuttingDown, DiskFull or StorageFault."""
         if self.phase is not Phase.RUNNING:
             raise BrokerShuttingDown
         self.check_room()
 
     def check_room(self) -> None:
-        """For what was taken before the stop began. Raises DiskFull."""
+        """For what was taken before the stop began. Raises DiskFull or StorageFault."""
+        if self._lost:
+            raise StorageFault("the broker's data directory was replaced, or taken by another one.")
         if self.disk_full:
             raise DiskFull("the broker has too little room to write.")
 
@@ -59,9 +62,15 @@ class Admission:
 
         What was written would be in nobody's directory.
         """
-        if not self.disk_full:
+        if not self._lost:
+            self._lost = True
             self._outbox.log("error", "data directory lost: it was replaced, or taken")
-        self.disk_filled()
+
+    def directory_held(self) -> None:
+        """The directory is ours; perhaps it is again, because somebody moved it back."""
+        if self._lost:
+            self._lost = False
+            self._outbox.log("warning", "data directory is back")
 
     def disk_space(self, free_bytes: int) -> None:
         """The server measured: enter or leave the state that refuses writes."""

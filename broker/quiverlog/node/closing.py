@@ -6,7 +6,8 @@ Owns the steps, each of which waits for the one before:
                           no new requests, long polls answered, all flushed and every job back;
                                         every log closed by a job; the clean mark written
 
-A log with a fault, or one that cannot be closed, costs the mark: the next start scans.
+A log with a fault, one that is offline, or one whose rows cannot be flushed costs the mark: the
+next start scans. Files that only shorten a start (indexes, recovery points) do not.
 """
 
 from __future__ import annotations
@@ -83,7 +84,11 @@ class Closing:
         broker = self._broker
         if broker.admission.phase not in (Phase.RUNNING, Phase.STARTING):
             return
-        self._clean = broker.admission.phase is Phase.RUNNING and not broker.assignment.offline
+        self._clean = (
+            broker.admission.phase is Phase.RUNNING
+            and not broker.assignment.offline
+            and not broker.metadata.owes
+        )
         broker.admission.phase = Phase.CLOSING
         self._step = _Step.DRAINING
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
@@ -146,4 +151,4 @@ class Closing:
             self._broker.outbox.log("error", "clean mark not written", why=str(error))
         self._broker.admission.phase = Phase.CLOSED
         self._broker.outbox.log("info", "stopped", clean=self._clean)
-        self._broker.outbox.emit(ShutdownComplete())
+        self._broker.outbox.emit(ShutdownComplete(self._clean))

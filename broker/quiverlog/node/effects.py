@@ -51,7 +51,9 @@ class StartComplete(msgspec.Struct, frozen=True):
 
 
 class ShutdownComplete(msgspec.Struct, frozen=True):
-    """All is on disk and marked clean; the node takes no more events."""
+    """The node takes no more events. `clean`: all is on disk, and the directory says so."""
+
+    clean: bool
 
 
 class LogLine(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.types import Now, TopicPartition
 
-__all__ = ["run_if_started", "start"]
+__all__ = ["disk_space", "run_if_started", "start"]
 
 
 def start(broker: Broker, now: Now) -> None:
@@ -50,7 +50,7 @@ def start(broker: Broker, now: Now) -> None:
     broker.metadata.commit_at_start(records)
     broker.producer_ids.start()
     _remove_leftovers(broker)
-    broker.admission.disk_space(broker.disk.free_bytes(config.data_dir))
+    disk_space(broker, broker.disk.free_bytes(config.data_dir), now)
     broker.admission.phase = Phase.STARTING
     broker.assignment.reconcile(image, image.topics_by_id, now, clean=directory.clean)
 
@@ -85,6 +85,16 @@ def _remove_leftovers(broker: Broker) -> None:
         broker.outbox.log("error", "rows of an unknown topic set aside", name=name)
     for note in broker.directory.notes:
         broker.outbox.log("warning", "data directory", note=note)
+
+
+def disk_space(broker: Broker, free_bytes: int, now: Now) -> None:
+    """The server measured. Nothing is written before what the start began is durable."""
+    if not broker.metadata.owes:
+        broker.admission.disk_space(free_bytes)
+        return
+    broker.admission.disk_filled()
+    if free_bytes >= broker.config.disk_reserve_bytes:
+        broker.metadata.pay(now)
 
 
 def run_if_started(broker: Broker, now: Now) -> None:

@@ -76,6 +76,7 @@ class Metadata:
         "_make_directories",
         "_on_applied",
         "_outbox",
+        "_owed",
         "_queue",
         "_wakeups",
         "_when_idle",
@@ -110,6 +111,8 @@ class Metadata:
         self._failed: deque[_Decision] = deque()
         self._when_idle: list[Then] = []
         self._busy = False
+        # Entries of this start that are applied and not in the log.
+        self._owed: list[bytes] = []
         self.image = Image(topic_defaults)
         self.pending = Image(topic_defaults)
         self.cache: dict[str, m.TopicMetadata] = {}
@@ -131,13 +134,35 @@ class Metadata:
     def commit_at_start(self, records: list[Record]) -> None:
         """Before anybody is served, off the loop: log and apply at once.
 
+        A disk without room makes the log owe them: readers are served, and nothing may be written
+        under the epochs that they begin until they are durable.
+
         Raises:
-            DiskFull, StorageFault, OSError: not durable, nothing changed.
+            StorageFault, OSError: not durable, nothing changed.
         """
         assert self.idle
-        self.log.append([encode_entry(records)])
+        entry = encode_entry(records)
+        try:
+            self.log.append([entry])
+        except DiskFull:
+            self._owed = [entry]
         self.image.replay_entry(records)
         self.pending.replay_entry(records)
+
+    @property
+    def owes(self) -> bool:
+        """True while what this start began is not durable, for want of room."""
+        return bool(self._owed)
+
+    def pay(self, now: Now) -> None:
+        """There is room: log what the start could not. Every other decision brings it along."""
+        if self._owed and not self._busy and not self.log.fault:
+            self._busy = True
+            try:
+                self._append()
+            except Exception as error:
+                self._busy = False
+                self._fail(error, now)
 
     # --- deciding ------------------------------------------------------------------------------
     def propose(
@@ -205,7 +230,8 @@ class Metadata:
             self._start_next(now)
 
     def _append(self) -> None:
-        job = self.log.begin_append([decision.entry for decision in self._logging])
+        entries = [*self._owed, *(decision.entry for decision in self._logging)]
+        job = self.log.begin_append(entries)
         self._jobs.start(job, partial(self._logged, [job]))
 
     def _logged(
@@ -217,6 +243,7 @@ class Metadata:
             if error is None:
                 assert isinstance(result, int)
                 self.log.complete_append(job, result)
+                self._owed = []
             else:
                 self.log.fail_append(job, error)
         if error is not None:
@@ -228,7 +255,7 @@ class Metadata:
             except Exception as failure:
                 self._outbox.internal_error("applying a decision", failure)
                 decision.then(None, failure, now)
-        if self.log.wants_compaction and not self._busy:
+        if self.log.wants_compaction and not self._busy and not self._owed:
             self._compact()
         self._start_next(now)
 

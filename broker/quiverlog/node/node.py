@@ -225,7 +225,8 @@ class Node:
                 if broker.admission.phase is not Phase.RUNNING:
                     pass  # Nothing is admitted; a stop lets go of the directory, in a thread.
                 elif broker.directory.is_owned():
-                    broker.admission.disk_space(event.free_bytes)
+                    broker.admission.directory_held()
+                    lifecycle.disk_space(broker, event.free_bytes, now)
                 else:
                     broker.admission.directory_lost()
             case Shutdown():

@@ -243,7 +243,10 @@ class BrokerServer:
 
     # --- stop ----------------------------------------------------------------------------------
     async def stop(self) -> bool:
-        """Take no more clients, answer and flush what is in flight. True when all was in time."""
+        """Take no more clients, answer and flush what is in flight.
+
+        Returns whether the data directory is marked clean, so that the next start need not scan.
+        """
         assert self._runner is not None
         deadline = self._loop.time() + self.shutdown_timeout_s
         self._state = "stopping"
@@ -251,16 +254,15 @@ class BrokerServer:
             self._acceptor.close()
         self._timers.pop("disk").cancel()
         self._runner.tell(Shutdown())
-        clean = True
         try:
             async with asyncio.timeout_at(deadline):
                 await self._runner.shutdown_complete.wait()
         except TimeoutError:
-            clean = False
             self._log.error(
                 "not stopped in time: no clean-shutdown mark", timeout_s=self.shutdown_timeout_s
             )
         await self._part_from_clients(deadline)
+        clean = self._runner.marked_clean
         self._runner.close(max(0.0, deadline - self._loop.time()))
         await self.abandon()
         self._log.info("process ends", clean=clean)

@@ -45,7 +45,10 @@ def read_clocks() -> Now:
 
 
 class NodeRunner:
-    """See the module docstring. `shutdown_complete` is set when the node has said so."""
+    """See the module docstring. `shutdown_complete` is set when the node has said so.
+
+    `marked_clean`: it said as well that the data directory is marked for the next start.
+    """
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class NodeRunner:
         self._timer_us = 0
         self.start_complete = asyncio.Event()
         self.shutdown_complete = asyncio.Event()
+        self.marked_clean = False
 
     def handle_many(self, events: Iterable[Event], now: Now) -> None:
         """Events that came together. What they answer waits for `flush`."""
@@ -107,6 +111,7 @@ class NodeRunner:
             elif type(effect) is StartComplete:
                 self.start_complete.set()
             elif type(effect) is ShutdownComplete:
+                self.marked_clean = effect.clean
                 self.shutdown_complete.set()
 
     def flush(self) -> None:

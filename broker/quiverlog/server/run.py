@@ -5,9 +5,9 @@ directory is touched), recover in a thread while `/healthz` already answers, the
 (SIGTERM, SIGINT): accept no more, let the node answer and flush what is in flight, within
 `shutdown.timeout.ms`, then leave; a second signal leaves at once, as a crash would.
 
-Exit codes: 0 stopped cleanly; 1 failed, or not stopped cleanly; 2 refused to start, and will refuse
-again until somebody changes something (wrong configuration, address or data directory in use,
-foreign or newer data, a path that cannot be used).
+Exit codes: 0 stopped cleanly, and the directory is marked so; 1 failed, or not stopped cleanly; 2
+refused to start, and will refuse again until somebody changes something (wrong configuration,
+address or data directory in use, foreign or newer data, a path that cannot be used).
 """
 
 from __future__ import annotations
@@ -60,9 +60,12 @@ _REFUSED_PATHS = frozenset(
         errno.ENOENT,
         errno.EEXIST,
         errno.EROFS,
+        errno.ELOOP,
+        errno.ENXIO,
+        errno.ENAMETOOLONG,
     )
 )
-"""The data directory cannot be used by this user, or is none."""
+"""The data directory cannot be used by this user, is none, or something else has a file's name."""
 _SWITCH_INTERVAL_S = 0.001
 """A thread that renders metrics gives the interpreter back to the loop after so long."""
 

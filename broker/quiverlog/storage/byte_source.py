@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from quiverlog.batch.checksum import crc32c
 from quiverlog.limits import KIB, MIB
-from quiverlog.storage.disk import File
+from quiverlog.storage.disk import File, is_special_file
 
 __all__ = [
     "BLOCK_BYTES",
@@ -134,8 +134,8 @@ def readable_bytes(file: File, position: int, size: int) -> int:
 
 
 def is_unreadable(error: OSError) -> bool:
-    """True when the disk says that it cannot give these bytes."""
-    return error.errno == errno.EIO
+    """True when the disk cannot give these bytes, or something in the file's place has none."""
+    return error.errno == errno.EIO or is_special_file(error)
 
 
 def checksum(source: ByteSource, start: int, end: int, crc: int = 0) -> int:

@@ -174,8 +174,8 @@ def write_snapshot(disk: Disk, directory: str, offset: int, blob: bytes) -> None
 
 
 def drop_snapshot(disk: Disk, directory: str, offset: int) -> None:
-    """Remove one; a missing one is fine."""
-    with contextlib.suppress(FileNotFoundError):
+    """Remove one; a missing one is fine, and a directory of that name is not ours."""
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         disk.remove(_snapshot_path(directory, offset))
 
 

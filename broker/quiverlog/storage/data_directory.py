@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Final
 
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError
-from quiverlog.storage.disk import Disk, DiskLock
+from quiverlog.storage.disk import Disk, DiskLock, out_of_descriptors
 from quiverlog.storage.frames import pack_file, unpack_file
 from quiverlog.storage.node_file import NodeFile, load_node
 from quiverlog.storage.partition_directories import PartitionDirectories, typed_errors
@@ -105,7 +105,7 @@ class DataDirectory(PartitionDirectories):
         with typed_errors(path):
             disk.make_dir(f"{path}/data")
             disk.make_dir(f"{path}/metadata")
-            lock = disk.lock(path)
+            lock = disk.lock(path, guarded=("data", "metadata"))
             try:
                 node, fresh = load_node(disk, path, node_id, cluster_id, entropy)
                 metadata_bytes = _consume_clean_mark(disk, path)
@@ -148,7 +148,8 @@ class DataDirectory(PartitionDirectories):
     def is_owned(self) -> bool:
         """True while this is the directory that was locked, and nobody else uses it.
 
-        Costs two stat calls and a read of a few bytes: for a timer, not for each write.
+        `data/` and `metadata/` in it must be the same ones, too. Costs some stat calls and a read
+        of a few bytes: for a timer, not for each write. (Each flush looks at its own file.)
         """
         return self._lock.holds()
 
@@ -220,6 +221,10 @@ def _consume_clean_mark(disk: Disk, path: str) -> int:
         metadata_bytes = int(_CLEAN.unpack(payload)[1])
     except (CorruptLog, struct.error):
         metadata_bytes = 0  # A damaged mark proves nothing: scan.
+    except OSError as error:
+        if out_of_descriptors(error):
+            raise
+        metadata_bytes = 0  # Nor does one that cannot be read.
     disk.remove(mark)
     disk.sync_dir(path)
     return metadata_bytes

@@ -21,13 +21,17 @@ T = TypeVar("T")
 
 
 class Descriptor:
-    """An open descriptor, closed when nobody refers to it any more."""
+    """An open descriptor, closed when nobody refers to it any more.
+
+    O_NONBLOCK means nothing for a file; without it, opening a FIFO that lies in a file's place
+    would wait for somebody to open its other end.
+    """
 
     __slots__ = ("fd",)
 
     def __init__(self, path: str, flags: int) -> None:
         self.fd = -1
-        self.fd = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+        self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
 
     def __del__(self) -> None:
         if self.fd >= 0:

@@ -20,16 +20,28 @@ What a disk promises:
 from __future__ import annotations
 
 import errno
+import stat
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, ThrottledBroker
 
-__all__ = ["Buffer", "Disk", "DiskLock", "File", "out_of_descriptors", "short_name", "write_error"]
+__all__ = [
+    "Buffer",
+    "Disk",
+    "DiskLock",
+    "File",
+    "is_special_file",
+    "out_of_descriptors",
+    "short_name",
+    "special_file",
+    "write_error",
+]
 
 Buffer = bytes | bytearray | memoryview
 
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_SPECIAL: Final = frozenset((errno.EISDIR, errno.ENXIO, errno.ELOOP))
 _OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 
 
@@ -43,6 +55,18 @@ def out_of_descriptors(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def special_file(path: str, mode: int) -> OSError:
+    """Something that is no file (a directory, a FIFO, a device) has a file's name."""
+    if stat.S_ISDIR(mode):
+        return IsADirectoryError(errno.EISDIR, "Is a directory", path)
+    return OSError(errno.ENXIO, "is not a regular file", path)
+
+
+def is_special_file(error: OSError) -> bool:
+    """True for what `special_file` made, and for what the system says of a socket or a loop."""
+    return error.errno in _SPECIAL
 
 
 def write_error(path: str, error: OSError) -> QuiverlogError:
@@ -124,7 +148,12 @@ class File(Protocol):
         """
 
     def sync(self) -> None:
-        """fdatasync. May be called from another thread. Raises OSError."""
+        """fdatasync. May be called from another thread.
+
+        Raises:
+            OSError: the system failed, or another file (or none) has the name by now: what was
+                written is on the disk where nobody will look for it.
+        """
 
     def close(self) -> None:
         """Let go of descriptor and mapping; views stay valid. The next use opens again."""
@@ -141,6 +170,8 @@ class DiskLock(Protocol):
 
     def holds(self) -> bool:
         """True while the path names the locked directory, and nobody else's claim is in it.
+
+        The guarded directories in it must be the same ones, too.
 
         A lock does not keep anybody from putting another directory in the place of this one, and
         some network file systems do not keep machines apart.
@@ -203,8 +234,11 @@ class Disk(Protocol):
     def free_bytes(self, path: str) -> int:
         """Room left for an ordinary user on the file system that holds `path`."""
 
-    def lock(self, path: str) -> DiskLock:
+    def lock(self, path: str, *, guarded: Sequence[str] = ()) -> DiskLock:
         """Lock the directory `path` itself, and the file `lock` in it, made when missing.
+
+        Args:
+            guarded: names of directories in it that must not be replaced; see `DiskLock.holds`.
 
         Raises:
             DataDirectoryInUse: another process (or another holder in this one) has it.

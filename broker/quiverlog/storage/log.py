@@ -15,9 +15,10 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 
-from quiverlog.errors import DiskFull, OffsetOutOfRange, StorageFault
+from quiverlog.errors import DiskFull, OffsetOutOfRange, QuiverlogError, StorageFault
 from quiverlog.storage import checkpoint, opening, retention
 from quiverlog.storage.appendable_log import AppendableLog
 from quiverlog.storage.checkpoint import Producers, RecoveryPoint
@@ -316,7 +317,9 @@ class Log(AppendableLog):
 
     # --- closing -------------------------------------------------------------------------------
     def close(self, *, clean: bool) -> None:
-        """Let go of the files. `clean`: flush and write what lets the next start skip the scan.
+        """Let go of the files. `clean`: flush, and write what lets the next start skip the scan.
+
+        What cannot be written of the latter makes the next start scan this log, no more.
 
         Raises:
             OSError, QuiverlogError: not clean; the files are let go all the same.
@@ -334,14 +337,19 @@ class Log(AppendableLog):
             return
         if self._producers is not None and self._changed:
             self._unflushed.snapshot(self.log_end_offset, self._producers)
-        last = self.segments[-1] if self.segments else None
-        if last is not None and self._changed:
-            last.save_index()
         job = self.begin_flush()
         self.complete_flush(job, job.run())
-        if self._changed and self.log_start_offset > self._start_saved:
-            checkpoint.save_log_start(self._disk, self.directory, self.log_start_offset)
         if self._changed:
+            # The rows are safe. A full disk, say, makes the next start longer, and not unclean.
+            with contextlib.suppress(OSError, QuiverlogError):
+                self._save_what_shortens_the_start()
+
+    def _save_what_shortens_the_start(self) -> None:
+        """Each of these can be rebuilt, and says what it covers."""
+        last = self.segments[-1] if self.segments else None
+        if self.log_start_offset > self._start_saved:
+            checkpoint.save_log_start(self._disk, self.directory, self.log_start_offset)
+        if not self.epochs.dirty:  # The point stands for the epochs before it as well.
             point = RecoveryPoint(self.log_end_offset)
             if last is not None:
                 point = RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
@@ -349,3 +357,5 @@ class Log(AppendableLog):
             path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"
             data = checkpoint.pack_recovery_point(point)
             self._disk.write_file_atomic(path, data, durable=False)
+        if last is not None:
+            last.save_index()

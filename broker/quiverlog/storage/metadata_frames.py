@@ -53,7 +53,10 @@ def parse(path: str, data: bytes) -> Frames:
         UnsupportedFormat: a newer version wrote it.
     """
     if len(data) < FILE_HEADER_BYTES or data[:8] != _MAGIC:
-        raise CorruptLog(f"{path} is not a metadata log.", file=path)
+        raise CorruptLog(
+            f"{path} is not a metadata log: restore the file from a backup; it was not changed.",
+            file=path,
+        )
     check_version(path, _HEAD.unpack_from(data)[1], _VERSION)
     entries: list[bytes] = []
     view = memoryview(data)

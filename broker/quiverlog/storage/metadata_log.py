@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError, StorageFault, ThrottledBroker
-from quiverlog.storage.disk import Disk
+from quiverlog.storage.disk import Disk, is_special_file
 from quiverlog.storage.metadata_frames import FILE_HEADER, FILE_HEADER_BYTES, Frames, parse
 from quiverlog.storage.metadata_jobs import AppendJob, CompactJob, Tail
 
@@ -81,6 +81,8 @@ class MetadataLog:
         try:
             return cls._open(disk, directory, path, create=create, bytes_min=bytes_min)
         except OSError as error:
+            if is_special_file(error):
+                raise _restore(path, "is not a regular file") from error
             raise StorageFault(f"{path} cannot be opened: {error.strerror}.", file=path) from error
 
     @classmethod

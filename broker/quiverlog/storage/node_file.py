@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from quiverlog.errors import CorruptLog, ForeignDataDirectory
-from quiverlog.storage.disk import Disk
+from quiverlog.storage.disk import Disk, is_special_file
 from quiverlog.storage.frames import check_version
 
 __all__ = ["NodeFile", "load_node"]
@@ -27,6 +27,12 @@ class NodeFile(msgspec.Struct, kw_only=True):
     node_id: int
 
 
+def _restore(file: str, what: str) -> CorruptLog:
+    return CorruptLog(
+        f"{file} {what}: restore the file from a backup; nothing was changed.", file=file
+    )
+
+
 def load_node(
     disk: Disk, path: str, node_id: int, cluster_id: str, entropy: Callable[[int], bytes]
 ) -> tuple[NodeFile, bool]:
@@ -34,14 +40,20 @@ def load_node(
     file = f"{path}/node.json"
     if not disk.exists(file):
         if disk.list(f"{path}/data") or disk.list(f"{path}/metadata"):
-            raise ForeignDataDirectory(f"{path} holds data but {file} is missing.")
+            raise ForeignDataDirectory(
+                f"{path} holds data but {file} is missing: restore that file from a backup."
+            )
         node = NodeFile(cluster_id=cluster_id or entropy(_CLUSTER_ID_BYTES).hex(), node_id=node_id)
         disk.write_file_atomic(file, msgspec.json.encode(node) + b"\n")
         return node, True
     try:
         node = msgspec.json.decode(disk.read_file(file), type=NodeFile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptLog(f"{file} cannot be read: {error}.", file=file) from error
+        raise _restore(file, f"is damaged ({error})") from error
+    except OSError as error:
+        if not is_special_file(error):
+            raise
+        raise _restore(file, "is not a regular file") from error
     if node.magic != _NODE_MAGIC:
         raise ForeignDataDirectory(f"{file} is not quiverlog's.")
     check_version(file, node.version, _JSON_VERSION)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, QuiverlogError, UnsupportedFormat
 from quiverlog.storage import checkpoint, reading, truncation
+from quiverlog.storage.byte_source import is_unreadable
 from quiverlog.storage.checkpoint import Producers, RecoveryPoint
 from quiverlog.storage.disk import Disk, short_name
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
@@ -113,6 +114,9 @@ class _Opening:
                 return True
             except CorruptLog:
                 pass
+            except OSError as error:
+                if not is_unreadable(error):
+                    raise
         if found.point.base_offset >= 0:
             self._read_epochs_again()
         return not found.segments

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from quiverlog.storage.descriptors import Descriptor, DescriptorReserve
-from quiverlog.storage.disk import Buffer, File, write_error
+from quiverlog.storage.disk import Buffer, File, special_file, write_error
 from quiverlog.storage.mapping import Mapping
 from quiverlog.storage.posix_lock import PosixLock
 
@@ -47,21 +47,37 @@ unflushed bytes keeps its descriptor until the flush wherever that is possible."
 class PosixFile:
     """See `disk.File`. `passes`: how often the eviction hand lets it go on."""
 
-    __slots__ = ("_descriptor", "_disk", "_mapping", "_regions", "passes", "path", "size")
+    __slots__ = (
+        "_descriptor",
+        "_disk",
+        "_identity",
+        "_mapping",
+        "_regions",
+        "passes",
+        "path",
+        "size",
+    )
 
-    def __init__(self, disk: PosixDisk, path: str, size: int) -> None:
+    def __init__(self, disk: PosixDisk, path: str, found: os.stat_result) -> None:
         self._disk = disk
+        self._identity = (found.st_dev, found.st_ino)
         self._descriptor: Descriptor | None = None
         self._mapping: Mapping | None = None
         self._regions: list[weakref.ref[Any]] = []
         self.path = path
-        self.size = size
+        self.size = found.st_size
         self.passes = 0
 
     def _open(self) -> Descriptor:
-        descriptor = self._descriptor = self._disk.open_descriptor(self.path, os.O_RDWR)
+        descriptor = self._disk.open_descriptor(self.path, os.O_RDWR)
+        self._check_identity(os.fstat(descriptor.fd))
+        self._descriptor = descriptor
         self._disk.opened(self)
         return descriptor
+
+    def _check_identity(self, found: os.stat_result) -> None:
+        if (found.st_dev, found.st_ino) != self._identity:
+            raise OSError(errno.ESTALE, "the file was replaced by another one", self.path)
 
     def append(self, buffers: Sequence[Buffer]) -> int:
         position = self.size
@@ -175,6 +191,8 @@ class PosixFile:
         if descriptor is None:
             descriptor = self._disk.open_descriptor(self.path, os.O_RDWR)
         os.fdatasync(descriptor.fd)
+        # Nothing may be acknowledged that lies where no start will look for it.
+        self._check_identity(os.stat(self.path))
 
     def close(self) -> None:
         self._descriptor = None
@@ -257,19 +275,22 @@ class PosixDisk:
     def open(self, path: str, *, create: bool) -> PosixFile:
         if not create:
             found = os.stat(path)
-            if stat.S_ISDIR(found.st_mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            return PosixFile(self, path, found.st_size)
+            if not stat.S_ISREG(found.st_mode):
+                raise special_file(path, found.st_mode)
+            return PosixFile(self, path, found)
         try:
-            self.open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            descriptor = self.open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except OSError as error:
             raise write_error(path, error) from error
-        return PosixFile(self, path, 0)
+        return PosixFile(self, path, os.fstat(descriptor.fd))
 
     def read_file(self, path: str) -> bytes:
         descriptor = self.open_descriptor(path, os.O_RDONLY)
         fd = descriptor.fd
-        size = os.fstat(fd).st_size
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise special_file(path, found.st_mode)
+        size = found.st_size
         data = os.pread(fd, size, 0)
         while len(data) < size and (more := os.pread(fd, size - len(data), len(data))):
             data += more
@@ -328,10 +349,11 @@ class PosixDisk:
             missing.append(path)
             path = os.path.dirname(path)
         for name in reversed(missing):
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.mkdir(name, DIRECTORY_MODE)
-        if missing and not os.path.isdir(missing[0]):
-            raise NotADirectoryError(errno.ENOTDIR, "is no directory", missing[0])
+            except FileExistsError:
+                if not os.path.isdir(name):
+                    raise NotADirectoryError(errno.ENOTDIR, _what_is_there(name), name) from None
 
     def restrict(self, path: str) -> bool:
         if not os.stat(path).st_mode & 0o077:
@@ -353,5 +375,9 @@ class PosixDisk:
         room = os.statvfs(path)
         return room.f_bavail * room.f_frsize
 
-    def lock(self, path: str) -> PosixLock:
-        return PosixLock(path, self.open_descriptor, self.read_file)
+    def lock(self, path: str, *, guarded: Sequence[str] = ()) -> PosixLock:
+        return PosixLock(self, path, guarded)
+
+
+def _what_is_there(path: str) -> str:
+    return "is a symbolic link to nothing" if os.path.islink(path) else "is no directory"

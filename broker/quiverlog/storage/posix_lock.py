@@ -1,7 +1,7 @@
-"""One broker a data directory: the lock on the real disk.
+"""The lock on a data directory, and whether it is still the directory that was locked.
 
-Owns the two descriptors that hold it, and the claim by which a broker sees that it is still the
-owner. Must not know what lies in the directory.
+Owns the descriptors of the lock. As long as they are open, the system gives their inode numbers to
+nobody else, so a directory with the same number is the same directory.
 """
 
 from __future__ import annotations
@@ -10,68 +10,96 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from quiverlog.errors import DataDirectoryInUse
 from quiverlog.storage.descriptors import Descriptor
 
 __all__ = ["PosixLock"]
 
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY
+_LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+
+
+class _Opener(Protocol):
+    """What the lock asks of the disk that it lies on."""
+
+    def open_descriptor(self, path: str, flags: int) -> Descriptor: ...
+
+    def read_file(self, path: str) -> bytes: ...
+
 
 class PosixLock:
-    """flock on the directory itself, and on the file `lock` in it.
+    """flock on the directory itself, and on the file `lock` in it. See `disk.DiskLock`.
 
     The kernel drops both with the process, however that ends. A broker whose lock file is deleted
     still has the directory. Older brokers lock the file alone. It holds the owner's claim.
+
+    Args:
+        guarded: names of directories in it that must stay the ones they are.
+
+    Raises:
+        DataDirectoryInUse: another process (or another holder in this one) has it.
     """
 
-    __slots__ = ("_claim", "_descriptors", "_path", "_read_file")
+    __slots__ = ("_claim", "_directories", "_disk", "_file", "_path")
 
-    def __init__(
-        self,
-        path: str,
-        open_descriptor: Callable[[str, int], Descriptor],
-        read_file: Callable[[str], bytes],
-    ) -> None:
+    def __init__(self, disk: _Opener, path: str, guarded: Sequence[str]) -> None:
         self._path = path
-        self._read_file = read_file
+        self._disk = disk
         self._claim = b""
-        self._descriptors: list[Descriptor] = []
-        names = (
-            (path, os.O_RDONLY | os.O_DIRECTORY),
-            (f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW),
-        )
-        for name, flags in names:
-            descriptor = open_descriptor(name, flags)
-            try:
-                fcntl.flock(descriptor.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                self.release()
-                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise DataDirectoryInUse(f"{path} is locked by another broker.") from None
-                raise
-            self._descriptors.append(descriptor)
+        self._directories: dict[str, Descriptor] = {}
+        self._file: Descriptor | None = None
+        try:
+            self._directories[path] = disk.open_descriptor(path, _DIRECTORY)
+            self._flock(self._directories[path])
+            self._file = disk.open_descriptor(f"{path}/lock", _LOCK_FILE)
+            self._flock(self._file)
+            for name in guarded:
+                inside = f"{path}/{name}"
+                self._directories[inside] = disk.open_descriptor(inside, _DIRECTORY)
+        except BaseException:
+            self.release()
+            raise
+
+    def _flock(self, descriptor: Descriptor) -> None:
+        try:
+            fcntl.flock(descriptor.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise DataDirectoryInUse(f"{self._path} is locked by another broker.") from None
+            raise
 
     def release(self) -> None:
-        self._descriptors.clear()
+        self._directories.clear()
+        self._file = None
 
     def claim(self, owner: bytes) -> None:
+        assert self._file is not None, "a lock that was released claims nothing"
         with contextlib.suppress(OSError):  # A full disk must not keep a broker from starting.
-            os.ftruncate(self._descriptors[-1].fd, 0)
-            os.pwrite(self._descriptors[-1].fd, owner, 0)
+            os.ftruncate(self._file.fd, 0)
+            os.pwrite(self._file.fd, owner, 0)
             self._claim = owner
 
     def holds(self) -> bool:
-        if not self._descriptors:
+        if self._file is None:
             return False
-        mine = os.fstat(self._descriptors[0].fd)
         try:
-            there = os.stat(self._path)
-            if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
+            if not all(map(_is_at, self._directories.values(), self._directories)):
                 return False
-            claim = self._read_file(f"{self._path}/lock")
+            claim = self._disk.read_file(f"{self._path}/lock")
         except FileNotFoundError:
-            return os.path.isdir(self._path)  # The lock file may go: the directory is locked.
+            # The lock file may go: the directory is locked. The directories may not.
+            return all(map(os.path.isdir, self._directories))
+        except NotADirectoryError:
+            return False
         except OSError:
             return True  # Not known: no descriptor, say.
         return claim in (self._claim, b"") or not self._claim
+
+
+def _is_at(descriptor: Descriptor, path: str) -> bool:
+    """True when `path` names what the descriptor has open."""
+    mine, there = os.fstat(descriptor.fd), os.stat(path)
+    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)

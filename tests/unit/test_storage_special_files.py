@@ -1,0 +1,161 @@
+"""Something that is no file in a file's place: nothing waits for it, nothing takes it for one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quiverlog.batch.header import BatchHeader
+from quiverlog.errors import CorruptLog, QuiverlogError
+from quiverlog.storage import checkpoint
+from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.disk import is_special_file
+from quiverlog.storage.epochs import EPOCHS_FILE
+from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.storage.posix import PosixDisk
+from quiverlog.types import Now
+from tests.model.test_log_model import make_batch
+from tests.support.logs import flush
+
+KINDS = ["fifo", "directory", "socket", "loop"]
+NOW = Now(0, 1_000_000_000_000_000)
+
+
+@pytest.fixture(autouse=True)
+def alarm() -> Iterator[None]:
+    """What waits for the other end of a FIFO is interrupted, and fails."""
+
+    def ring(*_: object) -> None:
+        raise AssertionError("waited for a special file")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def put(path: Path, kind: str) -> None:
+    """Something of this kind in the place of whatever is there."""
+    path.unlink(missing_ok=True)
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as sock:
+                here = os.getcwd()
+                os.chdir(path.parent)  # The name of a socket has at most 107 bytes.
+                try:
+                    sock.bind(path.name)
+                finally:
+                    os.chdir(here)
+        case _:
+            path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_disk_says_at_once_that_it_is_no_file(tmp_path: Path, kind: str) -> None:
+    put(tmp_path / "a", kind)
+    for read in (PosixDisk().read_file, lambda path: PosixDisk().open(path, create=False)):
+        with pytest.raises(OSError, match=str(tmp_path)) as caught:
+            read(str(tmp_path / "a"))
+        assert is_special_file(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["node.json", "metadata/metadata.log"])
+def test_a_start_names_the_file_and_its_repair(tmp_path: Path, name: str, kind: str) -> None:
+    path = tmp_path / "d"
+
+    def start() -> None:
+        directory = DataDirectory.open(PosixDisk(), str(path), node_id=0, entropy=os.urandom)
+        try:
+            log = MetadataLog.open(PosixDisk(), directory.metadata_path, create=True)
+            log.append([b"entry"])
+        finally:
+            directory.close(clean=False)
+
+    start()
+    put(path / name, kind)
+    if kind == "loop":  # It counts as missing.
+        if name == "node.json":
+            with pytest.raises(QuiverlogError, match=r"node\.json is missing: restore"):
+                start()
+        return
+    with pytest.raises(CorruptLog, match=f"{path / name} is not a regular file: restore"):
+        start()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket"])
+def test_a_clean_mark_that_is_no_file_proves_nothing(tmp_path: Path, kind: str) -> None:
+    def take() -> DataDirectory:
+        return DataDirectory.open(PosixDisk(), str(tmp_path), node_id=0, entropy=os.urandom)
+
+    take().close(clean=True, metadata_bytes=10)
+    put(tmp_path / "clean-shutdown", kind)
+    directory = take()
+    assert not directory.clean
+    assert not (tmp_path / "clean-shutdown").exists()
+
+
+class Remembered:
+    """What a partition knows of its producers: the batches that it was told of."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def snapshot(self) -> bytes:
+        return ",".join(map(str, self.seen)).encode()
+
+    def restore(self, blob: bytes) -> None:
+        self.seen = [int(text) for text in blob.decode().split(",") if text]
+
+    def replay(self, header: BatchHeader) -> None:
+        self.seen.append(header.base_offset)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{0:020d}.index",
+        f"producers-{3:020d}.snapshot",
+        checkpoint.RECOVERY_FILE,
+        EPOCHS_FILE,
+    ],
+)
+def test_a_partition_opens_without_its_small_files(
+    tmp_path: Path, name: str, kind: str, clean: bool
+) -> None:
+    def open_log(producers: Remembered, clean: bool) -> Log:
+        return Log.open(
+            PosixDisk(),
+            str(tmp_path),
+            config=LogConfig(),
+            clean=clean,
+            now=NOW,
+            producers=producers,
+        )
+
+    log = open_log(Remembered(), clean=True)
+    log.epochs.assign(1, 0)
+    for number in range(3):
+        log.append([make_batch(1, NOW.wall_us, 999, number + 1)], 1, NOW)
+    flush(log)
+    log.close(clean=True)
+    assert (tmp_path / name).exists()
+    put(tmp_path / name, kind)
+    producers = Remembered()
+    log = open_log(producers, clean)
+    assert (log.log_start_offset, log.log_end_offset) == (0, 3)
+    assert len(log.read(2, bytes_max=1, end_offset=3)) == 1
+    assert log.epochs.epoch_for(2) == 1
