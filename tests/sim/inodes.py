@@ -20,6 +20,7 @@ from typing import ClassVar
 __all__ = ["Directory", "Inode", "Node"]
 
 PAGE_BYTES = 512
+HEAD_BYTES = 64
 _VIEWS_SWEEP = 64
 
 
@@ -137,6 +138,8 @@ class Inode:
             kept += bytes(tail)
         elif len(arriving) < len(kept) and chance.random() < 0.5:
             kept = arriving
+        if len(arriving) // PAGE_BYTES % 2 and len(kept) >= HEAD_BYTES:
+            kept = arriving[:HEAD_BYTES] + kept[HEAD_BYTES:]  # What was written over the head.
         self.data = bytearray(kept)
         self.durable = kept
         self.dropped = []

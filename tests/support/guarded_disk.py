@@ -15,7 +15,7 @@ from quiverlog.storage.disk import Disk, File
 __all__ = ["BlockedLoop", "GuardedDisk"]
 
 _BLOCK_BYTES: Final = 4096
-_FILE_CALLS: Final = frozenset(("sync", "truncate", "rewrite"))
+_FILE_CALLS: Final = frozenset(("sync", "truncate", "rewrite", "write_head"))
 _DISK_CALLS: Final = frozenset(
     ("write_file_atomic", "rename", "remove", "remove_tree", "make_dir", "sync_dir", "list",
      "read_file", "lock")

@@ -45,6 +45,7 @@ class AppendableLog(ReadableLog):
         "_unflushed",
         "epochs",
         "fault",
+        "flushed_offset",
     )
 
     def __init__(
@@ -57,6 +58,7 @@ class AppendableLog(ReadableLog):
         self._producers: Producers | None = None
         self._truncation: TruncateJob | None = None
         self.epochs = LeaderEpochs(lambda: self.log_end_offset)
+        self.flushed_offset = 0
         self.fault = ""
         """Why the log takes no writes any more; empty while it does."""
 
@@ -150,7 +152,8 @@ class AppendableLog(ReadableLog):
             ):
                 return last
             self.roll()
-        segment = Segment.create(self._disk, self.directory, base_offset, now.wall_us)
+        flushed = min(self.flushed_offset, base_offset)
+        segment = Segment.create(self._disk, self.directory, base_offset, now.wall_us, flushed)
         self._segments.add(segment)
         self._unflushed.names_changed = True
         return segment

@@ -10,9 +10,9 @@ What a disk promises:
   whatever happens to the file: growth, deletion, replacement, `close`. A file under a view is never
   cut: whoever wants fewer bytes writes another file and gives it the name (`Disk.replace`).
 - Nothing is durable before `sync` (contents) and `sync_dir` (names) have returned.
-- The methods of a `Disk`, and `File.sync`, `read_copy`, `read_cached`, `resident` and `close`, may
-  be called from any thread. `append`, `read`, `rewrite` and `truncate` of one file are called by
-  one thread at a time.
+- The methods of a `Disk`, and `File.sync`, `read_copy`, `read_cached`, `resident`, `write_head` and
+  `close`, may be called from any thread. `append`, `read`, `rewrite` and `truncate` of one file are
+  called by one thread at a time.
 - No operation needs a descriptor that the process may not have: a disk keeps some in reserve. When
   those are gone too, the error is `out_of_descriptors`: nothing was attempted.
 """
@@ -136,6 +136,16 @@ class File(Protocol):
 
         Raises:
             DiskFull, StorageFault: as `append`; the bytes are what they were.
+        """
+
+    def write_head(self, data: Buffer) -> None:
+        """Overwrite the first bytes, which no view may cover. May be called from any thread.
+
+        A power failure before the next `sync` leaves the old bytes or the new ones, never a
+        mixture: they lie in one sector. `size` does not change.
+
+        Raises:
+            DiskFull, ThrottledBroker, StorageFault: as `append`; the bytes may be either.
         """
 
     def truncate(self, size: int) -> None:

@@ -16,8 +16,9 @@ from quiverlog.limits import UNFLUSHED_BYTES_MAX, UNFLUSHED_MS_MAX
 from quiverlog.storage.checkpoint import SNAPSHOTS_KEPT, Producers, RecoveryPoint
 from quiverlog.storage.disk import Disk
 from quiverlog.storage.epochs import LeaderEpochs
-from quiverlog.storage.jobs import FlushJob, FlushResult, IndexFile, SnapshotFile
+from quiverlog.storage.jobs import FlushJob, FlushResult, IndexFile, MarkWrite, SnapshotFile
 from quiverlog.storage.segment import Segment
+from quiverlog.storage.segment_index import FlushedMark
 from quiverlog.types import Now
 
 __all__ = ["Unflushed"]
@@ -140,6 +141,7 @@ class Unflushed:
             indexes=tuple(self.indexes),
             snapshots=tuple(self.snapshots_unsaved),
             snapshots_doomed=tuple(kept[SNAPSHOTS_KEPT:]),
+            mark=self._next_mark(end_offset, last),
         )
         epochs.dirty = False
         self.segments = []
@@ -165,6 +167,13 @@ class Unflushed:
         if near and not background and point.base_offset == self.point.base_offset:
             return None
         return point
+
+    def _next_mark(self, end_offset: int, last: Segment | None) -> MarkWrite | None:
+        """What the header of the last segment is to say; None when it has no unflushed bytes."""
+        if last is None or last not in self.segments:
+            return None
+        header = last.header_with(FlushedMark(end_offset, last.file.size))
+        return None if header is None else MarkWrite(last, header)
 
     def complete(self, job: FlushJob, result: FlushResult, epochs: LeaderEpochs) -> None:
         """The job has run."""

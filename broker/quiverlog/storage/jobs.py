@@ -38,6 +38,7 @@ __all__ = [
     "IndexFile",
     "Job",
     "LoadIndexJob",
+    "MarkWrite",
     "NotResident",
     "ReadJob",
     "ReadResult",
@@ -97,6 +98,13 @@ class SnapshotFile(NamedTuple):
     blob: bytes
 
 
+class MarkWrite(NamedTuple):
+    """A segment's header, which says that the flush that writes it has succeeded."""
+
+    segment: Segment
+    header: bytes
+
+
 class FlushResult(NamedTuple):
     """What a flush has written beside the rows; False or None where there was no room for it."""
 
@@ -110,6 +118,8 @@ class FlushJob:
     """Everything below `end_offset` to the disk; then the notes that shorten the next start.
 
     `names_changed`: files were made since the last flush, so the directory needs an fsync.
+    `mark`: written when the rows are on the disk, and durable with the next flush: that costs no
+    fsync, and a start after a crash knows all flushes but the last one (adr/0017).
     """
 
     kind: ClassVar[str] = "flush"
@@ -123,6 +133,7 @@ class FlushJob:
     indexes: tuple[IndexFile, ...] = ()
     snapshots: tuple[SnapshotFile, ...] = ()
     snapshots_doomed: tuple[int, ...] = ()
+    mark: MarkWrite | None = None
 
     def run(self) -> FlushResult:
         """Raises OSError or StorageFault; `Log.fail_flush` judges whether that is a fault."""
@@ -134,7 +145,23 @@ class FlushJob:
                     raise
         if self.names_changed:
             self.disk.sync_dir(self.key)
-        return self._save_notes()._replace(snapshots_saved=self._save_what_can_be_rebuilt())
+        marked = self._write_mark()
+        result = self._save_notes()
+        if marked and self.point is not None and result.point is None:
+            # Whatever recovery point there is may be far behind: the mark takes its place.
+            assert self.mark is not None
+            self.mark.segment.file.sync()
+        return result._replace(snapshots_saved=self._save_what_can_be_rebuilt())
+
+    def _write_mark(self) -> bool:
+        """No error counts: the rows are on the disk, and a start believes the older mark."""
+        if self.mark is None or self.mark.segment.dropped:
+            return False
+        try:
+            self.mark.segment.file.write_head(self.mark.header)
+        except (OSError, QuiverlogError):
+            return False
+        return True
 
     def _save_what_can_be_rebuilt(self) -> bool:
         """Indexes and snapshots say what they cover; False: there was no room for all of them.

@@ -47,7 +47,7 @@ __all__ = ["Log", "LogConfig", "RecoveryReport"]
 class Log(AppendableLog):
     """See the module docstring. All attributes are for reading, except `config`."""
 
-    __slots__ = ("_start_saved", "_trim", "flushed_offset")
+    __slots__ = ("_start_saved", "_trim")
 
     def __init__(
         self, disk: Disk, directory: str, config: LogConfig, indexes: IndexCache | None
@@ -55,7 +55,6 @@ class Log(AppendableLog):
         super().__init__(disk, directory, config, indexes)
         self._start_saved = 0
         self._trim: TrimJob | None = None
-        self.flushed_offset = 0
 
     # --- opening -------------------------------------------------------------------------------
     @classmethod

@@ -25,7 +25,7 @@ from quiverlog.storage.disk import Disk, short_name
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.recovery import RecoveryReport, assign_epochs, recover_segments
 from quiverlog.storage.segment import Segment
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark
 from quiverlog.storage.segments import Segments
 from quiverlog.types import Now
 
@@ -203,6 +203,10 @@ class _Opening:
         position = point.position if segment.base_offset == point.base_offset else 0
         segment.rewrite(position if position > SEGMENT_HEADER_BYTES else 0)
         segment.file.sync()
+        header = segment.header_with(FlushedMark(segment.end_offset, segment.file.size))
+        if header is not None:
+            with contextlib.suppress(QuiverlogError):  # The older mark is true as well.
+                segment.file.write_head(header)
 
     def _report_missing(self, first: int, end: int) -> None:
         name = short_name(self._directory)

@@ -169,6 +169,14 @@ class PosixFile:
         except OSError as error:
             raise write_error(self.path, error) from error
 
+    def write_head(self, data: Buffer) -> None:
+        assert len(data) <= self.size
+        try:
+            descriptor = self._descriptor or self._open()
+            _write_rest(descriptor.fd, [data], 0, 0)
+        except OSError as error:
+            raise write_error(self.path, error) from error
+
     def truncate(self, size: int) -> None:
         assert 0 <= size <= self.size
         self._mapping = None

@@ -1,14 +1,20 @@
 """What a log does with its segments after an unclean stop.
 
-Owns the decision what is kept: all from the recovery point on is scanned with checksums; a torn
-tail is cut, damage is reported and stepped over. Below the recovery point nothing is looked at, let
-alone cut: damage there is found by the first read.
+Owns the decision what is kept (adr/0017). All from the recovery point on is scanned with checksums.
+What is *known* to be flushed, by the recovery point or by a segment's mark, was on the disk:
+whatever does not fit there is damage, which is reported and stepped over, and rows without a file
+are missing. Above, the log is cut at the first hole, with everything behind it; a batch that is all
+there and wrong is damage there too. Below the recovery point nothing is looked at, let alone cut:
+damage there is found by the first read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quiverlog.errors import CorruptLog
 from quiverlog.storage.byte_source import FileBytes
@@ -49,15 +55,23 @@ def recover_segments(
     report = RecoveryReport(clean=False)
     touched: list[Segment] = []
     stamps: list[tuple[int, int]] = []
+    known_offset = max([point.offset, *(s.mark.offset for s in _with_marks(segments, point))])
     for number, segment in enumerate(segments):
         if segment.base_offset < point.base_offset:
             continue
-        scanned = _Recovery(segment, point, stamps, now_us, epoch_newest, report).run()
+        following = segments[number + 1 :]
+        known = _known_of(segment, following, point, known_offset)
+        recovery = _Recovery(segment, point, known, stamps, now_us, epoch_newest, report)
+        scanned = recovery.run()
         if scanned is not _Scanned.NOTHING:
             touched.append(segment)
-        following = segments[number + 1 :]
-        if following and (scanned is _Scanned.CUT or segment.end_offset < following[0].base_offset):
-            # The end of this one never reached the disk, so nothing after it was acknowledged.
+        if not following:
+            break
+        if segment.end_offset < min(known_offset, following[0].base_offset):
+            _note_gap(segment, following[0].base_offset, report)
+        if scanned is _Scanned.CUT or segment.end_offset < following[0].base_offset:
+            # The end of this one never reached the disk: no flush that covers later ones has
+            # succeeded, or its mark or its recovery point would be known.
             for later in following:
                 later.dropped = True
                 report.bytes_truncated += later.file.size
@@ -66,6 +80,56 @@ def recover_segments(
             break
     assign_epochs(epochs, stamps, epoch_newest)
     return touched, report
+
+
+def _note_gap(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
+    """Rows behind this segment were on the disk, and no file has them."""
+    size = segment.file.size
+    damage = Damage(size, size, segment.end_offset, end_offset)
+    segment.note_damage(damage)
+    report.damages.append(segment.corrupt(damage).message)
+    segment.end_offset = end_offset
+    segment.finished = True
+
+
+class _Known(NamedTuple):
+    """What is known to be on the disk: the rows below `offset`.
+
+    Those of this segment that end at byte `position` are the rows below `position_offset`, which is
+    less than `offset` where only a later segment's mark tells of it.
+    """
+
+    offset: int
+    position: int
+    position_offset: int
+
+
+def _with_marks(segments: Sequence[Segment], point: RecoveryPoint) -> list[Segment]:
+    """The segments that are to be scanned and have a good header; their marks are read."""
+    found: list[Segment] = []
+    for segment in segments:
+        if segment.base_offset >= point.base_offset:
+            with contextlib.suppress(CorruptLog):
+                segment.check_header()
+                found.append(segment)
+    return found
+
+
+def _known_of(
+    segment: Segment, following: Sequence[Segment], point: RecoveryPoint, known_offset: int
+) -> _Known:
+    """What is known of one segment, given what is known of the log."""
+    size, mark = segment.file.size, segment.mark
+    if following and following[0].base_offset <= known_offset:
+        # Flushed as a whole. Where a file between the two is gone, its rows count as this one's.
+        end = following[0].base_offset
+        return _Known(end, max(size, SEGMENT_HEADER_BYTES), end)
+    best = _Known(known_offset, SEGMENT_HEADER_BYTES, segment.base_offset)
+    if point.base_offset == segment.base_offset and point.position > SEGMENT_HEADER_BYTES:
+        best = _Known(known_offset, point.position, point.offset)
+    if mark.position > best.position and mark.offset >= best.position_offset:
+        best = _Known(known_offset, mark.position, mark.offset)
+    return best
 
 
 def assign_epochs(epochs: LeaderEpochs, stamps: list[tuple[int, int]], newest: int) -> None:
@@ -98,17 +162,19 @@ class _Recovery:
         self,
         segment: Segment,
         point: RecoveryPoint,
+        known: _Known,
         stamps: list[tuple[int, int]],
         now_us: int,
         epoch_newest: int,
         report: RecoveryReport,
     ) -> None:
         self._segment = segment
+        self._known = known
         self._stamps = stamps
         self._now_us = now_us
         self._epochs = EpochBounds(EPOCHS_ALL.oldest, epoch_newest)
         self._report = report
-        # From here on nothing is known to be on the disk; everything before is.
+        # Everything before it is on the disk, and is not looked at.
         self._floor = (SEGMENT_HEADER_BYTES, segment.base_offset)
         if point.base_offset == segment.base_offset and point.position > SEGMENT_HEADER_BYTES:
             self._floor = (point.position, point.offset)
@@ -116,9 +182,10 @@ class _Recovery:
     def run(self) -> _Scanned:
         segment, file = self._segment, self._segment.file
         at, offset = self._floor
-        flushed = at > SEGMENT_HEADER_BYTES
-        if file.size < at and flushed:
-            self._keep_what_is_left(offset)
+        known = self._known
+        flushed = known.position_offset > segment.base_offset
+        if file.size < max(at, known.position) and flushed:
+            self._keep_what_is_left(known.position_offset)
             return _Scanned.SHORT
         if file.size < SEGMENT_HEADER_BYTES:
             self._begin_anew()
@@ -132,22 +199,47 @@ class _Recovery:
                 return _Scanned.CUT
             segment.created_us = 0
             self._report.damages.append(error.message)
-        if flushed and file.size == at:
+        if at > SEGMENT_HEADER_BYTES and file.size == at == known.position:
             segment.end_offset = offset
             return _Scanned.NOTHING
         self._report.bytes_scanned += file.size - at
         segment.trust_from(at)
-        return self._scan(at, offset)
+        if flushed:
+            self._scan_known(at, offset)
+            at, offset = known.position, known.position_offset
+        return self._scan_unknown(at, offset)
 
-    def _scan(self, at: int, offset: int) -> _Scanned:
+    def _scan_known(self, at: int, offset: int) -> None:
+        """What is known to have been on the disk: whatever does not fit there is damage."""
+        end, end_offset = self._known.position, self._known.position_offset
+        source = FileBytes(self._segment.file, end)
+        for entry in scan(source, at, offset, verify=True, epochs=self._epochs):
+            if isinstance(entry, Found):
+                offset = entry.header.next_offset
+                self._stamps.append((entry.header.leader_epoch, entry.header.base_offset))
+                continue
+            if isinstance(entry, Torn) or entry.end_position == end:
+                entry = Damage(entry.position, end, offset, end_offset)
+            offset = min(entry.end_offset, end_offset)
+            self._note(entry._replace(end_offset=offset))
+        if offset < end_offset:
+            self._note(Damage(end, end, offset, end_offset))
+        self._segment.end_offset = end_offset
+
+    def _scan_unknown(self, at: int, offset: int) -> _Scanned:
+        """What no successful flush is known to have covered: it ends at the first hole."""
         segment, file = self._segment, self._segment.file
         source = FileBytes(file, file.size)
-        for entry in scan(source, at, offset, verify=True, epochs=self._epochs):
+        for entry in scan(
+            source,
+            at,
+            offset,
+            verify=True,
+            epochs=self._epochs,
+            unflushed_from=self._known.offset,
+        ):
             if isinstance(entry, Torn):
-                self._report.bytes_truncated += file.size - entry.position
-                segment.end_offset = offset
-                file.truncate(entry.position)
-                return _Scanned.CUT
+                return self._cut(entry)
             if isinstance(entry, Found):
                 offset = entry.header.next_offset
                 self._stamps.append((entry.header.leader_epoch, entry.header.base_offset))
@@ -156,6 +248,19 @@ class _Recovery:
                 offset = entry.end_offset
         segment.end_offset = offset
         return _Scanned.WHOLE
+
+    def _cut(self, torn: Torn) -> _Scanned:
+        """Cut an append that never finished, unless it holds rows that are known to be flushed."""
+        segment, file = self._segment, self._segment.file
+        if torn.offset < self._known.offset:
+            segment.end_offset = self._known.offset
+            segment.finished = True
+            self._note(Damage(torn.position, file.size, torn.offset, segment.end_offset))
+            return _Scanned.SHORT
+        self._report.bytes_truncated += file.size - torn.position
+        segment.end_offset = torn.offset
+        file.truncate(torn.position)
+        return _Scanned.CUT
 
     def _keep_what_is_left(self, end_offset: int) -> None:
         """Bytes that were on the disk are gone: what is left of them is kept, the rest damage."""

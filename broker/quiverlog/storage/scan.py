@@ -12,8 +12,9 @@ stepped over). Rules, for bytes at which no good batch begins:
 4. Nothing good follows: a batch whose end is zeros that never arrived is torn; a whole one with a
    wrong checksum is damage, even at the end of the file.
 
-Rules 2 to 4 may call damage what a disk wrote out of order before a power failure. That costs
-unacknowledged rows that cannot be read; the other mistake would cost acknowledged ones.
+Above what is known to be flushed another rule comes before these: a batch of which a whole sector
+is zero, or of which the header is zeros, was never written there. It is torn whatever lies behind
+it, because a flush that had succeeded would have brought it to the disk. Below, it is damage.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from quiverlog.limits import (
 )
 from quiverlog.storage.byte_source import BufferBytes, ByteSource, checksum
 from quiverlog.storage.resync import EPOCHS_ALL, EpochBounds, Resync
-from quiverlog.storage.tail import looks_unwritten
+from quiverlog.storage.tail import SECTOR_BYTES, looks_unwritten
 
 __all__ = ["Damage", "EpochBounds", "Found", "Torn", "batch_at", "scan"]
 
@@ -73,12 +74,14 @@ def scan(
     *,
     verify: bool,
     epochs: EpochBounds = EPOCHS_ALL,
+    unflushed_from: int | None = None,
 ) -> Iterator[Found | Damage | Torn]:
     """Walk from byte `at`, where row `offset` should begin, to the end or to a torn tail.
 
     Args:
         verify: compute checksums too, not only look whether the headers join up.
         epochs: which leader epochs a batch behind damage may carry.
+        unflushed_from: rows from this one on may never have reached the disk; None: all have.
     """
     if isinstance(source, bytes | memoryview):
         source = BufferBytes(source)
@@ -95,7 +98,10 @@ def scan(
             at += header.total_bytes
             offset = header.next_offset
             continue
-        verdict = judge.judge(at, offset, header)
+        if unflushed_from is not None and offset >= unflushed_from and judge.is_hole(at, offset):
+            verdict: Damage | Torn = Torn(at, offset)
+        else:
+            verdict = judge.judge(at, offset, header)
         yield verdict
         if isinstance(verdict, Torn):
             return
@@ -121,6 +127,26 @@ class _Judge:
         """True when the stored bytes match the stored checksum."""
         end = at + header.total_bytes
         return checksum(self._source, at + CRC_START, end) == header.crc32c
+
+    def is_hole(self, at: int, offset: int) -> bool:
+        """True when a sector of the batch at `at`, which is no good one, never arrived.
+
+        The sector of the header arrived with the header, as far as it is the batch's.
+        """
+        size = self._source.size
+        boundary = at + SECTOR_BYTES - at % SECTOR_BYTES
+        header = self.header(at)
+        if header is None:
+            return True
+        if not header.is_plausible or header.base_offset != offset:
+            return not any(self._source.read(at, min(boundary, size) - at))
+        if self._end_by_checksum(at, header):
+            return False
+        end = min(size, at + header.total_bytes)
+        return any(
+            not any(self._source.read(start, min(SECTOR_BYTES, size - start)))
+            for start in range(boundary, end, SECTOR_BYTES)
+        )
 
     def judge(self, at: int, offset: int, header: BatchHeader | None) -> Damage | Torn:
         """Judge what lies at `at`, where no good batch begins."""

@@ -3,15 +3,16 @@
 ```
  0  8s  magic "QVSEGMNT"
  8  u16 version = 1     10 u16 reserved     12 u32 crc32c over bytes 16..64
-16  i64 base_offset     24 i64 created_us   32 reserved (0) up to 64
+16  i64 base_offset     24 i64 created_us
+32  i64 flushed_offset  40 u64 flushed_position (segment_index.FlushedMark)   48 reserved (0)
 64  batch | batch | ...   each as batch/header.py draws it, a multiple of 64 bytes
 ```
 
-Owns the .log file and its index. Invariants: the file only grows (a finished segment not even
-that), so served views stay valid; positions and relative offsets fit 32 bits; batches' offsets join
-up. What the process has written or scanned itself is trusted; other bytes have their checksums
-verified when they are read for the first time (clients verify always, so this finds damage early
-rather than guards readers).
+Owns the .log file and its index. Invariants: behind its header the file only grows (a finished
+segment not even that), so served views stay valid; positions and relative offsets fit 32 bits;
+batches' offsets join up. What the process has written or scanned itself is trusted; other bytes
+have their checksums verified when they are read for the first time (clients verify always, so this
+finds damage early rather than guards readers).
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from quiverlog.storage.index import NO_TIME, IndexSummary, SparseIndex
 from quiverlog.storage.scan import Damage, scan
 from quiverlog.storage.segment_index import (
     LOG_SUFFIX,
+    NO_MARK,
     SEGMENT_HEADER_BYTES,
+    FlushedMark,
     LoadedIndex,
     SegmentFiles,
     index_path,
     pack_segment_header,
-    read_created_us,
+    read_header,
 )
 
 __all__ = ["Segment", "segment_path"]
@@ -59,6 +62,7 @@ class Segment:
         damages: what is known to be unreadable, in order.
         dropped: its files are gone or about to go.
         finished: it takes no more appends.
+        mark: what its header said was on the disk when it was last read.
         recent: its index was used since the last round of `index_cache`.
         tail: (position, offset) of the newest append, which nearly every reader asks for.
         trusted_from: everything from this position on was written or verified by this process.
@@ -77,6 +81,7 @@ class Segment:
         "file",
         "finished",
         "index",
+        "mark",
         "newest_us",
         "path",
         "recent",
@@ -92,6 +97,7 @@ class Segment:
         self.end_offset = base_offset
         self.created_us = -1
         self.index: SparseIndex | None = None
+        self.mark = NO_MARK
         self.newest_us = NO_TIME
         self.damages: list[Damage] = []
         self.dropped = False
@@ -106,16 +112,22 @@ class Segment:
 
     # --- making and opening --------------------------------------------------------------------
     @classmethod
-    def create(cls, disk: Disk, directory: str, base_offset: int, now_us: int) -> Segment:
-        """A new, empty segment. Raises DiskFull or StorageFault, leaving nothing behind."""
-        assert base_offset >= 0
+    def create(
+        cls, disk: Disk, directory: str, base_offset: int, now_us: int, flushed_offset: int = 0
+    ) -> Segment:
+        """A new, empty segment. Raises DiskFull or StorageFault, leaving nothing behind.
+
+        Args:
+            flushed_offset: all rows of the log below it are on the disk.
+        """
+        assert 0 <= flushed_offset <= base_offset
         path = segment_path(directory, base_offset)
         if disk.exists(path):
             disk.remove(path)  # Left by a creation that failed half way; it holds no batch.
         file = disk.open(path, create=True)
         segment = cls(disk, path, file, base_offset)
         try:
-            segment.write_header(now_us)
+            segment.write_header(now_us, FlushedMark(flushed_offset))
         except QuiverlogError:
             disk.remove(path)
             raise
@@ -123,15 +135,23 @@ class Segment:
         segment.trusted_from = SEGMENT_HEADER_BYTES
         return segment
 
-    def write_header(self, now_us: int) -> None:
+    def write_header(self, now_us: int, mark: FlushedMark = NO_MARK) -> None:
         """The first 64 bytes of an empty file."""
         assert self.file.size == 0
-        self.file.append([pack_segment_header(self.base_offset, now_us)])
+        self.file.append([pack_segment_header(self.base_offset, now_us, mark)])
         self.created_us = now_us
+        self.mark = mark
 
     def check_header(self) -> None:
         """Raises CorruptLog or UnsupportedFormat unless the file is this segment's."""
-        self.created_us = read_created_us(self.file, self.base_offset)
+        self.created_us, self.mark = read_header(self.file, self.base_offset)
+
+    def header_with(self, mark: FlushedMark) -> bytes | None:
+        """The header's bytes with another mark; None when the rest of it is not known."""
+        assert mark.position <= self.file.size
+        if self.created_us <= 0:
+            return None
+        return pack_segment_header(self.base_offset, self.created_us, mark)
 
     def rewrite(self, position: int) -> None:
         """Write all from `position` on once more, as it is (why: `disk.File.rewrite`).

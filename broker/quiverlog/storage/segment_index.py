@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from quiverlog.batch.checksum import crc32c
 from quiverlog.errors import CorruptLog
@@ -20,14 +20,17 @@ from quiverlog.storage.scan import Damage, Found, Torn, scan
 
 __all__ = [
     "LOG_SUFFIX",
+    "NO_MARK",
     "SEGMENT_HEADER_BYTES",
     "SEGMENT_MAGIC",
+    "FlushedMark",
     "IndexBuilder",
     "LoadedIndex",
     "SegmentFiles",
+    "SegmentHeader",
     "index_path",
     "pack_segment_header",
-    "read_created_us",
+    "read_header",
 ]
 
 LOG_SUFFIX: Final = ".log"
@@ -37,7 +40,7 @@ SEGMENT_MAGIC: Final = b"QVSEGMNT"
 _VERSION: Final = 1
 _VERSION_PLAUSIBLE_MAX: Final = 15
 _HEAD: Final = struct.Struct("<8sHHI")
-_BODY: Final = struct.Struct("<qq32x")
+_BODY: Final = struct.Struct("<qqqQ16x")
 assert _HEAD.size + _BODY.size == SEGMENT_HEADER_BYTES
 
 
@@ -47,14 +50,36 @@ def index_path(log_path: str) -> str:
     return log_path[: -len(LOG_SUFFIX)] + _INDEX_SUFFIX
 
 
-def pack_segment_header(base_offset: int, created_us: int) -> bytes:
+class FlushedMark(NamedTuple):
+    """All rows of the log below `offset` are on the disk.
+
+    `position`: where in this file they end; 0 when they end in an older file.
+    """
+
+    offset: int = 0
+    position: int = 0
+
+
+NO_MARK: Final = FlushedMark()
+
+
+class SegmentHeader(NamedTuple):
+    """What the first 64 bytes of a segment say beside its base offset."""
+
+    created_us: int
+    mark: FlushedMark
+
+
+def pack_segment_header(base_offset: int, created_us: int, mark: FlushedMark = NO_MARK) -> bytes:
     """The first 64 bytes of a segment."""
-    body = _BODY.pack(base_offset, created_us)
+    assert mark.position == 0 or mark.position >= SEGMENT_HEADER_BYTES
+    assert mark.offset <= base_offset or mark.position > 0
+    body = _BODY.pack(base_offset, created_us, *mark)
     return _HEAD.pack(SEGMENT_MAGIC, _VERSION, 0, crc32c(body)) + body
 
 
-def read_created_us(file: File, base_offset: int) -> int:
-    """When the segment was made, as its header says.
+def read_header(file: File, base_offset: int) -> SegmentHeader:
+    """Read a segment's header.
 
     Raises:
         CorruptLog: the header is damaged, or is another segment's.
@@ -65,13 +90,13 @@ def read_created_us(file: File, base_offset: int) -> int:
     if len(head) < SEGMENT_HEADER_BYTES or head[:8] != SEGMENT_MAGIC:
         raise CorruptLog(f"{name} is not a segment.", file=name, position=0)
     _, version, _, crc = _HEAD.unpack_from(head)
-    found_base, created_us = _BODY.unpack_from(head, _HEAD.size)
+    found_base, created_us, *mark = _BODY.unpack_from(head, _HEAD.size)
     intact = crc32c(head[_HEAD.size :]) == crc and found_base == base_offset
     if version != _VERSION and not _is_flipped(version, intact):
         check_version(name, version, _VERSION)
     if version != _VERSION or not intact:
         raise CorruptLog(f"{name}: its header is damaged.", file=name, position=0)
-    return int(created_us)
+    return SegmentHeader(created_us, FlushedMark(*mark))
 
 
 def _is_flipped(version: int, intact: bool) -> bool:
@@ -142,7 +167,7 @@ class SegmentFiles:
         """
         damage, created_us = "", 0
         try:
-            created_us = read_created_us(self.file, self.base_offset)
+            created_us = read_header(self.file, self.base_offset).created_us
         except CorruptLog as error:
             # The name tells the base offset too: the batches can be read without the header.
             damage = error.message

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
-from quiverlog.errors import CorruptLog
+from quiverlog.errors import CorruptLog, UnsupportedFormat
 from quiverlog.storage import checkpoint
 from quiverlog.storage.byte_source import FileBytes
 from quiverlog.storage.checkpoint import TRUNCATION_FILE, RecoveryPoint
@@ -27,7 +27,7 @@ from quiverlog.storage.disk import Disk, File
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.scan import Damage, Found, Torn, scan
 from quiverlog.storage.segment import Segment, segment_path
-from quiverlog.storage.segment_index import LOG_SUFFIX, SEGMENT_HEADER_BYTES
+from quiverlog.storage.segment_index import LOG_SUFFIX, SEGMENT_HEADER_BYTES, FlushedMark
 
 __all__ = ["TruncateJob", "TruncateResult", "find_segments", "finish", "remove_files"]
 
@@ -138,7 +138,7 @@ def _carry_out(disk: Disk, directory: str, offset: int, end_offset: int | None) 
         remove_files(disk, (segment.index_path, segment.path))
     file = None
     if last is not None and position < last.file.size:
-        file = _write_anew(disk, last, position)
+        file = _write_anew(disk, last, position, end)
     disk.sync_dir(directory)
     remove_files(disk, (f"{directory}/{TRUNCATION_FILE}",))
     disk.sync_dir(directory)
@@ -200,14 +200,26 @@ def _lower_notes(
     return point
 
 
-def _write_anew(disk: Disk, segment: Segment, size: int) -> File:
-    """The first `size` bytes of a segment as a file of their own, under the same name."""
+def _write_anew(disk: Disk, segment: Segment, size: int, end_offset: int) -> File:
+    """The first `size` bytes of a segment, up to row `end_offset`, as a file of the same name."""
     assert SEGMENT_HEADER_BYTES < size < segment.file.size
     path = f"{segment.path}{_CUT_SUFFIX}"
     remove_files(disk, (path,))
     file = disk.open(path, create=True)
-    for at in range(0, size, _COPY_BYTES):
+    file.append([_header_anew(segment, size, end_offset)])
+    for at in range(SEGMENT_HEADER_BYTES, size, _COPY_BYTES):
         file.append([segment.file.read_copy(at, min(_COPY_BYTES, size - at))])
     file.sync()
     disk.replace(file, segment.path)
     return file
+
+
+def _header_anew(segment: Segment, size: int, end_offset: int) -> bytes:
+    """The segment's header; its mark must not speak of rows that go."""
+    with contextlib.suppress(CorruptLog, UnsupportedFormat):
+        segment.check_header()
+        if segment.mark.position > size:
+            header = segment.header_with(FlushedMark(end_offset, size))
+            if header is not None:
+                return header
+    return segment.file.read_copy(0, SEGMENT_HEADER_BYTES)
