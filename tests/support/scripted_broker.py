@@ -40,7 +40,7 @@ from quiverlog.types import Now
 from quiverlog.wire import frames, registry
 from quiverlog.wire import messages as m
 
-__all__ = ["Answer", "Door", "Later", "ScriptedBroker"]
+__all__ = ["Answer", "Cut", "Door", "Later", "ScriptedBroker"]
 
 STOP_TIMEOUT_S = 10.0
 
@@ -63,7 +63,14 @@ class Later:
     seconds: float
 
 
-Fault = str | QuiverlogError | Answer | Later | Callable[[Any], None]
+@dataclass(frozen=True)
+class Cut:
+    """A fault that sends so many bytes of the node's answer, and closes."""
+
+    bytes_sent: int
+
+
+Fault = str | QuiverlogError | Answer | Cut | Later | Callable[[Any], None]
 """`drop`: the connection breaks before the node sees the request. `drop_reply`: it breaks before
 the answer. `hang`: never answered. An error: answered with it, per partition where there are any,
 without the node. A function: may change the request before the node sees it."""
@@ -274,6 +281,11 @@ class _Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def close(self) -> None:
+        """Send what was written, and then the end."""
+        if self._transport is not None:
+            self._transport.close()
+
     def _take(self, request: m.Request, body: memoryview) -> None:
         self._door.requests.append(request)
         fault = self._door.next_fault(request)
@@ -305,7 +317,10 @@ class _Connection(asyncio.BufferedProtocol):
         if isinstance(sent, tuple):
             changed, body = sent
             sent = frames.encode(changed, correlation_id, len(body)) + body
-        if sent is not None:
+        if isinstance(fault, Cut) and isinstance(sent, bytes):
+            self._write(sent[: fault.bytes_sent])
+            self.close()
+        elif sent is not None:
             delay_s = fault.seconds if isinstance(fault, Later) else 0.0
             if delay_s:
                 asyncio.get_running_loop().call_later(delay_s, self._write, sent)

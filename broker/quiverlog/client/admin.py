@@ -7,7 +7,6 @@ that need no broker. Questions about partitions are in `partition_questions`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from quiverlog.errors import (
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Scalar: TypeAlias = "str | int | float | bool"
-At: TypeAlias = "Literal['earliest', 'latest'] | datetime"
-AtSpec: TypeAlias = "At | Mapping[int, At]"
 
 
 def config_text(value: Scalar) -> str:

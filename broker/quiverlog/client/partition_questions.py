@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from quiverlog.errors import (
     InvalidArgument,
@@ -29,12 +29,8 @@ from .results import (
 )
 from .routing import Cluster, check, partition_info
 
-if TYPE_CHECKING:
-    pass
-
 T = TypeVar("T")
 
-Scalar: TypeAlias = "str | int | float | bool"
 At: TypeAlias = "Literal['earliest', 'latest'] | datetime"
 AtSpec: TypeAlias = "At | Mapping[int, At]"
 
@@ -100,27 +96,31 @@ def ask_leaders(
     responses: list[m.Response] = []
     results: dict[TopicPartition, Any] = {}
     for parts, reply in zip(by_leader.values(), replies, strict=True):
-        if isinstance(reply, QuiverlogError):
-            raise _named_by_entries(reply, parts, names)
-        check(reply.response)
+        try:
+            if isinstance(reply, QuiverlogError):
+                raise reply
+            check(reply.response)
+        except QuiverlogError as error:
+            _name_by_entries(error, parts, names)
+            raise
         responses.append(reply.response)
         found: Iterable[Any] = reply.response.partitions  # type: ignore[attr-defined]
         results.update((names[r.topic_id, r.partition], r) for r in found)
     return responses, results
 
 
-def _named_by_entries(
+def _name_by_entries(
     error: QuiverlogError,
     entries: Sequence[Any],
     names: Mapping[tuple[bytes, int], TopicPartition],
-) -> QuiverlogError:
+) -> None:
     """A whole call failed: say which partition it was about, or which ones it asked for."""
     key = (error.details.get("topic_id"), error.details.get("partition"))
     about = [names[e.topic_id, e.partition] for e in entries if (e.topic_id, e.partition) == key]
     if not about:
         about = [names[e.topic_id, e.partition] for e in entries]
     topic = about[0].topic
-    return named(error, topic, *(w.partition for w in about if w.topic == topic))
+    named(error, topic, *(w.partition for w in about if w.topic == topic))
 
 
 def _about_all(places: Iterable[TopicPartition], operation: Operation[T]) -> Operation[T]:

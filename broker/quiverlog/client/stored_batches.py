@@ -6,8 +6,6 @@ Low level, for programs that keep their own books; the consumers' fetches are cu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from quiverlog.errors import (
     InvalidArgument,
@@ -26,15 +24,6 @@ from .results import (
     Produced,
 )
 from .routing import Cluster, check
-
-if TYPE_CHECKING:
-    pass
-
-T = TypeVar("T")
-
-Scalar: TypeAlias = "str | int | float | bool"
-At: TypeAlias = "Literal['earliest', 'latest'] | datetime"
-AtSpec: TypeAlias = "At | Mapping[int, At]"
 
 
 def raw_produce(

@@ -1,0 +1,260 @@
+"""What a hostile broker does to a client: every public method, every kind of wrong answer.
+
+Owns the topics that are attacked, the calls that a program could make, and the faults beyond those
+of `tests.support.mutations`. Must not know what a client makes of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+
+import quiverlog
+from quiverlog import errors
+from quiverlog.batch.codec import encode_batch
+from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from quiverlog.types import EARLIEST, LATEST, TopicPartition
+from quiverlog.wire import frames
+from quiverlog.wire import messages as m
+
+from .client_scenarios import SCHEMA, rows
+from .mutations import Mutator
+from .scripted_broker import Answer, Cut, Fault, ScriptedBroker
+
+__all__ = ["ACTIONS", "CODES", "REQUEST_TIMEOUT_S", "Action", "any_fault", "error", "prepare"]
+
+REQUEST_TIMEOUT_S = 0.15
+TOPIC, SINK = "attacked", "written"
+ROWS: Final = 45
+"""In each of the two partitions of TOPIC, in batches of 5."""
+T0, T1 = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
+CODES: Final = (*sorted(code for code in errors._BY_CODE if code), 777, 2**31 - 1)
+"""Of every error there is, the client's own and unknown ones included."""
+
+
+def prepare(broker: ScriptedBroker) -> None:
+    """Make the topics."""
+    with quiverlog.connect(broker.bootstrap) as client:
+        client.create_topic(TOPIC, SCHEMA, partitions=2)
+        for codec in ("none", "zstd", "lz4"):
+            with client.producer(TOPIC, batch_rows=5, compression=codec) as producer:
+                for partition in (0, 1):
+                    producer.send(rows(15), partition=partition)
+        client.create_topic(SINK, SCHEMA, partitions=2)
+
+
+# --- what a program does --------------------------------------------------------------------------
+def _in_order(batches: Any, at: dict[int, int]) -> dict[int, int]:
+    """Read; the offsets of each partition must follow one another."""
+    for batch in batches:
+        assert batch.base_offset == at[batch.partition], "a row twice, or none"
+        assert batch.data.num_rows > 0
+        at[batch.partition] = batch.next_offset
+    return at
+
+
+def _consume(client: Any, **options: Any) -> None:
+    # The broker may lie about where the end is, and about nothing before it.
+    end = {0: ROWS, 1: ROWS}
+    found = _in_order(client.consumer(TOPIC, end=end, **options), {0: 0, 1: 0})
+    assert found == end, "ended early without an error"
+
+
+def _consume_some(client: Any, **options: Any) -> None:
+    for _ in client.consumer(TOPIC, **options):
+        pass
+
+
+def _poll(client: Any) -> None:
+    with client.consumer(TOPIC, follow=True, partitions=[1]) as consumer:
+        at = {1: 0}
+        for _ in range(4):
+            batch = consumer.poll(timeout=0.05)
+            _in_order([] if batch is None else [batch], at)
+            assert consumer.positions == at
+        consumer.seek(1, 7)
+        batch = consumer.poll(timeout=0.05)
+        _in_order([] if batch is None else [batch], {1: 7})
+
+
+def _produce(client: Any, **options: Any) -> None:
+    options = {"batch_rows": 3, "delivery_timeout": REQUEST_TIMEOUT_S, **options}
+    with client.producer(SINK, **options) as producer:
+        futures = [producer.send(rows(7), partition=0), producer.send(rows(1)[0], partition=0)]
+        producer.flush()
+        for future in futures:
+            assert sum(part.rows for part in future.result()) in (1, 7)
+
+
+def _raw_produce(client: Any) -> None:
+    data = pa.RecordBatch.from_pylist(rows(3), schema=SCHEMA)
+    client.raw_produce(SINK, {0: [encode_batch(data, schema_id=1, timestamp_us=1)]})
+
+
+def _raw_call(client: Any) -> None:
+    client.raw_call(m.MetadataRequest(topics=[TOPIC]))
+
+
+def _fetch_range(client: Any) -> None:
+    if isinstance(client, quiverlog.Client):
+        with PartitionFetcher(client, TOPIC, 0, 3, 37) as fetcher:
+            assert _in_order(fetcher, {0: 3}) == {0: 37}
+
+
+def _create_and_delete(client: Any) -> None:
+    client.create_topic("new", SCHEMA, if_not_exists=True)
+    client.delete_topic("new", if_exists=True)
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that a program does, the topic and the partition that it is about."""
+
+    method: str
+    run: Callable[[Any], object]
+    topic: str | None = None
+    partition: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.method}, action {ACTIONS.index(self)}>"
+
+
+def _of_topic(method: str, run: Callable[[Any], object], partition: int | None = None) -> Action:
+    return Action(method, run, TOPIC, partition)
+
+
+ACTIONS: tuple[Action, ...] = (
+    Action("list_topics", lambda c: c.list_topics()),
+    Action("metadata", lambda c: c.metadata([TOPIC, "nope"])),
+    Action("raw_call", _raw_call),
+    Action("describe_topics", lambda c: c.describe_topics()),
+    Action("create_topic", _create_and_delete, "new"),
+    Action("delete_topic", lambda c: c.delete_topic("nope", if_exists=True), "nope"),
+    _of_topic("create_topic", lambda c: c.create_topic(TOPIC, SCHEMA, if_not_exists=True)),
+    _of_topic("alter_topic", lambda c: c.alter_topic(TOPIC, config={"retention.ms": 10**9})),
+    _of_topic("alter_topic", lambda c: c.alter_topic(TOPIC, schema=SCHEMA, partitions=2)),
+    _of_topic("describe_topic", lambda c: c.describe_topic(TOPIC)),
+    _of_topic("schemas", lambda c: c.schemas(TOPIC)),
+    _of_topic("list_offsets", lambda c: c.list_offsets(TOPIC)),
+    _of_topic("list_offsets", lambda c: c.list_offsets(TOPIC, {1: datetime.now(UTC)}), 1),
+    _of_topic("delete_records", lambda c: c.delete_records(TOPIC, {1: 0}), 1),
+    _of_topic("offsets_with_epochs", lambda c: c.offsets_with_epochs({T0: LATEST, T1: EARLIEST})),
+    _of_topic("offsets_with_epochs", lambda c: c.offsets_with_epochs({T1: LATEST}), 1),
+    _of_topic("epoch_end_offsets", lambda c: c.epoch_end_offsets({T0: 0, T1: 0})),
+    _of_topic("describe_ranges", lambda c: c.describe_ranges({T1: (3, 40)}), 1),
+    _of_topic("raw_fetch", lambda c: c.raw_fetch(TOPIC, {0: 0, 1: 3})),
+    _of_topic("raw_fetch", lambda c: c.raw_fetch(TOPIC, {1: 3}), 1),
+    _of_topic("consumer", _consume),
+    _of_topic("consumer", lambda c: _consume(c, columns=["id"])),
+    _of_topic("consumer", lambda c: _consume_some(c, start=datetime(2020, 1, 1, tzinfo=UTC))),
+    _of_topic("consumer", lambda c: _consume_some(c, skip_corrupt=True)),
+    _of_topic("consumer", _poll, 1),
+    _of_topic("fetcher", _fetch_range, 0),
+    Action("producer", _produce, SINK, 0),
+    Action("producer", lambda c: _produce(c, idempotent=False), SINK, 0),
+    Action("raw_produce", _raw_produce, SINK, 0),
+)
+
+
+# --- what the broker does -------------------------------------------------------------------------
+def error(code: int, *, whole: bool) -> Answer:
+    """The error with this code, for the request or for each of its parts."""
+
+    def change(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+        parts = getattr(response, "partitions", None) or getattr(response, "topics", None) or []
+        parts = [p for p in parts if hasattr(p, "error_code")]
+        if whole or not parts:
+            return type(response)(error_code=code, error_message="by the script"), b""
+        for part in parts:
+            part.error_code = code
+            part.error_message = "by the script"
+            if hasattr(part, "batch_bytes"):
+                part.batch_bytes = 0
+        return response, b""
+
+    return Answer(change)
+
+
+def _empty(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+    return type(response)(), b""
+
+
+def _framed(response: Any, body: bytes) -> bytes:
+    return frames.encode(response, response.correlation_id, len(body)) + body
+
+
+def _declared(choose: random.Random) -> Answer:
+    """Sizes that are not those of what follows."""
+
+    def change(request: Any, response: Any, body: bytes) -> bytes:
+        whole = bytearray(_framed(response, body))
+        at = choose.choice((0, 4))
+        size = choose.choice(
+            (0, 3, len(whole) * 2, HEADER_BYTES_MAX + 1, FRAME_BYTES_MAX + 1, 2**31, 2**32 - 1)
+        )
+        whole[at : at + 4] = size.to_bytes(4, "little")
+        return bytes(whole)
+
+    return Answer(change)
+
+
+def _other_kind(request: Any, response: Any, body: bytes) -> bytes:
+    """The right id, and an answer to another question."""
+    other = m.DeleteTopicsResponse if request.API is m.Api.METADATA else m.MetadataResponse
+    return frames.encode(other(), response.correlation_id, 0)
+
+
+def _twice(request: Any, response: Any, body: bytes) -> bytes:
+    return _framed(response, body) * 2
+
+
+def _stray(choose: random.Random) -> Answer:
+    """A frame that nobody asked for comes first."""
+    code = choose.choice(CODES)
+    before = frames.encode(m.HelloResponse(error_code=code), choose.choice((0, 77)), 0)
+    return Answer(lambda request, response, body: before + _framed(response, body))
+
+
+def _epochs(choose: random.Random) -> Answer:
+    """The leader's epoch, in the answer or in what METADATA says, is not what it was."""
+    wrong = choose.choice((-1, 0, 1, 7, 2**31 - 1))
+
+    def change(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+        parts = list(getattr(response, "partitions", ()))
+        for topic in getattr(response, "topics", ()):
+            parts.extend(getattr(topic, "partitions", ()))
+        for part in parts:
+            for name in ("leader_epoch", "diverging_epoch", "epoch"):
+                if hasattr(part, name):
+                    setattr(part, name, wrong)
+        return response, body
+
+    return Answer(change)
+
+
+def any_fault(seed: int) -> tuple[Fault, object]:
+    """A fault, and what to say of it when a client falls over it."""
+    choose = random.Random(seed)
+    way = choose.randrange(12)
+    if way < 4:
+        mutator = Mutator(seed)
+        return Answer(mutator), mutator.log
+    if way < 6:
+        code, whole = choose.choice(CODES), choose.random() < 0.3
+        return error(code, whole=whole), f"error {code}"
+    if way == 6:
+        return Cut(choose.randrange(200)), "cut"
+    faults: list[tuple[Fault, object]] = [
+        ("hang", "hang"),
+        (Answer(_empty), "empty"),
+        (_declared(choose), "declared"),
+        (Answer(choose.choice((_other_kind, _twice))), "other or twice"),
+        (choose.choice((_stray, _epochs))(choose), "stray or epochs"),
+    ]
+    return faults[way - 7]
