@@ -298,9 +298,28 @@ def test_a_bug_after_the_job_is_answered_once(node: NodeDriver, heavy: bytes) ->
     topic = node.create(durability="memory")
     node.hold_jobs = True
     asked = [node.produce(topic, heavy), node.produce(topic, bytes(batch_of([1])))]
-    with mock.patch("quiverlog.node.produce._look", side_effect=RuntimeError("planted")):
+    with mock.patch("quiverlog.node.produce.look", side_effect=RuntimeError("planted")):
         node.step()
     answers = [node.answer(correlation) for correlation in asked]
     assert [a is not None and a[0].error_code for a in answers] == [QuiverlogError.code] * 2
     node.hold_jobs = False
     assert node.produced(topic, heavy).base_offset == 0
+
+
+def test_two_connections_are_checked_at_once_and_no_more(node: NodeDriver, heavy: bytes) -> None:
+    topic = node.create(partitions=3)
+    node.hold_jobs = True
+    for connection in (1, 2):
+        node.produce(topic, heavy, connection=connection, partition=connection)
+    node.call(m.HelloRequest(client_id="test-3"), connection=3)
+    node.produce(topic, heavy, connection=3)
+    assert [start.job.kind for start in node.jobs] == ["check rows"] * 2
+    assert node.node.held_bytes == 3 * len(heavy)
+    node.step()
+    assert [start.job.kind for start in node.jobs] == ["check rows"] * 2
+    node.hold_jobs = False
+    node.settle()
+    while node.syncs:
+        node.flush()
+    assert [node.broker_end(topic, p) > 0 for p in range(3)] == [True] * 3
+    assert node.node.held_bytes == 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quiverlog import errors
+from quiverlog.limits import PARKED_ENTRY_BYTES
 from quiverlog.node import fetch, fetch_answer, list_offsets, offsets
 from quiverlog.node.events import RequestReceived, Tick
 from quiverlog.node.fetch import FetchWaiter
@@ -166,6 +167,8 @@ def test_entries_of_parked_requests_are_bounded(tmp_path: Path) -> None:
     assert node.answer(third) is not None, "its client has taken its part on another connection"
     purgatory = node.node.broker.purgatory
     assert purgatory.parked_entries == 30
+    assert node.metrics.parked_entries == 30
+    assert node.node.held_bytes == 30 * PARKED_ENTRY_BYTES
     node.close_connection(1)
     node.close_connection(2)
     assert purgatory.parked_entries == 0

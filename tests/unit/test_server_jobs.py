@@ -99,7 +99,7 @@ def test_flushes_do_not_wait_for_slow_work_on_other_logs() -> None:
     pool.pool.submit(Task("log", lambda: "flushed", kind="flush"))
     (first,) = pool.finished(1)
     assert first.result == "flushed"
-    assert pool.pool.waiting_by_queue == {"flush": 0, "work": 1, "behind": 0}
+    assert pool.pool.waiting_by_queue == {"flush": 0, "check": 0, "work": 1, "behind": 0}
     release.set()
     assert len(pool.finished(2)) == 2
     assert pool.pool.close(TIMEOUT_S)
@@ -138,3 +138,17 @@ def test_closing_lets_everything_finish_that_was_submitted() -> None:
     closer.join()
     assert done == list(range(20))
     assert len(pool.pool.collect()) == 21
+
+
+def test_checks_have_threads_of_their_own() -> None:
+    """Two of them at once, for seconds: cold reads and the metadata log do not wait for them."""
+    pool = Pool(threads=1)
+    release = threading.Event()
+    for name in ("a", "b"):
+        pool.pool.submit(Task(name, lambda: release.wait(TIMEOUT_S), kind="check rows"))
+    pool.pool.submit(Task("other", lambda: "read"))
+    (first,) = pool.finished(1)
+    assert first.result == "read"
+    release.set()
+    assert len(pool.finished(2)) == 2
+    assert pool.pool.close(TIMEOUT_S)

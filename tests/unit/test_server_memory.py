@@ -99,3 +99,21 @@ def test_the_sum_is_right_and_never_above_the_budget(steps: list[tuple[int, int,
         client.holds = 0
         world.budget.forget(client)
     assert world.budget.used_bytes == 0
+
+
+def test_what_the_node_keeps_leaves_less_room_but_half_of_it_at_least() -> None:
+    world = World(100, 2)
+    first, second = world.clients
+    kept = 30
+    world.budget = MemoryBudget(
+        100, lambda: world.clients, now_us=lambda: world.now_us, kept_bytes=lambda: kept
+    )
+    first.hold(60)
+    assert not first.evicted
+    second.hold(11)
+    assert first.evicted
+    kept = 1_000
+    second.hold(50)
+    assert not second.evicted
+    second.hold(51)
+    assert second.evicted

@@ -140,16 +140,24 @@ class ProduceWaiter(Waiter):
         self._metrics = metrics
         self.response = response
         self.waiting: dict[int, m.ProducePartitionResult] = {}
-        self.answers: list[Answers] = []
+        self.answers: dict[Answers, None] = {}
         self.entries: list[tuple[Answers, m.ProducePartitionResult]] = []
 
     def wait(self, answers: Answers, end_offset: int, result: m.ProducePartitionResult) -> None:
         """This entry's rows end at `end_offset`; it stands behind the partition's earlier ones."""
         self.waiting[id(result)] = result
-        if answers not in self.answers:
-            self.answers.append(answers)
+        self.answers[answers] = None
         self.entries.append((answers, result))
         answers.unflushed.append((end_offset, self, result))
+
+    def expect(self) -> None:
+        """Its entries will be staged in steps: it is not complete before the last."""
+        self.waiting = {id(result): result for result in self.response.partitions}
+
+    def settle(self, result: m.ProducePartitionResult) -> None:
+        """This entry waits for nothing: there is no such partition here."""
+        del self.waiting[id(result)]
+        _answer_in_order(self)
 
     def complete(self) -> None:
         """Every entry is confirmed or has failed."""

@@ -16,7 +16,7 @@ Must not know: logs, offsets, what is answered.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -38,6 +38,7 @@ from quiverlog.limits import (
     PRODUCE_DECODED_BYTES_MAX,
     PRODUCE_ROWS_MAX,
 )
+from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
 __all__ = ["CheckJob", "EntryCheck", "HeldProduce", "HeldProduces", "check_quick"]
@@ -236,15 +237,19 @@ class CheckJob:
 
 # --- those that wait --------------------------------------------------------------------------
 class HeldProduce:
-    """A produce with its own copy of its body. `checked`: its job is back."""
+    """A produce with its own copy of its body.
 
-    __slots__ = ("body", "checked", "connection_id", "request")
+    `checked`: its job is back. `begin`: what to do when it is its turn; None: check and store it.
+    """
+
+    __slots__ = ("begin", "body", "checked", "connection_id", "request")
 
     def __init__(self, connection_id: int, request: m.ProduceRequest, body: memoryview) -> None:
         self.connection_id = connection_id
         self.request = request
         self.body = body
         self.checked = False
+        self.begin: Callable[[Now], None] | None = None
 
 
 class HeldProduces:

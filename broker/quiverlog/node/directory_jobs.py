@@ -23,7 +23,7 @@ __all__ = ["CreateDirectoriesJob", "OpenJob", "Opened", "RemoveDirectoriesJob"]
 
 
 class CreateDirectoriesJob:
-    """Directories for new partitions, durable; all of them or none."""
+    """Directories for new partitions, durable; all of a topic's or none."""
 
     __slots__ = ("_directory", "_owners", "key", "kind")
 
@@ -33,22 +33,38 @@ class CreateDirectoriesJob:
         self._directory = directory
         self._owners = owners
 
-    def run(self) -> None:
-        """Raises DiskFull or StorageFault."""
-        made: list[str] = []
+    def run(self) -> dict[bytes, QuiverlogError]:
+        """Topics whose directories cannot be made, with DiskFull or StorageFault for each."""
+        failed: dict[bytes, QuiverlogError] = {}
+        made: dict[bytes, list[str]] = {}
+        for name, topic_id in self._owners.items():
+            if topic_id in failed:
+                continue
+            try:
+                # One that is there already may be named by a record: it stays in any case.
+                if self._directory.partition_topic_id(name) != topic_id:
+                    made.setdefault(topic_id, []).append(name)
+                    self._directory.create_partition(name, topic_id)
+            except (OSError, QuiverlogError) as error:
+                failed[topic_id] = _creation_error(error)
         try:
-            for name, topic_id in self._owners.items():
-                made.append(name)
-                self._directory.create_partition(name, topic_id)
             self._directory.sync_partitions()
         except (OSError, QuiverlogError) as error:
-            # Nothing was logged yet: no record can name them.
-            for name in made:
+            failed = dict.fromkeys(self._owners.values(), _creation_error(error)) | failed
+        # Nothing was logged yet: no record can name them.
+        for topic_id in failed:
+            for name in made.get(topic_id, ()):
                 with contextlib.suppress(OSError, QuiverlogError):
                     self._directory.remove_partition(name)
-            if isinstance(error, DiskFull):
-                raise
-            raise StorageFault(f"the partitions' directories cannot be made: {error}.") from error
+        return failed
+
+
+def _creation_error(error: OSError | QuiverlogError) -> QuiverlogError:
+    if isinstance(error, DiskFull):
+        return error
+    fault = StorageFault(f"the partitions' directories cannot be made: {error}.")
+    fault.__cause__ = error
+    return fault
 
 
 class Opened(NamedTuple):

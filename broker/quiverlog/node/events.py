@@ -13,6 +13,7 @@ __all__ = [
     "Event",
     "JobDone",
     "RequestReceived",
+    "RequestsEnded",
     "Shutdown",
     "Tick",
 ]
@@ -31,6 +32,12 @@ class RequestReceived(msgspec.Struct, gc=False):
 
 class ConnectionClosed(msgspec.Struct, frozen=True):
     """Nobody waits for this connection's answers any more."""
+
+    connection_id: int
+
+
+class RequestsEnded(msgspec.Struct, frozen=True):
+    """This connection can ask nothing more, and waits for its answers: long polls end now."""
 
     connection_id: int
 
@@ -57,4 +64,4 @@ class Shutdown(msgspec.Struct, frozen=True):
     """Stop: refuse new work, flush, close, then say ShutdownComplete."""
 
 
-Event = RequestReceived | ConnectionClosed | JobDone | Tick | DiskSpace | Shutdown
+Event = RequestReceived | ConnectionClosed | RequestsEnded | JobDone | Tick | DiskSpace | Shutdown

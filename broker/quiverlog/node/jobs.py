@@ -37,8 +37,9 @@ class Urgency(enum.Enum):
     """Started at once; whoever starts them (flushes, metadata) has a bound of his own."""
     READ = (1, 2)
     """A client waits for it."""
-    CHECK = (2, 1)
-    """A client waits for it, but it costs processor and memory: others shall have theirs."""
+    CHECK = (2, 2)
+    """A client waits for it, but it costs processor and memory: others shall have theirs. Two, so
+    that a check of seconds is not in everybody's way."""
     BACKGROUND = (3, 1)
     """Nobody waits for it, or for thousands of them."""
 

@@ -17,7 +17,8 @@ Invariants:
 - Records are applied in the order in which they were proposed, each once.
 - `pending` is the image plus all decisions under way, so that of two that cannot both be, the
   second is refused when it is decided. When an append fails, all decisions under way fail with it,
-  and `pending` is the image again.
+  and `pending` is the image again. When directories cannot be made, the decisions fail that need
+  them, and those behind that are about the same topics.
 - An append that failed may be in the file all the same: what it needs on the disk stays there.
 
 Must not know: what partitions are made of, requests.
@@ -31,7 +32,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.records import Record, encode_entry
+from quiverlog.core.controller.records import Record, encode_entry, topic_of
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.node.admission import Admission
 from quiverlog.node.effects import Job
@@ -221,13 +222,39 @@ class Metadata:
         else:
             self._append()
 
-    def _directories_made(self, _result: object, error: BaseException | None, now: Now) -> None:
-        if error is None:
+    def _directories_made(self, result: object, error: BaseException | None, now: Now) -> None:
+        failed: Mapping[bytes, BaseException]
+        if error is not None:
+            failed = {
+                topic_id: error
+                for decision in self._logging
+                for topic_id in decision.directories.values()
+            }
+        else:
+            assert isinstance(result, dict)
+            failed = result
+        if failed:
+            self._refuse(failed, now)
+        if self._logging:
             self._append()
         else:
             self._busy = False
-            self._fail(error, now)
             self._start_next(now)
+
+    def _refuse(self, failed: Mapping[bytes, BaseException], now: Now) -> None:
+        """These topics' directories are not there: nothing that is about them holds."""
+        refused: list[tuple[_Decision, BaseException]] = []
+        for decisions in (self._logging, self._queue):
+            for decision in list(decisions):
+                topic_ids = {*decision.directories.values(), *map(topic_of, decision.records)}
+                found = next((t for t in topic_ids if t is not None and t in failed), None)
+                if found is not None:
+                    decisions.remove(decision)
+                    refused.append((decision, failed[found]))
+        self._reset_pending()
+        for decision, error in refused:
+            self._failed.append(decision)
+            self._tell_failed(self._as_error(error), now)
 
     def _append(self) -> None:
         entries = [*self._owed, *(decision.entry for decision in self._logging)]
@@ -275,12 +302,19 @@ class Metadata:
         self._logging.clear()
         self._queue.clear()
         self._reset_pending()
+        self._tell_failed(self._as_error(error), now)
+
+    def _as_error(self, error: BaseException) -> BaseException:
+        """The error table's name for what became of a decision."""
         if isinstance(error, DiskFull):
             self._admission.disk_filled()
         elif not isinstance(error, QuiverlogError):
             if not isinstance(error, OSError):
                 self._outbox.internal_error("logging a decision", error)
-            error = StorageFault(f"the decision cannot be made durable: {_why(error)}.")
+            return StorageFault(f"the decision cannot be made durable: {_why(error)}.")
+        return error
+
+    def _tell_failed(self, error: BaseException, now: Now) -> None:
         self._outbox.log("error", "decisions not durable", count=len(self._failed), why=str(error))
         while self._failed:
             decision = self._failed.popleft()

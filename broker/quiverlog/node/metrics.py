@@ -31,6 +31,7 @@ class NodeMetrics:
         "corrupt_reads",
         "disk_full",
         "internal_errors",
+        "parked_entries",
         "parked_requests",
         "partitions_led",
         "partitions_offline",
@@ -49,6 +50,7 @@ class NodeMetrics:
     def __init__(self) -> None:
         self.topics: dict[str, TopicCounters] = {}
         # Gauges.
+        self.parked_entries = 0
         self.parked_requests = 0
         self.partitions_led = 0
         self.partitions_offline = 0

@@ -27,7 +27,7 @@ from quiverlog.errors import (
     UnknownApi,
     UnsupportedVersion,
 )
-from quiverlog.limits import CLIENT_ID_CHARS_MAX
+from quiverlog.limits import CLIENT_ID_CHARS_MAX, PARKED_ENTRY_BYTES
 from quiverlog.node import describe, lifecycle, offsets, topics
 from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
@@ -40,14 +40,17 @@ from quiverlog.node.events import (
     Event,
     JobDone,
     RequestReceived,
+    RequestsEnded,
     Shutdown,
     Tick,
 )
 from quiverlog.node.fetch import handle_fetch
 from quiverlog.node.list_offsets import handle_list_offsets
 from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.produce import handle_init_producer_id, handle_produce
+from quiverlog.node.produce import handle_init_producer_id
+from quiverlog.node.purgatory import Waiter
 from quiverlog.node.tasks import Call, Steps
+from quiverlog.node.wide_produce import handle_produce
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
@@ -145,6 +148,15 @@ class Node:
                 self._event_broken(event, error, now)
         return self._effects(now)
 
+    @property
+    def held_bytes(self) -> int:
+        """What requests that wait take in the node's memory.
+
+        The partitions of long polls, and the copies of produces whose rows are checked.
+        """
+        entries = self.broker.purgatory.parked_entries
+        return entries * PARKED_ENTRY_BYTES + self.broker.held_produces.byte_count
+
     def next_deadline_us(self) -> int | None:
         """When (monotonic) the node wants a Tick at the latest; None: never."""
         try:
@@ -193,6 +205,7 @@ class Node:
         elif phase is Phase.CLOSING:
             self._guarded(lambda _: self._closing.run(), now)
         broker.metrics.parked_requests = broker.purgatory.live
+        broker.metrics.parked_entries = broker.purgatory.parked_entries
         return broker.outbox.take()
 
     def _guarded(self, work: Callable[[Now], None], now: Now) -> None:
@@ -219,6 +232,8 @@ class Node:
                 broker.jobs.done(event, now)
             case ConnectionClosed():
                 _forget_connection(broker, event.connection_id)
+            case RequestsEnded():
+                self._expire(broker.purgatory.of_connection(event.connection_id), now)
             case Tick():
                 self._tick(now)
             case DiskSpace():
@@ -234,16 +249,19 @@ class Node:
 
     def _tick(self, now: Now) -> None:
         broker = self.broker
-        for waiter in broker.purgatory.expired(now.mono_us):
-            if not waiter.done:
-                try:
-                    waiter.expire(now)
-                except Exception as error:
-                    broker.purgatory.fail(waiter, "a deadline", error)
+        self._expire(broker.purgatory.expired(now.mono_us), now)
         self._guarded(broker.flushes.run, now)
         if broker.admission.phase is Phase.RUNNING:
             self._guarded(broker.retention.run, now)
             self._guarded(broker.assignment.retry, now)
+
+    def _expire(self, waiters: list[Waiter], now: Now) -> None:
+        for waiter in waiters:
+            if not waiter.done:
+                try:
+                    waiter.expire(now)
+                except Exception as error:
+                    self.broker.purgatory.fail(waiter, "a deadline", error)
 
     # --- requests ------------------------------------------------------------------------------
     def _request(self, event: RequestReceived, now: Now) -> None:

@@ -44,7 +44,14 @@ from quiverlog.node.tasks import Call, Steps, Wait
 from quiverlog.types import NO_PRODUCER_ID, Durability, Now
 from quiverlog.wire import messages as m
 
-__all__ = ["handle_init_producer_id", "handle_produce"]
+__all__ = [
+    "admit_all",
+    "check_sizes",
+    "handle_init_producer_id",
+    "handle_produce",
+    "look",
+    "take_turns",
+]
 
 _PRODUCER_EPOCH_MAX: Final = 2**15 - 1
 
@@ -54,21 +61,21 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
     request = event.request
     assert isinstance(request, m.ProduceRequest)
     body = event.body
-    _check_sizes(request.partitions, len(body))
+    check_sizes(request.partitions, len(body))
     connection_id = event.connection_id
     held_produces = broker.held_produces
     if held_produces.has_line(connection_id):
         broker.admission.check_writable()
         held_produces.hold(connection_id, request, body)
         return
-    entries = _look(broker, request, body)
+    entries = look(broker, request, body)
     if check_quick(entries, now.wall_us):
         _stage(broker, connection_id, request, body, entries, now)
         return
     broker.admission.check_writable()
     held = held_produces.hold(connection_id, request, body)
     try:
-        _start_check(broker, held, _look(broker, request, held.body), now)
+        _start_check(broker, held, look(broker, request, held.body), now)
     except Exception:
         held_produces.release(held)
         raise
@@ -85,7 +92,7 @@ class _Entry(EntryCheck):
         self.level = Durability.MEMORY
 
 
-def _look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[_Entry]:
+def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[_Entry]:
     """What can be said of every entry without its bytes."""
     found: list[_Entry] = []
     at = 0
@@ -127,14 +134,23 @@ def _stage(
     if broker.purgatory.live >= broker.config.requests_waiting_max:
         raise ThrottledBroker
     staging.byte_count += len(body)
-    response = m.ProduceResponse()
-    results = response.partitions = []
+    results = [m.ProducePartitionResult(a.topic_id, a.partition) for a in request.partitions]
     staged: list[StagedEntry] = []
     # Before its entries are admitted: whatever they meet, `finish` answers this request.
+    response = m.ProduceResponse(partitions=results)
     staging.produces.append(Staged(connection_id, request, response, staged))
-    for asked, entry in zip(request.partitions, entries, strict=True):
-        result = m.ProducePartitionResult(asked.topic_id, asked.partition)
-        results.append(result)
+    admit_all(broker, entries, results, staged, now)
+
+
+def admit_all(
+    broker: Broker,
+    entries: list[_Entry],
+    results: list[m.ProducePartitionResult],
+    staged: list[StagedEntry],
+    now: Now,
+) -> None:
+    """Admit those that passed the check, and fill in the results; `staged` gets what was asked."""
+    for entry, result in zip(entries, results, strict=True):
         replica = entry.replica
         end_offset = 0
         try:
@@ -174,7 +190,7 @@ def _checked(
         if error is not None:
             raise error
         # A leader that changed, a topic that was deleted, a fault: looked at again.
-        entries = _look(broker, held.request, held.body)
+        entries = look(broker, held.request, held.body)
         for entry, check in zip(entries, checked, strict=True):
             if entry.error is None:
                 entry.take(check)
@@ -182,17 +198,20 @@ def _checked(
     except Exception as failure:
         _fail(broker, held, failure)
     finally:
-        _take_turns(broker, held, now)
+        take_turns(broker, held, now)
 
 
-def _take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
+def take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
     """Those that stood in line behind it, up to one whose check takes long."""
     following = broker.held_produces.release(held)
     while following is not None:
+        if following.begin is not None:
+            following.begin(now)
+            return
         try:
-            entries = _look(broker, following.request, following.body)
+            entries = look(broker, following.request, following.body)
             if not check_quick(entries, now.wall_us):
-                entries = _look(broker, following.request, following.body)
+                entries = look(broker, following.request, following.body)
                 _start_check(broker, following, entries, now)
                 return
             _stage(broker, following.connection_id, following.request, following.body, entries, now)
@@ -211,7 +230,7 @@ def _fail(broker: Broker, held: HeldProduce, failure: Exception) -> None:
         broker.fail(held.connection_id, held.request, QuiverlogError())
 
 
-def _check_sizes(entries: list[m.ProducePartition], body_bytes: int) -> None:
+def check_sizes(entries: list[m.ProducePartition], body_bytes: int) -> None:
     """Before anything is stored: a wrong sum means that no boundary can be trusted."""
     total = 0
     for entry in entries:

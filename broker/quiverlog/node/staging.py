@@ -38,12 +38,13 @@ StagedEntry = tuple[Replica, int, m.ProducePartitionResult]
 
 
 class Staged(NamedTuple):
-    """One produce."""
+    """One produce, or a part of one that is staged in steps: then `waiter` will answer it."""
 
     connection_id: int
     request: m.ProduceRequest
     response: m.ProduceResponse
     entries: list[StagedEntry]
+    waiter: ProduceWaiter | None = None
 
 
 class Staging:
@@ -142,17 +143,18 @@ class Staging:
             ends.append(needed)
             if needed or replica.answers:
                 waits = True
-        if not waits:
+        waiter = staged.waiter
+        if waiter is None and not waits:
             correlation_id = staged.request.correlation_id
             self._outbox.respond(staged.connection_id, correlation_id, staged.response)
             return
-        waiter = self._waiter(staged, now)
-        self._purgatory.add(waiter)
+        if waiter is None:
+            waiter = self.wait_for(staged.connection_id, staged.request, staged.response, now)
         for (replica, _, result), needed in zip(staged.entries, ends, strict=True):
             waiter.wait(replica.answers, needed, result)
             if needed:
                 self._flushes.want(replica, staged.connection_id)
-        for answers in waiter.answers:
+        for answers in dict.fromkeys(replica.answers for replica, _, _ in staged.entries):
             answers.flushed(0)  # What needs no flush only waits for its turn.
 
     @staticmethod
@@ -173,18 +175,26 @@ class Staging:
             fail_result(result, replica.fault)
         return 0
 
-    def _waiter(self, staged: Staged, now: Now) -> ProduceWaiter:
-        request = staged.request
+    def wait_for(
+        self,
+        connection_id: int,
+        request: m.ProduceRequest,
+        response: m.ProduceResponse,
+        now: Now,
+    ) -> ProduceWaiter:
+        """A new one for this request, which answers in time whatever happens."""
         timeout_ms = min(max(request.timeout_ms, 1), _TIMEOUT_MS_MAX)
-        return ProduceWaiter(
-            staged.connection_id,
+        waiter = ProduceWaiter(
+            connection_id,
             request.correlation_id,
             now.mono_us + timeout_ms * 1000,
-            staged.response,
+            response,
             self._outbox,
             self._purgatory,
             self._metrics,
         )
+        self._purgatory.add(waiter)
+        return waiter
 
     def _fail(self, staged: Staged, error: Exception) -> None:
         """Answering raised what nobody expected: whoever waits for this request is told so."""

@@ -84,6 +84,7 @@ class BrokerServer:
             config.memory_buffer_bytes,
             lambda: list(self._connections.by_id.values()),
             now_us=monotonic_us,
+            kept_bytes=lambda: self._node.held_bytes if self._node is not None else 0,
         )
         self._turns = Turns(self._loop, now_us=monotonic_us)
         self._http_limits = HttpLimits(
@@ -336,7 +337,7 @@ class BrokerServer:
     def _gauges(self) -> Gauges:
         jobs = self._runner.jobs if self._runner is not None else None
         return Gauges(
-            memory_bytes=self._memory.used_bytes,
+            memory_bytes=self._memory.used_bytes + self._memory.kept_bytes,
             memory_bytes_max=self._memory.bytes_max,
             memory_bytes_peak=self._memory.used_bytes_peak,
             turns_waiting=len(self._turns),

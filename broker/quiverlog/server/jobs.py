@@ -5,7 +5,8 @@ loop once, however many finish before the loop looks.
 
 Invariants: jobs with one key run one at a time, in the order in which they were submitted; every
 submitted job is collected once, whatever it raised; flushes have threads of their own, so that an
-acknowledgement never waits behind a recovery, a removal or a compaction of another log.
+acknowledgement never waits behind a recovery, a removal or a compaction of another log; so have
+checks of rows, which take processor time for seconds and no disk.
 
 Must not know: what a job does, what the node does with the result.
 """
@@ -20,10 +21,14 @@ from typing import Final, NamedTuple
 
 from quiverlog.node.effects import Job
 
-__all__ = ["FLUSH", "FinishedJob", "JobPool"]
+__all__ = ["CHECK", "FLUSH", "FinishedJob", "JobPool"]
 
 FLUSH: Final = "flush"
 """The kind of job that acknowledgements wait for."""
+CHECK: Final = "check rows"
+"""The kind of job that takes processor time."""
+_CHECK_THREADS: Final = 2
+"""As many as the node starts at once."""
 
 
 class FinishedJob(NamedTuple):
@@ -70,7 +75,9 @@ class JobPool:
         self._lock = threading.Lock()
         # All of these are guarded by the lock.
         self._flushes = _Queue(self._lock)
+        self._checks = _Queue(self._lock)
         self._works = _Queue(self._lock)
+        self._queues = (self._flushes, self._checks, self._works)
         self._behind: dict[str, deque[_Submitted]] = {}
         """By key: the jobs that wait for the one that runs or may run."""
         self._unfinished = 0
@@ -80,7 +87,11 @@ class JobPool:
         self._woken = False
         self.uncollected = 0
         """Jobs submitted and not collected yet. Only the loop looks at it."""
-        counts = ((self._flushes, flush_threads, FLUSH), (self._works, work_threads, "work"))
+        counts = (
+            (self._flushes, flush_threads, FLUSH),
+            (self._checks, _CHECK_THREADS, "check"),
+            (self._works, work_threads, "work"),
+        )
         self._threads = [
             threading.Thread(target=self._work, args=(jobs,), name=f"{name}-{i}", daemon=True)
             for jobs, count, name in counts
@@ -115,10 +126,11 @@ class JobPool:
 
     @property
     def waiting_by_queue(self) -> dict[str, int]:
-        """Jobs that no thread has taken yet, for metrics: both queues, and those behind a key."""
+        """Jobs that no thread has taken yet, for metrics: by queue, and those behind a key."""
         with self._lock:
             return {
                 FLUSH: len(self._flushes.runnable),
+                "check": len(self._checks.runnable),
                 "work": len(self._works.runnable),
                 "behind": sum(map(len, self._behind.values())),
             }
@@ -127,15 +139,19 @@ class JobPool:
         """Let all submitted jobs finish, for so long. True when all threads have ended."""
         with self._lock:
             self._closing = True
-            self._flushes.available.notify_all()
-            self._works.available.notify_all()
+            self._wake_all()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
+    def _wake_all(self) -> None:
+        for jobs in self._queues:
+            jobs.available.notify_all()
+
     def _make_runnable(self, submitted: _Submitted) -> None:
-        jobs = self._flushes if submitted.job.kind == FLUSH else self._works
+        kind = submitted.job.kind
+        jobs = self._flushes if kind == FLUSH else self._checks if kind == CHECK else self._works
         jobs.runnable.append(submitted)
         jobs.available.notify()
 
@@ -181,5 +197,4 @@ class JobPool:
             else:
                 del self._behind[key]
             if self._closing and not self._unfinished:
-                self._flushes.available.notify_all()
-                self._works.available.notify_all()
+                self._wake_all()

@@ -6,8 +6,11 @@ alone: the connection that costs most is closed, where cost is bytes times the t
 held. So a client that sends a large frame at full speed outlives forty that each keep half a frame
 lying about.
 
+What the node keeps of requests that wait (partitions of long polls, copies of produces whose rows
+are checked) has bounds of its own; it leaves the connections less room, at least half of it.
+
 Not counted: bodies that are views of mapped log files (the page cache holds them, and gives them
-up when memory is short), and what the node keeps of a request that it has taken up.
+up when memory is short).
 
 Must not know: sockets, frames, why a connection holds what it holds.
 """
@@ -43,9 +46,17 @@ class MemoryBudget:
         bytes_max: what all holders may hold together.
         holders: all that may be closed.
         now_us: the monotonic clock.
+        kept_bytes: what the node keeps.
     """
 
-    __slots__ = ("_holders", "_now_us", "bytes_max", "used_bytes", "used_bytes_peak")
+    __slots__ = (
+        "_holders",
+        "_kept_bytes",
+        "_now_us",
+        "bytes_max",
+        "used_bytes",
+        "used_bytes_peak",
+    )
 
     def __init__(
         self,
@@ -53,6 +64,7 @@ class MemoryBudget:
         holders: Callable[[], Iterable[Holder]],
         *,
         now_us: Callable[[], int],
+        kept_bytes: Callable[[], int] = int,
     ) -> None:
         assert bytes_max > 0
         self.bytes_max = bytes_max
@@ -60,6 +72,17 @@ class MemoryBudget:
         self.used_bytes_peak = 0
         self._holders = holders
         self._now_us = now_us
+        self._kept_bytes = kept_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the node keeps of requests that wait."""
+        return self._kept_bytes()
+
+    @property
+    def _room_bytes(self) -> int:
+        """What all holders may hold now."""
+        return self.bytes_max - min(self._kept_bytes(), self.bytes_max // 2)
 
     def report(self, holder: Holder, held_bytes: int) -> None:
         """`holder` holds so much from now on. May close it, or others, before it returns."""
@@ -68,7 +91,7 @@ class MemoryBudget:
         holder.held_bytes = held_bytes
         if self.used_bytes > self.used_bytes_peak:
             self.used_bytes_peak = self.used_bytes
-        if self.used_bytes > self.bytes_max:
+        if self.used_bytes > self._room_bytes:
             self._make_room()
 
     def forget(self, holder: Holder) -> None:
@@ -79,7 +102,7 @@ class MemoryBudget:
 
     def _make_room(self) -> None:
         """Measure everybody anew (clients take replies without our seeing it), then close."""
-        now_us = self._now_us()
+        now_us, room_bytes = self._now_us(), self._room_bytes
         costs = []
         for holder in self._holders():
             held_bytes, since_us = holder.measure()
@@ -90,7 +113,7 @@ class MemoryBudget:
                 costs.append((held_bytes * age_us, -since_us, id(holder), holder))
         costs.sort(reverse=True)
         for _, _, _, holder in costs:
-            if self.used_bytes <= self.bytes_max:
+            if self.used_bytes <= room_bytes:
                 return
             self.forget(holder)
             holder.evict()

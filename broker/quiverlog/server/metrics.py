@@ -345,6 +345,7 @@ class MetricsExporter:
 
 _NODE_GAUGES: Final = frozenset(
     {
+        "parked_entries",
         "parked_requests",
         "partitions_led",
         "partitions_offline",

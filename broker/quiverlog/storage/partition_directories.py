@@ -199,8 +199,9 @@ class PartitionDirectories:
         elif not name.endswith(ORPHAN):
             owner = read_topic_id(self._disk, path)
             if name in owners and owner in (owners[name], b"", None):
-                if owner != owners[name]:
+                if owner is None:
                     self._note(name, f"its {PARTITION_FILE} could not be read")
+                if owner != owners[name]:  # Missing or torn, as a power failure leaves it.
                     self._label(name, owners[name])
             elif owner is None:
                 self._note(name, f"its {PARTITION_FILE} cannot be read")
