@@ -185,13 +185,10 @@ _TOPIC_CHANGE: Final = (
     e.BrokerShuttingDown,
     e.DiskFull,
     e.StorageFault,
-    e.InvalidConfig,
-    e.InvalidPartitions,
-    e.InvalidSchema,
-    e.PolicyViolation,
     e.ThrottledBroker,
     e.QuiverlogError,
 )
+_TOPIC_SHAPE: Final = (e.InvalidConfig, e.InvalidPartitions, e.InvalidSchema, e.PolicyViolation)
 ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     Api.HELLO: (),
     Api.METADATA: (e.UnknownTopic, e.UnknownTopicId, e.NotLeader),
@@ -215,12 +212,13 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     Api.INIT_PRODUCER_ID: (e.UnknownProducerId, e.InvalidProducerEpoch),
     Api.CREATE_TOPICS: (
         *_TOPIC_CHANGE,
+        *_TOPIC_SHAPE,
         e.InvalidTopicName,
         e.TopicExists,
         e.InvalidReplicationFactor,
     ),
     Api.DELETE_TOPICS: (*_TOPIC_CHANGE, e.UnknownTopic),
-    Api.ALTER_TOPIC: (*_TOPIC_CHANGE, e.UnknownTopic, e.IncompatibleSchema),
+    Api.ALTER_TOPIC: (*_TOPIC_CHANGE, *_TOPIC_SHAPE, e.UnknownTopic, e.IncompatibleSchema),
     Api.DESCRIBE_TOPICS: (e.UnknownTopic, e.QuiverlogError),
     Api.TOPIC_SCHEMAS: (e.UnknownTopicId,),
     Api.DELETE_RECORDS: (*_PARTITION, e.OffsetOutOfRange),

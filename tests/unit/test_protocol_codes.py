@@ -1,0 +1,116 @@
+"""Whatever is asked, the codes of the answer are those that docs/protocol.md lists for its API.
+
+Requests are drawn from values that mean something (names, ids, offsets that exist, and neighbours
+of them) and go to the whole node, whose driver compares every answer's codes with the list.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from quiverlog.batch.schema import serialize_schema
+from quiverlog.wire import messages as m
+from tests.support.node import NodeDriver, batch_of, check_codes
+
+REQUESTS_PER_KIND = 100
+NUMBERS = (-3, -2, -1, 0, 1, 2, 3, 7, 100, 2**31 - 1)
+SCHEMAS = [serialize_schema(pa.schema([("id", pa.int64()), ("x", kind)])) for kind in
+           (pa.string(), pa.int64(), pa.uint8())]  # fmt: skip
+
+
+class Drawing:
+    """Draws requests about the topics that are there."""
+
+    def __init__(self, seed: int, topic_ids: list[bytes]) -> None:
+        self.rng = random.Random(seed)
+        self.pools: dict[str, tuple[Any, ...]] = {
+            "topic_id": (*topic_ids, bytes(16), b"", b"short"),
+            "topic_ids": (*topic_ids, bytes(16)),
+            "name": ("a", "b", "none", "", "..", "x" * 250, "n1", "n2"),
+            "names": ("a", "b", "none", ""),
+            "topics": ("a", "b", "none", ""),
+            "schema": (*SCHEMAS, b"", b"", b"", b"junk"),
+            "key_columns": ("id", "x", "none"),
+            "configs": ({}, {"retention.ms": "1000"}, {"none": "1"}, {"durability": "x"}),
+            "set_configs": ({}, {}, {"compression.type": "zstd"}, {"none": "1"}),
+            "delete_configs": (*["retention.ms"] * 9, "none"),
+            "transactional_id": ("", "", "", "t"),
+            "partitions": (-1, 1, 2, 3, 0, -3, 2**31 - 1),
+            "max_wait_ms": (0,),
+            "timeout_ms": (1_000,),
+        }
+
+    def of(self, cls: type[msgspec.Struct]) -> Any:
+        hints = get_type_hints(cls)
+        skipped = set(m.Message.__struct_fields__) if issubclass(cls, m.Message) else set()
+        names = [n for n in cls.__struct_fields__ if n not in skipped]
+        return cls(**{name: self._value(name, hints[name]) for name in names})
+
+    def _value(self, name: str, hint: Any) -> Any:
+        arguments = get_args(hint)
+        if type(None) in arguments:
+            return None if self.rng.random() < 0.2 else self._value(name, arguments[0])
+        if get_origin(hint) is list:
+            inner = arguments[0]
+            return [self._value(name, inner) for _ in range(self.rng.randrange(4))]
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            return self.of(hint)
+        if name in self.pools:
+            return self.rng.choice(self.pools[name])
+        if hint is bool:
+            return self.rng.random() < 0.5
+        if hint in (str, bytes):
+            return hint()
+        assert hint is int, (name, hint)
+        if name == "partition":
+            return self.rng.choice((0, 0, 1, 1, 2, -1))
+        return self.rng.choice(NUMBERS)
+
+    def body(self, request: m.ProduceRequest) -> bytes:
+        """Batches for the entries of a produce, some of them damaged."""
+        body = b""
+        for entry in request.partitions:
+            producer = self.rng.choice(((-1, -1, -1), (0, 0, 0), (0, 1, 0), (0, 0, 9), (99, 0, 0)))
+            batch = bytearray(bytes(batch_of([1, 2], producer=producer)))
+            if self.rng.random() < 0.3:
+                batch[self.rng.randrange(len(batch))] ^= 1 << self.rng.randrange(8)
+            entry.batch_bytes = len(batch)
+            body += bytes(batch) * (count := self.rng.choice((0, 1, 1, 1, 2)))
+            entry.batch_bytes *= count
+        return body
+
+
+@pytest.mark.parametrize("kind", m.Request.__subclasses__(), ids=lambda k: k.API.name)
+def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        node = NodeDriver(Path(directory))
+        topics = [node.create(name, partitions=2) for name in ("a", "b")]
+        node.call(m.InitProducerIdRequest())
+        for topic in topics:
+            node.produced(topic, batch_of([1, 2, 3]))
+        drawing = Drawing(int(kind.API), topics)
+        answered = set()
+        for _ in range(REQUESTS_PER_KIND):
+            request = drawing.of(kind)
+            body = drawing.body(request) if isinstance(request, m.ProduceRequest) else b""
+            number = node.request(request, body)
+            for _ in range(20):
+                if node.answer(number) is not None:
+                    break
+                node.advance(1_000)
+            answer = node.answer(number)
+            assert answer is not None, request
+            check_codes(answer[0])
+            parts = getattr(answer[0], "partitions", None) or getattr(answer[0], "topics", [])
+            answered |= {getattr(part, "error_code", 0) for part in parts}
+            answered.add(answer[0].error_code)
+        node.stop()
+    assert 0 in answered
+    assert len(answered) > 1 or kind in (m.HelloRequest, m.MetadataRequest), "nothing was refused"
