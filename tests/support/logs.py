@@ -13,9 +13,9 @@ from quiverlog.types import Now
 __all__ = ["flush", "retain", "trim", "truncate"]
 
 
-def flush(log: Log) -> int:
+def flush(log: Log, *, background: bool = False) -> int:
     """Flush all; the new flushed offset. A failure is told to the log and raised."""
-    job = log.begin_flush()
+    job = log.begin_flush(background=background)
     try:
         result = job.run()
     except (OSError, QuiverlogError) as error:

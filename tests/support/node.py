@@ -275,9 +275,12 @@ class NodeDriver:
     def disk_space(self, free_bytes: int) -> None:
         self.send(DiskSpace(free_bytes))
 
-    def flush(self, error: BaseException | None = None) -> None:
-        """Perform the flushes that were asked for so far (or let them fail)."""
+    def flush(self, error: BaseException | None = None, *, only: int | None = None) -> None:
+        """Perform the flushes that were asked for so far, or `only` one (or let them fail)."""
         syncs, self.syncs = self.syncs, []
+        if only is not None:
+            self.syncs = syncs[:only] + syncs[only + 1 :]
+            syncs = [syncs[only]]
         for sync in syncs:
             self._run(sync, error)
         self.settle()

@@ -79,3 +79,37 @@ def test_a_deleted_topic_leaves_the_queue(node: NodeDriver) -> None:
     assert node.answer(large) is not None
     assert flushes_until(node, small) <= 2
     assert node.node.broker.flushes.idle
+
+
+def test_the_last_place_is_kept_for_those_who_have_none(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, flushes_in_flight_max=3)
+    wide, narrow = node.create("wide", partitions=50), node.create("narrow")
+    large = produce_to(node, wide, range(50), connection=1)
+    assert len(node.syncs) == 2, "one asker has no more, although a third may be under way"
+    small = produce_to(node, narrow, [0], connection=2)
+    assert len(node.syncs) == 3
+    node.flush(only=2)
+    assert node.answer(small) is not None, "it waited for nobody else's flush"
+    assert node.answer(large) is None
+    for _ in range(50):
+        if node.answer(large) is None:
+            assert len(node.syncs) <= 2
+            node.flush()
+    assert node.answer(large) is not None
+    assert node.node.broker.flushes.idle
+
+
+def test_what_nobody_waits_for_leaves_a_place_too(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, flushes_in_flight_max=2)
+    lazy = node.create("lazy", partitions=5, durability="memory")
+    narrow = node.create("narrow")
+    produce_to(node, lazy, range(5), connection=1)
+    node.set_clock(node.mono_us + 40_000_000)
+    first = produce_to(node, narrow, [0], connection=2)
+    assert len(node.syncs) == 2
+    node.flush(only=0)
+    assert node.answer(first) is not None
+    assert len(node.syncs) == 1, "one of five, although there is a place"
+    second = produce_to(node, narrow, [0], connection=2)
+    node.flush(only=1)
+    assert node.answer(second) is not None

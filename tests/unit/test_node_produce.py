@@ -106,7 +106,7 @@ def test_requests_of_one_read_share_the_first_flush(node: NodeDriver) -> None:
 def test_flushes_in_flight_are_bounded(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path, flushes_in_flight_max=2)
     topic = node.create(partitions=5)
-    sent = [node.produce(topic, batch_of([p]), partition=p) for p in range(5)]
+    sent = [node.produce(topic, batch_of([p]), partition=p, connection=p % 3) for p in range(5)]
     assert len(node.syncs) == 2
     for _ in range(3):
         node.flush()

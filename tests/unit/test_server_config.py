@@ -54,7 +54,7 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     env = {"QUIVERLOG_CONNECTIONS_MAX": "20", "QUIVERLOG_NODE_ID": "4"}
     config = load_config(path, environ=env, flags={"connections.max": "30", "rack": None})
     assert (config.connections_max, config.node_id, config.rack) == (30, 4, "a")
-    assert config.fsync_threads == CONFIG_KEYS["fsync.threads"].default == 2
+    assert config.fsync_threads == CONFIG_KEYS["fsync.threads"].default == 4
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ def flushed_without_room(disk: SimDisk) -> Log:
     """Epoch 1 is saved; epoch 2, from row 3 on, met a full disk."""
     log = open_log(disk)
     append(log, 1)
-    flush(log)
+    flush(log, background=True)
     append(log, 2)
     disk.capacity = 0
-    assert flush(log) == 6
+    assert flush(log, background=True) == 6
     assert not log.fault
     disk.capacity = None
     return log
@@ -56,9 +56,20 @@ def test_the_next_flush_writes_what_was_postponed(disk: SimDisk) -> None:
     log = flushed_without_room(disk)
     before = disk.read_file(f"{DIRECTORY}/{EPOCHS_FILE}")
     append(log, 2)
-    assert flush(log) == 9
+    assert flush(log, background=True) == 9
     assert disk.read_file(f"{DIRECTORY}/{EPOCHS_FILE}") != before
     assert not log.epochs.dirty
+
+
+def test_nobody_who_waits_waits_for_the_notes(disk: SimDisk) -> None:
+    log = open_log(disk)
+    append(log, 1)
+    assert flush(log) == 3
+    assert not disk.exists(f"{DIRECTORY}/{EPOCHS_FILE}")
+    assert log.epochs.dirty
+    disk.crash()
+    log = open_log(disk)
+    assert (log.log_end_offset, log.epochs.newest) == (3, 1), "a start reads them from the batches"
 
 
 def test_a_new_log_flushes_on_a_full_disk(disk: SimDisk) -> None:

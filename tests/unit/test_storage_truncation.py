@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.batch.header import BatchHeader
+from quiverlog.batch.checksum import crc32c
+from quiverlog.batch.header import CRC_START, BatchHeader
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import CorruptLog
 from quiverlog.storage.log import Log, LogConfig
@@ -158,11 +159,13 @@ def test_a_producer_is_known_by_a_batch_that_straddles_the_log_start() -> None:
     header, view = make_batch(4, NOW.wall_us, 1, 7)
     header = header._replace(producer_id=9, producer_epoch=0, base_sequence=0)
     header.pack_into(view)
+    # The checksum covers the producer's fields: this batch is as a producer would have sent it.
+    header = header._replace(crc32c=crc32c(view[CRC_START:]))
+    header.pack_into(view)
     log.append([(header, view)], 0, NOW)
     flush(log)
     trim(log, 2)
     disk.kill()
-    # The checksum covers the producer's fields: this batch is as a producer would have sent it.
     again = ProducerStates(NOW.wall_us)
     log = Log.open(disk, DIRECTORY, config=LogConfig(), clean=False, now=NOW, producers=again)
     assert log.log_start_offset == 2

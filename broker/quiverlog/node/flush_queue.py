@@ -1,9 +1,10 @@
 """Logs that want a flush, in the order in which they get one: one of each asker in turn.
 
 An asker is the connection whose produce waits for the flush. One that has written to a thousand
-partitions waits for all of them; one that has written to one waits for one flush of each of the
-others at most. A log that several ask for is flushed at the turn of the first of them. What nobody
-waits for comes last, but for every sixteenth flush, so that it comes at all.
+partitions waits for all of them. One that has written to one waits for one flush of each of the
+others at most, and not for those that are under way: the last place is never given to an asker
+that has one already. A log that several ask for is flushed at the turn of the first of them. What
+nobody waits for comes last, but for every sixteenth flush, so that it comes at all.
 
 Must not know: logs, what a flush is.
 """
@@ -18,6 +19,8 @@ __all__ = ["BROKER", "FlushQueue"]
 
 BROKER: Final = -1
 """The asker of what no connection has asked for, and somebody waits for (a stop)."""
+BACKGROUND: Final = -2
+"""The asker of what nobody waits for."""
 _BACKGROUND_EVERY: Final = 16
 
 
@@ -26,11 +29,18 @@ class FlushQueue:
 
     Invariant: a replica is in the queues of all who ask for it, or, if nobody does, in the
     background's; an asker without replicas is not there.
+
+    Args:
+        in_flight_max: how many flushes may be under way.
     """
 
-    __slots__ = ("_askers", "_background", "_by_asker", "_taken")
+    __slots__ = ("_askers", "_background", "_by_asker", "_in_flight_max", "_taken", "_under_way")
 
-    def __init__(self) -> None:
+    def __init__(self, in_flight_max: int) -> None:
+        assert in_flight_max >= 1
+        self._in_flight_max = in_flight_max
+        # Replicas that were taken, with the asker whose turn it was, until they are `done`.
+        self._under_way: dict[Replica, int] = {}
         # In the order of their turns.
         self._by_asker: dict[int, dict[Replica, None]] = {}
         self._background: dict[Replica, None] = {}
@@ -38,8 +48,17 @@ class FlushQueue:
         self._askers: dict[Replica, dict[int, None]] = {}
         self._taken = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._by_asker or self._background)
+    @property
+    def idle(self) -> bool:
+        """True when no flush is under way or wanted."""
+        return not (self._under_way or self._by_asker or self._background)
+
+    @property
+    def waiting(self) -> bool:
+        """True when a flush is wanted, and not as many as may be are under way."""
+        return (
+            bool(self._by_asker or self._background) and len(self._under_way) < self._in_flight_max
+        )
 
     def ask(self, replica: Replica, asker: int) -> None:
         """`asker` waits for the next flush of `replica`, which `put` queues."""
@@ -55,20 +74,32 @@ class FlushQueue:
         for asker in askers:
             self._by_asker.setdefault(asker, {})[replica] = None
 
-    def take(self) -> Replica:
-        """The next one; it is in no queue any more."""
-        self._taken += 1
-        background_due = self._taken % _BACKGROUND_EVERY == 0
-        if self._background and (background_due or not self._by_asker):
+    def take(self) -> Replica | None:
+        """The next one, in no queue any more and under way; None when none may be taken now."""
+        places = self._in_flight_max - len(self._under_way)
+        if not places or not self.waiting:
+            return None
+        # Whoever has a flush under way leaves the last place to the others.
+        having = self._under_way.values() if places == 1 else ()
+        background = bool(self._background) and BACKGROUND not in having
+        if background and ((self._taken + 1) % _BACKGROUND_EVERY == 0 or not self._by_asker):
             replica = next(iter(self._background))
-            del self._background[replica]
-            return replica
-        asker = next(iter(self._by_asker))
-        mine = self._by_asker.pop(asker)
-        self._by_asker[asker] = mine  # Its next turn is after everybody's.
-        replica = next(iter(mine))
+            return self._take(replica, BACKGROUND)
+        for asker, mine in self._by_asker.items():
+            if asker not in having:
+                self._by_asker[asker] = self._by_asker.pop(asker)  # The next turn is the others'.
+                return self._take(next(iter(mine)), asker)
+        return self._take(next(iter(self._background)), BACKGROUND) if background else None
+
+    def _take(self, replica: Replica, asker: int) -> Replica:
+        self._taken += 1
         self.drop(replica)
+        self._under_way[replica] = asker
         return replica
+
+    def done(self, replica: Replica) -> None:
+        """Its flush is not under way any more. May be called again."""
+        self._under_way.pop(replica, None)
 
     def drop(self, replica: Replica) -> None:
         """Nobody asks for it any more."""

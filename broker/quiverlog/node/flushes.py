@@ -37,8 +37,6 @@ class Flushes:
 
     __slots__ = (
         "_due",
-        "_in_flight",
-        "_in_flight_max",
         "_jobs",
         "_metrics",
         "_outbox",
@@ -60,9 +58,7 @@ class Flushes:
         self._wakeups = wakeups
         self._outbox = outbox
         self._metrics = metrics
-        self._in_flight_max = in_flight_max
-        self._in_flight = 0
-        self._queue = FlushQueue()
+        self._queue = FlushQueue(in_flight_max)
         # Replicas with rows that the disk may not have: when each is to be flushed at the latest.
         self._due: dict[Replica, int] = {}
         # Replicas whose flush could not be tried: when it is tried again.
@@ -71,12 +67,12 @@ class Flushes:
     @property
     def idle(self) -> bool:
         """True when no flush is under way or wanted at once."""
-        return not self._in_flight and not self._queue
+        return self._queue.idle
 
     @property
     def waiting(self) -> bool:
         """True when a flush is wanted and may be started now."""
-        return bool(self._queue) and self._in_flight < self._in_flight_max
+        return self._queue.waiting
 
     def next_us(self) -> int | None:
         """When the next flush in the background is due: the one whose rows have waited longest."""
@@ -123,11 +119,12 @@ class Flushes:
                     self.want(replica)
                 else:
                     self._enqueue(replica)
-        while self._queue and self._in_flight < self._in_flight_max:
-            replica = self._queue.take()
-            replica.flush_queued = False
-            if not replica.deleted and replica.fault is None:
-                self._start(replica, now)
+        while (taken := self._queue.take()) is not None:
+            taken.flush_queued = False
+            if taken.deleted or taken.fault is not None:
+                self._queue.done(taken)
+            else:
+                self._start(taken, now)
 
     def _start(self, replica: Replica, now: Now) -> None:
         assert not replica.flush_running
@@ -139,11 +136,11 @@ class Flushes:
             job = replica.log.begin_flush(background=background)
         except Exception as error:
             self._outbox.internal_error("beginning a flush", error)
+            self._queue.done(replica)
             self.declare_fault(replica, f"no flush can be begun: {error}")
             return
         replica.flush_running = True
         replica.jobs_running += 1
-        self._in_flight += 1
         done = partial(self._done, replica, job)
         try:
             self._jobs.start(job, done)
@@ -164,7 +161,7 @@ class Flushes:
         if replica.flush_running:
             replica.flush_running = False
             replica.jobs_running -= 1
-            self._in_flight -= 1
+            self._queue.done(replica)
         if replica.deleted:
             return
         if error is not None:

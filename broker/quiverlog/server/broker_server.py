@@ -204,7 +204,8 @@ class BrokerServer:
             topic_defaults=dict(config.topic_defaults),
             disk_reserve_bytes=config.disk_reserve_bytes,
             frame_bytes_max=config.frame_bytes_max,
-            flushes_in_flight_max=config.fsync_threads * 2,
+            # No more than run at once: what waits, waits where askers take turns.
+            flushes_in_flight_max=config.fsync_threads,
         )
 
     def ready_line(self) -> str:

@@ -187,8 +187,9 @@ _KEYS: Final = (
     Setting(
         "fsync.threads",
         _INT,
-        2,
-        "Threads that flush logs to disk. Acknowledgements wait for them alone.",
+        4,
+        "Threads that flush logs to disk. Acknowledgements wait for them alone. One client has all"
+        " but one of them at most.",
         minimum=1,
         maximum=64,
     ),

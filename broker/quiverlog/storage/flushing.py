@@ -125,7 +125,11 @@ class Unflushed:
         *,
         background: bool,
     ) -> FlushJob:
-        """Hand everything over to a job. `last`: the segment that holds the log's end."""
+        """Hand everything over to a job. `last`: the segment that holds the log's end.
+
+        New leader epochs go with a recovery point, or where nobody waits: up to there a start
+        reads them from the batches, and an acknowledgement need not wait for two more fsyncs.
+        """
         assert self.outstanding is None, "a flush is outstanding"
         point = self._next_point(end_offset, last, background)
         unsaved = (file.offset for file in self.snapshots_unsaved)
@@ -136,14 +140,14 @@ class Unflushed:
             end_offset,
             tuple(self.segments),
             self.names_changed,
-            epochs=epochs.dump() if epochs.dirty else None,
+            epochs=epochs.dump() if epochs.dirty and (background or point is not None) else None,
             point=point,
             indexes=tuple(self.indexes),
             snapshots=tuple(self.snapshots_unsaved),
             snapshots_doomed=tuple(kept[SNAPSHOTS_KEPT:]),
             mark=self._next_mark(end_offset, last),
         )
-        epochs.dirty = False
+        epochs.dirty = epochs.dirty and job.epochs is None
         self.segments = []
         self.names_changed = False
         self.indexes = []
@@ -164,7 +168,8 @@ class Unflushed:
             return None
         point = RecoveryPoint(end_offset, last.base_offset, last.file.size)
         near = point.position - self.point.position < _CHECKPOINT_BYTES
-        if near and not background and point.base_offset == self.point.base_offset:
+        # A log without a recovery point is scanned from its first row.
+        if near and not background and point.base_offset == max(0, self.point.base_offset):
             return None
         return point
 

@@ -336,7 +336,7 @@ class Log(AppendableLog):
             return
         if self._producers is not None and self._changed:
             self._unflushed.snapshot(self.log_end_offset, self._producers)
-        job = self.begin_flush()
+        job = self.begin_flush(background=True)
         self.complete_flush(job, job.run())
         if self._changed:
             # The rows are safe. A full disk, say, makes the next start longer, and not unclean.
