@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.client_scenarios import BlockingScenarios, ClientScenarios
+from tests.support.blocking_scenarios import BlockingScenarios
+from tests.support.client_scenarios import ClientScenarios
 from tests.support.scripted_broker import ScriptedBroker
 
 

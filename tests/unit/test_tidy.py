@@ -20,14 +20,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES_MAX = 400
 LONGER_FILES = {
-    "broker/quiverlog/cli/topic.py": "one command group: its options are most of it.",
     "broker/quiverlog/wire/messages.py": "a table: every message of the protocol, in its order.",
     "connector/pyspark_quiverlog/option_table.py": "a table: every option, with its explanation.",
     "connector/pyspark_quiverlog/stream_planner.py": "one machine: the state of a streaming query.",
     "tests/sim/disk.py": "one model: a disk with its page cache, faults and crashes.",
     "tests/sim/host.py": "one machine: a node's world, in the order of its events.",
     "tests/sim/run.py": "one run: its phases and what is checked after each.",
-    "tests/support/client_scenarios.py": "one suite, subclassed where brokers differ.",
     "tests/unit/test_batch_validate.py": "one rule after the other, over the same batches.",
     "tests/unit/test_node_produce.py": "one request, all its outcomes, over the same node.",
     "tests/unit/test_server_protocol.py": "one class, all its states, over the same transport.",

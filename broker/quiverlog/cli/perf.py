@@ -55,6 +55,18 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, min(len(ordered) - 1, -int(-share * len(ordered) // 1) - 1))]
 
 
+def _duration_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--duration",
+        "duration_s",
+        type=click.FloatRange(min=0.1),
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Stop after this long, even with fewer rows.",
+    )(command)
+
+
 def _schema() -> pa.Schema:
     import pyarrow as pa
 
@@ -154,15 +166,7 @@ class _Acknowledgements:
 
 @perf.command(name="produce")
 @click.option("--rows", type=click.IntRange(min=1), default=1_000_000, show_default=True)
-@click.option(
-    "--duration",
-    "duration_s",
-    type=click.FloatRange(min=0.1),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Stop after this long, even with fewer rows.",
-)
+@_duration_option
 @click.option("--row-bytes", type=click.IntRange(24, 65_536), default=100, show_default=True)
 @click.option("--batch-rows", type=click.IntRange(1, 65_536), default=8_192, show_default=True)
 @click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True)
@@ -208,15 +212,7 @@ def perf_produce(
 # --- consume --------------------------------------------------------------------------------------
 @perf.command(name="consume")
 @click.option("--rows", type=click.IntRange(min=1), help="Stop after so many; all when not given.")
-@click.option(
-    "--duration",
-    "duration_s",
-    type=click.FloatRange(min=0.1),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Stop after this long.",
-)
+@_duration_option
 @_common
 def perf_consume(
     topic: str,
@@ -250,15 +246,7 @@ def perf_consume(
 # --- latency --------------------------------------------------------------------------------------
 @perf.command(name="latency")
 @click.option("--rows", type=click.IntRange(min=1), default=1_000, show_default=True)
-@click.option(
-    "--duration",
-    "duration_s",
-    type=click.FloatRange(min=0.1),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Stop after this long, even with fewer rows.",
-)
+@_duration_option
 @click.option("--durability", type=click.Choice(["memory", "flushed", "replicated"]))
 @_common
 def perf_latency(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quiverlog.cli.failures import CommandFailed, explain
+from quiverlog.cli.new_topic import new_topic_options, schema_from_options
 from quiverlog.cli.options import (
     bootstrap_option,
     columns_callback,
@@ -22,7 +23,6 @@ from quiverlog.cli.options import (
     topic_option,
 )
 from quiverlog.cli.output import console, human_bytes, human_count, print_json, print_table
-from quiverlog.cli.topic import schema_from_options
 from quiverlog.errors import QuiverlogError, UnknownTopic
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ __all__ = ["produce"]
 _FORMATS = ("auto", "csv", "json", "parquet", "arrow", "lines")
 _FUTURES_KEPT_MAX = 64
 """Sends whose outcome is not looked at yet; the producer's own buffer bounds the bytes."""
-_SETTLE_S = 10.0
+_FAILED_WAIT_S = 10.0
 """After a failure, so long for each send that is still on its way."""
 
 
@@ -62,22 +62,7 @@ _SETTLE_S = 10.0
 )
 @click.option("--delimiter", default=",", show_default=True, metavar="CHAR", help="Of a CSV file.")
 @click.option("--create", is_flag=True, help="Create the topic if it is not there.")
-@click.option("--schema", metavar="DDL|raw", help="With --create; inferred when not given.")
-@click.option(
-    "--schema-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="With --create: take the columns from a .json, .sql, .parquet or .arrow file.",
-)
-@click.option(
-    "--partitions",
-    "-p",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="With --create.",
-)
-@click.option("--replication-factor", "-r", type=click.IntRange(min=1), default=1)
-@click.option("--key", callback=columns_callback, metavar="COLUMN,...", help="With --create.")
+@new_topic_options("With --create. ", " Inferred when not given.")
 @config_option
 @click.option("--partition", type=click.IntRange(min=0), help="Send all rows to this partition.")
 @click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Of the batches.")
@@ -210,7 +195,7 @@ def _with_rows_stored(
     """A file that breaks off half way leaves rows behind: the person must know how many."""
     for future in futures:
         with contextlib.suppress(QuiverlogError):
-            outcome.add(future.result(timeout=_SETTLE_S))
+            outcome.add(future.result(timeout=_FAILED_WAIT_S))
     if not outcome.rows:
         return error
     text, code = explain(error)

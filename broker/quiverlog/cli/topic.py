@@ -6,30 +6,28 @@ Owns how topics are asked for and shown; every rule about them is the broker's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.new_topic import new_topic_options, schema_from_options
 from quiverlog.cli.options import (
     bootstrap_option,
-    columns_callback,
     complete_topics,
     config_option,
     debug_option,
     format_option,
     open_client,
 )
-from quiverlog.cli.output import human_bytes, human_count, print_fields, print_json, print_table
+from quiverlog.cli.output import print_json, print_table
+from quiverlog.cli.topic_detail import detail_json, join, print_detail
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
-    from quiverlog.client.results import TopicDetail
-
-__all__ = ["schema_from_options", "topic"]
+__all__ = ["topic"]
 
 
 @click.group()
@@ -37,62 +35,9 @@ def topic() -> None:
     """Create, look at, change and delete topics."""
 
 
-def schema_from_options(schema: str | None, schema_file: Path | None) -> pa.Schema | None:
-    """The schema that `--schema` or `--schema-file` describe; None when neither is given.
-
-    Raises:
-        click.BadParameter: the text or the file holds no schema, or both options are given.
-    """
-    from quiverlog.cli.schema_text import SchemaSyntaxError, load_schema, parse_schema
-
-    if schema is not None and schema_file is not None:
-        raise click.UsageError("Give --schema or --schema-file, not both.")
-    try:
-        if schema_file is not None:
-            return load_schema(schema_file)
-        if schema is None:
-            return None
-        if schema.strip().lower() == "raw":
-            from quiverlog.batch.schema import RAW_SCHEMA
-
-            return RAW_SCHEMA
-        return parse_schema(schema)
-    except SchemaSyntaxError as error:
-        raise click.BadParameter(f"{error}.", param_hint="--schema") from error
-
-
 @topic.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option(
-    "--schema",
-    metavar="DDL|raw",
-    help="The columns, e.g. 'id long, name string not null, price decimal(10,2), at timestamp'; "
-    "`raw` is the prepared schema for opaque payloads (key, value, headers, timestamp).",
-)
-@click.option(
-    "--schema-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take the columns from a .json, .sql, .parquet or .arrow file.",
-)
-@click.option(
-    "--partitions",
-    "-p",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="How many.",
-)
-@click.option(
-    "--replication-factor",
-    "-r",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Copies of each row.",
-)
-@click.option(
-    "--key", metavar="COLUMN,...", callback=columns_callback, help="Equal keys share a partition."
-)
+@new_topic_options()
 @config_option
 @click.option("--if-not-exists", is_flag=True, help="Succeed when the topic is already there.")
 @bootstrap_option
@@ -164,15 +109,11 @@ def list_topics(bootstrap: str, timeout_s: float, output_format: str) -> None:
     print_table(
         ["TOPIC", "PARTITIONS", "REPLICAS", "KEY", "DURABILITY"],
         [
-            (r["name"], r["partitions"], r["replication_factor"], _join(r["key"]), r["durability"])
+            (r["name"], r["partitions"], r["replication_factor"], join(r["key"]), r["durability"])
             for r in rows
         ],
         right=["PARTITIONS", "REPLICAS"],
     )
-
-
-def _join(values: Any) -> str:
-    return ",".join(str(value) for value in values)
 
 
 @topic.command()
@@ -188,93 +129,12 @@ def describe(
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         details = [client.describe_topic(name) for name in names]
     if output_format == "json":
-        print_json([_detail_json(detail) for detail in details])
+        print_json([detail_json(detail) for detail in details])
         return
     for position, detail in enumerate(details):
         if position:
             print()
-        _print_detail(detail, all_configs=all_configs)
-
-
-def _detail_json(detail: TopicDetail) -> dict[str, object]:
-    from quiverlog.cli.schema_text import format_schema
-
-    return {
-        "name": detail.name,
-        "topic_id": detail.topic_id.hex(),
-        "created": detail.created,
-        "key": list(detail.key_columns),
-        "replication_factor": detail.replication_factor,
-        "rows": detail.rows,
-        "size_bytes": detail.size_bytes,
-        "configs": {
-            key: {"value": config.value, "source": config.source}
-            for key, config in sorted(detail.configs.items())
-        },
-        "schemas": [
-            {"schema_id": s.schema_id, "created": s.created, "schema": format_schema(s.schema)}
-            for s in detail.schemas
-        ],
-        "partitions": [asdict(partition) for partition in detail.partitions],
-    }
-
-
-def _print_detail(detail: TopicDetail, *, all_configs: bool) -> None:
-    from quiverlog.cli.schema_text import format_type
-
-    shown = {
-        key: config
-        for key, config in sorted(detail.configs.items())
-        if all_configs or config.source != "default"
-    }
-    print_fields(
-        {
-            "topic": detail.name,
-            "id": detail.topic_id.hex(),
-            "created": f"{detail.created:%Y-%m-%d %H:%M:%S %Z}",
-            "key": _join(detail.key_columns) or "(none)",
-            "replicas": detail.replication_factor,
-            "rows": human_count(detail.rows),
-            "size": human_bytes(detail.size_bytes),
-            "schema id": detail.schemas[-1].schema_id,
-        }
-    )
-    print("\ncolumns")
-    print_table(
-        ["NAME", "TYPE", "NULL"],
-        [(f.name, format_type(f.type), f.nullable) for f in detail.schema],
-    )
-    if shown:
-        print("\nconfiguration")
-        print_table(
-            ["KEY", "VALUE", "SOURCE"], [(key, c.value, c.source) for key, c in shown.items()]
-        )
-    print("\npartitions")
-    _print_partitions(detail)
-
-
-def _print_partitions(detail: TopicDetail) -> None:
-    numbers = ["PARTITION", "START", "END", "FLUSHED", "ROWS", "SEGMENTS"]
-    print_table(
-        ["PARTITION", "LEADER", "EPOCH", "REPLICAS", "IN SYNC", *numbers[1:], "SIZE"],
-        [
-            (
-                p.partition,
-                p.leader,
-                p.leader_epoch,
-                _join(p.replicas),
-                _join(p.in_sync_replicas),
-                p.log_start_offset,
-                p.high_watermark,
-                p.flushed_offset,
-                p.high_watermark - p.log_start_offset,
-                p.segments,
-                human_bytes(p.size_bytes),
-            )
-            for p in detail.partitions
-        ],
-        right=[*numbers, "LEADER", "EPOCH", "SIZE"],
-    )
+        print_detail(detail, all_configs=all_configs)
 
 
 @topic.command()
@@ -381,7 +241,7 @@ def trim(
         )
         unknown = sorted(set(per_partition) - set(numbers))
         if unknown:
-            raise CommandFailed(f"{name} has no partition {_join(unknown)}.")
+            raise CommandFailed(f"{name} has no partition {join(unknown)}.")
         if not yes:
             _confirm(f"Delete rows of {name} before {before}?")
         starts = client.delete_records(name, per_partition)

@@ -1,0 +1,94 @@
+"""What a new topic shall be like, as options: shared by the commands that can create one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from quiverlog.cli.options import columns_callback
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["new_topic_options", "schema_from_options"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def new_topic_options(note: str = "", schema_note: str = "") -> Callable[[_Command], _Command]:
+    """`--schema`, `--schema-file`, `--partitions`, `--replication-factor` and `--key`.
+
+    Args:
+        note: what each help begins with.
+        schema_note: what the help of `--schema` ends with.
+    """
+    options = (
+        click.option(
+            "--schema",
+            metavar="DDL|raw",
+            help=f"{note}The columns, e.g. 'id long, name string not null, price decimal(10,2), "
+            "at timestamp'; `raw` is the prepared schema for opaque payloads (key, value, headers, "
+            f"timestamp).{schema_note}",
+        ),
+        click.option(
+            "--schema-file",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help=f"{note}Take the columns from a .json, .sql, .parquet or .arrow file.",
+        ),
+        click.option(
+            "--partitions",
+            "-p",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help=f"{note}How many.",
+        ),
+        click.option(
+            "--replication-factor",
+            "-r",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help=f"{note}Copies of each row.",
+        ),
+        click.option(
+            "--key",
+            metavar="COLUMN,...",
+            callback=columns_callback,
+            help=f"{note}Equal keys share a partition.",
+        ),
+    )
+
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def schema_from_options(schema: str | None, schema_file: Path | None) -> pa.Schema | None:
+    """The schema that `--schema` or `--schema-file` describe; None when neither is given.
+
+    Raises:
+        click.BadParameter: the text or the file holds no schema, or both options are given.
+    """
+    from quiverlog.cli.schema_text import SchemaSyntaxError, load_schema, parse_schema
+
+    if schema is not None and schema_file is not None:
+        raise click.UsageError("Give --schema or --schema-file, not both.")
+    try:
+        if schema_file is not None:
+            return load_schema(schema_file)
+        if schema is None:
+            return None
+        if schema.strip().lower() == "raw":
+            from quiverlog.batch.schema import RAW_SCHEMA
+
+            return RAW_SCHEMA
+        return parse_schema(schema)
+    except SchemaSyntaxError as error:
+        raise click.BadParameter(f"{error}.", param_hint="--schema") from error

@@ -1,0 +1,101 @@
+"""How `quiverlog topic describe` shows a topic: as JSON for scripts, as tables for people."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from quiverlog.cli.output import human_bytes, human_count, print_fields, print_table
+
+if TYPE_CHECKING:
+    from quiverlog.client.results import TopicDetail
+
+__all__ = ["detail_json", "join", "print_detail"]
+
+
+def join(values: Any) -> str:
+    """With commas, as the command line takes them."""
+    return ",".join(str(value) for value in values)
+
+
+def detail_json(detail: TopicDetail) -> dict[str, object]:
+    """All of it, for scripts."""
+    from quiverlog.cli.schema_text import format_schema
+
+    return {
+        "name": detail.name,
+        "topic_id": detail.topic_id.hex(),
+        "created": detail.created,
+        "key": list(detail.key_columns),
+        "replication_factor": detail.replication_factor,
+        "rows": detail.rows,
+        "size_bytes": detail.size_bytes,
+        "configs": {
+            key: {"value": config.value, "source": config.source}
+            for key, config in sorted(detail.configs.items())
+        },
+        "schemas": [
+            {"schema_id": s.schema_id, "created": s.created, "schema": format_schema(s.schema)}
+            for s in detail.schemas
+        ],
+        "partitions": [asdict(partition) for partition in detail.partitions],
+    }
+
+
+def print_detail(detail: TopicDetail, *, all_configs: bool) -> None:
+    """As tables, for people."""
+    from quiverlog.cli.schema_text import format_type
+
+    shown = {
+        key: config
+        for key, config in sorted(detail.configs.items())
+        if all_configs or config.source != "default"
+    }
+    print_fields(
+        {
+            "topic": detail.name,
+            "id": detail.topic_id.hex(),
+            "created": f"{detail.created:%Y-%m-%d %H:%M:%S %Z}",
+            "key": join(detail.key_columns) or "(none)",
+            "replicas": detail.replication_factor,
+            "rows": human_count(detail.rows),
+            "size": human_bytes(detail.size_bytes),
+            "schema id": detail.schemas[-1].schema_id,
+        }
+    )
+    print("\ncolumns")
+    print_table(
+        ["NAME", "TYPE", "NULL"],
+        [(f.name, format_type(f.type), f.nullable) for f in detail.schema],
+    )
+    if shown:
+        print("\nconfiguration")
+        print_table(
+            ["KEY", "VALUE", "SOURCE"], [(key, c.value, c.source) for key, c in shown.items()]
+        )
+    print("\npartitions")
+    _print_partitions(detail)
+
+
+def _print_partitions(detail: TopicDetail) -> None:
+    numbers = ["PARTITION", "START", "END", "FLUSHED", "ROWS", "SEGMENTS"]
+    print_table(
+        ["PARTITION", "LEADER", "EPOCH", "REPLICAS", "IN SYNC", *numbers[1:], "SIZE"],
+        [
+            (
+                p.partition,
+                p.leader,
+                p.leader_epoch,
+                join(p.replicas),
+                join(p.in_sync_replicas),
+                p.log_start_offset,
+                p.high_watermark,
+                p.flushed_offset,
+                p.high_watermark - p.log_start_offset,
+                p.segments,
+                human_bytes(p.size_bytes),
+            )
+            for p in detail.partitions
+        ],
+        right=[*numbers, "LEADER", "EPOCH", "SIZE"],
+    )
