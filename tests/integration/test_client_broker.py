@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import quiverlog
+from tests.support.blocking_scenarios import BlockingScenarios
 from tests.support.broker import BrokerProcess
 from tests.support.client_kinds import CLIENT_KINDS, connect
-from tests.support.blocking_scenarios import BlockingScenarios
 from tests.support.client_scenarios import SCHEMA, ClientScenarios, read, rows
 
 pytestmark = pytest.mark.process
