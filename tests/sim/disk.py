@@ -399,6 +399,9 @@ class SimDisk:
     def exists(self, path: str) -> bool:
         return self._find(path) is not None
 
+    def is_file(self, path: str) -> bool:
+        return isinstance(self._find(path), Inode)
+
     def is_dir(self, path: str) -> bool:
         return isinstance(self._find(path), Directory)
 

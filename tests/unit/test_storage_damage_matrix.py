@@ -25,7 +25,7 @@ from tests.sim.disk import SimDisk
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
 CONFIG = LogConfig(segment_bytes=1_100, index_interval_bytes=150, retention_ms=-1)
-ROWS, BATCHES, TRIMMED = 3, 24, 8
+ROWS, BATCHES, TRIMMED, EPOCHS = 3, 24, 8, 2
 
 
 class Producers:
@@ -40,7 +40,15 @@ class Producers:
 
 
 def open_log(disk: SimDisk, *, clean: bool) -> Log:
-    return Log.open(disk, DIRECTORY, config=CONFIG, clean=clean, now=NOW, producers=Producers())
+    return Log.open(
+        disk,
+        DIRECTORY,
+        config=CONFIG,
+        clean=clean,
+        now=NOW,
+        producers=Producers(),
+        epoch_newest=EPOCHS - 1,
+    )
 
 
 def build(*, clean: bool) -> tuple[SimDisk, dict[int, bytes]]:
@@ -53,7 +61,7 @@ def build(*, clean: bool) -> tuple[SimDisk, dict[int, bytes]]:
     stored: dict[int, bytes] = {}
     for number in range(BATCHES):
         header, view = make_batch(ROWS, NOW.wall_us + number, number % 3 + 1, number + 1)
-        log.append([(header, view)], number // 12, NOW)
+        log.append([(header, view)], number // (BATCHES // EPOCHS), NOW)
         stored[ROWS * number] = bytes(view)
         job = log.begin_flush()
         log.complete_flush(job, job.run())
@@ -101,8 +109,8 @@ def read_all(disk: SimDisk, stored: dict[int, bytes], *, clean: bool) -> Outcome
         except UnsupportedFormat:
             return Outcome([], True)
         data = b"".join(views)
-        # The leader epoch lies outside the checksum; no reader's rows depend on it.
-        assert data[:8] + data[12:] == stored[base][:8] + stored[base][12:], "a wrong row"
+        # With its leader epoch, which no checksum covers: a client takes another for an error.
+        assert data == stored[base], "a wrong row"
     base_offset = log.append([make_batch(1, NOW.wall_us, 1, 9)], 5, NOW)
     assert base_offset >= log.log_start_offset
     report = log.recovery
@@ -253,6 +261,42 @@ def test_damage_over_several_batches_and_index_entries(
     outcome = read_all(disk, stored, clean=clean)
     first, last = batch_of(path, data, start), batch_of(path, data, start + size - 1)
     assert outcome.bad == lost(range(first.start, last.stop))
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "unclean"])
+@pytest.mark.parametrize("segment", [0, -1], ids=["oldest", "newest"])
+@pytest.mark.parametrize("byte", [8, 11])
+def test_a_damaged_leader_epoch_costs_its_batch_and_none_in_front(
+    byte: int, segment: int, clean: bool
+) -> None:
+    disk, _ = build(clean=clean)
+    name = sorted(n for n in disk.list(DIRECTORY) if n.endswith(".log"))[segment]
+    path = f"{DIRECTORY}/{name}"
+    bases = [h.base_offset for h in headers_of(disk.read_file(path))]
+    batch = len(bases) - 2
+    disk.flip_bit(path, 8 * (position_of(disk.read_file(path), batch) + byte) + 1)
+    log = open_log(disk, clean=clean)
+    start = max(bases[0], TRIMMED)
+    views = log.read(start, bytes_max=1 << 20, end_offset=log.log_end_offset)
+    assert headers_of(bytes(64) + b"".join(views))[-1].next_offset == bases[batch]
+    with pytest.raises(CorruptLog) as caught:
+        log.read(bases[batch], bytes_max=1 << 20, end_offset=log.log_end_offset)
+    details = caught.value.details
+    assert (details["offset"], details["end_offset"]) == (bases[batch], bases[batch + 1])
+    assert log.read(bases[batch + 1], bytes_max=1, end_offset=log.log_end_offset)
+
+
+def headers_of(data: bytes) -> list[BatchHeader]:
+    """The headers of a segment's batches."""
+    at, found = 64, []
+    while at < len(data):
+        found.append(BatchHeader.unpack(data, at))
+        at += found[-1].total_bytes
+    return found
+
+
+def position_of(data: bytes, batch: int) -> int:
+    return 64 + sum(header.total_bytes for header in headers_of(data)[:batch])
 
 
 def test_the_matrix_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:

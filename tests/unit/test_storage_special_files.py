@@ -159,3 +159,89 @@ def test_a_partition_opens_without_its_small_files(
     assert (log.log_start_offset, log.log_end_offset) == (0, 3)
     assert len(log.read(2, bytes_max=1, end_offset=3)) == 1
     assert log.epochs.epoch_for(2) == 1
+
+
+ROWS_PER_SEGMENT = 3
+NAMES = [
+    *(f"{base:020d}.{suffix}" for base in (0, 3, 6) for suffix in ("log", "index")),
+    checkpoint.LOG_START_FILE,
+    f"{checkpoint.LOG_START_FILE}-copy",
+    checkpoint.RECOVERY_FILE,
+    checkpoint.TRUNCATION_FILE,
+    EPOCHS_FILE,
+    f"{EPOCHS_FILE}.tmp",
+    f"producers-{9:020d}.snapshot",
+]
+
+
+def open_small(path: Path, *, clean: bool) -> Log:
+    config = LogConfig(segment_bytes=700, retention_ms=-1)
+    return Log.open(
+        PosixDisk(), str(path), config=config, clean=clean, now=NOW, producers=Remembered()
+    )
+
+
+def readable(log: Log) -> list[int]:
+    found = []
+    for offset in range(log.log_start_offset, log.log_end_offset):
+        try:
+            found += [offset] if log.read(offset, bytes_max=1, end_offset=offset + 1) else []
+        except CorruptLog:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
+@pytest.mark.parametrize("kind", [*KINDS, "dangling", "full directory"])
+@pytest.mark.parametrize("name", NAMES)
+def test_only_rows_in_a_lost_file_are_lost(
+    tmp_path: Path, name: str, kind: str, clean: bool
+) -> None:
+    """Everything else is made anew; what lies there is kept under a name that the log tells."""
+    log = open_small(tmp_path, clean=True)
+    for number in range(9):
+        log.append([make_batch(1, NOW.wall_us, 2, number + 1)], number // 5, NOW)
+    flush(log)
+    trim = log.begin_trim(1)
+    assert trim is not None
+    log.complete_trim(trim, trim.run())
+    log.close(clean=clean)
+    assert sorted(p.name for p in tmp_path.glob("*.log")) == [n for n in NAMES[:6] if "log" in n]
+    if kind == "dangling":
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to("nowhere")
+    else:
+        put(tmp_path / name, kind.rpartition(" ")[2])
+    if kind == "full directory":
+        (tmp_path / name / "kept").write_text("by somebody")
+    log = open_small(tmp_path, clean=clean)
+    base = int(name[:20]) if name.endswith(".log") else 100
+    lost = range(base, base + ROWS_PER_SEGMENT)
+    assert readable(log) == [offset for offset in range(1, 9) if offset not in lost]
+    assert (log.log_start_offset, log.log_end_offset) == (1, 9)
+    (note,) = log.recovery.notes
+    assert name in note
+    assert log.append([make_batch(1, NOW.wall_us, 2, 7)], 5, NOW) == 9
+    flush(log)
+    log.close(clean=True)
+    log = open_small(tmp_path, clean=True)
+    assert readable(log) == [offset for offset in range(1, 10) if offset not in lost]
+    if kind == "full directory":
+        assert (tmp_path / f"{name}.unusable" / "kept").read_text() == "by somebody"
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
+@pytest.mark.parametrize(
+    "name", ["5.log", "99999999999999999999.log", "producers-5.snapshot", "notes.txt"]
+)
+def test_a_stray_file_is_left_alone_and_told(tmp_path: Path, name: str, clean: bool) -> None:
+    log = open_small(tmp_path, clean=True)
+    for number in range(9):
+        log.append([make_batch(1, NOW.wall_us, 2, number + 1)], 0, NOW)
+    flush(log)
+    log.close(clean=clean)
+    (tmp_path / name).write_bytes(b"something else")
+    log = open_small(tmp_path, clean=clean)
+    assert readable(log) == list(range(9))
+    assert (tmp_path / name).read_bytes() == b"something else"
+    assert (name in " ".join(log.recovery.notes)) == (name != "99999999999999999999.log")

@@ -39,11 +39,12 @@ from quiverlog.node.flushes import Flushes
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
+from quiverlog.node.recovered import report_recovery
 from quiverlog.node.removal import Removal
 from quiverlog.node.replica import Replica, log_config
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.disk import Disk
+from quiverlog.storage.disk import Disk, what_failed
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.types import Now, TopicPartition
 
@@ -266,7 +267,7 @@ class Assignment:
         replica = Replica(
             topic, name, opened.log, opened.producers, partition.leader_epoch, counters
         )
-        self._report_recovery(replica)
+        report_recovery(replica, self._outbox, self._metrics)
         self.offline.pop(key, None)
         self._followed[key] = replica
         if topic_image is None or key[1] not in self._held.get(key[0], ()):
@@ -287,7 +288,7 @@ class Assignment:
         if isinstance(error, CorruptLog | DiskFull):
             reason: QuiverlogError = type(error)(f"{name} is offline: {error.message}")
         else:
-            why = (isinstance(error, OSError) and error.strerror) or str(error)
+            why = what_failed(error) if isinstance(error, OSError) else str(error)
             reason = StorageFault(f"{name} is offline: {why}.")
         if not isinstance(error, OSError | QuiverlogError):
             self._outbox.internal_error("opening a log", error)
@@ -375,26 +376,4 @@ class Assignment:
         if not opening.isdisjoint(names):
             raise ThrottledBroker(
                 "the deleted topic of this name is still being opened: try again."
-            )
-
-    def _report_recovery(self, replica: Replica) -> None:
-        report = replica.log.recovery
-        if report.bytes_scanned:
-            self._metrics.recovery_partitions_scanned += 1
-        if report.bytes_truncated:
-            self._metrics.recovery_bytes_truncated += report.bytes_truncated
-            self._outbox.log(
-                "warning",
-                "torn tail cut",
-                partition=str(replica.name),
-                bytes=report.bytes_truncated,
-                log_end_offset=replica.log.log_end_offset,
-            )
-        if report.damages:
-            self._outbox.log(
-                "warning",
-                "damaged rows found",
-                partition=str(replica.name),
-                places=len(report.damages),
-                first=report.damages[0],
             )

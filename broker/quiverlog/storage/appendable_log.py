@@ -18,7 +18,6 @@ from quiverlog.errors import BatchTooLarge, CorruptLog, StorageFault
 from quiverlog.limits import SEGMENT_BYTES_MAX, SEGMENT_ROWS_MAX
 from quiverlog.storage.checkpoint import Producers
 from quiverlog.storage.disk import Disk, short_name
-from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.flushing import Unflushed
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.log_config import LogConfig
@@ -43,7 +42,6 @@ class AppendableLog(ReadableLog):
         "_producers",
         "_truncation",
         "_unflushed",
-        "epochs",
         "fault",
         "flushed_offset",
     )
@@ -57,7 +55,6 @@ class AppendableLog(ReadableLog):
         self._changed = False
         self._producers: Producers | None = None
         self._truncation: TruncateJob | None = None
-        self.epochs = LeaderEpochs(lambda: self.log_end_offset)
         self.flushed_offset = 0
         self.fault = ""
         """Why the log takes no writes any more; empty while it does."""

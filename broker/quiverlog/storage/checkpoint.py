@@ -28,6 +28,7 @@ from quiverlog.errors import CorruptLog
 from quiverlog.storage.byte_source import is_unreadable
 from quiverlog.storage.disk import Disk
 from quiverlog.storage.frames import pack_file, unpack_file
+from quiverlog.storage.log_files import own_offset
 
 __all__ = [
     "LOG_START_FILE",
@@ -149,12 +150,8 @@ def load_recovery_point(disk: Disk, directory: str) -> RecoveryPoint:
 
 def snapshot_offsets(names: list[str]) -> list[int]:
     """Offsets of the snapshots among a directory's names, newest first."""
-    found: list[int] = []
-    for name in names:
-        if name.startswith(_PREFIX) and name.endswith(_SUFFIX):
-            with contextlib.suppress(ValueError):
-                found.append(int(name[len(_PREFIX) : -len(_SUFFIX)]))
-    return sorted(found, reverse=True)
+    found = (own_offset(name, "snapshot") for name in names)
+    return sorted((offset for offset in found if offset is not None), reverse=True)
 
 
 def _snapshot_path(directory: str, offset: int) -> str:

@@ -35,6 +35,7 @@ __all__ = [
     "out_of_descriptors",
     "short_name",
     "special_file",
+    "what_failed",
     "write_error",
 ]
 
@@ -77,6 +78,12 @@ def write_error(path: str, error: OSError) -> QuiverlogError:
     if out_of_descriptors(error):
         return ThrottledBroker(what, file=path)
     return StorageFault(what, file=path)
+
+
+def what_failed(error: OSError) -> str:
+    """The file and what is wrong with it, in words that a client may hear."""
+    file = f"{short_name(str(error.filename))}: " if error.filename else ""
+    return f"{file}{error.strerror or error}"
 
 
 def short_name(path: str) -> str:
@@ -237,6 +244,9 @@ class Disk(Protocol):
 
     def exists(self, path: str) -> bool:
         """True when there is a file or directory of this path."""
+
+    def is_file(self, path: str) -> bool:
+        """True when there is a regular file of this path, or a link to one."""
 
     def is_dir(self, path: str) -> bool:
         """True when there is a directory of this path."""

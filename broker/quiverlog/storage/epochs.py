@@ -72,6 +72,11 @@ class LeaderEpochs:
         index = bisect_right(self._starts, offset) - 1
         return self._epochs[index] if index >= 0 else NO_EPOCH
 
+    def agree(self, epoch: int, offset: int) -> bool:
+        """False when the row at `offset` is known to have been written under another epoch."""
+        known = self.epoch_for(offset)
+        return known in (NO_EPOCH, epoch)
+
     def end_offset_for(self, epoch: int) -> tuple[int, int]:
         """(largest known epoch <= `epoch`, the offset after its last row); (-1, -1) if undefined.
 

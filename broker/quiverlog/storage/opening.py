@@ -23,6 +23,7 @@ from quiverlog.storage.byte_source import is_unreadable
 from quiverlog.storage.checkpoint import Producers, RecoveryPoint
 from quiverlog.storage.disk import Disk, short_name
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
+from quiverlog.storage.log_files import set_aside
 from quiverlog.storage.recovery import RecoveryReport, assign_epochs, recover_segments
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark
@@ -61,14 +62,25 @@ def open_files(
     epoch_newest: int,
 ) -> Opened:
     """See the module docstring; arguments and errors as `Log.open`. Fills `epochs`."""
+    aside = set_aside(disk, directory)
     truncation.finish(disk, directory)
-    return _Opening(disk, directory, epochs, now, epoch_newest).run(clean=clean)
+    opening = _Opening(disk, directory, epochs, now, epoch_newest, aside.names)
+    found = opening.run(clean=clean)
+    found.report.notes = list(aside.notes)
+    return found
 
 
 class _Opening:
     def __init__(
-        self, disk: Disk, directory: str, epochs: LeaderEpochs, now: Now, epoch_newest: int
+        self,
+        disk: Disk,
+        directory: str,
+        epochs: LeaderEpochs,
+        now: Now,
+        epoch_newest: int,
+        lost: Sequence[str],
     ) -> None:
+        self._lost = lost
         self._disk = disk
         self._directory = directory
         self._epochs = epochs
@@ -81,7 +93,8 @@ class _Opening:
         found = self._found
         found.snapshots = checkpoint.snapshot_offsets(self._names)
         found.point = checkpoint.load_recovery_point(self._disk, self._directory)
-        start = checkpoint.load_log_start(self._disk, self._directory, self._names)
+        names = [*self._names, *self._lost]
+        start = checkpoint.load_log_start(self._disk, self._directory, names)
         if start is None:
             start = found.segments[0].base_offset if found.segments else found.point.offset
             name = short_name(f"{self._directory}/{checkpoint.LOG_START_FILE}")

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from quiverlog.storage.descriptors import Descriptor, DescriptorReserve
-from quiverlog.storage.disk import Buffer, File, special_file, write_error
+from quiverlog.storage.disk import Buffer, File, is_special_file, special_file, write_error
 from quiverlog.storage.mapping import Mapping
 from quiverlog.storage.posix_lock import PosixLock
 
@@ -375,6 +375,14 @@ class PosixDisk:
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
+
+    def is_file(self, path: str) -> bool:
+        try:
+            return stat.S_ISREG(os.stat(path).st_mode)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) or is_special_file(error):
+                return False
+            raise
 
     def is_dir(self, path: str) -> bool:
         return os.path.isdir(path)

@@ -15,6 +15,7 @@ from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, OffsetOutOfRange
 from quiverlog.storage import reading
 from quiverlog.storage.disk import short_name
+from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.jobs import LoadIndexJob, NotResident, ReadJob, ReadResult
 from quiverlog.storage.log_config import LogConfig
@@ -35,6 +36,7 @@ class ReadableLog:
         "_segments",
         "config",
         "directory",
+        "epochs",
         "log_end_offset",
         "log_start_offset",
         "recovery",
@@ -48,6 +50,7 @@ class ReadableLog:
         self._oldest_us: int | None = None
         self.log_start_offset = 0
         self.log_end_offset = 0
+        self.epochs = LeaderEpochs(lambda: self.log_end_offset)
         self.recovery = RecoveryReport()
 
     @property
@@ -122,7 +125,7 @@ class ReadableLog:
                 if not cold_ok:
                     span = reading.span(segment, offset, bytes_max, end_offset)
                     self._check_resident(segment, span, just_read)
-                more = reading.read(segment, offset, bytes_max, end_offset)
+                more = reading.read(segment, offset, bytes_max, end_offset, self.epochs)
             except (NotResident, CorruptLog):
                 if views:
                     break

@@ -15,7 +15,8 @@ from quiverlog.batch.header import BatchHeader, link
 from quiverlog.errors import CorruptLog
 from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.storage.byte_source import ByteSource, FileBytes, is_unreadable
-from quiverlog.storage.scan import Damage, Found, scan
+from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.scan import Damage, Found, damaged_stamp, scan
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
@@ -40,19 +41,21 @@ _ROWS_SHIFT: Final = 32
 _BYTES_MASK: Final = 2**32 - 1
 
 
-def read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> list[memoryview]:
-    """As `Log.read`, within one segment."""
+def read(
+    segment: Segment, offset: int, bytes_max: int, end_offset: int, epochs: LeaderEpochs
+) -> list[memoryview]:
+    """As `Log.read`, within one segment. `epochs`: stamps, which no checksum covers, must agree."""
     assert segment.base_offset <= offset < segment.end_offset
     segment.load()
     try:
-        return _read(segment, offset, bytes_max, end_offset)
+        return _read(segment, offset, bytes_max, end_offset, epochs)
     except CorruptLog:
         # Find out how far the damage reaches: what lies behind it can still be read.
         if any(d.offset <= offset < d.end_offset for d in segment.damages):
             raise
         if not segment.diagnose():
             raise
-        return _read(segment, offset, bytes_max, end_offset)
+        return _read(segment, offset, bytes_max, end_offset, epochs)
 
 
 def read_newest(segment: Segment, offset: int, bytes_max: int) -> list[memoryview]:
@@ -87,7 +90,9 @@ def read_newest(segment: Segment, offset: int, bytes_max: int) -> list[memoryvie
     return [window[first:last], window[last:]]
 
 
-def _read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> list[memoryview]:
+def _read(
+    segment: Segment, offset: int, bytes_max: int, end_offset: int, epochs: LeaderEpochs
+) -> list[memoryview]:
     """One cursor, (position, expected): the next batch's first byte and first row.
 
     It goes from the index entry to the batch that holds `offset` (`start`), then to where the
@@ -123,7 +128,7 @@ def _read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> lis
             expected += step >> _ROWS_SHIFT
     end = position
     if not segment.is_verified(start, end):
-        last, end = _verify(segment, start, last, end)
+        last, end = _verify(segment, start, last, end, epochs)
     assert start <= last <= end <= size
     window = _bytes_of(segment, source, start, end)
     if last in (start, end):
@@ -188,17 +193,23 @@ def _step(segment: Segment, source: ByteSource, position: int, expected: int) ->
     return step
 
 
-def _verify(segment: Segment, start: int, last: int, end: int) -> tuple[int, int]:
+def _verify(
+    segment: Segment, start: int, last: int, end: int, epochs: LeaderEpochs
+) -> tuple[int, int]:
     """Check the bytes [start, end); (last batch, end) of what is good.
 
-    Raises:
-        CorruptLog: the very first batch is damaged.
+    Raises CorruptLog when the very first batch is damaged.
     """
     source = FileBytes(segment.file, end)
     offset = BatchHeader.unpack(source.read(start, BATCH_HEADER_BYTES)).base_offset
-    good_last, good_end = start, start
+    good_last = good_end = start
     for entry in scan(source, start, offset, verify=True):
         if not isinstance(entry, Found):
+            break
+        if not epochs.agree(entry.header.leader_epoch, entry.header.base_offset):
+            segment.note_damage(damaged_stamp(entry))
+            if entry.position == start:
+                raise segment.corrupt(damaged_stamp(entry))
             break
         good_last, good_end = entry.position, entry.position + entry.header.total_bytes
     if good_end == start:

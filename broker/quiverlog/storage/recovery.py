@@ -21,7 +21,7 @@ from quiverlog.storage.byte_source import FileBytes
 from quiverlog.storage.checkpoint import RecoveryPoint
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.resync import EPOCHS_ALL, EpochBounds
-from quiverlog.storage.scan import Damage, Found, Torn, scan
+from quiverlog.storage.scan import Damage, Found, Torn, damaged_stamp, scan
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
@@ -30,12 +30,16 @@ __all__ = ["RecoveryReport", "assign_epochs", "recover_segments"]
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening a log found. `damages`: as the messages of errors."""
+    """What opening a log found.
+
+    `damages`: as the messages of errors. `notes`: what was set aside or does not belong here.
+    """
 
     clean: bool = True
     bytes_scanned: int = 0
     bytes_truncated: int = 0
     damages: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def recover_segments(
@@ -54,7 +58,7 @@ def recover_segments(
     """
     report = RecoveryReport(clean=False)
     touched: list[Segment] = []
-    stamps: list[tuple[int, int]] = []
+    stamps: list[tuple[Segment, Found]] = []
     known_offset = max([point.offset, *(s.mark.offset for s in _with_marks(segments, point))])
     for number, segment in enumerate(segments):
         if segment.base_offset < point.base_offset:
@@ -78,18 +82,25 @@ def recover_segments(
             del segments[number + 1 :]
             segment.finished = scanned is _Scanned.SHORT
             break
-    assign_epochs(epochs, stamps, epoch_newest)
+    found = [(entry.header.leader_epoch, entry.header.base_offset) for _, entry in stamps]
+    assign_epochs(epochs, found, epoch_newest)
+    for segment, entry in stamps:
+        if not epochs.agree(entry.header.leader_epoch, entry.header.base_offset):
+            _note(segment, damaged_stamp(entry), report)
     return touched, report
 
 
 def _note_gap(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
     """Rows behind this segment were on the disk, and no file has them."""
     size = segment.file.size
-    damage = Damage(size, size, segment.end_offset, end_offset)
-    segment.note_damage(damage)
-    report.damages.append(segment.corrupt(damage).message)
+    _note(segment, Damage(size, size, segment.end_offset, end_offset), report)
     segment.end_offset = end_offset
     segment.finished = True
+
+
+def _note(segment: Segment, damage: Damage, report: RecoveryReport) -> None:
+    segment.note_damage(damage)
+    report.damages.append(segment.corrupt(damage).message)
 
 
 class _Known(NamedTuple):
@@ -163,7 +174,7 @@ class _Recovery:
         segment: Segment,
         point: RecoveryPoint,
         known: _Known,
-        stamps: list[tuple[int, int]],
+        stamps: list[tuple[Segment, Found]],
         now_us: int,
         epoch_newest: int,
         report: RecoveryReport,
@@ -216,7 +227,7 @@ class _Recovery:
         for entry in scan(source, at, offset, verify=True, epochs=self._epochs):
             if isinstance(entry, Found):
                 offset = entry.header.next_offset
-                self._stamps.append((entry.header.leader_epoch, entry.header.base_offset))
+                self._stamps.append((self._segment, entry))
                 continue
             if isinstance(entry, Torn) or entry.end_position == end:
                 entry = Damage(entry.position, end, offset, end_offset)
@@ -242,7 +253,7 @@ class _Recovery:
                 return self._cut(entry)
             if isinstance(entry, Found):
                 offset = entry.header.next_offset
-                self._stamps.append((entry.header.leader_epoch, entry.header.base_offset))
+                self._stamps.append((self._segment, entry))
             else:
                 self._note(entry)
                 offset = entry.end_offset
@@ -293,5 +304,4 @@ class _Recovery:
         return all(isinstance(entry, Torn) for entry in entries)
 
     def _note(self, damage: Damage) -> None:
-        self._segment.note_damage(damage)
-        self._report.damages.append(self._segment.corrupt(damage).message)
+        _note(self._segment, damage, self._report)

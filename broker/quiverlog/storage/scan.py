@@ -33,7 +33,7 @@ from quiverlog.storage.byte_source import BufferBytes, ByteSource, checksum
 from quiverlog.storage.resync import EPOCHS_ALL, EpochBounds, Resync
 from quiverlog.storage.tail import SECTOR_BYTES, looks_unwritten
 
-__all__ = ["Damage", "EpochBounds", "Found", "Torn", "batch_at", "scan"]
+__all__ = ["Damage", "EpochBounds", "Found", "Torn", "batch_at", "damaged_stamp", "scan"]
 
 
 class Found(NamedTuple):
@@ -50,6 +50,13 @@ class Damage(NamedTuple):
     end_position: int
     offset: int
     end_offset: int
+
+
+def damaged_stamp(found: Found) -> Damage:
+    """A batch of which only the leader epoch, outside the checksum, is wrong."""
+    position, header = found
+    end = position + header.total_bytes
+    return Damage(position, end, header.base_offset, header.next_offset)
 
 
 class Torn(NamedTuple):

@@ -25,9 +25,10 @@ from quiverlog.storage.byte_source import FileBytes
 from quiverlog.storage.checkpoint import TRUNCATION_FILE, RecoveryPoint
 from quiverlog.storage.disk import Disk, File
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
+from quiverlog.storage.log_files import own_offset
 from quiverlog.storage.scan import Damage, Found, Torn, scan
 from quiverlog.storage.segment import Segment, segment_path
-from quiverlog.storage.segment_index import LOG_SUFFIX, SEGMENT_HEADER_BYTES, FlushedMark
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark
 
 __all__ = ["TruncateJob", "TruncateResult", "find_segments", "finish", "remove_files"]
 
@@ -83,11 +84,7 @@ def find_segments(disk: Disk, directory: str, names: Iterable[str]) -> list[Segm
 
     A name that leads to no file (a dangling link, a directory) counts as none.
     """
-    bases = sorted(
-        int(name[: -len(LOG_SUFFIX)])
-        for name in names
-        if name.endswith(LOG_SUFFIX) and name[: -len(LOG_SUFFIX)].isdecimal()
-    )
+    bases = sorted(base for name in names if (base := own_offset(name, "log")) is not None)
     segments: list[Segment] = []
     for base_offset in bases:
         path = segment_path(directory, base_offset)

@@ -1,0 +1,80 @@
+"""Which names in a partition's directory are a log's own, and what to do where no file has one.
+
+Owns the rule for things in the place of a file (a directory, a link to nothing, a FIFO): they are
+moved aside under a name of their own, so that what can be rebuilt is, and rows without a file are
+missing. What is not the log's is left alone. Both are told by name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from quiverlog.errors import StorageFault
+from quiverlog.storage.disk import Disk, short_name
+
+__all__ = ["SetAside", "own_offset", "set_aside"]
+
+_NUMBERED: Final = re.compile(r"(?:producers-)?([0-9]{20})\.(log|index|snapshot)")
+_OWN: Final = re.compile(
+    r"(?:(?:producers-[0-9]{20}\.snapshot)|(?:[0-9]{20}\.(?:log|index))|partition\.json"
+    r"|leader-epochs|log-start|log-start-copy|recovery-point|truncate-to)(?:\.tmp)?"
+    r"|[0-9]{20}\.log\.cut"
+)
+_SUFFIX: Final = ".unusable"
+_ATTEMPTS_MAX: Final = 100
+_OFFSET_MAX: Final = 2**63 - 1
+
+
+class SetAside(NamedTuple):
+    """`names`: which the log has no file of any more. `notes`: for the operator."""
+
+    names: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def own_offset(name: str, suffix: str) -> int | None:
+    """The offset in the name of a segment (`log`, `index`) or a snapshot; None for other names."""
+    match = _NUMBERED.fullmatch(name)
+    if match is None or match[2] != suffix:
+        return None
+    offset = int(match[1])
+    return offset if offset <= _OFFSET_MAX else None
+
+
+def set_aside(disk: Disk, directory: str) -> SetAside:
+    """Move what is in the place of a file, and is none, out of the way.
+
+    Raises:
+        StorageFault: it cannot be moved.
+    """
+    names = disk.list(directory)
+    moved: list[str] = []
+    notes: list[str] = []
+    for name in names:
+        path = f"{directory}/{name}"
+        if _OWN.fullmatch(name) is None:
+            if _SUFFIX not in name:
+                notes.append(f"{short_name(path)} is no file of a partition: it was left alone.")
+        elif not disk.is_file(path):
+            new = _free_name(name, names)
+            try:
+                disk.rename(path, f"{directory}/{new}")
+            except OSError as error:
+                raise StorageFault(
+                    f"{short_name(path)} is not a regular file and cannot be moved aside"
+                    f" ({error.strerror}): remove it.",
+                    file=short_name(path),
+                ) from error
+            moved.append(name)
+            lost = "the rows in it are missing" if name.endswith(".log") else "it is made anew"
+            notes.append(f"{short_name(path)} was not a regular file: moved to {new}; {lost}.")
+    return SetAside(tuple(moved), tuple(notes))
+
+
+def _free_name(name: str, taken: list[str]) -> str:
+    for attempt in range(_ATTEMPTS_MAX):
+        new = f"{name}{_SUFFIX}" if attempt == 0 else f"{name}{_SUFFIX}.{attempt}"
+        if new not in taken:
+            return new
+    raise StorageFault(f"there are {_ATTEMPTS_MAX} files like {name}{_SUFFIX}: remove some.")
