@@ -64,3 +64,45 @@ def test_clients_are_refused_before_files_run_out(files: int) -> None:
             assert problem not in broker.log_text
         clients.close()
         assert broker.stop() == 0
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("files", [112, 128, 256])
+def test_a_load_with_attackers_on_both_ports_makes_nothing_faulty(files: int) -> None:
+    """Topics come and go, segments roll, rows are read again, while nobody's door is free."""
+    config = {"topic.defaults.segment.bytes": 65_536, "shutdown.timeout.ms": 60_000}
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(BrokerProcess(config=config, command=limited(files)))
+        worker = stack.enter_context(RawClient(broker.address, timeout=60))
+        host, _, port = broker.http.rpartition(":")
+        held: list[socket.socket] = []
+
+        def attack(address: tuple[str, int], data: bytes, count: int) -> None:
+            for _ in range(count):
+                with contextlib.suppress(OSError):
+                    held.append(stack.enter_context(socket.create_connection(address, timeout=5)))
+                    held[-1].sendall(data)
+
+        topic_id = worker.create_topic("t", partitions=60)
+        rows = 0
+        for turn in range(4):
+            attack(broker.address, HELLO, 40)
+            attack((host, int(port)), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 10)
+            attack((host, int(port)), b"GET /met", 80)
+            other = worker.create_topic(f"other-{turn}", partitions=40)
+            for partition in range(60):
+                batch = make_batch(rows, 100, text="x" * 500)
+                worker.produce(topic_id, batch, partition)
+                worker.produce(other, batch, partition % 40)
+            rows += 100
+            for partition in range(0, 60, 7):
+                stored = worker.read_all(topic_id, partition)
+                assert sum(len(batch.ids) for batch in stored) == rows
+            deleted = worker.ask(m.DeleteTopicsRequest(names=[f"other-{turn}"]))
+            assert deleted.topics[0].error_code == 0
+        for problem in ("job failed", "fault", "failed", "level=error"):
+            assert problem not in broker.log_text, broker.log_text
+        stack.callback(held.clear)
+        assert broker.stop(90) == 0
+        broker.start()
+        assert "clean=true" in broker.log_text.rsplit("event=started", 1)[1]
