@@ -1,0 +1,94 @@
+"""No option does nothing: whatever can be set is read by code that is no table of options.
+
+A walk over the syntax trees, so that a name in a comment or a text does not count, nor one in the
+files that only hand it on.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+from pathlib import Path
+
+import pytest
+
+from quiverlog.core.controller.configs import CONFIG_DEFS, TopicConfig, topic_config
+from quiverlog.node.config import NodeConfig
+from quiverlog.server.config_keys import CONFIG_KEYS
+from quiverlog.server.connections import ConnectionLimits
+
+CODE = Path(__file__).resolve().parents[2] / "broker" / "quiverlog"
+TABLES = {
+    *(
+        "server/config.py",
+        "server/config_keys.py",
+        "server/config_docs.py",
+        "server/config_file.py",
+    ),
+    *("server/reload.py", "core/controller/configs.py", "node/config.py"),
+}
+
+
+@functools.cache
+def attributes_read() -> dict[str, set[str]]:
+    """For each file that is no table: the attributes that it reads."""
+    found: dict[str, set[str]] = {}
+    for path in CODE.rglob("*.py"):
+        name = path.relative_to(CODE).as_posix()
+        if name not in TABLES:
+            found[name] = {
+                node.attr
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+            }
+    return found
+
+
+def readers(name: str, floors: tuple[str, ...]) -> list[str]:
+    """The files of these floors that read an attribute of this name."""
+    return [f for f, names in attributes_read().items() if name in names and f.startswith(floors)]
+
+
+@pytest.mark.parametrize("field", sorted(key.field for key in CONFIG_KEYS.values()))
+def test_every_key_of_the_broker_is_read_by_the_server(field: str) -> None:
+    assert readers(field, ("server/",))
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ConnectionLimits)])
+def test_every_limit_of_connections_is_read(field: str) -> None:
+    assert readers(field, ("server/", "wire/"))
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(NodeConfig)])
+def test_every_setting_of_the_node_is_read_by_the_node(field: str) -> None:
+    assert readers(field, ("node/",))
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(TopicConfig)])
+def test_every_setting_of_a_topic_is_read(field: str) -> None:
+    assert readers(field, ("node/", "storage/"))
+
+
+CHANGED = {
+    "compression.type": "zstd",
+    "durability": "memory",
+    "index.interval.bytes": "8192",
+    "max.message.bytes": "2048",
+    "retention.bytes": "65536",
+    "retention.ms": "2000",
+    "segment.bytes": "65536",
+    "segment.ms": "2000",
+    "validation": "full",
+}
+
+
+@pytest.mark.parametrize("key", sorted(CONFIG_DEFS))
+def test_every_key_of_a_topic_makes_a_difference(key: str) -> None:
+    usual = topic_config({}, {}, 1)
+    changed = topic_config({key: CHANGED[key]}, {}, 1)
+    assert [
+        f.name
+        for f in dataclasses.fields(TopicConfig)
+        if getattr(usual, f.name) != getattr(changed, f.name)
+    ]
