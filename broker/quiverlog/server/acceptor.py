@@ -20,7 +20,8 @@ from quiverlog.server.logs import Logger
 
 __all__ = ["Acceptor"]
 
-_OUT_OF_FILES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_GONE: Final = frozenset((errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EINTR))
+"""The connection was gone again before it was taken."""
 _PAUSE_S: Final = 0.1
 """After an accept that the system refused, so long until the next."""
 
@@ -59,13 +60,19 @@ class Acceptor:
             except OSError as error:
                 if error.errno == errno.EBADF:
                     return  # closed
-                if error.errno in _OUT_OF_FILES:
+                if error.errno in _GONE:
+                    await asyncio.sleep(0)
+                else:  # No descriptor, no memory, ...: may not pass by itself, so never at once.
                     self._log.error("connections cannot be accepted", error=str(error))
                     await asyncio.sleep(_PAUSE_S)
-                continue  # else: a connection that was gone again before we took it
+                continue
             try:
                 with contextlib.suppress(OSError):  # not TCP
                     accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await self._loop.connect_accepted_socket(self._make_protocol, accepted)
             except OSError:
                 accepted.close()
+            except Exception as error:  # A bug costs this connection, not all that come after it.
+                accepted.close()
+                context = {"message": "taking a connection", "exception": error}
+                self._loop.call_exception_handler(context)

@@ -305,10 +305,11 @@ class BrokerServer:
         try:
             free = self._disk.free_bytes(self._config.data_dir)
         except OSError as error:
+            # The node looks whether the directory is there at all.
             self._log.error("free space cannot be measured", error=str(error))
-        else:
-            self._metrics.disk_free_bytes = free
-            self._runner.tell(DiskSpace(free))
+            free = self._metrics.disk_free_bytes
+        self._metrics.disk_free_bytes = free
+        self._runner.tell(DiskSpace(free))
         self._timers["disk"] = self._loop.call_later(_DISK_PROBE_S, self._probe_disk)
 
     def _check_connections(self) -> None:

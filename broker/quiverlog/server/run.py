@@ -38,6 +38,7 @@ from quiverlog.server.config import BrokerConfig
 from quiverlog.server.logs import LogControl, Logger, bridge_logging, make_logger
 from quiverlog.server.reloader import ConfigReloader
 from quiverlog.server.signals import handle_signals, hold_hangups
+from quiverlog.server.streams import STDERR, STDOUT, hold_standard_streams, say
 
 __all__ = ["bind", "run_broker"]
 
@@ -78,6 +79,7 @@ def run_broker(
     Args:
         read_config: reads the configuration once more (SIGHUP); None: there is no file to read.
     """
+    hold_standard_streams()
     hold_hangups()
     control = LogControl(config.log_level)
     log = make_logger(level=config.log_level, format=config.log_format, control=control)
@@ -88,7 +90,7 @@ def run_broker(
     except QuiverlogError as error:
         if isinstance(error.__cause__, OSError) and not isinstance(error, _REFUSALS):
             return _path_failed(error.__cause__, str(error.details.get("file", "")))
-        _say(f"quiverlog broker: {' '.join(str(error).split())}", sys.stderr)
+        say(f"quiverlog broker: {' '.join(str(error).split())}", STDERR)
         return EXIT_REFUSED if isinstance(error, _REFUSALS) else EXIT_FAILED
     except OSError as error:
         return _path_failed(error, "")
@@ -97,7 +99,7 @@ def run_broker(
 def _path_failed(error: OSError, path: str) -> int:
     """Say which path, whole: errors of the storage, made for clients as well, shorten it."""
     name = error.filename or path
-    _say(f"quiverlog broker: {f'{name}: ' if name else ''}{error.strerror or error}", sys.stderr)
+    say(f"quiverlog broker: {f'{name}: ' if name else ''}{error.strerror or error}", STDERR)
     return EXIT_REFUSED if error.errno in _REFUSED_PATHS else EXIT_FAILED
 
 
@@ -121,7 +123,7 @@ async def _run(
             await server.start(listen, http, entropy=secrets.token_bytes)
             reloader.begin(server.reload)
             gc.freeze()  # what the start made lives for ever: keep it out of collections
-            _say(server.ready_line(), sys.stdout)
+            say(server.ready_line(), STDOUT)
             await stop.wait()
         except BaseException:
             await server.abandon()
@@ -170,9 +172,3 @@ def advertised_address(config: BrokerConfig, listen: socket.socket, log: Logger)
         advertised=f"{host}:{bound.port}",
     )
     return Address(host, bound.port)
-
-
-def _say(line: str, stream: object) -> None:
-    print_to: Callable[..., None] = print
-    with contextlib.suppress(BrokenPipeError):
-        print_to(line, file=stream, flush=True)

@@ -1,0 +1,105 @@
+"""Whatever accepting a connection raises: no busy loop, no silent end, the next one is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+
+from quiverlog.server.acceptor import Acceptor
+
+FAILURES = [
+    errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EINVAL, errno.EPERM,
+    errno.EOPNOTSUPP, errno.ECONNABORTED, errno.EPROTO, errno.EIO,
+]  # fmt: skip
+
+
+class Greeter(asyncio.Protocol):
+    """Says one byte to whoever comes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio's
+        stream.write(b"!")
+        stream.close()
+
+
+class Accepts:
+    """A loop whose accept fails a number of times before it works."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, number: int, times: int) -> None:
+        self._loop = loop
+        self._number = number
+        self._left = times
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    async def sock_accept(self, sock: socket.socket) -> tuple[socket.socket, Any]:
+        self.calls += 1
+        if self._left:
+            self._left -= 1
+            raise OSError(self._number, os.strerror(self._number))
+        return await self._loop.sock_accept(sock)
+
+
+async def end(acceptor: Acceptor) -> None:
+    """Close it, and let the loop forget the socket before the test closes it."""
+    acceptor.close()
+    await asyncio.sleep(0.01)
+
+
+async def greeted(address: tuple[str, int]) -> bytes:
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        return await asyncio.wait_for(reader.read(1), 10)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("number", FAILURES, ids=errno.errorcode.get)
+async def test_a_failed_accept_is_followed_by_others(number: int) -> None:
+    log = mock.Mock()
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        loop: Any = Accepts(asyncio.get_running_loop(), number, 2)
+        acceptor = Acceptor(loop, sock, Greeter, log=log)
+        assert await greeted(sock.getsockname()) == b"!"
+        await end(acceptor)
+    gone = number in (errno.ECONNABORTED, errno.EPROTO)
+    assert log.error.call_count == (0 if gone else 2)
+
+
+async def test_an_accept_that_always_fails_leaves_the_loop_to_others() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        loop: Any = Accepts(asyncio.get_running_loop(), errno.EINVAL, 1_000_000)
+        acceptor = Acceptor(loop, sock, Greeter, log=mock.Mock())
+        for _ in range(1_000):  # With a busy loop, the first of these would never come back.
+            await asyncio.sleep(0)
+        assert loop.calls < 10
+        await end(acceptor)
+
+
+async def test_a_protocol_that_cannot_be_made_costs_one_connection() -> None:
+    loop = asyncio.get_running_loop()
+    seen: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: seen.append(context))
+    made = iter([ZeroDivisionError("a bug"), Greeter()])
+
+    def make() -> asyncio.BaseProtocol:
+        found = next(made)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        acceptor = Acceptor(loop, sock, make, log=mock.Mock())
+        assert await greeted(sock.getsockname()) == b""
+        assert await greeted(sock.getsockname()) == b"!"
+        await end(acceptor)
+    assert [type(context["exception"]) for context in seen] == [ZeroDivisionError]
