@@ -72,7 +72,7 @@ def test_a_path_that_is_no_directory_is_a_refusal_that_names_it(tmp_path: Path, 
 
 
 def test_a_stop_without_its_mark_is_no_clean_stop(tmp_path: Path) -> None:
-    """It said `process ends clean=true`, and ended with exit code 0."""
+    """The broker said `process ends clean=true`, and its exit code was 0."""
     with BrokerProcess(data_dir=tmp_path / "data", start_timeout=120) as broker:
         with RawClient(broker.address) as client:
             client.produce(client.create_topic("t"), make_batch(0))

@@ -97,7 +97,7 @@ def test_a_full_disk_refuses_cleanly_and_recovers(small_disk: Path, reserve: int
 
 
 def test_a_start_on_a_full_disk(small_disk: Path) -> None:
-    """It comes up and serves reads, or says in one line why not; nothing is lost either way."""
+    """The broker comes up and serves reads, or says in one line why not; no row is lost."""
     config = {"disk.reserve.bytes": MIB}
     with BrokerProcess(small_disk / "data", config) as broker:
         with RawClient(broker.address) as client:

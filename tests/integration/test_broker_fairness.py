@@ -97,7 +97,7 @@ def percentile(samples: list[float], percent: int) -> float:
 
 
 def test_one_that_sends_tiny_requests_at_full_speed_holds_nobody_up() -> None:
-    """It once stalled another client for 10.7 s, and `/healthz` for 21 s."""
+    """Such a client once stalled another for 10.7 s, and `/healthz` for 21 s."""
     with BrokerProcess() as broker, RawClient(broker.address) as client:
         topic_id = client.create_topic("t", durability="memory")
         batch = make_batch(0)  # not timed: what the test itself imports for its first takes seconds

@@ -138,14 +138,14 @@ class NodeDriver:
         self.jobs.clear()
         self.shut_down = self.started = False
         self._perform(self.node.start(self.now))
-        self.settle()
+        self.run_until_idle()
         assert self.started
         for connection in (1, 2):
             self.call(m.HelloRequest(client_id=f"test-{connection}"), connection=connection)
 
     def stop(self) -> None:
         self.send(Shutdown())
-        self.settle()
+        self.run_until_idle()
         while self.syncs:
             self.flush()
         assert self.shut_down
@@ -202,9 +202,9 @@ class NodeDriver:
     # --- events --------------------------------------------------------------------------------
     def send(self, event: Event) -> list[Effect]:
         effects = self._perform(self.handle(event))
-        return effects + self.settle()
+        return effects + self.run_until_idle()
 
-    def settle(self) -> list[Effect]:
+    def run_until_idle(self) -> list[Effect]:
         """Do the jobs that are no flushes, and whatever the node wants to do at once."""
         effects: list[Effect] = []
         while not self.hold_jobs:
@@ -246,7 +246,7 @@ class NodeDriver:
         for request, body in requests:
             self._number(request)
             events.append(RequestReceived(1, request, memoryview(bytearray(body))))
-        return self._perform(self.handle(*events)) + self.settle()
+        return self._perform(self.handle(*events)) + self.run_until_idle()
 
     def _number(self, request: m.Request) -> int:
         request.correlation_id = next(self._correlation)
@@ -283,7 +283,7 @@ class NodeDriver:
             syncs = [syncs[only]]
         for sync in syncs:
             self._run(sync, error)
-        self.settle()
+        self.run_until_idle()
 
     def _perform(self, effects: list[Effect]) -> list[Effect]:
         for effect in effects:

@@ -81,7 +81,7 @@ def test_a_heavy_produce_is_checked_by_a_job_and_holds_nobody_up(
         assert answer is not None
         assert answer[0].partitions[0].base_offset == 0
         node.hold_jobs = False
-        node.settle()
+        node.run_until_idle()
         assert looked.call_count == 2
     answer = node.answer(slow)
     assert answer is not None
@@ -99,7 +99,7 @@ def test_entries_that_are_quick_one_by_one_and_slow_together_go_to_a_job(node: N
     assert node.answer(together) is None
     assert [start.job.kind for start in node.jobs] == ["check rows"]
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     answer = node.answer(together)
     assert answer is not None
     assert [r.base_offset for r in answer[0].partitions] == [20_000 * i for i in range(1, 21)]
@@ -120,7 +120,7 @@ def test_later_produces_of_the_connection_keep_their_order(node: NodeDriver, hea
     asked = [node.produce(topic, body) for body in bodies]
     assert [node.answer(correlation) is not None for correlation in asked] == [True] + [False] * 4
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     results = []
     for correlation in asked:
         answer = node.answer(correlation)
@@ -142,7 +142,7 @@ def test_the_body_of_a_heavy_produce_is_copied(node: NodeDriver, heavy: bytes) -
     node.send(RequestReceived(1, request, memoryview(body)))
     body[:] = bytes(len(body))
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     answer = node.answer(77)
     assert answer is not None
     assert answer[0].partitions[0].error_code == 0, answer[0].partitions[0].error_message
@@ -213,7 +213,7 @@ def test_only_so_many_wait_and_one_connection_leaves_room(node: NodeDriver, heav
     other = node.produce(topic, heavy, connection=2)
     assert node.answer(other) is None, "there is room for another connection"
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     assert all(node.answer(c) is not None for c in [*mine, other])
     assert node.broker_end(topic) == 129 * 2**20
     held = node.node.broker.held_produces
@@ -228,7 +228,7 @@ def test_a_stop_waits_for_the_checks(node: NodeDriver, heavy: bytes) -> None:
     node.send(Shutdown())
     assert [start.job.kind for start in node.jobs] == ["check rows"], "nothing is closed before"
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     while node.syncs:
         node.flush()
     assert node.shut_down
@@ -259,7 +259,7 @@ def test_a_connection_that_went_meanwhile(node: NodeDriver, heavy: bytes) -> Non
     node.produce(topic, heavy)
     node.close_connection(1)
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     assert node.broker_end(topic) == 2**20
 
 
@@ -283,7 +283,7 @@ def test_a_bug_in_the_job_is_answered_once(node: NodeDriver, heavy: bytes, where
             error = planted
     node.send(JobDone(check.job, result, error))
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     first, second = (node.answer(correlation) for correlation in asked)
     assert first is not None
     code = first[0].error_code or first[0].partitions[0].error_code
@@ -318,7 +318,7 @@ def test_two_connections_are_checked_at_once_and_no_more(node: NodeDriver, heavy
     node.step()
     assert [start.job.kind for start in node.jobs] == ["check rows"] * 2
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     while node.syncs:
         node.flush()
     assert [node.broker_end(topic, p) > 0 for p in range(3)] == [True] * 3

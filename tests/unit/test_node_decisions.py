@@ -55,7 +55,7 @@ def test_nothing_holds_before_it_is_durable(node: NodeDriver) -> None:
         assert node.node.broker.metadata.image.topics == {}
         node.step()
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     assert node.answer(created) is not None
 
 
@@ -76,7 +76,7 @@ def test_a_failed_append_changes_nothing_and_the_directory_still_starts(
         append.job.run()
     node._run(append, OSError(errno.EIO, "fsync failed"))
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     for correlation in (created, behind):
         answer = node.answer(correlation)
         assert answer is not None
@@ -234,7 +234,7 @@ def test_many_readers_of_one_partition_are_woken_over_several_calls(tmp_path: Pa
     assert 0 < len(node.responses) - before <= WAKES_PER_CALL + 1
     assert node.node.next_deadline_us() == 0
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     assert len(node.responses) - before == count + 1
     assert node.node.broker.purgatory.live == 0
 

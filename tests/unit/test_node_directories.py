@@ -60,7 +60,7 @@ def test_only_the_decisions_whose_directories_failed_are_refused(tmp_path: Path)
     worse = node.request(m.AlterTopicRequest(name="bad", set_configs={"retention.ms": "1000000"}))
     last, ids = node.request(grow), node.request(m.InitProducerIdRequest())
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     answers = {c: node.answer(c) for c in (first, good, bad, worse, last, ids)}
     codes = {c: answer[0].error_code for c, answer in answers.items() if answer is not None}
     assert codes == {
@@ -100,7 +100,7 @@ def test_a_directory_that_was_there_before_stays_when_others_cannot_be_made(
     append.job.run()
     node._run(append, OSError(errno.EIO, "fsync failed"))
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     response, _ = node.call(m.AlterTopicRequest(name="t", partitions=3))
     assert response.error_code != 0
     node.crash()

@@ -52,7 +52,7 @@ def test_trims_of_several_partitions_run_at_the_same_time(node: NodeDriver) -> N
     correlation = node.request(request)
     assert [start.job.kind for start in node.jobs] == ["trim"] * Urgency.READ.at_once
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     answer = node.answer(correlation)
     assert answer is not None
     assert [result.log_start_offset for result in answer[0].partitions] == [1, 1, 1, 1]

@@ -77,7 +77,7 @@ def test_a_woken_fetch_looks_only_where_something_moved(
     replica = node.node.broker.replicas[topic, 3]
     looked = Counted(monkeypatch, fetch, "read_entry")
     node.node.broker.wakeups.readable_changed(replica)
-    node.settle()
+    node.run_until_idle()
     assert looked.calls == 1
     assert node.answer(waiting) is None
 
@@ -231,7 +231,7 @@ def test_a_row_that_comes_while_many_partitions_are_looked_at_is_not_missed(
     produce = m.ProduceRequest(partitions=[entry])
     node._number(produce)
     node._perform(node.handle(RequestReceived(2, produce, memoryview(bytearray(batch)))))
-    node.settle()
+    node.run_until_idle()
     answer = node.answer(correlation)
     assert answer is not None
     assert len(answer[1]) >= len(batch)

@@ -133,7 +133,7 @@ class Course:
     def pump(self) -> None:
         """All jobs and all that is due, flushes included."""
         for _ in range(300):
-            self.node.settle()
+            self.node.run_until_idle()
             if not self.node.syncs:
                 return
             self.node.flush()

@@ -182,7 +182,7 @@ def test_a_name_that_is_wanted_is_freed_at_once(node: NodeDriver) -> None:
     created = node.request(m.CreateTopicsRequest(topics=[new]))
     assert directories(node) == {"t-0", "t-1", "t-2"}, "their removal has not begun"
     node.hold_jobs = False
-    node.settle()
+    node.run_until_idle()
     answer = node.answer(created)
     assert answer is not None
     topic = answer[0].topics[0].topic_id

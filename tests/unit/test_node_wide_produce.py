@@ -46,7 +46,7 @@ def begin(node: NodeDriver, request: m.Request, body: bytes, connection: int = 1
 
 
 def finish(node: NodeDriver) -> None:
-    node.settle()
+    node.run_until_idle()
     while node.syncs:
         node.flush()
 

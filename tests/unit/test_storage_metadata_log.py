@@ -308,13 +308,13 @@ def test_a_log_that_cannot_be_read_is_a_typed_error(tmp_path: Path, number: int)
 
 # --- damage -------------------------------------------------------------------------------------
 def test_a_whole_frame_behind_damage_is_found_wherever_it_lies(tmp_path: Path) -> None:
-    chance = random.Random(6)
+    rng = random.Random(6)
     for _ in range(200):
-        noise = chance.randbytes(chance.randrange(1, 400))
+        noise = rng.randbytes(rng.randrange(1, 400))
         data = FILE_HEADER + pack_frame([b"one"])
         # A frame that claims more than there is, noise, and a good frame behind it.
         torn = struct.pack("<II", 1 << 30, 0) + noise
-        good = pack_frame([chance.randbytes(chance.randrange(1, 300)) for _ in range(3)])
+        good = pack_frame([rng.randbytes(rng.randrange(1, 300)) for _ in range(3)])
         assert parse("m", data + torn).entries == [b"one"]
         with pytest.raises(CorruptLog, match=f"byte {len(data)}"):
             parse("m", data + torn + good + noise[:2])

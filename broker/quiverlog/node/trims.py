@@ -57,7 +57,7 @@ class Trims:
             return
         job = replica.log.begin_trim(offset, promised=promised)
         if job is None:
-            self._moved(replica)
+            self._start_moved(replica)
             then(None, None, now)
             return
         urgency = Urgency.READ if promised else Urgency.BACKGROUND
@@ -91,7 +91,7 @@ class Trims:
         elif not replica.deleted:
             assert isinstance(result, TrimResult)
             files = replica.log.complete_trim(job, result)
-            self._moved(replica)
+            self._start_moved(replica)
             if files is not None:
                 self._remove_files(replica, files)
             self._flushes.appended(replica)
@@ -101,7 +101,7 @@ class Trims:
             for offset, next_then, promised in waiting:
                 self._again(replica, offset, now, next_then, promised)
 
-    def _moved(self, replica: Replica) -> None:
+    def _start_moved(self, replica: Replica) -> None:
         """The log's start may have moved: tell those who look at it."""
         if replica.log.log_start_offset > replica.state.log_start_offset:
             replica.state.trimmed(replica.log.log_start_offset)

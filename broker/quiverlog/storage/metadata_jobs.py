@@ -50,7 +50,7 @@ class Tail:
         self.fault = f"{what} failed: {reason}"
         return StorageFault(f"{short_name(self.path)}: {self.fault}.", file=self.path)
 
-    def settle_debts(self) -> None:
+    def write_postponed(self) -> None:
         """What an earlier step could not make durable for want of room or descriptors."""
         if self.unflushed is not None:
             self.file.rewrite(*self.unflushed)
@@ -71,7 +71,7 @@ class Tail:
     def append(self, frame: bytes) -> int:
         """Write and flush. Returns the position after the frame."""
         self.check()
-        self.settle_debts()
+        self.write_postponed()
         try:
             self.file.append([frame])
         except StorageFault as error:

@@ -106,7 +106,7 @@ class _Opening:
             damages = found.report.damages
             self._recover()
             found.report.damages = damages + found.report.damages
-        self._settle()
+        self._place_bounds()
         return found
 
     def _report(self, what: str) -> None:
@@ -225,7 +225,7 @@ class _Opening:
         name = short_name(self._directory)
         self._report(f"{name}: rows {first} to {end} are missing.")
 
-    def _settle(self) -> None:
+    def _place_bounds(self) -> None:
         """Drop what the log start has passed; know where the log begins."""
         found = self._found
         segments = found.segments

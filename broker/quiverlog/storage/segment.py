@@ -321,7 +321,7 @@ class Segment:
         return start >= self.trusted_from or (first <= start and end <= last)
 
     def verified(self, start: int, end: int) -> None:
-        """These bytes were verified."""
+        """Remember that the bytes of this batch match their checksum."""
         first, last = self._verified
         if first <= start <= last:
             self._verified = (first, max(last, end))
