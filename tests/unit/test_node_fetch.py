@@ -8,6 +8,7 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.batch.header import SIZE_END
+from quiverlog.node.events import RequestsEnded
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of, rows_of
 
@@ -181,6 +182,19 @@ def test_a_closed_connection_forgets_its_fetches(node: NodeDriver) -> None:
     assert node.answer(parked) is None
     assert node.node.broker.replicas[topic, 0].waiters == {}
     assert node.metrics.parked_requests == 0
+
+
+def test_a_client_that_can_ask_no_more_gets_its_answers_at_once(node: NodeDriver) -> None:
+    """Something that is no request came behind them."""
+    topic = node.create()
+    mine = node.request(node.fetch_request(topic, 0, max_wait_ms=60_000))
+    others = node.request(node.fetch_request(topic, 0, max_wait_ms=60_000), connection=2)
+    poll = m.ListOffsetsPartition(topic, 0, known_offset=0)
+    offsets = node.request(m.ListOffsetsRequest(max_wait_ms=60_000, partitions=[poll]))
+    node.send(RequestsEnded(1))
+    assert node.answer(mine) is not None
+    assert node.answer(offsets) is not None
+    assert node.answer(others) is None
 
 
 def test_deleting_the_topic_answers_its_fetches(node: NodeDriver) -> None:

@@ -15,7 +15,13 @@ import pytest
 
 from quiverlog.errors import CorruptFrame, error_class
 from quiverlog.node.effects import CloseConnection, Effect, Respond, StartJob
-from quiverlog.node.events import ConnectionClosed, JobDone, RequestReceived, Tick
+from quiverlog.node.events import (
+    ConnectionClosed,
+    JobDone,
+    RequestReceived,
+    RequestsEnded,
+    Tick,
+)
 from quiverlog.server.config import load_config
 from quiverlog.server.connections import ConnectionLimits, ConnectionTable
 from quiverlog.server.context import ConnectionContext
@@ -230,6 +236,28 @@ async def test_a_correlation_id_in_flight_cannot_be_used_again() -> None:
         assert [a.error_code for a in await other.receive(2)] == [0, 0]
         other.writer.write(request(7))  # answered, so free again
         assert [a.correlation_id for a in await other.receive(1)] == [7]
+
+
+async def test_long_polls_are_answered_before_the_error_that_ends_the_connection() -> None:
+    waiting: list[RequestReceived] = []
+
+    def park(event: Any) -> list[Effect]:
+        if isinstance(event, RequestReceived):
+            waiting.append(event)
+        elif isinstance(event, RequestsEnded):
+            return [effect for request in waiting for effect in echo(request)]
+        return []
+
+    async with serving() as server:
+        server.node.answer = park
+        client = await server.connect()
+        client.writer.write(request(50) + bytes(64))
+        answers = await client.receive(2)
+        assert [(a.correlation_id, a.error_code) for a in answers] == [
+            (50, 0),
+            (0, CorruptFrame.code),
+        ]
+        assert await client.ended()
 
 
 async def test_a_slow_reader_stops_only_itself() -> None:

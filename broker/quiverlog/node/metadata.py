@@ -201,15 +201,22 @@ class Metadata:
                 then(self.image, None, now)
             return
         self._busy = True
+        self._guarded(self._start_job, now)
+
+    def _guarded(self, begin: Callable[[], None], now: Now) -> None:
+        """Begin the next job; a log that is out of service refuses all that is under way."""
         try:
-            self._start_job()
+            begin()
         except Exception as error:
             self._busy = False
             self._fail(error, now)
+            self._start_next(now)
 
     def _start_job(self) -> None:
         """Take what waits, up to a bound; make the directories that it needs, or log it."""
         assert not self._logging
+        # Before any directory is made: those of an append that failed must stay as they are.
+        self.log.check_usable()
         byte_count = 0
         directories: dict[str, bytes] = {}
         while self._queue and byte_count < _APPEND_BYTES_MAX:
@@ -236,7 +243,7 @@ class Metadata:
         if failed:
             self._refuse(failed, now)
         if self._logging:
-            self._append()
+            self._guarded(self._append, now)
         else:
             self._busy = False
             self._start_next(now)

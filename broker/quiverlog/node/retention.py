@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from quiverlog.errors import ThrottledBroker
+from quiverlog.errors import QuiverlogError, ThrottledBroker
 from quiverlog.node.assignment import Assignment
 from quiverlog.node.cold import Loaded, start_cold
 from quiverlog.node.flushes import Flushes
@@ -166,6 +166,8 @@ class Retention:
             self._flushes.appended(replica)
         except NotResident as cold:
             self._load(replica, cold, now, loaded)
+        except (OSError, QuiverlogError) as error:
+            self._failed(replica, error)
         except Exception as error:
             self._outbox.internal_error(f"retention of {replica.name}", error)
 

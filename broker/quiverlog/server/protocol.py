@@ -25,7 +25,7 @@ from typing import Any, Final, cast
 
 from quiverlog.errors import QuiverlogError, TooManyConnections
 from quiverlog.limits import HEADER_BYTES_MAX, KIB
-from quiverlog.node.events import ConnectionClosed
+from quiverlog.node.events import ConnectionClosed, RequestsEnded
 from quiverlog.server.backlog import Backlog
 from quiverlog.server.connections import ConnectionState
 from quiverlog.server.context import ConnectionContext
@@ -371,11 +371,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._context.memory.forget(self)
 
     def _protocol_error(self, error: QuiverlogError, api: int, correlation_id: int) -> None:
-        """Answer what was good so far, then the error, then close."""
+        """Answer what was good so far, long polls with what there is; then the error; then close."""
         self._context.metrics.count_closed("protocol")
         self._context.metrics.count_error(error.code)
         self._context.log.warning("protocol error", peer=self.peer, error=str(error))
-        self._context.runner.flush()
+        self._context.runner.tell(RequestsEnded(self.connection_id))
         if not self._closing:
             self._refuse(error, api, correlation_id)
 

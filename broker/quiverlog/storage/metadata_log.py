@@ -142,7 +142,7 @@ class MetadataLog:
             StorageFault: the log takes no writes until a restart.
         """
         assert entries
-        self._check_usable()
+        self.check_usable()
         return AppendJob(self._tail, entries)
 
     def complete_append(self, job: AppendJob, size: int) -> None:
@@ -185,7 +185,7 @@ class MetadataLog:
         """
         assert entries
         assert not self._compacting, "one compaction at a time"
-        self._check_usable()
+        self.check_usable()
         self._compacting = True
         return CompactJob(self._tail, entries, self._size, self._entry_count)
 
@@ -225,7 +225,8 @@ class MetadataLog:
         """Everything is durable already."""
         self._tail.file.close()
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raises StorageFault when the log takes no more writes."""
         if self._fault:
             raise StorageFault(
                 f"the metadata log takes no writes until a restart: {self._fault}",
