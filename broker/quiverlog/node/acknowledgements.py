@@ -61,7 +61,7 @@ class Answers:
                 waiter.broken(error)
 
     def fail(self, error: QuiverlogError) -> None:
-        """Nothing that waits for this disk will ever be known to be on it."""
+        """The disk failed: every produce that waits for a flush of this log gets `error`."""
         unflushed = self.unflushed
         while unflushed:
             _, waiter, result = unflushed.popleft()
@@ -73,6 +73,8 @@ class Answers:
                 waiter.broken(failure)
 
     def _confirm(self, waiter: ProduceWaiter, result: m.ProducePartitionResult) -> None:
+        assert self in waiter.answers
+        assert id(result) in waiter.waiting
         del waiter.waiting[id(result)]
         if len(waiter.answers) == 1 and not self.confirmed:
             # One partition, nothing before it: as nearly always.
@@ -144,7 +146,7 @@ class ProduceWaiter(Waiter):
         self.entries: list[tuple[Answers, m.ProducePartitionResult]] = []
 
     def wait(self, answers: Answers, end_offset: int, result: m.ProducePartitionResult) -> None:
-        """This entry's rows end at `end_offset`; it stands behind the partition's earlier ones."""
+        """Put an entry, whose rows end at `end_offset`, behind the partition's earlier ones."""
         self.waiting[id(result)] = result
         self.answers[answers] = None
         self.entries.append((answers, result))
@@ -155,7 +157,7 @@ class ProduceWaiter(Waiter):
         self.waiting = {id(result): result for result in self.response.partitions}
 
     def settle(self, result: m.ProducePartitionResult) -> None:
-        """This entry waits for nothing: there is no such partition here."""
+        """Count an entry as done that waits for nothing: there is no such partition here."""
         del self.waiting[id(result)]
         _answer_in_order(self)
 

@@ -139,7 +139,7 @@ class Assignment:
         return bool(self._opening)
 
     def next_us(self) -> int | None:
-        """When opening is tried again."""
+        """When the next offline partition is opened again."""
         if not self.offline:
             return None
         return min(

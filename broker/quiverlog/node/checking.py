@@ -100,7 +100,7 @@ class EntryCheck:
 
     @property
     def decoded_bytes(self) -> int:
-        """What the compressed batches claim to hold."""
+        """Bytes that the compressed batches claim to hold."""
         return sum(batch.metadata.decoded_bytes for batch in self.batches)
 
     def rows(self) -> None:
@@ -109,7 +109,7 @@ class EntryCheck:
             check_rows(batch, full=self._full)
 
     def take(self, checked: EntryCheck) -> None:
-        """What came of another check of the same bytes."""
+        """Take over the result of another check of the same bytes."""
         assert len(checked.view) == len(self.view)
         self.batches, self.error = checked.batches, checked.error
 
@@ -120,7 +120,7 @@ class EntryCheck:
 
     @property
     def headers(self) -> list[tuple[BatchHeader, memoryview]]:
-        """What a log takes."""
+        """The batches as a log takes them: header and bytes."""
         batches = self.batches
         if len(batches) == 1:
             return [(batches[0].header, self.view)]
@@ -228,7 +228,7 @@ class CheckJob:
         self._now_wall_us = now_wall_us
 
     def run(self) -> Sequence[EntryCheck]:
-        """What came of it is in the checks, which nobody looks at before."""
+        """Check all entries; each `EntryCheck` holds its result when the job is back."""
         _weigh(self._checks)
         _check_structures(self._checks, self._now_wall_us)
         _check_rows(self._checks)
@@ -287,7 +287,7 @@ class HeldProduces:
         return held
 
     def release(self, held: HeldProduce) -> HeldProduce | None:
-        """The first of a line is done; returns the next. Once it is gone, nothing happens."""
+        """Take a finished produce off its line; returns the next. A second call does nothing."""
         connection_id = held.connection_id
         line = self._lines.get(connection_id)
         if not line or line[0] is not held:

@@ -31,7 +31,7 @@ class RequestReceived(msgspec.Struct, gc=False):
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True):
-    """Nobody waits for this connection's answers any more."""
+    """The connection is gone: its requests need no answers."""
 
     connection_id: int
 

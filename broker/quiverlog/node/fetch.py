@@ -60,7 +60,7 @@ class FetchWaiter(Waiter):
         self.missed: set[int] = set()
 
     def watch(self, answer: FetchAnswer, first: int) -> None:
-        """Be told when a partition of these entries moves; in the call that has looked at them."""
+        """Enter the waiter with the partitions that `answer` has looked at since `first`."""
         replicas = self._broker.replicas
         for index in range(first, answer.at):
             entry = self.request.partitions[index]
@@ -114,7 +114,7 @@ class FetchWaiter(Waiter):
             broker.purgatory.fail(self, "FETCH", error)
 
     def wake(self, indexes: Sequence[int], now: Now) -> None:
-        """These changed: look there and nowhere else, and answer when the sum is enough."""
+        """Look at the entries that changed, and answer when all entries together have enough."""
         if self.looking:
             self.missed.update(indexes)
             return

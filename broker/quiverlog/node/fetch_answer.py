@@ -110,6 +110,7 @@ class FetchAnswer:
         if views and self.byte_count and result.batch_bytes > self._bytes_max - self.byte_count:
             # Only the first batch of the first partition with rows may exceed the bound.
             views, result.batch_bytes = [], 0
+        assert len(self.response.partitions) == self.at, "results are in the order of the entries"
         self.response.partitions.append(result)
         self.at += 1
         if result.error_code:

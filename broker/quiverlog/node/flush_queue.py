@@ -102,7 +102,7 @@ class FlushQueue:
         self._under_way.pop(replica, None)
 
     def drop(self, replica: Replica) -> None:
-        """Nobody asks for it any more."""
+        """Take a replica out of all queues."""
         self._background.pop(replica, None)
         for asker in self._askers.pop(replica, ()):
             queue = self._by_asker.get(asker)

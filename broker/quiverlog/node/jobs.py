@@ -41,7 +41,7 @@ class Urgency(enum.Enum):
     """A client waits for it, but it costs processor and memory: others shall have theirs. Two, so
     that a check of seconds is not in everybody's way."""
     BACKGROUND = (3, 1)
-    """Nobody waits for it, or for thousands of them."""
+    """No client waits for the job, or it is one of thousands."""
 
     def __init__(self, _rank: int, at_once: int) -> None:
         self.at_once = at_once

@@ -48,7 +48,7 @@ class OffsetsWaiter(Waiter):
         self.missed: set[int] = set()
 
     def watch(self) -> None:
-        """Be told when the metadata change, or one of the partitions moves."""
+        """Enter the waiter with its partitions, and with the metadata where it compares them."""
         for index, entry in enumerate(self.request.partitions):
             replica = self._broker.replicas.get((entry.topic_id, entry.partition))
             if replica is not None:  # One that is not there differs from what is known.

@@ -126,7 +126,7 @@ class Metadata:
 
     # --- start ---------------------------------------------------------------------------------
     def load(self, log: MetadataLog, entries: Sequence[list[Record]]) -> None:
-        """What was decided in earlier lives."""
+        """Take over the decisions of earlier lives from the log."""
         self.log = log
         for records in entries:
             self.image.replay_entry(records)
@@ -249,7 +249,7 @@ class Metadata:
             self._start_next(now)
 
     def _refuse(self, failed: Mapping[bytes, BaseException], now: Now) -> None:
-        """These topics' directories are not there: nothing that is about them holds."""
+        """Refuse the decisions about topics whose directories cannot be made."""
         refused: list[tuple[_Decision, BaseException]] = []
         for decisions in (self._logging, self._queue):
             for decision in list(decisions):

@@ -202,7 +202,7 @@ def _checked(
 
 
 def take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
-    """Those that stood in line behind it, up to one whose check takes long."""
+    """Take the produces behind a finished one, up to one whose check takes long."""
     following = broker.held_produces.release(held)
     while following is not None:
         if following.begin is not None:

@@ -25,7 +25,7 @@ class ProducerIds:
         self._end = 0
 
     def start(self) -> None:
-        """What earlier lives may have given out is over."""
+        """Give out no id that an earlier life may have given out."""
         self.next = self._end = self._metadata.image.next_producer_id
 
     @property

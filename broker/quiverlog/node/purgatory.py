@@ -68,7 +68,7 @@ class Waiter:
         """Take yourself off every list but the purgatory's. May be called twice."""
 
     def answer(self, outbox: Outbox, response: Response, body: Sequence[memoryview] = ()) -> None:
-        """Say it."""
+        """Answer the request, once."""
         assert not self.answered
         outbox.respond(self.connection_id, self.correlation_id, response, body)
         self.answered = True
@@ -150,7 +150,7 @@ class Purgatory:
         assert len(self._heap) <= self.live, "all but those that expire just now are in it"
 
     def finish(self, waiter: Waiter) -> None:
-        """It is answered, or nobody waits for it any more."""
+        """Take a waiter out: it is answered, or its connection is gone."""
         assert not waiter.done
         waiter.done = True
         self.live -= 1
@@ -197,7 +197,7 @@ class Purgatory:
         return list(self._by_connection.get(connection_id, ()))
 
     def of_request(self, connection_id: int, correlation_id: int) -> list[Waiter]:
-        """Those that wait for one request; slow, for the way out of a failed handler."""
+        """The waiters of one request; slow, for the way out of a failed handler."""
         return [
             waiter
             for waiter in self.all_live()
@@ -205,7 +205,7 @@ class Purgatory:
         ]
 
     def expired(self, mono_us: int) -> list[Waiter]:
-        """Those whose deadline has come, in its order. They are still to be finished."""
+        """The waiters whose deadline has come, in its order, still to be finished."""
         found: list[Waiter] = []
         heap = self._heap
         while heap and heap[0][0] <= mono_us:

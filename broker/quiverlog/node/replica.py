@@ -127,7 +127,7 @@ class Replica:
             offset += header.row_count
 
     def drop_admitted(self) -> None:
-        """What was admitted is not appended after all."""
+        """Drop the admitted batches: they are not appended after all."""
         self.admitted, self.admitted_rows, self.admitted_bytes = [], 0, 0
         self.producers.drop_staged()
 

@@ -176,6 +176,7 @@ class Retention:
         target = log.retention_target(
             now, replica.state.high_watermark, cold_ok=False, just_read=loaded.reads
         )
+        assert target <= max(replica.state.high_watermark, log.log_start_offset)
         if target > log.log_start_offset:
             then = partial(self._taken, replica, log.log_start_offset)
             self._trims.trim(replica, target, now, then, promised=False)

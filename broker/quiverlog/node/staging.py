@@ -106,7 +106,7 @@ class Staging:
         self._abandon(produces, RuntimeError("produces were left in the staging"))
 
     def _abandon(self, produces: list[Staged], error: Exception) -> None:
-        """Nothing that is still admitted is appended; everybody is told."""
+        """Drop what is still admitted, and answer every staged produce with the failure."""
         appending, self.appending = self.appending, {}
         for replica in appending:
             replica.drop_admitted()
@@ -166,6 +166,7 @@ class Staging:
     ) -> int:
         """The offset to which the disk must have come before the answer; 0: none."""
         state = replica.state
+        assert state.flushed_offset <= state.log_end_offset
         if end_offset > state.log_end_offset:
             error = errors.get(replica) or StorageFault(f"{replica.name}: not stored.")
             fail_result(result, error)

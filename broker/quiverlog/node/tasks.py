@@ -73,7 +73,7 @@ class Call:
 
 
 class Outcome(NamedTuple):
-    """What came of one of those that were gathered."""
+    """The result or error of one of the started things that were gathered."""
 
     result: object
     error: BaseException | None
@@ -92,7 +92,7 @@ class Future:
         self._then: Then | None = None
 
     def set(self, result: object, error: BaseException | None, now: Now) -> None:
-        """It is done. Only the first outcome counts."""
+        """Set the outcome. Only the first one counts."""
         if self._done is None:
             self._done = (result, error, now)
             if self._then is not None:

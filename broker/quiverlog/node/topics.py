@@ -120,7 +120,7 @@ def _created(broker: Broker, call: Call, result: m.TopicResult) -> Generator[Wai
 
 # --- DELETE_TOPICS ------------------------------------------------------------------------------
 def handle_delete_topics(broker: Broker, call: Call) -> Steps:
-    """Gone for everybody when it is decided; the files follow."""
+    """Delete topics: clients see them no more once that is decided; the files follow."""
     request = call.request
     assert isinstance(request, m.DeleteTopicsRequest)
     check_count(len(request.names))

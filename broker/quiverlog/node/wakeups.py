@@ -47,16 +47,16 @@ class Wakeups:
         return bool(self._marked or self._round or self._changed)
 
     def readable_changed(self, replica: Replica) -> None:
-        """Its readers may see something new."""
+        """Readers of the replica may see something new."""
         if replica.waiters:
             self._changed[replica] = None
 
     def queue(self, waiters: dict[Waiter, int]) -> None:
-        """These are to be looked at, whatever becomes of their partition."""
+        """Wake these waiters, also when their partition is about to go."""
         self._round.extend(waiters.items())
 
     def mark(self, waiter: Waiter, indexes: Iterable[int]) -> None:
-        """Its entries of these indexes are to be looked at."""
+        """Have a waiter look at its entries of these indexes."""
         self._marked.setdefault(waiter, {}).update(dict.fromkeys(indexes))
 
     def run(self, now: Now) -> None:
@@ -74,6 +74,8 @@ class Wakeups:
                 marked[waiter] = dict.fromkeys(indexes[left:])
                 del indexes[left:]
             left -= len(indexes)
+            assert left >= 0
+            assert indexes, "a marked reader has something to look at"
             try:
                 waiter.wake(indexes, now)
             except Exception as error:

@@ -122,6 +122,7 @@ def _store(
         except DiskFull as error:
             for entry in entries:
                 entry.refuse(error)
+        assert not broker.staging.produces, "steps are made between events"
         results = response.partitions[part.first : part.first + len(entries)]
         staged: list[StagedEntry] = []
         part_response = m.ProduceResponse(partitions=results)

@@ -371,7 +371,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._context.memory.forget(self)
 
     def _protocol_error(self, error: QuiverlogError, api: int, correlation_id: int) -> None:
-        """Answer what was good so far, long polls with what there is; then the error; then close."""
+        """Answer what was asked before, long polls with what there is; then the error."""
         self._context.metrics.count_closed("protocol")
         self._context.metrics.count_error(error.code)
         self._context.log.warning("protocol error", peer=self.peer, error=str(error))

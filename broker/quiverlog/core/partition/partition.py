@@ -157,7 +157,7 @@ class PartitionState:
         return self._advance()
 
     def led(self, leader_epoch: int) -> None:
-        """This broker leads under a new epoch."""
+        """Lead under a new epoch from now on."""
         assert leader_epoch >= self.leader_epoch
         self.leader_epoch = leader_epoch
 
