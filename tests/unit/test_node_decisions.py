@@ -180,7 +180,7 @@ def test_answers_of_a_partition_do_not_overtake_each_other(tmp_path: Path) -> No
 
 
 def test_a_request_that_times_out_lets_those_behind_it_go(tmp_path: Path) -> None:
-    node = NodeDriver(tmp_path, flushes_in_flight_max=2)
+    node = NodeDriver(tmp_path, flushes_in_flight_max=3)
     topic = node.create(partitions=2)
     body = bytes(batch_of([1]))
     entries = [m.ProducePartition(topic, p, -1, len(body)) for p in (0, 1)]
@@ -200,7 +200,7 @@ def test_a_request_that_times_out_lets_those_behind_it_go(tmp_path: Path) -> Non
 
 def test_an_acknowledgement_in_a_request_that_times_out_overtakes_no_other(tmp_path: Path) -> None:
     """Both wait for partition 1; partition 0 is on the disk. The second request's time is up."""
-    node = NodeDriver(tmp_path, flushes_in_flight_max=2)
+    node = NodeDriver(tmp_path, flushes_in_flight_max=3)
     topic = node.create(partitions=2)
     body = bytes(batch_of([1]))
     entries = [m.ProducePartition(topic, p, -1, len(body)) for p in (0, 1)]

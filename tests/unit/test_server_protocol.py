@@ -251,7 +251,8 @@ async def test_long_polls_are_answered_before_the_error_that_ends_the_connection
     async with serving() as server:
         server.node.answer = park
         client = await server.connect()
-        client.writer.write(request(50) + bytes(64))
+        no_request = (8).to_bytes(4, "little") + (4).to_bytes(4, "little") + b"\xc1" * 4
+        client.writer.write(request(50) + no_request)
         answers = await client.receive(2)
         assert [(a.correlation_id, a.error_code) for a in answers] == [
             (50, 0),
