@@ -123,6 +123,8 @@ def encode_batch(
         timestamp_max_us=high,
     )
     batch = bytearray().join((bytes(BATCH_HEADER_BYTES), message, _PADDING[:padding]))
+    assert len(batch) == total
+    assert len(batch) % BATCH_ALIGNMENT_BYTES == 0
     header.pack_into(batch)
     write_crc(batch)
     return batch
@@ -202,6 +204,7 @@ def decode_batch(
         InvalidArgument: no such column.
         IncompatibleSchema: the batch's schema does not widen to `reader_schema`.
     """
+    assert len(batch) == header.total_bytes, "one batch, whole, and its own header"
     if verify_crc and crc32c(batch[CRC_START:]) != header.crc32c:
         raise CorruptBatch(f"CRC mismatch in the batch at offset {header.base_offset}.")
     if header.flags & ~FLAG_CODEC_MASK:

@@ -102,6 +102,7 @@ class IpcShape:
         self._others = itemgetter(*others)
         self._unpack = struct.Struct(layout).unpack_from
         self._fixed: tuple[Any, ...] = self._others(self._unpack(sample))
+        assert self.read(sample) == _read(sample), "both readers find the same numbers"
 
     def read(self, message: memoryview) -> IpcMetadata | None:
         """As `read_ipc_metadata`; None when the message has another shape, or is too short."""

@@ -72,8 +72,9 @@ def _make_plan(schema: pa.Schema) -> Plan:
         field_nodes, field_buffers = _counts(field.type)
         nodes += field_nodes
         buffers += field_buffers
+    assert nodes >= len(schema), "a column has one node at least"
     layout = pa.schema([field.with_type(_layout_type(field.type)) for field in schema])
-    shape = _make_shape(schema)
+    shape = _make_shape(schema, nodes, buffers)
     types = [data_type for field in schema for data_type in _inner_types(field.type)]
     return Plan(
         schema,
@@ -101,13 +102,19 @@ def _has_required(data_type: pa.DataType) -> bool:
     return any(not field.nullable for field in fields)
 
 
-def _make_shape(schema: pa.Schema) -> IpcShape | None:
+def _make_shape(schema: pa.Schema, nodes: int, buffers: int) -> IpcShape | None:
+    """The shape of this schema's messages; None where pyarrow has no plain sample of them."""
     try:
         columns = [pa.nulls(1, field.type) for field in schema]
-        sample = pa.RecordBatch.from_arrays(columns, schema=schema).serialize()
-        return IpcShape(memoryview(sample))
+        sample = memoryview(pa.RecordBatch.from_arrays(columns, schema=schema).serialize())
+        shape = IpcShape(sample)
     except (pa.ArrowException, ValueError):
         return None
+    metadata = shape.read(sample)
+    assert metadata is not None
+    assert len(metadata.nodes) == 2 * nodes, "we count nodes as the encoder does"
+    assert len(metadata.buffers) == 2 * buffers, "and buffers"
+    return shape
 
 
 def _counts(data_type: pa.DataType) -> tuple[int, int]:

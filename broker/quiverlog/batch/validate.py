@@ -28,9 +28,7 @@ from . import rows
 from .checksum import crc32c
 from .header import (
     CRC_START,
-    FLAG_CONTROL,
-    FLAG_TRANSACTIONAL,
-    FLAGS_KNOWN,
+    FLAG_CODEC_MASK,
     MAGIC,
     BatchHeader,
 )
@@ -46,7 +44,6 @@ _LAYOUT_COST_PART: Final = 32
 _VALUES_COST_PART: Final = 4
 """Checking is so many times faster than decompressing: without and with a look at the values."""
 
-_REFUSED_FLAGS: Final = ~FLAGS_KNOWN | FLAG_CONTROL | FLAG_TRANSACTIONAL
 _TIMESTAMP_AHEAD_US_MAX: Final = TIMESTAMP_AHEAD_MS_MAX * 1_000
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
 
@@ -148,7 +145,7 @@ def _check_header(header: BatchHeader, size: int) -> None:
 
 
 def _check_meaning(header: BatchHeader, now_wall_us: int) -> None:
-    if header.flags & _REFUSED_FLAGS or header.reserved:
+    if header.flags & ~FLAG_CODEC_MASK or header.reserved:
         raise CorruptBatch(
             f"flags {header.flags:#04x} or reserved field {header.reserved}: not for clients."
         )

@@ -27,7 +27,7 @@ class Delivery:
         """No further piece will be added."""
         self.error: QuiverlogError | None = None
         self.reported = False
-        """Somebody has seen the error; flush need not raise it again."""
+        """The program has seen the error; flush need not raise it again."""
 
     @property
     def is_done(self) -> bool:

@@ -36,7 +36,7 @@ INTERRUPTED_FLUSH_S = 5.0
 
 
 def now() -> Now:
-    """This moment, on both clocks."""
+    """The time, on both clocks."""
     return Now(time.monotonic_ns() // 1000, time.time_ns() // 1000)
 
 
@@ -171,7 +171,7 @@ class ProducerBase:
 
 
 def all_done(waiting: list[EncodedBatch]) -> bool:
-    """Is nothing left; what is done is taken from the list."""
+    """Take the batches that are done from the end of the list; true when none is left."""
     while waiting and waiting[-1].is_done:
         waiting.pop()
     return not waiting

@@ -41,12 +41,14 @@ class BufferPool:
 
         It belongs to the caller as long as any view of it lives.
         """
+        assert size > 0
         buffers = self._buffers
         for index in range(len(buffers)):
             capacity = len(buffers[index])
             if size <= capacity <= 8 * max(size, BUFFER_BYTES_MIN) and _is_free(buffers, index):
                 return memoryview(buffers[index])
         capacity = max(BUFFER_BYTES_MIN, 1 << (size - 1).bit_length())
+        assert capacity >= size
         buffer = mmap.mmap(-1, capacity)
         self._keep(buffer)
         return memoryview(buffer)
@@ -64,6 +66,8 @@ class BufferPool:
         if self._bytes <= room and len(buffers) < BUFFERS_MAX:
             buffers.append(buffer)
             self._bytes += len(buffer)
+        assert 0 <= self._bytes <= self._bytes_max
+        assert len(buffers) <= BUFFERS_MAX
 
 
 def _references(buffers: list[mmap.mmap], index: int) -> int:

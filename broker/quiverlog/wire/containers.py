@@ -31,7 +31,7 @@ _SIZES: Final = {
     0xD7: 10,
     0xD8: 18,
 }
-"""Everything else, with its mark. What is inside of an array or map follows it."""
+"""All other values, with their mark. What is inside of an array or map follows it."""
 
 
 def check_containers(header: memoryview | bytes, error: type[QuiverlogError]) -> None:
