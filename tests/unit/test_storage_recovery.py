@@ -28,7 +28,7 @@ def open_log(disk: SimDisk, *, clean: bool = False) -> Log:
 
 
 def append(log: Log, rows: int = 3) -> None:
-    log.append([make_batch(rows, NOW.wall_us, 1, 7)], 0, NOW)
+    log.append([make_batch(rows, NOW.wall_us, 1, 7, (5, 0, 0))], 0, NOW)
 
 
 @pytest.mark.parametrize("stop", ["clean", "killed"])

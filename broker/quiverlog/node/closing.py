@@ -35,6 +35,7 @@ class CloseLogJob:
         self.key = replica.log.directory
         self.kind = "close log"
         self._log = replica.log
+        self._log.forget_indexes()  # Here on the loop: the cache is shared by all logs.
         self._clean = replica.fault is None
 
     def run(self) -> bool:

@@ -34,6 +34,7 @@ from quiverlog.storage.jobs import (
     TrimResult,
 )
 from quiverlog.storage.log_config import LogConfig
+from quiverlog.storage.producer_replay import restore_producers
 from quiverlog.storage.recovery import RecoveryReport
 from quiverlog.storage.resync import EPOCHS_ALL
 from quiverlog.storage.segment import Segment
@@ -101,7 +102,7 @@ class Log(AppendableLog):
 
     def _restore_producers(self, given_up: Sequence[Segment] = ()) -> None:
         if self._producers is not None:
-            opening.restore_producers(
+            restore_producers(
                 self._disk,
                 self.directory,
                 self._producers,
@@ -277,7 +278,13 @@ class Log(AppendableLog):
             self.epochs.truncate_to(max(offset, self.log_end_offset))
             return None
         self._truncation = TruncateJob(
-            self._disk, self.directory, offset, self.log_end_offset, self.epochs.dump()
+            self._disk,
+            self.directory,
+            offset,
+            self.log_end_offset,
+            self.epochs.dump(),
+            self.log_start_offset,
+            self._producers is not None,
         )
         return self._truncation
 
@@ -305,7 +312,10 @@ class Log(AppendableLog):
         self._unflushed.truncated(end, result.point)
         self._oldest_us = None
         self._changed = True
-        self._restore_producers()
+        if self._producers is not None and result.replay is not None:
+            self._unflushed.snapshots = list(result.snapshots)
+            self.recovery.damages += [d for d in result.damages if d not in self.recovery.damages]
+            result.replay.give(self._producers)
         return end
 
     def fail_truncate(self, job: TruncateJob) -> None:
@@ -315,6 +325,11 @@ class Log(AppendableLog):
         self.fault = "a truncation failed half way"
 
     # --- closing -------------------------------------------------------------------------------
+    def forget_indexes(self) -> None:
+        """Take this log out of the cache that all logs share: `close` may run in a job."""
+        for segment in self.segments:
+            self._indexes.forget(segment)
+
     def close(self, *, clean: bool) -> None:
         """Let go of the files. `clean`: flush, and write what lets the next start skip the scan.
 
@@ -327,8 +342,8 @@ class Log(AppendableLog):
             if clean and not self.fault:
                 self._close_clean()
         finally:
+            self.forget_indexes()  # Nothing is left to do there when a job closes the log.
             for segment in self.segments:
-                self._indexes.forget(segment)
                 segment.file.close()
 
     def _close_clean(self) -> None:

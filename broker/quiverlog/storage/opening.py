@@ -13,24 +13,22 @@ Everything here may wait for the disk. Nothing here is shared yet: it may run in
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quiverlog.batch.header import BatchHeader
-from quiverlog.errors import CorruptLog, QuiverlogError, UnsupportedFormat
+from quiverlog.errors import CorruptLog, QuiverlogError
 from quiverlog.storage import checkpoint, reading, truncation
 from quiverlog.storage.byte_source import is_unreadable
-from quiverlog.storage.checkpoint import Producers, RecoveryPoint
+from quiverlog.storage.checkpoint import RecoveryPoint
 from quiverlog.storage.disk import Disk, short_name
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.log_files import set_aside
 from quiverlog.storage.recovery import RecoveryReport, assign_epochs, recover_segments
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark
-from quiverlog.storage.segments import Segments
 from quiverlog.types import Now
 
-__all__ = ["Opened", "given_up_files", "open_files", "restore_producers"]
+__all__ = ["Opened", "given_up_files", "open_files"]
 
 
 @dataclass(slots=True)
@@ -258,59 +256,6 @@ class _Opening:
         truncation.remove_files(self._disk, (segment.index_path, segment.path))
 
 
-def restore_producers(
-    disk: Disk,
-    directory: str,
-    producers: Producers,
-    snapshots: list[int],
-    segments: Segments,
-    log_start_offset: int,
-    log_end_offset: int,
-    damages: list[str],
-    given_up: Sequence[Segment] = (),
-) -> None:
-    """The newest snapshot that is whole and not ahead of the log; then the headers after it.
-
-    Also those below the log start: a batch that was given up may be sent again. Snapshots that are
-    no good are removed, from the disk and from `snapshots`.
-    """
-    start = 0
-    for offset in list(snapshots):
-        if offset <= log_end_offset and _restore_one(disk, directory, producers, offset):
-            start = offset
-            break
-        snapshots.remove(offset)
-        checkpoint.drop_snapshot(disk, directory, offset)
-        # One that is ahead must not come back once other rows have taken its offsets.
-        disk.sync_dir(directory)
-    else:
-        producers.restore(b"")
-    seen = start
-    for header in _headers_given_up(segments, given_up, start, log_start_offset):
-        if header.base_offset >= seen:
-            producers.replay(header)
-            seen = header.next_offset
-    for header in segments.headers(max(seen, log_start_offset), damages):
-        if header.base_offset >= seen:
-            producers.replay(header)
-
-
-def _headers_given_up(
-    segments: Segments, given_up: Sequence[Segment], start: int, log_start_offset: int
-) -> Iterator[BatchHeader]:
-    """As far as they can be read. Damage is nobody's loss there, so it is not reported."""
-    for segment in given_up:
-        with contextlib.suppress(CorruptLog, UnsupportedFormat):
-            for _, header in reading.headers(segment, start):
-                yield header
-    ignored: list[str] = []
-    if start < log_start_offset:
-        for header in segments.headers(start, ignored):
-            if header.base_offset >= log_start_offset:
-                return
-            yield header
-
-
 def given_up_files(given_up: Sequence[Segment]) -> tuple[str, ...]:
     """Let go of these segments; their files, oldest first."""
     paths: list[str] = []
@@ -319,15 +264,3 @@ def given_up_files(given_up: Sequence[Segment]) -> tuple[str, ...]:
         segment.file.close()
         paths += [segment.index_path, segment.path]
     return tuple(paths)
-
-
-def _restore_one(disk: Disk, directory: str, producers: Producers, offset: int) -> bool:
-    blob = checkpoint.load_snapshot(disk, directory, offset)
-    if blob is None:
-        return False
-    try:
-        producers.restore(blob)
-    except QuiverlogError:
-        producers.restore(b"")
-        return False
-    return True

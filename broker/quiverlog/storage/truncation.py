@@ -26,9 +26,11 @@ from quiverlog.storage.checkpoint import TRUNCATION_FILE, RecoveryPoint
 from quiverlog.storage.disk import Disk, File
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.log_files import own_offset
+from quiverlog.storage.producer_replay import Replay, restore_producers
 from quiverlog.storage.scan import Damage, Found, Torn, scan
 from quiverlog.storage.segment import Segment, segment_path
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark
+from quiverlog.storage.segments import Segments
 
 __all__ = ["TruncateJob", "TruncateResult", "find_segments", "finish", "remove_files"]
 
@@ -40,17 +42,24 @@ class TruncateResult(NamedTuple):
     """The log ends at `end_offset`; its last segment begins at `last_base` (-1: none is left).
 
     `file`: that segment's new file, if it was written anew. `point`: the lowered recovery point.
+    `replay`: what is known of producers now, with the `snapshots` that are left.
     """
 
     end_offset: int
     last_base: int
     file: File | None
     point: RecoveryPoint
+    replay: Replay | None = None
+    snapshots: tuple[int, ...] = ()
+    damages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TruncateJob:
-    """Cut the rows from `offset` on. `end_offset`: where the log ends now."""
+    """Cut the rows from `offset` on. `end_offset`: where the log ends now.
+
+    `producers`: somebody wants to know what is left of them.
+    """
 
     kind: ClassVar[str] = "truncate"
     disk: Disk
@@ -58,12 +67,27 @@ class TruncateJob:
     offset: int
     end_offset: int
     epochs: bytes
+    start_offset: int = 0
+    producers: bool = False
 
     def run(self) -> TruncateResult:
         """Raises DiskFull, StorageFault or OSError; run it again, or the next start will."""
         # Epochs that were assigned since the last flush are known in memory only.
         self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
-        return _carry_out(self.disk, self.key, self.offset, self.end_offset)
+        result = _carry_out(self.disk, self.key, self.offset, self.end_offset)
+        return self._with_replay(result) if self.producers else result
+
+    def _with_replay(self, result: TruncateResult) -> TruncateResult:
+        names = self.disk.list(self.key)
+        segments = Segments(find_segments(self.disk, self.key, names))
+        if segments.items:
+            segments.items[-1].end_offset = result.end_offset
+        start = self.start_offset if segments.items else result.end_offset
+        replay, damages = Replay(), list[str]()
+        snapshots = checkpoint.snapshot_offsets(names)
+        end = result.end_offset
+        restore_producers(self.disk, self.key, replay, snapshots, segments, start, end, damages)
+        return result._replace(replay=replay, snapshots=tuple(snapshots), damages=tuple(damages))
 
 
 def finish(disk: Disk, directory: str) -> None:

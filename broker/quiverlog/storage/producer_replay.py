@@ -1,0 +1,113 @@
+"""What a partition knows of its producers, read again from its files.
+
+Owns the order: the newest good snapshot that is not ahead of the log, then the headers behind it.
+A job has no producer states of its own: it collects what there is to restore in a `Replay`, and the
+loop takes that in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from quiverlog.batch.header import BatchHeader
+from quiverlog.errors import CorruptLog, QuiverlogError, UnsupportedFormat
+from quiverlog.storage import checkpoint, reading
+from quiverlog.storage.checkpoint import Producers
+from quiverlog.storage.disk import Disk
+from quiverlog.storage.segment import Segment
+from quiverlog.storage.segments import Segments
+
+__all__ = ["Replay", "restore_producers"]
+
+
+class Replay:
+    """A snapshot and the headers behind it: what `restore` and `replay` were called with."""
+
+    __slots__ = ("blob", "headers")
+
+    def __init__(self) -> None:
+        self.blob = b""
+        self.headers: list[BatchHeader] = []
+
+    def snapshot(self) -> bytes:
+        raise AssertionError("a replay is taken in, not written down")
+
+    def restore(self, blob: bytes) -> None:
+        self.blob = blob
+        self.headers.clear()
+
+    def replay(self, header: BatchHeader) -> None:
+        if header.producer_id >= 0:
+            self.headers.append(header)
+
+    def give(self, producers: Producers) -> None:
+        """Bring `producers` to this state. Raises CorruptLog for a snapshot that is none."""
+        producers.restore(self.blob)
+        for header in self.headers:
+            producers.replay(header)
+
+
+def restore_producers(
+    disk: Disk,
+    directory: str,
+    producers: Producers,
+    snapshots: list[int],
+    segments: Segments,
+    log_start_offset: int,
+    log_end_offset: int,
+    damages: list[str],
+    given_up: Sequence[Segment] = (),
+) -> None:
+    """The newest snapshot that is whole and not ahead of the log; then the headers after it.
+
+    Also those below the log start: a batch that was given up may be sent again. Snapshots that are
+    no good are removed, from the disk and from `snapshots`.
+    """
+    start = 0
+    for offset in list(snapshots):
+        if offset <= log_end_offset and _restore_one(disk, directory, producers, offset):
+            start = offset
+            break
+        snapshots.remove(offset)
+        checkpoint.drop_snapshot(disk, directory, offset)
+        # One that is ahead must not come back once other rows have taken its offsets.
+        disk.sync_dir(directory)
+    else:
+        producers.restore(b"")
+    seen = start
+    for header in _headers_given_up(segments, given_up, start, log_start_offset):
+        if header.base_offset >= seen:
+            producers.replay(header)
+            seen = header.next_offset
+    for header in segments.headers(max(seen, log_start_offset), damages):
+        if header.base_offset >= seen:
+            producers.replay(header)
+
+
+def _headers_given_up(
+    segments: Segments, given_up: Sequence[Segment], start: int, log_start_offset: int
+) -> Iterator[BatchHeader]:
+    """As far as they can be read. Damage is nobody's loss there, so it is not reported."""
+    for segment in given_up:
+        with contextlib.suppress(CorruptLog, UnsupportedFormat):
+            for _, header in reading.headers(segment, start):
+                yield header
+    ignored: list[str] = []
+    if start < log_start_offset:
+        for header in segments.headers(start, ignored):
+            if header.base_offset >= log_start_offset:
+                return
+            yield header
+
+
+def _restore_one(disk: Disk, directory: str, producers: Producers, offset: int) -> bool:
+    blob = checkpoint.load_snapshot(disk, directory, offset)
+    if blob is None:
+        return False
+    try:
+        producers.restore(blob)
+    except QuiverlogError:
+        producers.restore(b"")
+        return False
+    return True
