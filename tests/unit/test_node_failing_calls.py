@@ -62,7 +62,7 @@ class Course:
     def rest(self) -> None:
         """Jobs and flushes, and the retries of what was postponed."""
         for _ in range(200):
-            self.node.settle()
+            self.node.run_until_idle()
             if not self.node.syncs:
                 return
             self.node.flush()
