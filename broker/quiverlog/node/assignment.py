@@ -18,7 +18,7 @@ Must not know: requests, how records come about.
 from __future__ import annotations
 
 import errno
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final, NamedTuple
@@ -53,7 +53,9 @@ __all__ = ["Assignment", "Key", "Offline"]
 Key = tuple[bytes, int]
 """Topic id and partition."""
 
-_OPENS_IN_FLIGHT_MAX: Final = 4
+_OPENS_IN_FLIGHT_MAX: Final = 12
+"""Enough that the threads are not woken for one new log after the other, which takes longer than
+opening it; few enough that a cold read does not stand behind thousands of them."""
 _RETRY_US: Final = 5_000_000
 _PASSING: Final = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EAGAIN, errno.EINTR)
@@ -89,6 +91,7 @@ class Assignment:
         "_jobs",
         "_metrics",
         "_opening",
+        "_opening_of",
         "_outbox",
         "_queue",
         "_removal",
@@ -130,6 +133,7 @@ class Assignment:
         self._held: dict[bytes, set[int]] = {}
         # Partitions that a job opens or will open.
         self._opening: dict[Key, _Opening] = {}
+        self._opening_of: Counter[bytes] = Counter()  # How many of them, by topic.
         self._queue: deque[Key] = deque()
         self._watchers: dict[bytes, list[Then]] = {}
 
@@ -219,6 +223,7 @@ class Assignment:
     def _open_soon(self, key: Key, topic_name: str, *, clean: bool) -> None:
         assert key not in self._opening
         self._opening[key] = _Opening(TopicPartition(topic_name, key[1]), clean)
+        self._opening_of[key[0]] += 1
         self._queue.append(key)
 
     def _open_next(self, now: Now) -> None:
@@ -304,23 +309,20 @@ class Assignment:
 
     def _opened_or_not(self, key: Key, now: Now) -> None:
         del self._opening[key]
+        self._opening_of[key[0]] -= 1
         self._metrics.partitions_offline = len(self.offline)
-        watchers = self._watchers.get(key[0])
-        if watchers is not None and not self._is_opening(key[0]):
-            del self._watchers[key[0]]
-            for then in watchers:
+        if not self._opening_of[key[0]]:
+            del self._opening_of[key[0]]
+            for then in self._watchers.pop(key[0], ()):
                 then(None, None, now)
         self._open_next(now)
-
-    def _is_opening(self, topic_id: bytes) -> bool:
-        return any((topic_id, number) in self._opening for number in self._held.get(topic_id, ()))
 
     def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
         """To be yielded by a handler that waits until all of a topic's partitions are open, or
         known not to be."""
 
         def start(then: Then) -> None:
-            if self._is_opening(topic_id):
+            if self._opening_of[topic_id]:
                 self._watchers.setdefault(topic_id, []).append(then)
             else:
                 then(None, None, now)

@@ -43,8 +43,8 @@ __all__ = [
     "gather",
 ]
 
-STEPS_PER_CALL: Final = 64
-"""Steps of all requests together in one call: a step is a fraction of a millisecond."""
+STEPS_PER_CALL: Final = 16
+"""Steps of all requests together in one call, about a millisecond: a step takes some 60 us."""
 
 COMPUTING_MAX: Final = 32
 """An answer half made may hold a megabyte; so many of them stay small beside a broker."""

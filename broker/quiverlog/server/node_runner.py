@@ -74,7 +74,7 @@ class NodeRunner:
             wake=lambda: loop.call_soon_threadsafe(self._jobs_done),
         )
         self._dirty: list[Connection] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._timer_us = 0
         self.start_complete = asyncio.Event()
         self.shutdown_complete = asyncio.Event()
@@ -135,6 +135,9 @@ class NodeRunner:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_us = deadline_us
+        if deadline_us <= 0:  # There is more to do: after a look at the sockets, without a rest.
+            self._timer = self._loop.call_soon(self._tick)
+            return
         # The loop's clock has milliseconds; a tick that comes too early would come again at once.
         delay_s = max(0.0, (deadline_us - time.monotonic_ns() // 1000) / 1e6)
         self._timer = self._loop.call_later(delay_s + 0.000_5, self._tick)
