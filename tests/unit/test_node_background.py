@@ -9,9 +9,12 @@ from unittest import mock
 
 import pytest
 
+from quiverlog.errors import ThrottledBroker
 from quiverlog.limits import MIB, UNFLUSHED_MS_MAX
 from quiverlog.node.replica import Replica
+from quiverlog.storage.disk import write_error
 from quiverlog.storage.log import Log
+from quiverlog.storage.posix import PosixDisk, PosixFile
 from quiverlog.types import EARLIEST
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
@@ -119,6 +122,31 @@ def test_a_flush_that_was_postponed_does_not_wait_for_those_in_the_background(
     answer = node.answer(asked)
     assert answer is not None, "it waited for 30 s"
     assert answer[0].partitions[0].error_code == 0
+
+
+class _NoDescriptors(PosixDisk):
+    """While `gone`, no file can be made."""
+
+    gone = False
+
+    def open(self, path: str, *, create: bool) -> PosixFile:
+        if create and self.gone:
+            raise write_error(path, OSError(errno.EMFILE, "Too many open files"))
+        return super().open(path, create=create)
+
+
+def test_an_append_without_a_descriptor_for_its_segment_is_tried_again(tmp_path: Path) -> None:
+    """Nothing was written, so nothing is in doubt: no fault, and the client may send it again."""
+    disk = _NoDescriptors()
+    node = NodeDriver(tmp_path, lambda: disk)
+    topic = node.create()
+    disk.gone = True
+    asked = node.produce(topic, bytes(batch_of([1])))
+    answer = node.answer(asked)
+    assert answer is not None
+    assert answer[0].partitions[0].error_code == ThrottledBroker.code
+    disk.gone = False
+    assert node.produced(topic, bytes(batch_of([1]))).base_offset == 0
 
 
 # --- retention --------------------------------------------------------------------------------

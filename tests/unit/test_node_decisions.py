@@ -91,6 +91,28 @@ def test_a_failed_append_changes_nothing_and_the_directory_still_starts(
     assert node.offset_of(old, -1).offset == 2
 
 
+def test_a_create_that_is_sent_again_leaves_the_directories_of_the_first_alone(
+    node: NodeDriver,
+) -> None:
+    """The first one's record is in the file: after a restart the topic has its directories."""
+    node.hold_jobs = True
+    node.request(create_request("t", partitions=2))
+    while not node.jobs or node.jobs[0].job.kind != "metadata append":
+        node.step()
+    append = node.jobs.pop(0)
+    append.job.run()
+    node._run(append, OSError(errno.EIO, "fsync failed"))
+    node.hold_jobs = False
+    node.settle()
+    again, _ = node.call(create_request("t", partitions=2))
+    assert again.topics[0].error_code == errors.StorageFault.code
+    assert not any(line.event == "internal error" for line in node.lines)
+    node.crash()
+    assert not node.node.broker.assignment.offline
+    topic = node.node.broker.metadata.image.topics["t"].topic_id
+    assert node.produced(topic, batch_of([1])).base_offset == 0
+
+
 def test_creating_what_is_being_deleted_waits_for_the_end(node: NodeDriver) -> None:
     old = node.create()
     node.produced(old, batch_of([1]))
@@ -270,6 +292,22 @@ def test_a_clock_that_is_ahead_at_a_start_deletes_nothing_for_an_hour(
     assert warnings[0].fields["ahead_ms"] == 8 * 24 * 3_600_000 + 15_000
     # Still there after an hour of the monotonic clock: the broker was off for so long.
     node.advance(2 * 60_000)
+    assert node.offset_of(topic, EARLIEST).offset == 10
+
+
+def test_a_start_without_any_row_believes_the_clock(node: NodeDriver) -> None:
+    """A segment that lost its rows in a power failure has no newest row to compare with."""
+    topic = node.create(retention_ms="60000")
+    node.produce(topic, batch_of([1] * 10))  # Never flushed.
+    for path in Path(node.config.data_dir, "data").rglob("*.log"):
+        with path.open("r+b") as file:
+            file.truncate(64)
+        path.with_name("recovery-point").unlink(missing_ok=True)
+    node.crash()
+    assert node.broker_end(topic) == 0
+    assert not any("far ahead" in line.event for line in node.lines)
+    node.produced(topic, batch_of([1] * 10))
+    node.advance(120_000)
     assert node.offset_of(topic, EARLIEST).offset == 10
 
 

@@ -92,6 +92,58 @@ def test_damage_in_the_middle_of_several_segments(scanned: bool) -> None:
     assert [len(v) for v in log.read(12, bytes_max=10_000, end_offset=45)] == [128]
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["the first", "the second"])
+def test_damage_behind_the_recovery_point_when_the_epochs_are_lost_too(number: int) -> None:
+    """The epochs are read again from the batches, before the scan has found the log's true end."""
+    disk = SimDisk(1)
+    log = open_log(disk)
+    append(log)
+    log.close(clean=True)
+    disk.kill()
+    log = open_log(disk, clean=True)
+    for _ in range(3):
+        append(log)
+    job = log.begin_flush()
+    log.complete_flush(job, job.run())
+    disk.kill()
+    path = segment_path(DIRECTORY, 0)
+    disk.flip_bit(path, (64 + 128 * (1 + number)) * 8)  # Its first row.
+    disk.remove(f"{DIRECTORY}/leader-epochs")
+    log = open_log(disk)
+    bad = 3 + 3 * number
+    assert log.log_end_offset == 12
+    assert [f"rows {bad} to {bad + 3}," in line for line in log.recovery.damages] == [True]
+    for offset in range(0, 12, 3):
+        if offset == bad:
+            with pytest.raises(CorruptLog) as raised:
+                log.read(offset, bytes_max=1, end_offset=12)
+            assert raised.value.details["end_offset"] == bad + 3
+        else:
+            assert log.read(offset, bytes_max=1, end_offset=12)
+
+
+def test_a_segment_that_begins_with_damage_says_so_after_the_next_start_too() -> None:
+    """The index that the first start made again and saved begins behind the damage."""
+    disk = SimDisk(1)
+    log = open_log(disk)
+    append(log)
+    append(log)
+    flush(log)
+    disk.kill()
+    disk.remove(f"{DIRECTORY}/recovery-point")
+    disk.flip_bit(segment_path(DIRECTORY, 0), 64 * 8)  # The first row of its first batch.
+    log = open_log(disk)
+    assert len(log.recovery.damages) == 1
+    log.close(clean=True)
+    disk.kill()
+    assert segment_path(DIRECTORY, 0).replace(".log", ".index") in disk.paths()
+    log = open_log(disk, clean=True)
+    with pytest.raises(CorruptLog) as raised:
+        log.read(0, bytes_max=1, end_offset=6)
+    assert (raised.value.details["offset"], raised.value.details["end_offset"]) == (0, 3)
+    assert len(log.read(3, bytes_max=1_000, end_offset=6)) == 1
+
+
 def test_the_node_tells_of_damage_that_its_start_found(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path)
     topic = node.create()

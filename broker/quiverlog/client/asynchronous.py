@@ -140,7 +140,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
         waiting: asyncio.Future[Reply] = self._loop.create_future()
         self._pending[correlation_id] = (request, waiting)
         timer = self._loop.call_later(timeout_s, self._timed_out, waiting)
-        waiting.add_done_callback(lambda _: timer.cancel())
+
+        def is_over(done: asyncio.Future[Reply]) -> None:
+            timer.cancel()
+            if not done.cancelled():
+                done.exception()  # Looked at: whoever asked may have given up on all it asked for.
+
+        waiting.add_done_callback(is_over)
         if body_bytes <= JOIN_BYTES_MAX:
             self._transport.write(b"".join([head, *body]))
         else:

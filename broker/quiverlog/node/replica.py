@@ -15,7 +15,7 @@ from quiverlog.core.controller.configs import TopicConfig
 from quiverlog.core.controller.image import TopicImage
 from quiverlog.core.partition.partition import PartitionState
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
+from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, ThrottledBroker
 from quiverlog.node.acknowledgements import Answers
 from quiverlog.node.metrics import TopicCounters
 from quiverlog.node.purgatory import Waiter
@@ -135,7 +135,7 @@ class Replica:
         """Append what was admitted, together. True when readers may see more.
 
         Raises:
-            DiskFull: nothing was stored.
+            DiskFull, ThrottledBroker: no room, or no descriptor; nothing was stored.
             StorageFault: the disk failed; the caller must declare the fault.
         """
         batches, self.admitted = self.admitted, []
@@ -145,7 +145,7 @@ class Replica:
         assert batches
         try:
             base_offset = self.log.append(batches, state.leader_epoch, now)
-        except DiskFull:
+        except (DiskFull, ThrottledBroker):
             self.producers.drop_staged()
             raise
         except (OSError, QuiverlogError) as error:

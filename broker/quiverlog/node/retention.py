@@ -131,7 +131,7 @@ class Retention:
     def _newest_row_us(self) -> int | None:
         """The newest row of all logs, as far as their indexes are loaded; None: there is none."""
         lasts = (r.log.segments[-1] for r in self._assignment.all_open() if r.log.segments)
-        times = (last.newest_us for last in lasts if last.index is not None)
+        times = (last.newest_us for last in lasts if last.index is not None and not last.empty)
         return max(times, default=None)
 
     def run(self, now: Now) -> None:

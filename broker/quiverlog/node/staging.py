@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
+from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, ThrottledBroker
 from quiverlog.limits import MIB
 from quiverlog.node.acknowledgements import ProduceWaiter, fail_result
 from quiverlog.node.admission import Admission
@@ -127,6 +127,8 @@ class Staging:
             except DiskFull as error:
                 self._admission.disk_filled()
                 errors[replica] = error
+            except ThrottledBroker as error:
+                errors[replica] = error  # Nothing was tried: the client sends it again.
             except StorageFault as error:
                 self._flushes.declare_fault(replica, error.message)
                 errors[replica] = error

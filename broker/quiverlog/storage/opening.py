@@ -141,10 +141,13 @@ class _Opening:
                 break
             if segment.base_offset == point.base_offset:
                 segment.end_offset = point.offset
+            damages = list(segment.damages)
             with contextlib.suppress(CorruptLog):
                 for _, header in reading.headers(segment, segment.base_offset):
                     stamps.append((header.leader_epoch, header.base_offset))
-            segment.index = None  # Its end may turn out to be another.
+            # Its end may turn out to be another, and with it how many rows are damaged.
+            segment.index = None
+            segment.damages = damages
         assign_epochs(self._epochs, stamps, self._epoch_newest)
 
     def _believe_point(self) -> bool:

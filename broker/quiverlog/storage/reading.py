@@ -148,6 +148,9 @@ def _floor(segment: Segment, offset: int) -> tuple[int, int]:
     entry = index.floor_offset(offset - segment.base_offset)
     position = index.positions[entry]
     expected = segment.base_offset + index.relative_offsets[entry]
+    if expected > offset:
+        # An index that was made again leaves out the damage that a segment may begin with.
+        position, expected = SEGMENT_HEADER_BYTES, segment.base_offset
     for damage in segment.damages:
         # Also when the entry lies inside of the damage: what it says may be wrong.
         if damage.end_offset <= offset and damage.end_position > position:

@@ -280,7 +280,12 @@ class Segment:
             self.damages.sort()
 
     def note_found(self, damage: Damage) -> None:
-        """A damaged header may lie about its rows, but where the segment ends is known."""
+        """A damaged header may lie about its rows, but where the segment ends is known.
+
+        Damage behind the end is none of its rows: the scan that finds the true end judges it.
+        """
+        if damage.offset > self.end_offset:
+            return
         at_end = damage.end_position >= self.file.size or damage.end_offset > self.end_offset
         self.note_damage(damage._replace(end_offset=self.end_offset) if at_end else damage)
 
