@@ -6,11 +6,13 @@ import argparse
 import sys
 import time
 import traceback
+from collections import Counter
 
 from .bugs import hunt, hunt_all
 from .checker import Violation
 from .planted import BUGS
 from .run import simulate
+from .stats import report
 
 
 def main() -> int:
@@ -20,6 +22,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="first seed of many")
     parser.add_argument("--duration-ms", type=int, help="simulated work per run")
     parser.add_argument("--open", action="append", default=[], help="open a gate (gates.py)")
+    parser.add_argument("--stats", action="store_true", help="count what happened in all runs")
     parser.add_argument("--bugs", action="store_true", help="plant each bug and show who finds it")
     parser.add_argument("--bug", help="plant the bugs with this text in their name")
     options = parser.parse_args()
@@ -32,6 +35,7 @@ def main() -> int:
     count = options.seeds if options.seed is None else 1
     failed = 0
     simulated_s = 0.0
+    counts: Counter[str] = Counter()
     for seed in range(first, first + count):
         began = time.process_time()
         try:
@@ -43,12 +47,16 @@ def main() -> int:
                 traceback.print_exception(violation)
             continue
         simulated_s += result.simulated_s
+        counts.update(result.faults)
+        counts.update(result.events)
         took = time.process_time() - began
         print(
             f"seed {seed:5d}: {result.rows_acknowledged:6d} rows acknowledged,"
             f" {result.rows_seen:7d} read, {result.lives:3d} lives,"
             f" {result.power_losses:3d} power losses, {result.simulated_s:6.1f} s in {took:4.1f} s"
         )
+    if options.stats:
+        print(report(counts))
     hours = simulated_s / 3600
     print(f"{count - failed} of {count} runs kept every promise, {hours:.1f} simulated hours")
     return 1 if failed else 0

@@ -34,6 +34,9 @@ from .world import World
 
 __all__ = ["Actor", "Asked", "Reader", "Trimmer"]
 
+_LATE_US = 1_500_000
+"""More than any latency, and than a cut that has just ended."""
+
 
 @dataclass(slots=True)
 class Asked:
@@ -105,7 +108,19 @@ class Actor:
         self._asked[self._correlation] = Asked(request, self.world.mono_us, floors)
         frame = encode(request, self._correlation, len(body)) + body
         self.connection.send(self, frame)
+        if isinstance(request, m.FetchRequest | m.ListOffsetsRequest) and request.max_wait_ms:
+            self._expect_in_time(self._correlation, self.connection, request.max_wait_ms)
         return self._correlation
+
+    def _expect_in_time(self, correlation_id: int, connection: Connection, wait_ms: int) -> None:
+        """A long poll is answered when its time is up, also when nothing came."""
+
+        def look() -> None:
+            cut = self.world.network.is_cut(self.name, self.host.name)
+            if self.connection is connection and correlation_id in self._asked and not cut:
+                raise Violation(f"{self.name}: a long poll of {wait_ms} ms has no answer in time")
+
+        self.world.at(wait_ms * 1_000 + _LATE_US, look)
 
     def later(self, delay_us: int) -> None:
         """Call `act` after a while, unless the connection has changed by then."""
@@ -181,15 +196,21 @@ class Actor:
         if code == UnknownTopicId.code and model.topic.doomed:
             return
         if code in (CorruptLog.code, StorageFault.code):
-            if not (model.damaged or model.torn or self.excused or self.storage_excused(model)):
+            if not (model.damaged or model.torn or self.fault_excused(message)):
                 raise Violation(f"{model.name}: {message} (nothing was damaged)")
         elif not error_class(code).retriable:
             raise Violation(f"{model.name}: a good request was refused: {message}")
 
-    def storage_excused(self, model: PartitionModel) -> bool:
-        """Did a write or an fsync really fail in this life of the node?"""
+    def fault_excused(self, message: str) -> bool:
+        """May a request that was sent when the one in hand was meet a STORAGE_FAULT?
+
+        Because an operation has just failed, a write or an fsync did in this life of the node, or a
+        partition waits to be opened again.
+        """
         failures = self.host.disk.failures
-        return bool(failures["EIO append"] or failures["EIO fsync"])
+        if "is offline" in message and self.host.offline_until_us >= self.last.sent_us:
+            return True
+        return self.excused or bool(failures["EIO append"] or failures["EIO fsync"])
 
     # --- for subclasses ------------------------------------------------------------------------
     def lost(self) -> None:

@@ -30,7 +30,8 @@ class Caught:
 def hunt(bug: Bug, *, seeds: Iterable[int], duration_ms: int) -> Caught:
     """A seed that catches the bug and that sound code passes: the known one, or the first."""
     try:
-        bug.change.code()
+        for change in bug.changes:
+            change.code()
     except NotThere as error:
         return Caught(bug.name, None, f"cannot be planted: {error}")
     for seed in dict.fromkeys((bug.seed, *seeds)):

@@ -7,7 +7,7 @@ Owns the memory of everything that was acknowledged and everything that was seen
 2. once: no value lies at two offsets (idempotent retries).
 3. stable: what a reader has seen at an offset of a `flushed` topic never changes.
 4. dense: a fetch begins with the batch that holds the asked offset, and has no gap.
-5. order: values of one producer in one partition ascend with the offsets.
+5. order: values of one producer in one partition ascend with the offsets, and were sent by it.
 6. young: retention by time takes no row that is younger than its bound.
 7. trimmed: rows that a trim was confirmed to have taken never come back; those that retention took
    may, after a crash, until the broker looks again (it writes that down lazily).
@@ -102,8 +102,29 @@ class PartitionModel:
     """A bit of it was flipped: errors are allowed, wrong rows are not."""
     robbed: str = ""
     """What was taken from it, from outside, that the broker must notice."""
+    robbed_at: int = 0
+    """So many lines had the broker's log then."""
+    snapshots_lost: bool = False
+    """A producer snapshot was damaged, or there was no room for one."""
     torn: bool = False
     """Pages arrived out of order: rows that were not acknowledged may be unreadable."""
+
+    def log_start_lost(self) -> None:
+        """Nothing says where the log begins: trimmed rows may be back, and that is told."""
+        self.damaged = True
+        self.robbed = "its log-start was damaged"
+        self.log_start_offset = self.trim_confirmed = 0
+
+    @property
+    def forgets(self) -> bool:
+        """May the broker forget a producer that has rows in here?
+
+        Trimming and retention are no reason: what is known of producers outlives their rows, in a
+        snapshot (ADR 0021).
+        """
+        if self.topic.lossy or self.topic.doomed or self.damaged:
+            return True
+        return self.snapshots_lost and (self.topic.retained or self.trimmed_to > 0)
 
     @property
     def name(self) -> str:
@@ -121,7 +142,10 @@ class Checker:
         self.rows_seen = 0
         self.errors_seen: dict[int, int] = {}
         self.producers_given: set[tuple[int, int]] = set()
-        self.remembers_trimmed = False
+        self.sent_to: dict[int, Key] = {}
+        """By value: the partition that it was written for."""
+        self.resending: set[int] = set()
+        """Numbers of producers that send rows again under another identity."""
         self.on_acked: list[Callable[[Key, int], None]] = []
         """Called with a partition and the offset after rows that were acknowledged."""
 
@@ -156,6 +180,10 @@ class Checker:
             raise Violation(f"producer id {producer_id}, epoch {epoch} was handed out twice")
         self.producers_given.add((producer_id, epoch))
 
+    def sent(self, key: Key, values: list[int]) -> None:
+        """A producer has made these rows for this partition."""
+        self.sent_to.update(dict.fromkeys(values, key))
+
     def acked(
         self, key: Key, base_offset: int, values: list[int], at_us: int, flushed: bool
     ) -> None:
@@ -188,25 +216,29 @@ class Checker:
                 if promised is not None and promised != value:
                     raise Violation(f"offset {offset} holds {value}, acknowledged was {promised}")
                 other = offset_of.get(value, offset)
-                if other != offset and not self._forgiven(model, other):
-                    raise Violation(f"value {value} lies at offsets {other} and {offset}")
+                if other != offset and not self._resent(model, other, value):
+                    raise Violation(f"{model.name}: {value} lies at offsets {other} and {offset}")
                 seen[offset] = value
                 offset_of[value] = offset
             elif known != value:
                 raise Violation(f"offset {offset} changed from {known} to {value}")
             producer, number = value >> 32, value & 0xFFFFFFFF
+            if self.sent_to.get(value) != key:
+                raise Violation(f"{model.name}: offset {offset} holds {value}, which nobody sent")
             if last_of_producer.get(producer, -1) >= number:
                 raise Violation(f"rows of producer {producer} are out of order at {offset}")
             last_of_producer[producer] = number
         self.rows_seen += len(values)
 
-    def _forgiven(self, model: PartitionModel, offset: int) -> bool:
-        """May a retry of the row at `offset` be stored again?
+    def _resent(self, model: PartitionModel, offset: int, value: int) -> bool:
+        """May the row at `offset` be stored again?
 
-        A gate: producers whose rows were all given up are forgotten by an unclean stop.
+        Where damage took a batch that nobody had acknowledged, its producer sends it again, and
+        nothing tells that it was stored; the shipped one sends it under another identity, and with
+        it the intact ones that came after it.
         """
-        given_up = max(model.trimmed_to, model.log_start_offset)
-        return not self.remembers_trimmed and (offset < given_up or model.topic.retained)
+        unknown = offset not in model.acknowledged or value >> 32 in self.resending
+        return model.damaged and unknown
 
     def log_start(self, key: Key, offset: int, wall_us: int, floor: int) -> None:
         """The broker says where the log begins (rules 6, 7); `floor`: known when it was asked."""

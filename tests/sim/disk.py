@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from quiverlog.errors import (
@@ -23,154 +24,35 @@ from quiverlog.errors import (
     DiskFull,
     QuiverlogError,
     StorageFault,
-    ThrottledBroker,
 )
-from quiverlog.storage.disk import Buffer, File, out_of_descriptors, short_name
+from quiverlog.storage.disk import Buffer, File
 
+from .files import SimFile, SimLock, refused
 from .inodes import Directory, Inode, Node
 
 __all__ = ["SimDisk", "SimFile"]
 
 _NAME_BYTES_MAX = 255
-_COPY_BYTES_MAX = 512
-"""Reads up to here are copies; larger ones are mappings."""
-
-
-def _refused(path: str, error: OSError) -> QuiverlogError:
-    """The error table's name for a failed write, as the real disk has it."""
-    what = f"writing {short_name(path)}: {error.strerror}."
-    return (ThrottledBroker if out_of_descriptors(error) else StorageFault)(what, file=path)
-
-
-class SimFile:
-    """See `quiverlog.storage.disk.File`. Dead after a crash."""
-
-    def __init__(self, disk: SimDisk, path: str, inode: Inode) -> None:
-        self._disk = disk
-        self._life = disk.life
-        self._inode: Inode | None = inode
-        self.path = path
-        self.size = len(inode.data)
-
-    def _use(self, kind: str) -> Inode:
-        """The file's contents; opened again by name when the descriptor is gone."""
-        disk = self._disk
-        assert self._life == disk.life, f"{self.path} is used after a crash"
-        if self._inode is not None and disk.evicts():
-            self._inode = None
-        if self._inode is None:
-            disk.step("open", self.path)
-            self._inode = disk.inode(self.path)
-        disk.step(kind, self.path)
-        return self._inode
-
-    def append(self, buffers: Sequence[Buffer]) -> int:
-        data = b"".join(buffers)
-        position = self.size
-        try:
-            inode = self._use("append")
-        except OSError as error:
-            left = self._disk.half_written(len(data))
-            if left and self._inode is not None:
-                self._inode.write(position, data[:left])
-            raise _refused(self.path, error) from error
-        self._disk.take_room(len(data), self.path)
-        inode.write(position, data)
-        self.size += len(data)
-        return position
-
-    def rewrite(self, position: int, data: Buffer) -> None:
-        try:
-            inode = self._use("append")
-        except OSError as error:
-            raise _refused(self.path, error) from error
-        end = position + len(data)
-        assert inode.data[position:end] == data, "rewrite must not change anything"
-        inode.rewrite(position, bytes(data))
-
-    def write_head(self, data: Buffer) -> None:
-        assert len(data) <= self.size
-        try:
-            inode = self._use("append")
-        except OSError as error:
-            raise _refused(self.path, error) from error
-        inode.rewrite(0, bytes(data))
-
-    def read(self, position: int, size: int) -> memoryview:
-        inode = self._use("read")
-        end = min(position + size, self.size)
-        if end > len(inode.data):
-            raise OSError(errno.EIO, f"is shorter than {self.size} bytes", self.path)
-        inode.warm(position, end)
-        if end - position <= _COPY_BYTES_MAX:
-            return memoryview(bytes(inode.data[position:end]))
-        return inode.view(position, end)
-
-    def read_copy(self, position: int, size: int) -> bytes:
-        inode = self._use("read")
-        end = min(position + size, self.size)
-        inode.warm(position, end)
-        return bytes(inode.data[position:end])
-
-    def read_cached(self, position: int, size: int) -> bytearray | None:
-        if self._inode is None or not self.resident(position, size):
-            return None
-        return bytearray(self._inode.data[position : position + size])
-
-    def resident(self, position: int, size: int) -> bool:
-        assert self._life == self._disk.life, f"{self.path} is used after a crash"
-        inode = self._disk.inode(self.path) if self._inode is None else self._inode
-        return inode.resident(position, min(position + size, self.size))
-
-    def truncate(self, size: int) -> None:
-        self._use("truncate").truncate(size)
-        self.size = size
-
-    def retract(self, size: int) -> None:
-        self._use("retract").truncate(size)
-        self.size = size
-
-    def sync(self) -> None:
-        inode = self._use("fsync")
-        if self._disk.sync_fails():
-            inode.sync_failed()
-            raise OSError(errno.EIO, "simulated fsync failure", self.path)
-        inode.sync()
-
-    def close(self) -> None:
-        self._inode = None
-
-
-class _SimLock:
-    def __init__(self, disk: SimDisk, path: str) -> None:
-        self._disk, self._path = disk, path
-
-    def release(self) -> None:
-        self._disk.locks.discard(self._path)
-
-    def claim(self, owner: bytes) -> None:
-        pass
-
-    def holds(self) -> bool:
-        return self._path in self._disk.locks
 
 
 class SimDisk:
     """See the module docstring and `quiverlog.storage.disk.Disk`.
 
     Args:
-        seed: decides everything that chance decides.
+        seed: decides everything that is left to it.
         capacity: bytes that fit; None for any number. May be changed at any time.
     """
 
     def __init__(self, seed: int = 0, *, capacity: int | None = None) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.capacity = capacity
         self.fail_syncs = 0
         """So many of the next fsyncs fail."""
         self.reorder_pages = False
         """May pages of one file reach the disk out of order?"""
         self.pages_reordered = 0
+        self.undone: Counter[str] = Counter()
+        """Changes of names that crashes took back, by kind."""
         self.directories_durable = True
         """Is a new directory's name durable at once? For tests of what lies in it."""
         self.life = 0
@@ -197,7 +79,7 @@ class SimDisk:
         self._crash(self._root, done)
 
     def _crash(self, directory: Directory, done: set[int]) -> None:
-        directory.crash(self.chance)
+        self.undone.update(directory.crash(self.rng))
         for name in sorted(directory.entries):
             node = directory.entries[name]
             if id(node) in done:
@@ -206,7 +88,7 @@ class SimDisk:
             if isinstance(node, Directory):
                 self._crash(node, done)
             else:
-                self.pages_reordered += node.crash(self.chance, reorder=self.reorder_pages)
+                self.pages_reordered += node.crash(self.rng, reorder=self.reorder_pages)
 
     def kill(self) -> None:
         """The process dies, the machine lives: everything written stays."""
@@ -292,7 +174,7 @@ class SimDisk:
                 self.step("create", path)
                 directory, name = self._parent(path)
             except OSError as error:
-                raise _refused(path, error) from error
+                raise refused(path, error) from error
             if name in directory.entries:
                 raise StorageFault(f"writing {path}: File exists.")
             directory.change({name: Inode()})
@@ -315,7 +197,7 @@ class SimDisk:
             if isinstance(node, Directory) and name in node.entries:
                 node.change({name: None})
             if isinstance(error, OSError):
-                raise _refused(path, error) from error
+                raise refused(path, error) from error
             raise
 
     def _write_file(self, path: str, temporary: str, data: Buffer, durable: bool) -> None:
@@ -411,9 +293,9 @@ class SimDisk:
     def free_bytes(self, path: str) -> int:
         return 2**40 if self.capacity is None else max(0, self.capacity - self.used_bytes)
 
-    def lock(self, path: str, *, guarded: Sequence[str] = ()) -> _SimLock:
+    def lock(self, path: str, *, guarded: Sequence[str] = ()) -> SimLock:
         self.step("open", path)
         if path in self.locks:
             raise DataDirectoryInUse(f"{path} is locked by another broker.")
         self.locks.add(path)
-        return _SimLock(self, path)
+        return SimLock(self, path)

@@ -15,6 +15,9 @@ import random
 from collections import Counter
 from typing import Final
 
+from quiverlog.batch.header import magic_positions
+from quiverlog.limits import BATCH_HEADER_BYTES
+
 from .disk import SimDisk
 
 __all__ = ["Blocked", "Death", "FaultyDisk"]
@@ -23,6 +26,8 @@ OPENING: Final = frozenset(("open", "create", "atomic"))
 """Operations that take a descriptor."""
 BLOCKING: Final = frozenset(("fsync", "fsync_dir", "rename", "unlink", "atomic", "truncate"))
 """Operations that have no business on an event loop."""
+_BASE_OFFSET_BYTES: Final = 8
+_EMPTY_BYTES: Final = 64
 _CODES: Final = {
     errno.EIO: "Input/output error",
     errno.EMFILE: "Too many open files",
@@ -44,10 +49,10 @@ class FaultyDisk(SimDisk):
         super().__init__(seed)
         self.directories_durable = False
         self.lost_power = False
-        self.evict_chance = 0.0
-        self.read_error_chance = 0.0
-        self.write_error_chance = 0.0
-        self.sync_error_chance = 0.0
+        self.evict_rate = 0.0
+        self.read_error_rate = 0.0
+        self.write_error_rate = 0.0
+        self.sync_error_rate = 0.0
         """Chance that an operation fails with EIO, in partitions; fsyncs everywhere."""
         self.descriptors_gone = False
         """Every operation that would open a file fails with EMFILE."""
@@ -56,7 +61,8 @@ class FaultyDisk(SimDisk):
         self.loop_may_block = True
         self.failures: Counter[str] = Counter()
         """Errors that were raised on purpose, by kind; in this life of the process."""
-        self.operations: Counter[str] = Counter()
+        self.happened: Counter[str] = Counter()
+        """Errors by kind and names that a power loss took back, in all lives."""
         self._fuse: int | None = None
         self._fuse_is_power = True
 
@@ -72,45 +78,48 @@ class FaultyDisk(SimDisk):
         return self._fuse_is_power
 
     def step(self, kind: str, path: str) -> None:
-        self.operations[kind] += 1
         if self._fuse is not None:
             self._fuse -= 1
             if self._fuse < 0:
                 self._fuse = None
                 raise Death
         if self.on_loop and not self.loop_may_block and kind in BLOCKING:
+            if kind == "unlink" and len(self.inode(path).data) <= _EMPTY_BYTES:
+                return  # A file that was made a moment ago, for which there was no room after all.
             raise Blocked(f"{kind} of {path} on the loop")
         if self.descriptors_gone and kind in OPENING:
             self._fail(errno.EMFILE, kind, path)
         if "/data/" in path:
-            if kind == "read" and self._happens(self.read_error_chance):
+            if kind == "read" and self._happens(self.read_error_rate):
                 self._fail(errno.EIO, kind, path)
-            if kind == "append" and self._happens(self.write_error_chance):
+            if kind == "append" and self._happens(self.write_error_rate):
                 self._fail(errno.EIO, kind, path)
 
-    def _happens(self, chance: float) -> bool:
-        return chance > 0 and self.chance.random() < chance
+    def _happens(self, probability: float) -> bool:
+        return probability > 0 and self.rng.random() < probability
 
     def _fail(self, code: int, kind: str, path: str) -> None:
         name = "EMFILE" if code == errno.EMFILE else f"EIO {kind}"
         self.failures[name] += 1
+        self.happened[name] += 1
         raise OSError(code, _CODES[code], path)
 
     # --- how operations fail -------------------------------------------------------------------
     def sync_fails(self) -> bool:
-        failed = super().sync_fails() or self._happens(self.sync_error_chance)
+        failed = super().sync_fails() or self._happens(self.sync_error_rate)
         self.failures["EIO fsync"] += failed
+        self.happened["EIO fsync"] += failed
         return failed
 
     def evicts(self) -> bool:
-        return self._happens(self.evict_chance)
+        return self._happens(self.evict_rate)
 
     def half_written(self, byte_count: int) -> int:
-        return self.chance.choice((0, byte_count, self.chance.randint(0, byte_count)))
+        return self.rng.choice((0, byte_count, self.rng.randint(0, byte_count)))
 
     def quiet(self) -> None:
         """No more faults."""
-        self.read_error_chance = self.write_error_chance = self.sync_error_chance = 0.0
+        self.read_error_rate = self.write_error_rate = self.sync_error_rate = 0.0
         self.descriptors_gone = False
         self.fail_syncs = 0
 
@@ -119,6 +128,9 @@ class FaultyDisk(SimDisk):
         """What was not synced is lost, torn or kept."""
         self._begin_again(lost_power=True)
         self.crash()
+        for kind, count in self.undone.items():
+            self.happened[f"{kind} undone by a power loss"] += count
+        self.undone.clear()
 
     def process_death(self) -> None:
         """Everything written stays."""
@@ -127,6 +139,7 @@ class FaultyDisk(SimDisk):
 
     def _begin_again(self, *, lost_power: bool) -> None:
         self._fuse = None
+        self.on_loop = False
         self.lost_power = lost_power
         self.failures.clear()
         self.descriptors_gone = False
@@ -135,13 +148,32 @@ class FaultyDisk(SimDisk):
         """No further byte fits, or any number."""
         self.capacity = self.used_bytes if full else None
 
-    def flip_somewhere(self, chance: random.Random, suffix: str) -> str | None:
+    def flip_header(self, rng: random.Random) -> str | None:
+        """Flip a durable bit in the header of some batch; its path, None when there is none.
+
+        Not of the last one, which a torn append may look like (ADR 0011).
+        """
+        paths = [path for path in self.paths() if path.endswith(".log") and "/data/" in path]
+        paths = [path for path in paths if self.durable_size(path) > BATCH_HEADER_BYTES]
+        if not paths:
+            return None
+        path = rng.choice(paths)
+        durable = bytes(self.inode(path).data[: self.durable_size(path)])
+        found = [at for at in magic_positions(durable) if at]  # Not the file's own header.
+        if len(found) < 2:
+            return None
+        # Where it says which rows it holds, or anywhere.
+        byte_count = rng.choice((_BASE_OFFSET_BYTES, BATCH_HEADER_BYTES))
+        self.flip_bit(path, rng.choice(found[:-1]) * 8 + rng.randrange(byte_count * 8))
+        return path
+
+    def flip_somewhere(self, rng: random.Random, suffix: str) -> str | None:
         """Flip a durable bit of some partition's file; its path, None when there is none."""
         paths = [path for path in self.paths() if path.endswith(suffix) and "/data/" in path]
         spared = 64 if suffix == ".log" else 0
         paths = [path for path in paths if self.durable_size(path) > spared]
         if not paths:
             return None
-        path = chance.choice(paths)
-        self.flip_bit(path, chance.randrange(spared * 8, self.durable_size(path) * 8))
+        path = rng.choice(paths)
+        self.flip_bit(path, rng.randrange(spared * 8, self.durable_size(path) * 8))
         return path

@@ -21,6 +21,7 @@ __all__ = ["Follower", "Tailer"]
 _WAIT_MS = 20_000
 _AWAKE_US = 2_000_000
 """More than any latency and any flush, far less than the wait."""
+_NAP_US = 3_000_000
 
 
 class Follower(Actor):
@@ -84,9 +85,13 @@ class Tailer(Actor):
         self.offset = 0
         self.last_epoch = NO_EPOCH
         self.at_end = False
+        self._nap_until_us = 0
         super().__init__(world, checker, f"tailer-{number}")
 
     def act(self) -> None:
+        if not self.world.calm and self.world.mono_us < self._nap_until_us:
+            self.later(50_000)
+            return
         if self.key is None or self.checker.partitions[self.key].topic.doomed:
             self.at_end = True
             keys = self.checker.live()
@@ -110,6 +115,9 @@ class Tailer(Actor):
         if isinstance(response, m.FetchResponse) and response.partitions:
             assert isinstance(request, m.FetchRequest)
             self._fetched(request.partitions[0], response.partitions[0], body)
+        naps = not self.world.calm and self.rng.random() < self.world.scenario.naps
+        if naps:
+            self._nap_until_us = self.world.mono_us + self.rng.randrange(_NAP_US)
         self.later(self.rng.randrange(1_000, 40_000))
 
     def _fetched(self, asked: m.FetchPartition, got: m.FetchPartitionResult, body: bytes) -> None:

@@ -3,8 +3,7 @@
 Owns the life of the very same `Node` that production runs: starting it on the disk as it is,
 cutting the bytes of its connections into requests (the real `FrameReceiver`, one scratch buffer for
 all, whose bytes change after every call as they do in a server), handing the requests of one read
-to one `handle_many`, running its jobs (serial by key, each taking time, its notice taking more) and
-ending it: power, kill -9, a clean stop.
+to one `handle_many` and ending it: power, kill -9, a clean stop. Its jobs run in `job_runner`.
 
 A bug planted here (`plant`) is there only while this node's own code runs.
 
@@ -27,7 +26,6 @@ from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import (
     CloseConnection,
     Effect,
-    Job,
     Respond,
     ShutdownComplete,
     StartComplete,
@@ -37,7 +35,6 @@ from quiverlog.node.events import (
     ConnectionClosed,
     DiskSpace,
     Event,
-    JobDone,
     RequestReceived,
     Shutdown,
     Tick,
@@ -45,6 +42,7 @@ from quiverlog.node.events import (
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.node import Node
 from quiverlog.storage.disk import Disk
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 from quiverlog.types import Now
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES, Frame, FrameReceiver, decode_request, encode
@@ -52,7 +50,9 @@ from quiverlog.wire.frames import SCRATCH_BYTES, Frame, FrameReceiver, decode_re
 from .checker import Violation
 from .faults import Blocked, Death, FaultyDisk
 from .inodes import Inode
+from .job_runner import JobRunner
 from .network import Connection
+from .stats import request_kind
 
 if TYPE_CHECKING:
     from .world import World
@@ -62,6 +62,8 @@ __all__ = ["DATA_DIR", "Host", "Plant"]
 DATA_DIR = "data"
 _CHUNK_REQUESTS = 64
 _HELD_MAX = 64
+_OPEN_AGAIN_US = 6_000_000
+"""A partition that could not be opened is tried again after 5 s."""
 _SCRIBBLE = b"\xee"
 
 Plant = Callable[[], AbstractContextManager[object]]
@@ -89,18 +91,23 @@ class Host:
         self.name = f"node-{node_id}"
         self.rng = random.Random(f"host-{node_id}-{world.scenario.seed}")
         self.disk = FaultyDisk(self.rng.randrange(2**32))
+        self.disk.happened = world.events
         self.wall_offset_us = 0
         self.mono_offset_us = self.rng.randrange(10_000_000)
         self.node: Node | None = None
         self.life = 0
+        self.calls = 0
+        """How often the node was called."""
         self.log_lines: list[str] = []
         self.plant: Plant = nullcontext
         self.fault_until_us = 0
         """Until this moment requests may have met an error that was raised on purpose."""
+        self.offline_until_us = 0
+        """Until this moment a partition may be offline because it could not be opened."""
         self._scratch = bytearray(SCRATCH_BYTES)
         self._pool = BufferPool()
         self._inbound: dict[int, _Inbound] = {}
-        self._jobs: dict[str, deque[Job]] = {}
+        self._jobs = JobRunner(self)
         self._held: deque[tuple[memoryview, int]] = deque(maxlen=_HELD_MAX)
         self._tick_us: int | None = None
         self._shutdown_done = False
@@ -119,6 +126,7 @@ class Host:
         """A new process on the disk as it is."""
         assert self.node is None
         self.life += 1
+        self._jobs = JobRunner(self)
         self._shutdown_done = self._started = False
         scenario = self.world.scenario
         config = NodeConfig(
@@ -132,9 +140,16 @@ class Host:
         disk: Disk = self.disk
         node = Node(config, disk, entropy=self.rng.randbytes, metrics=NodeMetrics())
         self.node = node
+        if self.wall_offset_us and not self._holds_rows():
+            # A clock that is wrong from the start, and nothing to compare it with.
+            self.wall_offset_us = 0
         self._guarded(lambda: node.start(self.now), starting=True)
         if self.node is node:
             self._schedule_tick()
+
+    def _holds_rows(self) -> bool:
+        paths = (path for path in self.disk.paths() if path.endswith(".log") and "/data/" in path)
+        return any(len(self.disk.inode(path).data) > SEGMENT_HEADER_BYTES for path in paths)
 
     def power_loss(self) -> None:
         """The machine dies: what was not synced is lost, torn or kept, as the disk decides."""
@@ -153,8 +168,8 @@ class Host:
         self.world.faults["stop"] += 1
         self.feed(Shutdown())
 
-    def _cut_short(self, where: str) -> None:
-        """The fuse has burnt down."""
+    def cut_short(self, where: str) -> None:
+        """The disk's fuse has burnt down inside of a start, a call or a job."""
         power = self.disk.fuse_is_power
         self.world.faults[f"{'power loss' if power else 'kill'} inside a {where}"] += 1
         if power:
@@ -165,7 +180,6 @@ class Host:
     def _died(self, *, clean: bool) -> None:
         self.node = None
         self._tick_us = None
-        self._jobs.clear()
         self._held.clear()
         inbound, self._inbound = self._inbound, {}
         for one in inbound.values():
@@ -183,6 +197,7 @@ class Host:
     def _guarded(self, call: Callable[[], list[Effect]], *, starting: bool = False) -> None:
         """Run the node; the disk may decide that everything ends in the middle of it."""
         world, disk = self.world, self.disk
+        self.calls += 1
         if not world.calm and self.rng.random() < world.scenario.death_in_call:
             disk.die_after(self.rng.choice((0, 1, 2, 5, 20)), power=self.rng.random() < 0.7)
         disk.on_loop = not starting
@@ -190,7 +205,7 @@ class Host:
             with self.plant():
                 effects = call()
         except Death:
-            self._cut_short("start" if starting else "call")
+            self.cut_short("start" if starting else "call")
             return
         except Blocked as error:
             raise Violation(f"the loop was blocked: {error}") from error
@@ -203,8 +218,7 @@ class Host:
         self._perform(effects)
         if self.node is not None:
             self._schedule_tick()
-        self._look_at_failures()
-        self._check_views()
+        self.look_after()
         if self._shutdown_done:
             disk.process_death()
             self._died(clean=disk.exists(f"{DATA_DIR}/clean-shutdown"))
@@ -224,12 +238,17 @@ class Host:
         self.world.faults["start refused"] += 1
         self.kill()
 
-    def _look_at_failures(self) -> None:
-        """Requests that are under way may be answered with an error that was our doing."""
+    def look_after(self) -> None:
+        """To be called whenever code of the node has run.
+
+        Requests that are under way may be answered with an error that was our doing.
+        """
+        self._check_views()
         total = self.disk.failures.total()
         if total != self._failures_seen:
             self._failures_seen = total
             self.fault_until_us = self.world.mono_us + 1_000_000
+            self.offline_until_us = self.world.mono_us + _OPEN_AGAIN_US
 
     def _schedule_tick(self) -> None:
         assert self.node is not None
@@ -255,7 +274,7 @@ class Host:
                 case Respond():
                     self._respond(effect)
                 case StartJob():
-                    self._start_job(effect.job)
+                    self._jobs.start(effect.job)
                 case CloseConnection():
                     self._close(effect.connection_id)
                 case ShutdownComplete():
@@ -271,88 +290,6 @@ class Host:
     def disk_space(self, free_bytes: int) -> None:
         """What the shell would measure."""
         self.feed(DiskSpace(free_bytes))
-
-    # --- jobs ----------------------------------------------------------------------------------
-    def _start_job(self, job: Job) -> None:
-        queue = self._jobs.get(job.key)
-        if queue is not None:
-            queue.append(job)
-            return
-        self._jobs[job.key] = deque((job,))
-        self._run_later(job)
-
-    def _run_later(self, job: Job) -> None:
-        """The work is done at one moment, its return is noticed at a later one."""
-        life, world = self.life, self.world
-        slow = self.rng.random() < world.scenario.slow_job
-        world.faults["slow job"] += slow
-
-        def work() -> None:
-            if self.life == life and self.node is not None:
-                self._work(job, slow=slow)
-
-        world.at(self.rng.randrange(50, 200_000 if slow else 4_000), work)
-
-    def _work(self, job: Job, *, slow: bool) -> None:
-        world, disk, life = self.world, self.disk, self.life
-        if not world.calm and self.rng.random() < world.scenario.death_in_job:
-            disk.die_after(self.rng.randrange(6), power=self.rng.random() < 0.7)
-        if not world.calm and self.rng.random() < world.scenario.failed_sync:
-            disk.fail_syncs = 1
-        result: object = None
-        error: BaseException | None = None
-        before = self._fingerprint()
-        try:
-            with self.plant():
-                result = job.run()
-            if self._fingerprint() != before:
-                raise Violation(f"a {job.kind} job changed what the loop reads")
-        except Violation:
-            raise
-        except Death:
-            self._cut_short("job")
-            return
-        except Exception as failure:
-            world.faults["failed job"] += 1
-            error = failure
-        finally:
-            disk.die_after(None)
-            disk.fail_syncs = 0
-        self._look_at_failures()
-        self._check_views()
-        queue = self._jobs[job.key]
-        queue.popleft()
-        if queue:
-            self._run_later(queue[0])
-        else:
-            del self._jobs[job.key]
-
-        def done() -> None:
-            if self.life == life and self.node is not None:
-                self.feed(JobDone(job, result, error))
-            else:
-                world.faults["death between a job and its notice"] += 1
-
-        world.at(self.rng.randrange(1, 100_000 if slow else 500), done)
-
-    def _fingerprint(self) -> object:
-        """What the loop reads of the logs: a job must leave it alone."""
-        if self.node is None or not self.world.scenario.gate("jobs-change-nothing"):
-            return None
-        logs = [(replica.log, replica.state) for replica in self.node.broker.replicas.values()]
-        return [
-            (
-                log.fault,
-                log.log_start_offset,
-                log.log_end_offset,
-                log.flushed_offset,
-                log.size_bytes,
-                [(segment.base_offset, segment.end_offset) for segment in log.segments],
-                log.epochs.entries(),
-                state.high_watermark,
-            )
-            for log, state in logs
-        ]
 
     # --- connections ---------------------------------------------------------------------------
     def accept(self, connection: Connection) -> bool:
@@ -392,6 +329,7 @@ class Host:
             buffer[:size] = inbound.inbox[:size]
             del inbound.inbox[:size]
             frames = inbound.receiver.buffer_updated(size)
+            self.world.events["reads that end no frame"] += not frames
             for at in range(0, len(frames), _CHUNK_REQUESTS):
                 self._handle(number, frames[at : at + _CHUNK_REQUESTS])
             del buffer
@@ -402,11 +340,15 @@ class Host:
         node = self.node
         if node is None:
             return
-        self.world.faults["requests handled together"] += len(frames) > 1
+        counts = self.world.events
+        client = self._inbound[number].connection.client_name
+        counts["requests handled together"] += len(frames) > 1
 
         def events() -> Iterator[RequestReceived]:
             for header, body in frames:
-                yield RequestReceived(number, decode_request(header), body)
+                request = decode_request(header)
+                counts[request_kind(request, client)] += 1
+                yield RequestReceived(number, request, body)
 
         self._guarded(lambda: node.handle_many(events(), self.now))
 
@@ -416,6 +358,7 @@ class Host:
             return
         body = effect.body
         head = encode(effect.response, effect.correlation_id, sum(map(len, body)))
+        self.world.events["views handed out"] += len(body)
         self._held.extend((view, zlib.crc32(view)) for view in body)
         frame = b"".join((head, *body)) if body else head
         self.world.note(frame)

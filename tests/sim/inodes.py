@@ -125,18 +125,18 @@ class Inode:
             durable[bit // 8] ^= 1 << bit % 8
             self.durable = bytes(durable)
 
-    def crash(self, chance: random.Random, *, reorder: bool) -> bool:
+    def crash(self, rng: random.Random, *, reorder: bool) -> bool:
         """The power goes. True when pages arrived out of order."""
         arriving, kept = bytes(self._arriving()), self.durable
         reordered = False
         if len(arriving) > len(kept):
             first = len(kept)
-            size = chance.choice([first, len(arriving), chance.randint(first, len(arriving))])
+            size = rng.choice([first, len(arriving), rng.randint(first, len(arriving))])
             tail = bytearray(arriving[first:size])
-            if reorder and len(tail) > PAGE_BYTES and chance.random() < 0.5:
-                reordered = self._lose_pages(tail, first, chance)
+            if reorder and len(tail) > PAGE_BYTES and rng.random() < 0.5:
+                reordered = self._lose_pages(tail, first, rng)
             kept += bytes(tail)
-        elif len(arriving) < len(kept) and chance.random() < 0.5:
+        elif len(arriving) < len(kept) and rng.random() < 0.5:
             kept = arriving
         if len(arriving) // PAGE_BYTES % 2 and len(kept) >= HEAD_BYTES:
             kept = arriving[:HEAD_BYTES] + kept[HEAD_BYTES:]  # What was written over the head.
@@ -144,17 +144,17 @@ class Inode:
         self.durable = kept
         self.dropped = []
         self._views = []
-        share = chance.choice((0.0, 0.1, 1.0))
-        self.cold = {page for page in _pages(0, len(kept)) if chance.random() < share}
+        share = rng.choice((0.0, 0.1, 1.0))
+        self.cold = {page for page in _pages(0, len(kept)) if rng.random() < share}
         return reordered
 
     @staticmethod
-    def _lose_pages(tail: bytearray, first: int, chance: random.Random) -> bool:
+    def _lose_pages(tail: bytearray, first: int, rng: random.Random) -> bool:
         """Zeros where a page did not arrive; the page of the first byte was there before."""
         lost = False
         at = -(first % PAGE_BYTES) % PAGE_BYTES
         while at < len(tail):
-            if chance.random() < 0.3:
+            if rng.random() < 0.3:
                 page = tail[at : at + PAGE_BYTES]
                 tail[at : at + PAGE_BYTES] = bytes(len(page))
                 lost = True
@@ -187,17 +187,25 @@ class Directory:
         self.durable = dict(self.entries)
         self.pending.clear()
 
-    def crash(self, chance: random.Random) -> None:
-        """Each change happened or did not, in an order that a journal could have written."""
-        likelihood = chance.choice((0.0, 0.5, 0.5, 1.0))
+    def crash(self, rng: random.Random) -> list[str]:
+        """Each change happened or did not, in an order that a journal could have written.
+
+        Returns the kinds of those that did not.
+        """
+        undone: list[str] = []
+        likelihood = rng.choice((0.0, 0.5, 0.5, 1.0))
         lost: set[str] = set()
         for names in self.pending:
-            if lost.isdisjoint(names) and chance.random() < likelihood:
+            if lost.isdisjoint(names) and rng.random() < likelihood:
                 _apply(self.durable, names)
             else:
                 lost.update(names)
+                made = sum(node is not None for node in names.values())
+                kinds = ("removal", "creation") if len(names) == 1 else ("removal", "rename")
+                undone.append(kinds[made])
         self.pending.clear()
         self.entries = dict(self.durable)
+        return undone
 
 
 Node = Inode | Directory

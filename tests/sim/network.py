@@ -61,6 +61,11 @@ class Connection:
         self._to_server = _Direction(server)
         self._to_client = _Direction(client)
 
+    @property
+    def client_name(self) -> str:
+        """Who has opened it."""
+        return self._to_client.receiver.name
+
     def send(self, sender: Endpoint, data: bytes) -> None:
         """Put bytes on their way to the other end."""
         way = self._to_server if sender is self._to_client.receiver else self._to_client
@@ -105,9 +110,13 @@ class Network:
         self._cut.clear()
         holding, self._holding = self._holding, []
         for way in holding:
-            held, way.held = way.held, []
-            for action in held:
-                self._in_order(way, action)
+            self._world.at(self._rng.randrange(20, 2_000), lambda way=way: self._release(way))
+
+    def _release(self, way: _Direction) -> None:
+        """What was held arrives, and what came to lie behind it meanwhile."""
+        held, way.held = way.held, []
+        for action in held:
+            action()
 
     def is_cut(self, one: str, other: str) -> bool:
         """Are these two cut off from each other?"""
@@ -141,9 +150,10 @@ class Network:
         def arrive() -> None:
             if not way.is_open:
                 return
-            if self.is_cut(sender.name, way.receiver.name):
-                if not way.held:
-                    self._holding.append(way)
+            cut = self.is_cut(sender.name, way.receiver.name)
+            if cut and not way.held:
+                self._holding.append(way)
+            if cut or way.held:
                 way.held.append(arrive)
                 return
             way.receiver.on_bytes(connection, data)

@@ -1,7 +1,7 @@
 """A producer that keeps the rules of the protocol and uses all the freedom that they leave.
 
-Owns the numbering: one identity, a sequence per partition, entries of one or several batches that
-are sent again unchanged until their fate is known, requests of one or several entries, at most five
+Owns the numbering: one identity, a sequence per partition, entries of one batch (ADR 0016) that are
+sent again unchanged until their fate is known, requests of one or several entries, at most five
 entries of a partition unanswered. Answers are checked against what was sent; what was acknowledged
 is told to the checker.
 """
@@ -38,7 +38,7 @@ _IDENTITY_LOST = (UnknownProducerId.code, OutOfOrderSequence.code, InvalidProduc
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """Batches that were numbered; they are sent again together until their fate is known."""
+    """A batch that was numbered; it is sent again until its fate is known."""
 
     key: Key
     values: list[int]
@@ -119,36 +119,31 @@ class Producer(Actor):
     def _make(self, key: Key, partition: _Partition) -> None:
         assert self._identity is not None
         scenario = self.world.scenario
-        values: list[int] = []
-        parts: list[bytes] = []
+        model = self.checker.partitions[key]
         at_us = self.world.wall_us
-        topic = self.checker.partitions[key].topic
-        for _ in range(self.rng.randint(1, scenario.batches_max)):
-            rows = self.rng.randint(1, scenario.rows_max)
-            first = (self.number << 32) + self._next_value
-            self._next_value += rows
-            chunk = list(range(first, first + rows))
-            lookalike = scenario.payload_batches and self.rng.random() < 0.2
-            newest = max(self.checker.partitions[key].seen, default=0)
-            parts.append(
-                encode_rows(
-                    chunk,
-                    self.rng,
-                    schema_id=self.rng.randint(1, topic.schema_id),
-                    at_us=at_us,
-                    producer=self._identity,
-                    sequence=partition.sequence,
-                    lookalike_offset=newest if lookalike else -1,
-                )
-            )
-            partition.sequence += rows
-            values += chunk
-        entry = _Entry(key, values, at_us, b"".join(parts), number=partition.count)
+        rows = self.rng.randint(1, scenario.rows_max)
+        first = (self.number << 32) + self._next_value
+        self._next_value += rows
+        values = list(range(first, first + rows))
+        self.checker.sent(key, values)
+        lookalike = self.rng.random() < scenario.payload_batches
+        newest = max(max(model.seen, default=0), max(model.acknowledged, default=0))
+        data = encode_rows(
+            values,
+            self.rng,
+            schema_id=self.rng.randint(1, model.topic.schema_id),
+            at_us=at_us,
+            producer=self._identity,
+            sequence=partition.sequence,
+            lookalike=(newest, self.epochs.get(key, 0)) if lookalike else None,
+        )
+        partition.sequence += rows
+        entry = _Entry(key, values, at_us, data, number=partition.count)
         partition.count += 1
         partition.entries.append(entry)
 
     def _send_all(self) -> None:
-        """Everything that waits, in order, spread over requests as chance has it."""
+        """Everything that waits, in order, spread over requests at random."""
         waiting = [
             [entry for entry in partition.entries if entry.connection is None]
             for partition in self._partitions.values()
@@ -166,7 +161,7 @@ class Producer(Actor):
         level = self.rng.choice((Durability.TOPIC_DEFAULT, Durability.TOPIC_DEFAULT, 1))
         request = m.ProduceRequest(
             durability=int(level),
-            timeout_ms=self.rng.choice((30_000, 30_000, 30_000, 20)),
+            timeout_ms=20 if self.rng.random() < self.world.scenario.hasty else 30_000,
             partitions=[
                 m.ProducePartition(*entry.key, self.epoch(entry.key), len(entry.data))
                 for entry in entries
@@ -231,7 +226,7 @@ class Producer(Actor):
             return
         if code in (FencedLeaderEpoch.code, UnknownLeaderEpoch.code):
             self.epochs.pop(entry.key, None)
-        if code == StorageFault.code and not (self.excused or self.storage_excused(model)):
+        if code == StorageFault.code and not self.fault_excused(message):
             raise Violation(f"{model.name} takes no writes and no write ever failed: {message}")
         if code in _IDENTITY_LOST and entry is partition.entries[0]:
             self._identity_lost(partition, entry, message)
@@ -247,12 +242,9 @@ class Producer(Actor):
     def _identity_lost(self, partition: _Partition, entry: _Entry, message: str) -> None:
         """The oldest undecided entry can never be stored under its number.
 
-        Right only where rows may vanish (`memory`), or its rows were acknowledged to nobody while
-        retention forgot the producer. On a `flushed` topic the broker must remember us.
+        Right only where rows may vanish. On a `flushed` topic the broker must remember us.
         """
-        model = self.checker.partitions[entry.key]
-        lossy = model.topic.lossy or model.damaged or model.topic.doomed
-        if not lossy and not model.topic.retained and model.trimmed_to == 0:
+        if not self.checker.partitions[entry.key].forgets:
             raise Violation(f"the broker forgot producer {self.number}: {message}")
         self._partitions.clear()
         self._identity = None

@@ -11,10 +11,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from quiverlog.batch.codec import encode_batch
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.schema import SchemaHistory, serialize_schema
 from quiverlog.types import Compression
+from tests.support.batches import encode_data
 
 __all__ = ["HISTORY", "SCHEMAS_MAX", "encode_rows", "schema_bytes", "schema_of"]
 
@@ -22,6 +22,7 @@ SCHEMAS_MAX: Final = 6
 _COLUMNS: Final = [("value", pa.int64()), ("padding", pa.binary())]
 _PADDING_BYTES_MAX: Final = 200
 _ALIGNMENT: Final = 8
+_AHEAD_MAX: Final = 100
 
 pa.set_cpu_count(1)  # Batches are small: handing them to another thread takes longer than the work.
 
@@ -48,38 +49,36 @@ def encode_rows(
     at_us: int,
     producer: tuple[int, int],
     sequence: int,
-    lookalike_offset: int = -1,
+    lookalike: tuple[int, int] | None = None,
 ) -> bytes:
     """One stored batch.
 
     Args:
-        lookalike_offset: at least 0: the payload holds bytes that are a whole batch of this offset.
+        lookalike: the payload holds bytes that are a whole batch of this offset and leader epoch.
     """
-    if lookalike_offset >= 0:
-        padding = [_lookalike(rng, lookalike_offset)] * len(values)
+    if lookalike is not None:
+        padding = [_lookalike(rng, *lookalike)] * len(values)
     else:
         padding = [rng.choice((b"a", b"b")) * rng.randrange(_PADDING_BYTES_MAX)] * len(values)
     columns = [pa.array(values, pa.int64()), pa.array(padding, pa.binary())]
     columns += [pa.array(values, pa.int64()).cast(pa.int32(), safe=False)] * (schema_id - 1)
     return bytes(
-        encode_batch(
+        encode_data(
             pa.record_batch(columns, schema=schema_of(schema_id)),
+            at_us=at_us,
             schema_id=schema_id,
-            timestamp_us=at_us,
+            producer=(*producer, sequence),
             compression=Compression.LZ4 if rng.random() < 0.05 else Compression.NONE,
-            producer_id=producer[0],
-            producer_epoch=producer[1],
-            base_sequence=sequence,
         )
     )
 
 
-def _lookalike(rng: random.Random, offset: int) -> bytes:
+def _lookalike(rng: random.Random, offset: int, epoch: int) -> bytes:
     """A batch of one row inside the payload, at any alignment, its checksum right."""
     data = pa.record_batch([pa.array([-1]), pa.array([b"never written"])], schema=schema_of(1))
-    inner = bytearray(encode_batch(data, schema_id=1, timestamp_us=0))
+    inner = encode_data(data, at_us=0)
     header = BatchHeader.unpack(memoryview(inner))
     header._replace(
-        base_offset=offset + rng.randrange(1, 4), leader_epoch=rng.choice((0, 1, 99))
+        base_offset=offset + rng.randrange(1, _AHEAD_MAX), leader_epoch=rng.choice((0, epoch, 99))
     ).pack_into(inner)
     return bytes(_ALIGNMENT * rng.randrange(8)) + bytes(inner) * 3

@@ -66,9 +66,19 @@ class Scenario:
     retention_check_ms: int
     rows_max: int
     entries_max: int
-    batches_max: int
-    """Of one entry."""
-    payload_batches: bool
+    payload_batches: float
+    """Share of batches of which the payload holds the bytes of another batch."""
+    header_flips: float
+    """Chance that a power loss also flips a bit in the header of a batch."""
+    segment_gone: float
+    """Chance that a power loss takes the oldest file of a log along."""
+    log_start_damaged: float
+    naps: float
+    """Chance that a follower of a log looks away for so long that other rows take its place."""
+    hasty: float
+    """Share of produces whose time is up before a slow flush is back."""
+    anonymous: int
+    """Producers without an identity, which send several batches in one entry."""
 
     def gate(self, name: str) -> bool:
         """Is this gate open?"""
@@ -127,8 +137,13 @@ class Scenario:
             retention_check_ms=rng.choice((200, 1_000)),
             rows_max=rng.choice((1, 8, 24)),
             entries_max=rng.choice((1, 1, 3)),
-            batches_max=int(gated("several-batches", 1, 3)) or 1,
-            payload_batches=bool(gated("payload-batches", 0, 0, 1)),
+            payload_batches=gated("payload-batches", 0.0, 0.0, 0.2),
+            header_flips=rng.choice((0.0, 0.0, 0.5)),
+            segment_gone=gated("segment-gone", 0.0, 0.0, 0.3),
+            log_start_damaged=gated("log-start-damaged", 0.0, 0.0, 0.3),
+            naps=rng.choice((0.0, 0.05)),
+            hasty=rng.choice((0.0, 0.25)),
+            anonymous=rng.choice((0, 0, 1)),
         )
 
 

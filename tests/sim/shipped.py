@@ -90,7 +90,7 @@ class _ShippedClient:
         raise NotImplementedError
 
     def client(self) -> AsyncClient:
-        """The client, whose clock and chance are the world's."""
+        """The client, whose clock and jitter are the world's."""
         if self._client is None:
             self._client = AsyncClient(
                 "node-0:9292", client_id=self.name, connect_timeout=2.0, request_timeout=5.0
@@ -184,6 +184,8 @@ class ClientProducer(_ShippedClient):
         first = (self.number << 32) + self._next_value
         self._next_value += rows
         values = list(range(first, first + rows))
+        self.checker.sent(key, values)
+        self.checker.resending.add(self.number)
         padding = [self.rng.randbytes(self.rng.randrange(100))] * rows
         data = pa.record_batch([pa.array(values), pa.array(padding)], schema=schema_of(1))
         at_us = self.world.wall_us
@@ -212,6 +214,7 @@ class ClientProducer(_ShippedClient):
             stored = values[done : done + piece.rows]
             flushed = piece.durability >= Durability.FLUSHED
             self.checker.acked(key, piece.base_offset, stored, at_us, flushed)
+            self.world.events["rows acknowledged to the shipped producer"] += piece.rows
             done += piece.rows
         if done != len(values):
             raise Violation(f"{self.name}: {len(values)} rows sent, {done} acknowledged")
@@ -219,8 +222,7 @@ class ClientProducer(_ShippedClient):
     def _check_failure(self, key: Key, error: QuiverlogError) -> None:
         self.checker.error(error.code)
         model = self.checker.partitions[key]
-        forgotten = model.topic.retained or model.trimmed_to > 0
-        if isinstance(error, _LOST_COUNT) and not (self.may_lose(key) or forgotten):
+        if isinstance(error, _LOST_COUNT) and not model.forgets:
             raise Violation(f"{self.name}: rows of {model.name} reported as failed: {error!r}")
 
 
@@ -273,6 +275,7 @@ class ClientConsumer(_ShippedClient):
                         f" {expected}, then came {batch.base_offset}"
                     )
                 self.checker.read(key, batch.base_offset, values)
+                self.world.events["rows given out by the shipped consumer"] += len(values)
                 self.positions[key] = batch.base_offset + len(values)
             return consumer
         except QuiverlogError as error:

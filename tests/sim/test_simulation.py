@@ -13,11 +13,13 @@ import pytest
 
 from quiverlog.errors import DiskFull, OffsetOutOfRange, StorageFault
 
+from .bug import LOSSY_TOPIC, QUIET
 from .bugs import hunt
 from .mutations import NotThere
 from .planted import BUGS, UNPROVEN, Bug
 from .run import RunResult, simulate
 from .scenario import Scenario
+from .stats import MUST_HAPPEN
 
 _SEEDS = 24
 _CHUNK = 6
@@ -35,7 +37,6 @@ _FAULTS = (
     "power loss",
     "power loss inside a call",
     "power loss inside a job",
-    "requests handled together",
     "segment rolled",
     "slow job",
     "stop",
@@ -78,12 +79,34 @@ def test_the_runs_are_not_vacuous() -> None:
     assert len(idle) <= 2, f"nothing was written in {idle}"
 
 
+_SHAPES: tuple[dict[str, object], ...] = (
+    {"read_errors": 0.01, "write_errors": 0.01, "sync_errors": 0.002, "emfile_interval_ms": 500},
+    {**QUIET, "topics": LOSSY_TOPIC, "followers": 2, "rows_max": 8},
+)
+"""What the drawn scenarios of so few seeds may leave out."""
+
+
+def test_everything_that_is_simulated_happens() -> None:
+    counts: Counter[str] = Counter()
+    results = [_run(seed) for seed in range(_SEEDS)]
+    results += [
+        simulate(seed, duration_ms=_DURATION_MS, shape=shape)
+        for shape in _SHAPES
+        for seed in range(8)
+    ]
+    for result in results:
+        counts.update(result.faults)
+        counts.update(result.events)
+    assert not [kind for kind in MUST_HAPPEN if not counts[kind]]
+
+
 def test_every_bug_can_be_planted() -> None:
     """Who changes a line that a bug changes must change the bug too."""
     problems = []
     for bug in BUGS:
         try:
-            bug.change.code()
+            for change in bug.changes:
+                change.code()
         except NotThere as error:
             problems.append(f"{bug.name}: {error}")
     assert not problems, "\n".join(problems)

@@ -49,11 +49,11 @@ class Setup(Actor):
             self.ask(request)
             connection = self.connection
 
-            def settled(asked_on: object = connection) -> bool:
+            def is_over(asked_on: object = connection) -> bool:
                 there = any(response.api == wanted for response, _ in self.answers)
                 return there or self.connection is not asked_on
 
-            self.world.run(30_000_000, until=settled)
+            self.world.run(30_000_000, until=is_over)
             for response, body in self.answers:
                 if response.api == wanted:
                     return response, body
@@ -175,8 +175,7 @@ class TopicAdmin(Actor):
 
     def _excusable(self, code: int, message: str) -> None:
         self.checker.error(code)
-        failures = self.host.disk.failures
-        if code == StorageFault.code and not (failures or self.excused):
+        if code == StorageFault.code and not (self.host.disk.failures.total() or self.excused):
             raise Violation(f"an administrator met a fault and nothing had failed: {message}")
         if not error_class(code).retriable:
             raise Violation(f"a good administrator was refused: {message}")
@@ -189,6 +188,7 @@ class TopicAdmin(Actor):
             if result.error_code:
                 self._excusable(result.error_code, result.error_message)
             elif not request.validate_only:
+                self.world.events["topic created"] += 1
                 self._appeared(name, result.topic_id, request.topics[0].partitions)
         elif result.error_code == UnknownTopic.code:
             model = self._models.pop(name, None)
@@ -201,6 +201,7 @@ class TopicAdmin(Actor):
             if model is not None and model.topic_id == result.topic_id:
                 del self._models[name]
             self._deleted.add(result.topic_id)
+            self.world.events["topic deleted"] += 1
 
     def _appeared(self, name: str, topic_id: bytes, partitions: int) -> None:
         if topic_id in self._deleted:
@@ -223,6 +224,8 @@ class TopicAdmin(Actor):
             if model is not None:
                 self._uncertain.add(model.topic_id)
             return
+        grown = request.partitions > 0
+        self.world.events["topic grown" if grown else "topic altered"] += 1
         model.schema_id = max(model.schema_id, min(response.schema_id, SCHEMAS_MAX))
         if request.set_configs:
             self._confirmed.setdefault(model.topic_id, {}).update(request.set_configs)

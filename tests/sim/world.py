@@ -33,6 +33,8 @@ class World:
         self.wall_us = _WALL_START_US
         self.faults: Counter[str] = Counter()
         """What went wrong on purpose, by kind."""
+        self.events: Counter[str] = Counter()
+        """What happened, by kind: shows that a run did what it is for."""
         self.trace = hashlib.blake2b(digest_size=16)
         """Of every frame and every line of a broker's log, with its moment."""
         self.on_started: list[Callable[[Host], None]] = []

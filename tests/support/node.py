@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
-from quiverlog.batch.codec import encode_batch, split_batches
+from quiverlog.batch.codec import split_batches
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.limits import BATCH_HEADER_BYTES
@@ -46,6 +46,7 @@ from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from scripts.protocol_model import ENTRY_ERRORS, REQUEST_ERRORS
 
+from .batches import NO_PRODUCER, encode_data
 from .guarded_disk import GuardedDisk
 
 __all__ = ["SCHEMA", "NodeDriver", "batch_of", "rows_of"]
@@ -67,15 +68,8 @@ def batch_of(
 ) -> bytearray:
     """One encoded batch; `producer` is (id, epoch, base sequence)."""
     columns = [pa.array(values, type=field.type) for field in schema]
-    pid, epoch, sequence = producer or (-1, -1, -1)
-    return encode_batch(
-        pa.record_batch(columns, schema=schema),
-        schema_id=schema_id,
-        timestamp_us=at_us,
-        producer_id=pid,
-        producer_epoch=epoch,
-        base_sequence=sequence,
-    )
+    data = pa.record_batch(columns, schema=schema)
+    return encode_data(data, at_us=at_us, schema_id=schema_id, producer=producer or NO_PRODUCER)
 
 
 def rows_of(body: bytes) -> list[tuple[int, int]]:

@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from quiverlog.batch.codec import decode_batch, encode_batch, split_batches
+from quiverlog.batch.codec import decode_batch, split_batches
 from quiverlog.batch.schema import SchemaHistory, serialize_schema
 from quiverlog.errors import error_from_code
 from quiverlog.types import EARLIEST, LATEST
 from quiverlog.wire import messages as m
 from quiverlog.wire.frames import Frame, FrameReceiver, decode_error, encode
 from quiverlog.wire.registry import APIS
+
+from .batches import encode_data
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 
@@ -50,15 +52,9 @@ def make_batch(
     """A batch with the ids `first_id`, `first_id + 1`, ..."""
     ids = list(range(first_id, first_id + rows))
     data = pa.record_batch([ids, [text] * rows], schema=SCHEMA)
+    at_us = time.time_ns() // 1000 if timestamp_us is None else timestamp_us
     return bytes(
-        encode_batch(
-            data,
-            schema_id=1,
-            timestamp_us=time.time_ns() // 1000 if timestamp_us is None else timestamp_us,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            base_sequence=base_sequence,
-        )
+        encode_data(data, at_us=at_us, producer=(producer_id, producer_epoch, base_sequence))
     )
 
 

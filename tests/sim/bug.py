@@ -1,0 +1,125 @@
+"""What a planted bug is, and the scenarios that bugs share.
+
+Owns `Bug`: one or two changed lines, and the kind of run that meets them. The lists are in
+`storage_bugs` and `node_bugs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from .mutations import Mutation, planted
+from .scenario import TopicPlan
+
+__all__ = [
+    "AGING_TOPIC",
+    "CHANGING",
+    "LOSSY_TOPIC",
+    "ONE_TOPIC",
+    "OVERTAKING",
+    "QUIET",
+    "TWO_PARTITIONS",
+    "Bug",
+    "make_bug",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """One changed line, or two where each alone is covered by the other."""
+
+    name: str
+    changes: tuple[Mutation, ...]
+    issue: str = ""
+    seed: int = 0
+    opened: frozenset[str] = frozenset()
+    """Gates that the bug needs open."""
+    shape: tuple[tuple[str, object], ...] = ()
+    """Fields of the scenario that the bug needs, so that few runs meet it."""
+
+    def plant(self) -> AbstractContextManager[None]:
+        """The bug is there for the length of the `with`."""
+        return planted(self.changes)
+
+
+def make_bug(
+    name: str,
+    where: str,
+    before: str,
+    after: str,
+    *,
+    issue: str = "",
+    seed: int = 0,
+    opened: tuple[str, ...] = (),
+    shape: Mapping[str, object] | None = None,
+    also: tuple[tuple[str, str, str], ...] = (),
+) -> Bug:
+    shapes = tuple((shape or {}).items())
+    changes = (Mutation(where, before, after), *(Mutation(*change) for change in also))
+    return Bug(name, changes, issue, seed, frozenset(opened), shapes)
+
+
+ONE_TOPIC = (
+    TopicPlan(
+        name="topic0",
+        partitions=1,
+        configs={
+            "segment.bytes": "65536",
+            "index.interval.bytes": "1024",
+            "retention.ms": "-1",
+            "retention.bytes": "-1",
+            "durability": "flushed",
+        },
+    ),
+)
+LOSSY_TOPIC = (replace(ONE_TOPIC[0], configs={**ONE_TOPIC[0].configs, "durability": "memory"}),)
+AGING_TOPIC = (replace(ONE_TOPIC[0], configs={**ONE_TOPIC[0].configs, "retention.ms": "6000"}),)
+TWO_PARTITIONS = (replace(ONE_TOPIC[0], partitions=2),)
+QUIET: dict[str, object] = {
+    "topics": ONE_TOPIC,
+    "producers": 2,
+    "readers": 1,
+    "trimmers": 0,
+    "followers": 0,
+    "admins": 0,
+    "client_producers": 0,
+    "client_consumers": 0,
+    "anonymous": 0,
+    "bit_flip": 0.0,
+    "header_flips": 0.0,
+    "payload_batches": 0.0,
+    "page_order": False,
+    "segment_gone": 0.0,
+    "log_start_damaged": 0.0,
+    "failed_sync": 0.0,
+    "sync_errors": 0.0,
+    "read_errors": 0.0,
+    "write_errors": 0.0,
+    "evictions": 0.0,
+    "emfile_interval_ms": 0,
+    "clock_jump_interval_ms": 0,
+    "cut_interval_ms": 0,
+    "naps": 0.0,
+    "hasty": 0.0,
+    "death_interval_ms": 400,
+    "full_disk_interval_ms": 0,
+}
+"""One small topic, deaths and nothing else: what a bug needs is added."""
+
+
+OVERTAKING = {
+    **QUIET,
+    "topics": TWO_PARTITIONS,
+    "entries_max": 3,
+    "slow_job": 0.5,
+    "hasty": 0.25,
+}
+
+CHANGING: dict[str, object] = {
+    **QUIET,
+    "entries_max": 3,
+    "admins": 2,
+    "death_interval_ms": 100_000,
+}

@@ -1,0 +1,232 @@
+"""What happens to the nodes of a world from outside: deaths, damage, full disks, clocks, cuts.
+
+Owns when and where a scenario's faults strike, and what the checker must know of each: which
+partition may have damaged rows, which loss the broker has to notice.
+
+Must not know: what clients want.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from .checker import Checker
+from .host import Host
+from .world import World
+
+__all__ = ["Injection"]
+
+_REBUILT = (".index", "leader-epochs", ".snapshot", "recovery-point")
+_JUMP_US = 8 * 24 * 3_600_000_000
+_SEGMENT_HEADER_BYTES = 64
+
+
+class Injection:
+    """See the module docstring.
+
+    Args:
+        rng: decides everything that is left to it.
+        clients: names of those that may be cut off from a node.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        checker: Checker,
+        rng: random.Random,
+        clients: Callable[[], Sequence[str]],
+    ) -> None:
+        self.world = world
+        self.scenario = world.scenario
+        self.checker = checker
+        self.rng = rng
+        self.power_losses = 0
+        self._clients = clients
+
+    def begin(self) -> None:
+        """From now on until the world is calm."""
+        world, scenario = self.world, self.scenario
+        world.on_died.append(self._on_died)
+        network = world.network
+        network.loss, network.slow = scenario.loss, scenario.slow_network
+        network.half_open, network.cut_up = scenario.half_open, scenario.cut_up
+        for host in world.hosts:
+            disk = host.disk
+            disk.loop_may_block = not scenario.gate("loop-never-blocks")
+            disk.reorder_pages = scenario.page_order
+            disk.evict_rate = scenario.evictions
+            disk.read_error_rate = scenario.read_errors
+            disk.write_error_rate = scenario.write_errors
+            disk.sync_error_rate = scenario.sync_errors
+            self._now_and_then(scenario.death_interval_ms, lambda h=host: self._die(h))
+            self._now_and_then(scenario.full_disk_interval_ms, lambda h=host: self._fill(h))
+            self._now_and_then(scenario.emfile_interval_ms, lambda h=host: self._no_descriptors(h))
+            self._now_and_then(scenario.clock_jump_interval_ms, lambda h=host: self._jump(h))
+            self._now_and_then(scenario.cut_interval_ms, lambda h=host: self._cut(h))
+
+    def end(self) -> None:
+        """The world is calm: what lasted ends, and every machine loses its power once more."""
+        self.world.network.heal()
+        for host in self.world.hosts:
+            host.disk.quiet()
+            host.wall_offset_us = 0
+            self._make_room(host)
+            if host.node is not None:
+                host.power_loss()  # With all that this run has gathered.
+
+    def _now_and_then(self, mean_ms: int, action: Callable[[], None]) -> None:
+        """Do `action` at random moments, as often as `mean_ms` says, until the calm."""
+        if not mean_ms:
+            return
+
+        def act() -> None:
+            if not self.world.calm:
+                action()
+                self._now_and_then(mean_ms, action)
+
+        self.world.at(int(self.rng.expovariate(1 / (mean_ms * 1000))) + 1, act)
+
+    # --- deaths, and what a power failure leaves behind ----------------------------------------
+    def _die(self, host: Host) -> None:
+        if host.node is not None:
+            self.rng.choice((host.power_loss, host.kill, host.stop))()
+
+    def _on_died(self, host: Host, clean: bool) -> None:
+        disk, scenario = host.disk, self.scenario
+        if not clean:
+            self.checker.process_died()
+        if not disk.lost_power:
+            return
+        self.power_losses += 1
+        self.checker.machine_died()
+        if disk.pages_reordered:
+            self.world.faults["pages out of order"] += 1
+            for model in self.checker.partitions.values():
+                model.torn = True
+        if self.world.calm:
+            return
+        if self.rng.random() < scenario.bit_flip:
+            self._flip_bit(host)
+        if self.rng.random() < scenario.header_flips:
+            self._flip_header(host)
+        if self.rng.random() < scenario.segment_gone:
+            self._take_oldest_segment(host)
+        if self.rng.random() < scenario.log_start_damaged:
+            self._damage_log_start(host)
+
+    def _flip_bit(self, host: Host) -> None:
+        """Damage a bit that was durable.
+
+        In a segment the checker then expects errors, but no wrong row; all else must be rebuilt and
+        nobody notice.
+        """
+        kind = ".log" if self.rng.random() < 0.4 else self.rng.choice((*_REBUILT, ".snapshot"))
+        path = host.disk.flip_somewhere(self.rng, kind)
+        if path is not None:
+            self._flipped(path, kind)
+
+    def _flip_header(self, host: Host) -> None:
+        """Damage a bit of a batch's header: what the batch is, and how far it reaches."""
+        path = host.disk.flip_header(self.rng)
+        if path is not None:
+            self._flipped(path, ".log")
+            self.world.faults["bit flip in a header"] += 1
+
+    def _flipped(self, path: str, kind: str) -> None:
+        self.world.faults[f"bit flip in {kind}"] += 1
+        model = self.checker.directory(path.split("/")[-2])
+        if model is not None:
+            model.damaged = model.damaged or kind == ".log"
+            model.snapshots_lost = model.snapshots_lost or kind == ".snapshot"
+
+    def _take_oldest_segment(self, host: Host) -> None:
+        """Remove the oldest of several files of a log: that must be noticed.
+
+        The newest would take the end of the log along: its offsets are given to other rows then,
+        and every rule of the checker with them.
+        """
+        disk = host.disk
+        paths = [p for p in disk.paths() if p.endswith(".log") and "/data/" in p]
+        by_log: dict[str, list[str]] = {}
+        for path in paths:
+            if disk.durable_size(path) > _SEGMENT_HEADER_BYTES:
+                by_log.setdefault(path.rpartition("/")[0], []).append(path)
+        logs = [log for log, found in by_log.items() if len(found) > 1]
+        if not logs:
+            return
+        log = self.rng.choice(logs)
+        model = self.checker.directory(log.rpartition("/")[2])
+        if model is None:
+            return
+        path, following = by_log[log][:2]
+        end = int(following.rpartition("/")[2].split(".")[0])
+        self.world.faults["oldest .log taken"] += 1
+        model.damaged = True
+        start = max(model.log_start_offset, model.trimmed_to)
+        held = any(start <= offset < end for offset in model.acknowledged)
+        if held and not model.topic.retained:
+            model.robbed = f"{path.rpartition('/')[2]} was taken"
+            model.robbed_at = len(host.log_lines)
+        disk.remove(path)
+        disk.sync_dir(log)
+
+    def _damage_log_start(self, host: Host) -> None:
+        """Damage what says where a log begins: one of two copies, which is nobody's loss, or both.
+
+        Without either, rows that were given up may be back, which must be told.
+        """
+        disk = host.disk
+        paths = [p for p in disk.paths() if "/log-start" in p and disk.durable_size(p)]
+        logs = sorted({path.rpartition("/")[0] for path in paths})
+        if not logs:
+            return
+        log = self.rng.choice(logs)
+        model = self.checker.directory(log.rpartition("/")[2])
+        if model is None:
+            return
+        copies = [path for path in paths if path.startswith(log + "/")]
+        if self.rng.random() < 0.5 and len(copies) > 1:
+            copies = [self.rng.choice(copies)]
+            self.world.faults["one log-start damaged"] += 1
+        else:
+            self.world.faults["log-start damaged"] += 1
+            model.log_start_lost()
+            model.robbed_at = len(host.log_lines)
+        for path in copies:
+            disk.flip_bit(path, self.rng.randrange(disk.durable_size(path) * 8))
+
+    # --- what lasts for a while ----------------------------------------------------------------
+    def _fill(self, host: Host) -> None:
+        host.disk.set_full(True)
+        self.world.faults["full disk"] += 1
+        for model in self.checker.partitions.values():
+            model.snapshots_lost = True
+        self.world.at(self.rng.randrange(10_000, 1_000_000), lambda: self._make_room(host))
+
+    def _make_room(self, host: Host) -> None:
+        host.disk.set_full(False)
+        host.disk_space(1 << 40)
+
+    def _no_descriptors(self, host: Host) -> None:
+        host.disk.descriptors_gone = True
+        self.world.faults["no descriptors"] += 1
+
+        def back() -> None:
+            host.disk.descriptors_gone = False
+
+        self.world.at(self.rng.randrange(1_000, 300_000), back)
+
+    def _jump(self, host: Host) -> None:
+        host.wall_offset_us = _JUMP_US
+        self.world.faults["clock jump"] += 1
+
+        def back() -> None:
+            host.wall_offset_us = 0
+
+        self.world.at(self.rng.randrange(100_000, 12_000_000), back)
+
+    def _cut(self, host: Host) -> None:
+        self.world.network.cut(self.rng.choice(self._clients()), host.name)
+        self.world.faults["cut"] += 1
+        self.world.at(self.rng.randrange(1_000, 500_000), self.world.network.heal)

@@ -1,0 +1,155 @@
+"""Bugs of the storage floor: what is flushed, and what a start makes of the files.
+
+Each changes what one production line means, for as long as the code of one node runs. `issue` names
+the defect that it brings back, `seed` is where it was caught last: there a hunt begins.
+"""
+
+from __future__ import annotations
+
+from .bug import QUIET, make_bug
+
+__all__ = ["DURABILITY", "RECOVERY"]
+
+DURABILITY = (
+    make_bug(
+        "acknowledge before fsync",
+        "storage.jobs:FlushJob.run",
+        "segment.file.sync()\n        except",
+        "pass\n        except",
+    ),
+    make_bug(
+        "name of a new segment is not flushed",
+        "storage.jobs:FlushJob.run",
+        "if self.names_changed:\n        self.disk.sync_dir(self.key)\n",
+        "return FlushResult(self.epochs is None, False)\n",
+        seed=3,
+        shape={**QUIET},
+    ),
+    make_bug(
+        "a repetition is acknowledged before its flush",
+        "node.staging:Staging._needed",
+        "elif end_offset > state.flushed_offset and",
+        "elif not result.duplicate and end_offset > state.flushed_offset and",
+        shape={**QUIET, "slow_job": 1.0, "hasty": 1.0, "rows_max": 8},
+    ),
+    make_bug(
+        "failed fsync ignored",
+        "node.flushes:Flushes._failed",
+        "if not replica.log.fail_flush(job, error):",
+        "replica.log.fail_flush(job, error)\n    replica.log.fault = ''\n    if True:",
+        shape={**QUIET, "failed_sync": 0.1, "rows_max": 8},
+    ),
+    make_bug(
+        "cache taken for disk after a failed fsync",
+        "storage.segment:Segment.rewrite",
+        "self.file.rewrite(",
+        "(",
+        shape={**QUIET, "failed_sync": 0.1, "rows_max": 8},
+    ),
+    make_bug(
+        "trim that is not durable",
+        "storage.jobs:TrimJob._save_start",
+        "checkpoint.save_log_start(self.disk, self.key, self.offset)",
+        "pass",
+        seed=1,
+    ),
+    make_bug(
+        "readers see rows that are not flushed",
+        "node.fetch_answer:_read_replica",
+        "end = high_watermark",
+        "end = log.log_end_offset",
+        seed=11,
+    ),
+)
+
+RECOVERY = (
+    make_bug(
+        "cut at the first bad CRC below the flushed point",
+        "storage.scan:_Judge._judge_fitting",
+        "return Damage(at, end, offset, header.next_offset)",
+        "return Torn(at, offset)",
+        also=(
+            (
+                "storage.recovery:_Recovery._cut",
+                "if torn.offset < self._known.offset:",
+                "if False:",
+            ),
+        ),
+        seed=5,
+        shape={**QUIET, "bit_flip": 1.0, "rows_max": 8},
+    ),
+    make_bug(
+        "a torn tail is kept",
+        "storage.recovery:_Recovery._cut",
+        "file.truncate(torn.position)",
+        "pass",
+    ),
+    make_bug(
+        "resynchronising at whatever looks like a batch",
+        "storage.resync:Resync._find_anchor",
+        "self._chain(candidate.position).reaches_end and",
+        "True and",
+        issue="1.4",
+        opened=("payload-batches",),
+        shape={**QUIET, "payload_batches": 1.0, "header_flips": 1.0, "rows_max": 8},
+    ),
+    make_bug(
+        "index ahead of the log",
+        "storage.index:SparseIndex.add",
+        "self.relative_offsets.append(relative_offset)",
+        "self.relative_offsets.append(relative_offset + (position > 64))",
+    ),
+    make_bug(
+        "producers of rows that were given up are forgotten",
+        "storage.opening:restore_producers",
+        "_headers_given_up(segments, given_up, start, log_start_offset)",
+        "()",
+        issue="1.6",
+        seed=13,
+        shape={**QUIET, "readers": 2, "trimmers": 2, "rows_max": 8},
+    ),
+    make_bug(
+        "sequence state forgotten at restart",
+        "core.partition.producers:ProducerStates.replay",
+        "self.record(header, header.base_offset, self._opened_us)",
+        "pass",
+    ),
+    make_bug(
+        "a producer snapshot ahead of the log is believed",
+        "storage.opening:restore_producers",
+        "if offset <= log_end_offset and",
+        "if True and",
+        also=(
+            (
+                "storage.jobs:FlushJob.run",
+                "for segment in self.segments:",
+                "self._save_what_can_be_rebuilt()\n    for segment in self.segments:",
+            ),
+        ),
+        shape={**QUIET, "producers": 4, "rows_max": 24, "death_in_job": 0.3},
+    ),
+    make_bug(
+        "files of a lost oldest segment are not missed",
+        "storage.opening:_Opening._report_missing",
+        "self._report(",
+        "str(",
+        issue="1.20",
+        seed=1,
+        shape={
+            **QUIET,
+            "producers": 4,
+            "rows_max": 24,
+            "segment_gone": 1.0,
+            "death_interval_ms": 1_000,
+        },
+    ),
+    make_bug(
+        "a damaged log-start is taken for none",
+        "storage.opening:_Opening.run",
+        'self._report(f"{name} is damaged',
+        'str(f"{name} is damaged',
+        issue="1.20",
+        seed=2,
+        shape={**QUIET, "readers": 2, "trimmers": 2, "log_start_damaged": 1.0},
+    ),
+)
