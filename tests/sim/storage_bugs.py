@@ -101,7 +101,7 @@ RECOVERY = (
     ),
     make_bug(
         "producers of rows that were given up are forgotten",
-        "storage.opening:restore_producers",
+        "storage.producer_replay:restore_producers",
         "_headers_given_up(segments, given_up, start, log_start_offset)",
         "()",
         issue="1.6",
@@ -116,7 +116,7 @@ RECOVERY = (
     ),
     make_bug(
         "a producer snapshot ahead of the log is believed",
-        "storage.opening:restore_producers",
+        "storage.producer_replay:restore_producers",
         "if offset <= log_end_offset and",
         "if True and",
         also=(

@@ -91,28 +91,6 @@ def test_a_failed_append_changes_nothing_and_the_directory_still_starts(
     assert node.offset_of(old, -1).offset == 2
 
 
-def test_a_create_that_is_sent_again_leaves_the_directories_of_the_first_alone(
-    node: NodeDriver,
-) -> None:
-    """The first one's record is in the file: after a restart the topic has its directories."""
-    node.hold_jobs = True
-    node.request(create_request("t", partitions=2))
-    while not node.jobs or node.jobs[0].job.kind != "metadata append":
-        node.step()
-    append = node.jobs.pop(0)
-    append.job.run()
-    node._run(append, OSError(errno.EIO, "fsync failed"))
-    node.hold_jobs = False
-    node.settle()
-    again, _ = node.call(create_request("t", partitions=2))
-    assert again.topics[0].error_code == errors.StorageFault.code
-    assert not any(line.event == "internal error" for line in node.lines)
-    node.crash()
-    assert not node.node.broker.assignment.offline
-    topic = node.node.broker.metadata.image.topics["t"].topic_id
-    assert node.produced(topic, batch_of([1])).base_offset == 0
-
-
 def test_creating_what_is_being_deleted_waits_for_the_end(node: NodeDriver) -> None:
     old = node.create()
     node.produced(old, batch_of([1]))

@@ -2,8 +2,8 @@
 
 Owns the walk from an index entry to a row, the jump over batches that surely go out, what is served
 as a copy and what as a view of the mapped file, and the verification of bytes that this process has
-not seen before. A walk that meets something else than the next batch has the whole segment scanned
-once: from then on the damaged rows are known, and reads in front of and behind them go on.
+not seen before. A walk that meets anything but the next batch has the whole segment scanned once:
+from then on the damaged rows are known, and reads in front of and behind them go on.
 """
 
 from __future__ import annotations
@@ -140,19 +140,16 @@ def _floor(segment: Segment, offset: int) -> tuple[int, int]:
     """(position, first row) of a batch at or before `offset`, no damage in between."""
     index = segment.load()
     if not len(index):
-        end = segment.file.size
-        raise segment.corrupt(Damage(SEGMENT_HEADER_BYTES, end, offset, segment.end_offset))
-    tail_at, tail_offset = segment.tail
-    if 0 <= tail_offset <= offset and not segment.damages:
-        return tail_at, tail_offset
+        bad = Damage(SEGMENT_HEADER_BYTES, segment.file.size, offset, segment.end_offset)
+        raise segment.corrupt(bad)
+    if 0 <= segment.tail[1] <= offset and not segment.damages:
+        return segment.tail
     entry = index.floor_offset(offset - segment.base_offset)
     position = index.positions[entry]
     expected = segment.base_offset + index.relative_offsets[entry]
-    if expected > offset:
-        # An index that was made again leaves out the damage that a segment may begin with.
+    if expected > offset:  # An index made again leaves out damage that a segment begins with.
         position, expected = SEGMENT_HEADER_BYTES, segment.base_offset
-    for damage in segment.damages:
-        # Also when the entry lies inside of the damage: what it says may be wrong.
+    for damage in segment.damages:  # An entry inside of damage may be wrong, too.
         if damage.end_offset <= offset and damage.end_position > position:
             position, expected = damage.end_position, damage.end_offset
     return position, expected
