@@ -16,7 +16,6 @@ BUGS = (*DURABILITY, *METADATA, *RECOVERY, *WORK, *DISKS)
 UNPROVEN = frozenset(
     (
         "a repetition is acknowledged before its flush",
-        "cut at the first bad CRC below the flushed point",
         "resynchronising at whatever looks like a batch",
         "a producer snapshot ahead of the log is believed",
     )
