@@ -29,6 +29,7 @@ from quiverlog.errors import (
     ConnectionFailed,
     CorruptBatch,
     DiskFull,
+    InvalidProducerEpoch,
     NotLeader,
     OutOfOrderSequence,
     QuiverlogError,
@@ -337,3 +338,33 @@ def test_answers_that_overtake_each_other_never_leave_more_behind_than_the_broke
     world.heal()
     world.check()
     assert all(delivery.error is None for _, _, delivery in world.sent)
+
+
+@pytest.mark.parametrize("refusal", [InvalidProducerEpoch, UnknownProducerId])
+def test_what_may_be_stored_is_not_sent_under_other_numbers(refusal: type[QuiverlogError]) -> None:
+    """Stored, answers lost, and then the broker knows the producer no more, or another epoch."""
+    world = World(0)
+    world.send_to(0, 3)
+    world.poll()
+    world.answer(1)
+    for _ in range(3):
+        world.send_to(0, 3)
+    world.poll()
+    calls, world.wire = world.wire, []
+    for call in calls:
+        world.serve(call)
+        world.core.on_failure(call, ConnectionClosed("broke"), world.now)
+    stored = list(world.logs[0].ids)
+    assert len(stored) == 12
+    world.late.clear()
+    for _ in range(20):
+        world.advance(4)
+        world.poll()
+        for call in world.wire:
+            if call.batches[0].identity == Identity(1, 0):
+                world.answer_with(call, refusal(""))
+            else:
+                world.core.on_response(call, world.serve(call), world.now)
+        world.wire.clear()
+    assert world.logs[0].ids == stored, "rows are stored twice"
+    assert [delivery.error is None for _, _, delivery in world.sent] == [True, *[False] * 3]

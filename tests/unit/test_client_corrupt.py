@@ -159,3 +159,25 @@ def test_a_batch_with_flags_of_another_version_is_not_left_out_silently(
         assert consumer.poll(timeout=5).base_offset == 0
         with pytest.raises(quiverlog.CorruptBatch, match=r"t-0.*\[10, 20\).*flags"):
             consumer.poll(timeout=5)
+
+
+def test_an_error_of_one_partition_is_met_however_busy_the_others_are(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    """Damage of one partition came with rows of another, every time, and was never told."""
+
+    def damaged(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+        for part in response.partitions:
+            if part.partition == 0 and not part.batch_bytes:
+                part.error_code = CorruptLog.code
+                part.damage_start_offset, part.damage_end_offset = 0, 10
+        return response, body
+
+    client.create_topic("busy", SCHEMA, partitions=2)
+    broker.always(m.FetchRequest, Answer(damaged))
+    with client.consumer("busy", follow=True) as consumer, client.producer("busy") as producer:
+        with pytest.raises(quiverlog.CorruptLog, match="busy-0"):
+            for _ in range(20):
+                producer.send(rows(1), partition=1)
+                producer.flush()
+                consumer.poll(timeout=2)

@@ -17,6 +17,7 @@ import pytest
 import quiverlog
 from quiverlog.batch.codec import encode_batch, split_batches
 from quiverlog.client import routing
+from quiverlog.server.config_keys import CONFIG_KEYS
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, read, rows
@@ -329,3 +330,17 @@ def test_the_version_is_the_packages() -> None:
     from importlib.metadata import version
 
     assert quiverlog.__version__ == version("quiverlog")
+
+
+@pytest.mark.parametrize("kind", CLIENT_KINDS)
+def test_batches_of_many_partitions_fit_the_smallest_frame_of_a_broker(kind: str) -> None:
+    """Sixteen batches that fit alone were put into one request that did not, and all failed."""
+    smallest = CONFIG_KEYS["frame.bytes.max"].minimum
+    partitions = 16
+    with ScriptedBroker(frame_bytes_max=smallest) as broker, connect(kind, broker.bootstrap) as c:
+        c.create_topic("wide", "raw", partitions=partitions)
+        with c.producer("wide", linger=60.0, compression="none") as producer:
+            for partition in range(partitions):
+                producer.send([{"value": bytes(900_000)}], partition=partition)
+            producer.flush()
+        assert c.list_offsets("wide") == dict.fromkeys(range(partitions), 1)

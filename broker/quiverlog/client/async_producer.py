@@ -148,10 +148,12 @@ class AsyncProducer(ProducerBase):
         self._closed = True
         if not self._is_own_process:
             return  # The rows and the lock are the parent's.
-        await self._hosted.stop()
-        with self._hosted.lock:
-            self._core.fail_all(ClientClosed(f"The producer of {self.topic!r} was closed."))
-            self._hosted.notify()
+        try:
+            await self._hosted.stop()
+        finally:  # an abort that is interrupted must not leave sends without an end
+            with self._hosted.lock:
+                self._core.fail_all(ClientClosed(f"The producer of {self.topic!r} was closed."))
+                self._hosted.notify()
 
     async def __aenter__(self) -> Self:
         return self
@@ -172,10 +174,12 @@ class AsyncProducer(ProducerBase):
 
     async def _wait_for_room(self) -> None:
         """Needs the lock, and keeps it: the room that was found is the caller's."""
-        if not self._is_full():
-            return
-        self._hosted.wake()
-        seconds = self._options.delivery_timeout_us / 1_000_000
-        if not await self._hosted.wait_for(lambda: self._closed or not self._is_full(), seconds):
-            raise self._exhausted()
+        if self._is_full():
+            self._hosted.wake()
+            seconds = self._options.delivery_timeout_us / 1_000_000
+            if not await self._hosted.wait_for(
+                lambda: self._closed or not self._is_full(), seconds
+            ):
+                raise self._exhausted()
+        # Under the lock: rows that came after a close would be neither sent nor failed.
         self._check_usable()

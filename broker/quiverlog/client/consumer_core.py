@@ -91,6 +91,8 @@ class ConsumerCore:
         self._failures = 0
         self._failing_since_s: float | None = None
         self._look_again_s = 0.0
+        self._deferred: QuiverlogError | None = None
+        """An error of one partition that came with rows of others: raised after these rows."""
 
     @property
     def positions(self) -> dict[int, int]:
@@ -109,6 +111,7 @@ class ConsumerCore:
         if not isinstance(offset, int) or offset < 0:
             raise InvalidArgument(f"seek: {offset!r} is not an offset from 0 on.")
         self._ready = deque(b for b in self._ready if b.partition != partition)
+        self._deferred = None  # an error that still holds comes with the next answer
         position.offset = position.delivered = offset
         position.last_epoch = NO_EPOCH
         position.is_from_earliest = False
@@ -151,6 +154,9 @@ class ConsumerCore:
             batch = yield from self._next_ready()
             if batch is not None or self.is_at_end:
                 return batch
+            deferred, self._deferred = self._deferred, None
+            if deferred is not None:
+                raise deferred
             pause_s = 0.0
             round_began_s = self.clock()
             try:
@@ -281,8 +287,8 @@ class ConsumerCore:
             if self._skipped_damage(position, partial):
                 brought = True
                 continue
-            # What other partitions brought is kept; it is handed out before the error is met
-            # again. An error that time may heal must not hide one that it cannot.
+            # What other partitions brought is kept, and handed out before the error is raised. An
+            # error that time may heal must not hide one that it cannot.
             if failure is None or failure.retriable:
                 failure = partial
         self._pace(request, brought=brought, failed=failure is not None)
@@ -290,6 +296,8 @@ class ConsumerCore:
             raise failure
         if failure is not None and failure.refresh_metadata:
             self._cluster.forget_topics()
+        if failure is not None and not failure.retriable:
+            self._deferred = failure
         self._failures = 0
         self._failing_since_s = None
 
@@ -372,8 +380,7 @@ class ConsumerCore:
         failing_s = self.clock() - self._failing_since_s
         if not error.retriable or failing_s >= self._cluster.settings.request_timeout_s:
             self._failing_since_s = None
-            named(error, self.topic)
-            raise
+            raise named(error, self.topic)
         if error.refresh_metadata:
             self._cluster.forget_topics()
         self._failures += 1
@@ -391,5 +398,7 @@ class ConsumerCore:
         if new:
             starts = yield from self._finder.offsets(dict.fromkeys(new, EARLIEST))
             for p in new:
-                self._positions[p] = Position(p, starts[p], None, delivered=starts[p])
+                self._positions[p] = Position(
+                    p, starts[p], None, delivered=starts[p], is_from_earliest=True
+                )
                 self._order.append(p)

@@ -142,10 +142,12 @@ class Producer(ProducerBase):
         self._closed = True
         if not self._is_own_process:
             return  # The rows and the lock are the parent's.
-        self._hosted.stop()
-        with self._hosted.lock:
-            self._core.fail_all(ClientClosed(f"The producer of {self.topic!r} was closed."))
-            self._hosted.notify()
+        try:
+            self._hosted.stop()
+        finally:  # an abort that is interrupted must not leave sends without an end
+            with self._hosted.lock:
+                self._core.fail_all(ClientClosed(f"The producer of {self.topic!r} was closed."))
+                self._hosted.notify()
 
     def __enter__(self) -> Self:
         return self
@@ -166,10 +168,10 @@ class Producer(ProducerBase):
 
     def _wait_for_room(self) -> None:
         """Needs the lock, and keeps it: the room that was found is the caller's."""
-        if not self._is_full():
-            return
-        self._hosted.wake()
-        seconds = self._options.delivery_timeout_us / 1_000_000
-        if not self._hosted.wait_for(lambda: self._closed or not self._is_full(), seconds):
-            raise self._exhausted()
+        if self._is_full():
+            self._hosted.wake()
+            seconds = self._options.delivery_timeout_us / 1_000_000
+            if not self._hosted.wait_for(lambda: self._closed or not self._is_full(), seconds):
+                raise self._exhausted()
+        # Under the lock: rows that came after a close would be neither sent nor failed.
         self._check_usable()

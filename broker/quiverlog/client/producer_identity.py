@@ -28,13 +28,15 @@ SEQUENCES = 1 << 31
 class Numbering:
     """See the module's docstring. `is_idempotent` False: batches carry no numbers at all."""
 
-    __slots__ = ("_next_sequence", "identity", "is_broken", "is_idempotent")
+    __slots__ = ("_next_sequence", "identity", "is_broken", "is_idempotent", "is_known")
 
     def __init__(self, identity: Identity, *, is_idempotent: bool) -> None:
         self.identity = identity
         self.is_idempotent = is_idempotent
         self.is_broken = False
         """The numbers have a hole, or the broker does not know them any more."""
+        self.is_known = False
+        """The broker has stored a batch under this identity."""
         self._next_sequence = 0
 
     def take(self, row_count: int) -> tuple[Identity, int]:
@@ -56,7 +58,7 @@ class Numbering:
     def renew(self, identity: Identity, waiting: Iterable[EncodedBatch]) -> None:
         """Number what waits anew. None of it is stored: each comes after one that is not."""
         assert self.is_broken
-        self.is_broken = False
+        self.is_broken = self.is_known = False
         self.identity = identity
         self._next_sequence = 0
         for batch in waiting:

@@ -183,7 +183,7 @@ class ProducerRunner:
 
     async def _until_answered(self, question: Callable[[], Coroutine[Any, Any, None]]) -> None:
         attempt = 0
-        while not self._stopped and self._core.has_unsent:
+        while not self._stopped and self._has_unsent():
             try:
                 await question()
                 return
@@ -199,6 +199,10 @@ class ProducerRunner:
                 self._notify()
             await asyncio.sleep(backoff_s(attempt, self._cluster.jitter()))
             attempt += 1
+
+    def _has_unsent(self) -> bool:
+        with self._lock:
+            return self._core.has_unsent
 
     async def _refresh(self) -> None:
         topic = await self._driver.run(self._cluster.topic(self._core.topic.name, fresh=True))

@@ -31,7 +31,6 @@ from quiverlog.errors import (
     DeliveryTimedOut,
     DiskFull,
     FencedLeaderEpoch,
-    InvalidProducerEpoch,
     InvalidResponse,
     NotLeader,
     OutOfOrderSequence,
@@ -42,7 +41,7 @@ from quiverlog.errors import (
     UnknownProducerId,
     UnknownSchema,
 )
-from quiverlog.limits import MIB, PRODUCER_IN_FLIGHT_MAX
+from quiverlog.limits import BATCH_BYTES_DEFAULT_MAX, PRODUCER_IN_FLIGHT_MAX
 from quiverlog.types import Durability, Now
 from quiverlog.wire import messages as m
 
@@ -54,7 +53,9 @@ from .routing import backoff_s
 
 __all__ = ["PartitionQueue", "Sender"]
 
-REQUEST_BODY_BYTES_MAX = 16 * MIB
+REQUEST_BODY_BYTES_MAX = BATCH_BYTES_DEFAULT_MAX
+"""Batches of several partitions share a request up to here: it fits the smallest
+`frame.bytes.max` that a broker may have. A larger batch travels alone."""
 
 REFUSED = (
     ConnectionFailed,
@@ -290,6 +291,7 @@ class Sender:
         if batch.is_done:
             return
         queue.in_flight.remove(batch)
+        queue.numbering.is_known = True
         if not queue.in_flight:
             queue.not_before_us = 0
         offset = r.base_offset
@@ -309,7 +311,7 @@ class Sender:
         batch.last_failure = error.message
         queue.awaits_metadata = queue.awaits_metadata or error.refresh_metadata
         if isinstance(error, (OutOfOrderSequence, UnknownProducerId)) and self._options.idempotent:
-            if self._resolve_hole(queue, batch, now):
+            if self._resolve_hole(queue, batch, error, now):
                 return
         elif error.retriable and now.mono_us < batch.deadline_us:
             if not isinstance(error, REFUSED):
@@ -341,7 +343,9 @@ class Sender:
             for batch in list(queue.batches()):
                 self._fail(queue, batch, error)
 
-    def _resolve_hole(self, queue: PartitionQueue, batch: EncodedBatch, now: Now) -> bool:
+    def _resolve_hole(
+        self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError, now: Now
+    ) -> bool:
         """The broker misses what comes before this batch. True: it will be tried again."""
         is_oldest = all(
             b.index > batch.index for b in (*queue.in_flight, *queue.retry) if b is not batch
@@ -351,7 +355,8 @@ class Sender:
             batch.maybe_stored = False
             self._try_again(queue, batch, now)
             return True
-        if batch.maybe_stored and not queue.numbering.is_broken:
+        has_forgotten = isinstance(error, UnknownProducerId) and queue.numbering.is_known
+        if batch.maybe_stored and (has_forgotten or not queue.numbering.is_broken):
             return False  # an earlier try may have stored it, and the broker cannot tell any more
         batch.maybe_stored = False
         queue.numbering.break_off()
@@ -370,9 +375,6 @@ class Sender:
                 holder.remove(batch)
         # Its numbers are used up: those that follow would be out of order for the broker.
         queue.numbering.break_off()
-        if isinstance(error, InvalidProducerEpoch):
-            for other in queue.queue:
-                other.maybe_stored = False
         for receiver, _ in batch.pieces:
             self._failed(receiver, self._final_error(queue, batch, error))
         self._finish(batch)
