@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from quiverlog.errors import error_class
+from quiverlog.errors import CorruptFrame, FrameTooLarge, error_class
 from quiverlog.wire import messages as m
-from quiverlog.wire.frames import encode
+from quiverlog.wire.frames import decode_error, encode
 from tests.support.broker import BrokerProcess
 from tests.support.rawclient import RawClient, make_batch
 
@@ -251,3 +251,31 @@ def memory_bytes(pid: int) -> int:
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024
     raise AssertionError("no RssAnon")
+
+
+@pytest.mark.parametrize("bad", [bytes(8), struct.pack("<II", 1 << 30, 10)], ids=["zeros", "large"])
+def test_what_was_asked_before_bad_bytes_is_answered(broker: BrokerProcess, bad: bytes) -> None:
+    """An acknowledgement that waits for the disk, a long poll, a decision: then the error."""
+    with RawClient(broker.address) as client:
+        name = f"before-{len(bad)}-{bad[3]}"
+        topic_id = client.create_topic(name)
+        batch = make_batch(0)
+        entry = m.ProducePartition(topic_id=topic_id, partition=0, batch_bytes=len(batch))
+        produce = m.ProduceRequest(partitions=[entry])
+        poll = client.fetch_request(topic_id, 0, max_wait_ms=60_000, min_bytes=1 << 20)
+        sent = [
+            encode(produce, 51, len(batch)) + batch,
+            encode(poll, 52),
+            encode(m.DeleteTopicsRequest(names=[name]), 53),
+            bad,
+        ]
+        client.send_bytes(b"".join(sent))
+        answers = {}
+        while (frame := client.next_frame()) is not None:
+            answer = decode_error(frame.header)
+            answers[answer.correlation_id] = answer.error_code
+            last = answer
+        assert answers.keys() == {51, 52, 53, 0}
+        assert answers[51] == answers[53] == 0
+        assert last.correlation_id == 0
+        assert error_class(last.error_code) in (CorruptFrame, FrameTooLarge)

@@ -162,6 +162,47 @@ def test_bad_prefixes_are_refused_before_anything_is_allocated(
     assert receiver._dedicated is None
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([0, 63, 40_000, 300_000]), max_size=5),
+    steps=st.lists(st.integers(1, 400_000), min_size=1, max_size=8),
+    bad=st.sampled_from(
+        [
+            struct.pack("<II", 0, 0),
+            struct.pack("<II", 10, 7),
+            struct.pack("<II", FRAME_BYTES_MAX - 4, HEADER_BYTES_MAX + 1),
+            struct.pack("<II", FRAME_BYTES_MAX, 10),
+        ]
+    ),
+)
+def test_frames_before_bytes_that_are_none_are_given_wherever_the_stream_is_cut(
+    sizes: list[int], steps: list[int], bad: bytes
+) -> None:
+    bodies = [bytes([i + 1]) * size for i, size in enumerate(sizes)]
+    data = b"".join(frame_bytes(i, body) for i, body in enumerate(bodies)) + bad
+    receiver = FrameReceiver()
+    seen: list[tuple[int, bytes]] = []
+    at = turn = 0
+    raised = False
+    while at < len(data) and not raised and receiver.error is None:
+        room = receiver.get_buffer()
+        n = min(len(room), len(data) - at, steps[turn % len(steps)])
+        room[:n] = data[at : at + n]
+        at, turn = at + n, turn + 1
+        try:
+            given = receiver.buffer_updated(n)
+        except (CorruptFrame, FrameTooLarge):
+            raised = True
+        else:
+            assert given or receiver.error is None, "the error comes behind frames"
+            seen += [(frames.peek_preamble(f.header)[2], bytes(f.body)) for f in given]
+    assert seen == list(enumerate(bodies))
+    assert receiver.error is not None
+    assert not receiver.partial
+    with pytest.raises(type(receiver.error)):
+        receiver.buffer_updated(0)
+
+
 def test_the_largest_frame_is_taken_and_one_byte_more_is_not() -> None:
     body = b"x" * 100
     data = frame_bytes(1, body)

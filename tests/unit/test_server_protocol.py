@@ -3,171 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
-import io
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-import pytest
-
 from quiverlog.errors import CorruptFrame, error_class
-from quiverlog.node.effects import CloseConnection, Effect, Respond, StartJob
+from quiverlog.node.effects import Effect, Respond, StartJob
 from quiverlog.node.events import (
-    ConnectionClosed,
     JobDone,
     RequestReceived,
-    RequestsEnded,
     Tick,
 )
-from quiverlog.server.config import load_config
-from quiverlog.server.connections import ConnectionLimits, ConnectionTable
-from quiverlog.server.context import ConnectionContext
-from quiverlog.server.logs import make_logger
-from quiverlog.server.memory import MemoryBudget
-from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.node_runner import NodeRunner, monotonic_us
 from quiverlog.server.protocol import BUSY_READ_BYTES, READ_BYTES, ClientProtocol
-from quiverlog.server.replies import path_hider
-from quiverlog.server.turns import Turns
-from quiverlog.types import Now
 from quiverlog.wire import messages as m
-from quiverlog.wire.buffers import BufferPool
-from quiverlog.wire.frames import SCRATCH_BYTES, FrameReceiver, decode_error, encode
-
-LIMITS = ConnectionLimits.from_config(load_config(), connections_max=1_000, lingering_max=256)
-
-
-class StubNode:
-    """Remembers every event; `answer` makes the effects of each."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[Any]] = []
-        self.bodies: list[bytes] = []
-        self.deadline_us: int | None = None
-        self.answer: Callable[[Any], list[Effect]] = echo
-
-    def handle_many(self, events: Iterable[Any], now: Now) -> list[Effect]:
-        effects: list[Effect] = []
-        seen: list[Any] = []
-        for event in events:
-            seen.append(event)
-            if isinstance(event, RequestReceived):
-                self.bodies.append(bytes(event.body))
-            effects += self.answer(event)
-        self.calls.append(seen)
-        return effects
-
-    def next_deadline_us(self) -> int | None:
-        return self.deadline_us
-
-    def events(self, kind: type) -> list[Any]:
-        return [event for call in self.calls for event in call if isinstance(event, kind)]
-
-
-def echo(event: Any) -> list[Effect]:
-    if not isinstance(event, RequestReceived):
-        return []
-    response = m.MetadataResponse(cluster_id=str(event.request.correlation_id))
-    return [Respond(event.connection_id, response, event.request.correlation_id)]
-
-
-class Server:
-    def __init__(self, limits: ConnectionLimits, memory_bytes: int) -> None:
-        self.node = StubNode()
-        self.metrics = ServerMetrics()
-        self.log = io.StringIO()
-        self.table = ConnectionTable(limits)
-        log = make_logger(level="info", format="logfmt", stream=self.log)
-        self.runner = NodeRunner(
-            asyncio.get_running_loop(),
-            self.node,  # type: ignore[arg-type]
-            self.table,
-            metrics=self.metrics,
-            log=log,
-            flush_threads=1,
-            work_threads=1,
-        )
-        self.memory = MemoryBudget(
-            memory_bytes, lambda: list(self.table.by_id.values()), now_us=monotonic_us
-        )
-        self.turns = Turns(asyncio.get_running_loop(), now_us=monotonic_us)
-        self.context = ConnectionContext(
-            runner=self.runner,
-            connections=self.table,
-            metrics=self.metrics,
-            log=log,
-            turns=self.turns,
-            memory=self.memory,
-            scratch=bytearray(SCRATCH_BYTES),
-            pool=BufferPool(),
-            hide_paths=path_hider("/srv/quiverlog"),
-        )
-        self.port = 0
-        self.clients: list[Client] = []
-
-    async def connect(self) -> Client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        self.clients.append(Client(reader, writer))
-        return self.clients[-1]
-
-
-class Client:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self.receiver = FrameReceiver(own_bodies=True)
-        self.responses: list[m.Response] = []
-
-    async def receive(self, count: int) -> list[m.Response]:
-        """Wait for so many more responses, or for the end."""
-        async with asyncio.timeout(10):
-            while len(self.responses) < count:
-                data = await self.reader.read(1 << 16)
-                if not data:
-                    break
-                while data:
-                    room = self.receiver.get_buffer()
-                    n = min(len(room), len(data))
-                    room[:n] = data[:n]
-                    data = data[n:]
-                    frames = self.receiver.buffer_updated(n)
-                    self.responses += [decode_error(frame.header) for frame in frames]
-        found, self.responses = self.responses[:count], self.responses[count:]
-        return found
-
-    async def ended(self) -> bool:
-        async with asyncio.timeout(10):
-            with contextlib.suppress(ConnectionResetError):
-                return await self.reader.read() == b""
-        return True
-
-
-@contextlib.asynccontextmanager
-async def serving(*, memory_bytes: int = 1 << 30, **limits: int) -> AsyncIterator[Server]:
-    server = Server(dataclasses.replace(LIMITS, **limits), memory_bytes)
-    loop = asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: ClientProtocol(server.context), "127.0.0.1", 0)
-    server.port = listener.sockets[0].getsockname()[1]
-    try:
-        yield server
-    finally:
-        listener.close()
-        for client in server.clients:
-            client.writer.transport.abort()
-        await until(lambda: not server.table.by_id and not server.table.lingering)
-        server.runner.close(1.0)
-
-
-def request(correlation_id: int, body: bytes = b"") -> bytes:
-    return encode(m.MetadataRequest(), correlation_id, len(body)) + body
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - it is others who make it true
-            await asyncio.sleep(0.005)
+from quiverlog.wire.frames import encode
+from tests.support.server import echo, request, serving, until
 
 
 async def test_requests_of_one_read_are_handled_and_answered_together() -> None:
@@ -220,47 +70,6 @@ async def test_too_many_in_flight_pause_reading_and_nothing_is_lost() -> None:
         assert server.metrics.reads_paused >= 1
 
 
-async def test_a_correlation_id_in_flight_cannot_be_used_again() -> None:
-    """Else a client could have any number of requests wait under the bound of one."""
-    async with serving(in_flight_max=4) as server:
-        server.node.answer = lambda event: []
-        client, other = await server.connect(), await server.connect()
-        client.writer.write(request(7) * 100)
-        (answer,) = await client.receive(1)
-        assert error_class(answer.error_code) is CorruptFrame
-        assert "7 is still in flight" in answer.error_message
-        assert await client.ended()
-        assert len(server.node.bodies) == 1
-        server.node.answer = echo
-        other.writer.write(request(7) + request(8))
-        assert [a.error_code for a in await other.receive(2)] == [0, 0]
-        other.writer.write(request(7))  # answered, so free again
-        assert [a.correlation_id for a in await other.receive(1)] == [7]
-
-
-async def test_long_polls_are_answered_before_the_error_that_ends_the_connection() -> None:
-    waiting: list[RequestReceived] = []
-
-    def park(event: Any) -> list[Effect]:
-        if isinstance(event, RequestReceived):
-            waiting.append(event)
-        elif isinstance(event, RequestsEnded):
-            return [effect for request in waiting for effect in echo(request)]
-        return []
-
-    async with serving() as server:
-        server.node.answer = park
-        client = await server.connect()
-        no_request = (8).to_bytes(4, "little") + (4).to_bytes(4, "little") + b"\xc1" * 4
-        client.writer.write(request(50) + no_request)
-        answers = await client.receive(2)
-        assert [(a.correlation_id, a.error_code) for a in answers] == [
-            (50, 0),
-            (0, CorruptFrame.code),
-        ]
-        assert await client.ended()
-
-
 async def test_a_slow_reader_stops_only_itself() -> None:
     big = memoryview(bytes(1 << 20))
 
@@ -287,65 +96,6 @@ async def test_a_slow_reader_stops_only_itself() -> None:
         assert waiting < (64 + 2 + 1) << 20
         slow.writer.transport.abort()
         await until(lambda: len(server.table) == 1)
-
-
-@pytest.mark.parametrize(
-    ("data", "error"),
-    [
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "CORRUPT_FRAME"),
-        (b"\xff" * 64, "CORRUPT_FRAME"),
-        ((70 << 20).to_bytes(4, "little") + (50).to_bytes(4, "little"), "FRAME_TOO_LARGE"),
-        (bytes(64), "CORRUPT_FRAME"),
-        (
-            (8).to_bytes(4, "little") + (4).to_bytes(4, "little") + b"\xc1\xc1\xc1\xc1",
-            "CORRUPT_FRAME",
-        ),
-    ],
-    ids=["http", "ones", "oversized", "zeros", "msgpack"],
-)
-async def test_bytes_that_are_no_frames(data: bytes, error: str) -> None:
-    async with serving() as server:
-        client, good = await server.connect(), await server.connect()
-        client.writer.write(request(1))
-        assert (await client.receive(1))[0].error_code == 0
-        client.writer.write(data + bytes(100_000))
-        (refusal,) = await client.receive(1)
-        assert error_class(refusal.error_code).code_name() == error
-        assert await client.ended()
-        assert server.metrics.connections_closed_by == {"protocol": 1}
-        good.writer.write(request(5))
-        assert (await good.receive(1))[0].correlation_id == 5
-
-
-async def test_a_client_that_is_still_sending_gets_the_refusal() -> None:
-    """Closing at once would reset the connection under its hands, and the answer with it."""
-    async with serving() as server:
-        client = await server.connect()
-        client.writer.write(bytes(64))
-        (refusal,) = await client.receive(1)
-        assert refusal.error_code
-        for _ in range(64):
-            client.writer.write(bytes(128 << 10))
-            await client.writer.drain()
-            assert not client.writer.transport.is_closing()
-        assert await client.ended()
-
-
-@pytest.mark.parametrize(
-    ("api", "version", "error"), [(77, 1, "UNKNOWN_API"), (1, 9, "UNSUPPORTED_VERSION")]
-)
-async def test_unknown_api_or_version_keeps_the_correlation_id(
-    api: int, version: int, error: str
-) -> None:
-    async with serving() as server:
-        client = await server.connect()
-        header = bytes([0x93, api, version, 42])
-        client.writer.write((4 + len(header)).to_bytes(4, "little"))
-        client.writer.write(len(header).to_bytes(4, "little") + header)
-        (refusal,) = await client.receive(1)
-        assert refusal.correlation_id == 42
-        assert error_class(refusal.error_code).code_name() == error
-        assert await client.ended()
 
 
 async def test_connections_beyond_the_limit_are_told_so() -> None:
@@ -382,35 +132,6 @@ async def test_a_response_too_large_for_a_frame_becomes_an_error() -> None:
         (response,) = await client.receive(1)
         assert error_class(response.error_code).code_name() == "FRAME_TOO_LARGE"
         assert (response.api, response.correlation_id) == (m.Api.METADATA, 1)
-
-
-async def test_the_node_may_close_a_connection_after_its_answer() -> None:
-    async with serving() as server:
-        server.node.answer = lambda event: [
-            *echo(event),
-            *([CloseConnection(event.connection_id, "why")] if echo(event) else []),
-        ]
-        client = await server.connect()
-        client.writer.write(request(1))
-        assert len(await client.receive(1)) == 1
-        assert await client.ended()
-        assert "why=why" in server.log.getvalue()
-        client.writer.close()
-        await until(lambda: server.node.events(ConnectionClosed))
-
-
-async def test_each_connection_is_forgotten_once() -> None:
-    async with serving() as server:
-        client = await server.connect()
-        client.writer.write(request(1))
-        await client.receive(1)
-        client.writer.close()
-        await until(lambda: server.node.events(ConnectionClosed))
-        assert len(server.node.events(ConnectionClosed)) == 1
-        assert server.metrics.connections_open == len(server.table) == 0
-        # An answer that comes too late is dropped.
-        server.runner.perform([Respond(1, m.MetadataResponse(), 1)])
-        server.runner.flush()
 
 
 async def test_flushes_come_back_to_the_node_with_their_error() -> None:

@@ -86,6 +86,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 asked = self._pending.pop(correlation_id, None)
                 if asked is not None and not asked[1].done():
                     self._answer(*asked, response, body)
+            if self._receiver.error is not None:
+                self._end(self._receiver.error)
         except QuiverlogError as error:
             self._end(error)
 

@@ -114,7 +114,8 @@ class BlockingConnection:
         if not found:
             return None
         # One request at a time: whatever follows its answer was not asked for.
-        self.is_spent = len(found) > 1 or self._receiver.partial
+        receiver = self._receiver
+        self.is_spent = len(found) > 1 or receiver.partial or receiver.error is not None
         _, response, body = self._protocol.receive(found[0])
         check_answer(self._request, response, len(body))
         return Reply(response, body)

@@ -5,8 +5,7 @@ the node and takes at most `TURN_US_MAX`; what is left waits in a backlog (copie
 buffer is shared by all connections) for the next turn, and meanwhile nothing is read. Reading also
 stops while too many requests are unanswered or too many bytes wait to be taken.
 
-A client that breaks the protocol gets one error response; what it still sends is thrown away for a
-moment, because closing at once would make the kernel discard the answer (RST).
+A client that breaks the protocol gets its answers, then an error; no more is read (`Ending`).
 
 Invariants: a request is handed to the node once, in the order of its connection; what the
 connection holds in memory is reported to the budget whenever it has changed.
@@ -17,7 +16,6 @@ Must not know: what a request means, which of them are related.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import time
 from collections.abc import Sequence
@@ -29,10 +27,11 @@ from quiverlog.node.events import ConnectionClosed, RequestsEnded
 from quiverlog.server.backlog import Backlog
 from quiverlog.server.connections import ConnectionState
 from quiverlog.server.context import ConnectionContext
+from quiverlog.server.ending import Ending
 from quiverlog.server.keepalive import keep_alive
 from quiverlog.server.node_runner import monotonic_us, read_clocks
 from quiverlog.server.replies import Replies
-from quiverlog.server.request_feed import RequestFeed
+from quiverlog.server.request_feed import RequestFeed, Unreadable
 from quiverlog.types import Now
 from quiverlog.wire.frames import Frame, FrameReceiver, encode_error
 from quiverlog.wire.messages import Response
@@ -50,8 +49,6 @@ BUSY_READ_BYTES: Final = 16 * KIB
 cutting thousands of tiny frames from a full receive buffer would be a long turn by itself."""
 REPORT_BYTES: Final = 256 * KIB
 """Gathered replies are reported to the memory budget in steps of this size."""
-_LINGER_S: Final = 2.0
-"""After a protocol error, so long for the client to read the answer and close."""
 
 assert CHUNK_REQUESTS_MAX <= REQUESTS_PER_TURN
 
@@ -65,9 +62,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         "_chunk_requests",
         "_closing",
         "_context",
+        "_ending",
         "_feed",
         "_held",
-        "_linger",
         "_receiver",
         "_reported_bytes",
         "_transport",
@@ -95,10 +92,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._busy = False
         self._chunk_requests = CHUNK_REQUESTS_MAX
         self._feed = RequestFeed(context.metrics)
-        self._held = False
-        self._write_paused = False
-        self._closing = False
-        self._linger: asyncio.TimerHandle | None = None
+        self._held = self._write_paused = self._closing = False
+        self._ending = Ending(context.connections)
         self._reported_bytes = 0
         self.waits_for_turn = False
         self.held_bytes = 0
@@ -146,17 +141,20 @@ class ClientProtocol(asyncio.BufferedProtocol):
         try:
             frames = self._receiver.buffer_updated(nbytes)
         except QuiverlogError as error:
-            self._protocol_error(error, 0, 0)
+            if not self._ending:
+                self._protocol_error((error, 0, 0))
             return
-        now, state = read_clocks(), self.state
+        now, state, receiver = read_clocks(), self.state, self._receiver
         state.last_read_us = now.mono_us
         if frames:
-            state.frame_since_us = now.mono_us if self._receiver.partial else 0
+            state.frame_since_us = now.mono_us if receiver.partial else 0
             self._work_off(frames, received_ns, now, fresh=True)
             self._context.runner.flush()
         elif not state.frame_since_us:
             state.frame_since_us = now.mono_us
-        if self.held_bytes or self._receiver.partial or self._backlog:
+        if receiver.error is not None and not self._closing and not self._ending:
+            self._protocol_error((receiver.error, 0, 0))
+        if self.held_bytes or receiver.partial or self._backlog:
             self.report()
 
     def eof_received(self) -> bool:
@@ -165,18 +163,14 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release all that the connection held, and tell the node."""
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
-            self._context.connections.lingering -= 1
         self._closing = True
         self._release()
-        self._context.memory.forget(self)
-        if self.connection_id < 0:
-            return
-        self._context.metrics.connections_open -= 1
-        self._context.connections.remove(self.connection_id)
-        self._context.runner.tell(ConnectionClosed(self.connection_id))
+        context = self._context
+        context.memory.forget(self)
+        if self.connection_id >= 0:
+            context.metrics.connections_open -= 1
+            context.connections.remove(self.connection_id)
+            context.runner.tell(ConnectionClosed(self.connection_id))
 
     def pause_writing(self) -> None:
         """Too many bytes wait to be taken: read no more of this client's requests."""
@@ -200,8 +194,14 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._work_off(frames, received_ns, read_clocks(), fresh=False)
             self._context.runner.flush()
             self.report()
-        if self._held and not self._backlog and not self._closing and self._may_go_on():
+            if self._ending:  # What this turn has parked ends as well.
+                self._context.runner.tell(RequestsEnded(self.connection_id))
+        if self._backlog or self._closing or not self._may_go_on():
+            return
+        if not self._ending:
             self._release_hold()
+        elif not self.state.in_flight:
+            self._tell_error()
 
     def _may_go_on(self) -> bool:
         in_flight_max = self._context.connections.limits.in_flight_max
@@ -262,7 +262,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         """End the connection if one of the requests could not be read; True if so."""
         unreadable, self._feed.unreadable = self._feed.unreadable, None
         if unreadable is not None:
-            self._protocol_error(*unreadable)
+            self._protocol_error(unreadable)
         return unreadable is not None
 
     def _hold(self) -> None:
@@ -306,10 +306,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._reported_bytes = 0
         self.sent_bytes += size
         self._context.metrics.bytes_out += size
-        if len(parts) == 1:
-            self._transport.write(parts[0])
-        else:
-            self._transport.writelines(parts)
+        self._transport.write(parts[0]) if len(parts) == 1 else self._transport.writelines(parts)
         if self._held and not self._write_paused:
             self._context.turns.request(self)
         self.report() if self.held_bytes or self.waiting_bytes else self.replies.all_taken()
@@ -333,7 +330,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._context.memory.report(self, held_bytes)
 
     def _release(self) -> None:
-        """Let go of every buffer but the transport's."""
+        """Let go of every buffer but the transport's, and of what is still to be told."""
+        self._ending.over()
         self._backlog.clear()
         self.replies.clear()
         self._receiver.release()
@@ -346,8 +344,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def limits_changed(self) -> None:
         """Take over the table's limits where the transport keeps them."""
-        limits = self._context.connections.limits
-        self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
+        high = self._context.connections.limits.write_buffer_bytes
+        self._transport.set_write_buffer_limits(high=high)
 
     def close_soon(self, why: str) -> None:
         """Send what has gathered, then close."""
@@ -370,14 +368,23 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._transport.abort()
         self._context.memory.forget(self)
 
-    def _protocol_error(self, error: QuiverlogError, api: int, correlation_id: int) -> None:
-        """Answer what was asked before, long polls with what there is; then the error."""
-        self._context.metrics.count_closed("protocol")
-        self._context.metrics.count_error(error.code)
-        self._context.log.warning("protocol error", peer=self.peer, error=str(error))
+    def _protocol_error(self, unreadable: Unreadable) -> None:
+        """Read no more; the error is told when what was asked before is answered."""
+        error = unreadable[0]
+        if self._ending.begin(unreadable, self._tell_error):
+            self._context.metrics.count_closed("protocol")
+            self._context.metrics.count_error(error.code)
+            self._context.log.warning("protocol error", peer=self.peer, error=str(error))
+        self.state.frame_since_us = 0
+        self._receiver.fail(error)
+        self._hold()
         self._context.runner.tell(RequestsEnded(self.connection_id))
-        if not self._closing:
-            self._refuse(error, api, correlation_id)
+        self._context.turns.request(self)  # where the error is told when all is answered
+
+    def _tell_error(self) -> None:
+        """The answers are out, or late: the last word."""
+        if self._ending.unreadable is not None:
+            self._refuse(*self._ending.unreadable)
 
     def _refuse(self, error: QuiverlogError, api: int, correlation_id: int) -> None:
         self._transport.write(encode_error(error, api=api, correlation_id=correlation_id))
@@ -388,13 +395,6 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._closing = True
         self._release()
         self.report()
-        table = self._context.connections
-        if table.lingering >= table.limits.lingering_max:
-            self._transport.close()
-            return
-        with contextlib.suppress(OSError, NotImplementedError):
-            self._transport.write_eof()
+        self._ending.linger(self._transport)
         if self._held:
             self._transport.resume_reading()
-        table.lingering += 1
-        self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self._transport.abort)

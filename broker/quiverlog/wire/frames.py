@@ -122,13 +122,7 @@ def encode_error(error: QuiverlogError, *, api: int = 0, correlation_id: int = 0
     `api` and `correlation_id` stay 0 when the request could not be read that far.
     """
     assert 0 <= correlation_id <= CORRELATION_ID_MAX
-    response = Response(
-        api=api,
-        version=1,
-        correlation_id=correlation_id,
-        error_code=error.code,
-        error_message=error.message,
-    )
+    response = Response(api, 1, correlation_id, error.code, error.message)
     return _frame_head(_encode_header(response), 0)
 
 
@@ -137,10 +131,9 @@ def _frame_head(header: bytes, body_bytes: int) -> bytes:
     size = _SIZE_FIELD_BYTES + header_bytes + body_bytes
     if header_bytes > HEADER_BYTES_MAX:
         raise FrameTooLarge(f"a header of {header_bytes} bytes is above {HEADER_BYTES_MAX}.")
-    if _SIZE_FIELD_BYTES + size > FRAME_BYTES_MAX:
-        raise FrameTooLarge(
-            f"a frame of {_SIZE_FIELD_BYTES + size} bytes is above {FRAME_BYTES_MAX}."
-        )
+    frame_bytes = _SIZE_FIELD_BYTES + size
+    if frame_bytes > FRAME_BYTES_MAX:
+        raise FrameTooLarge(f"a frame of {frame_bytes} bytes is above {FRAME_BYTES_MAX}.")
     return _PREFIX.pack(size, header_bytes) + header
 
 
@@ -254,21 +247,13 @@ class FrameReceiver:
             frame are valid until the next `get_buffer()` of any receiver that shares the scratch.
         pool: where the buffers of large frames come from; None: a pool of its own.
 
-    After an exception the connection is dead: close it.
+    After an exception, and with an `error`, the connection is dead: close it.
     """
 
     __slots__ = (
-        "_dedicated",
-        "_filled",
-        "_frame_bytes_max",
-        "_header_bytes",
-        "_header_bytes_max",
-        "_own_bodies",
-        "_pending",
-        "_pool",
-        "_probe",
-        "_scratch",
-    )
+        "_dedicated", "_filled", "_frame_bytes_max", "_header_bytes", "_header_bytes_max",
+        "_own_bodies", "_pending", "_pool", "_probe", "_scratch", "error",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -293,6 +278,8 @@ class FrameReceiver:
         self._filled = 0
         self._header_bytes = 0
         self._probe = False
+        self.error: QuiverlogError | None = None
+        """Why the bytes behind the frames that were cut last are no frame."""
 
     @property
     def partial(self) -> bool:
@@ -308,6 +295,11 @@ class FrameReceiver:
     def buffered_bytes(self) -> int:
         """Bytes of the unfinished frame that are held; pages become real with them."""
         return len(self._pending) if self._dedicated is None else self._filled
+
+    def fail(self, error: QuiverlogError) -> None:
+        """Take no more bytes: a frame that was given is not what it should be."""
+        self.release()
+        self.error = error
 
     def release(self) -> None:
         """Drop the unfinished frame: the connection is closed."""
@@ -330,10 +322,15 @@ class FrameReceiver:
     def buffer_updated(self, n: int) -> list[Frame]:
         """Tell that `n` bytes were received into `get_buffer()`; gives the frames now complete.
 
+        Frames before bytes that are none are given first: `error` then says what is wrong with
+        those, and the next call raises it.
+
         Raises:
             CorruptFrame: the bytes are not frames.
             FrameTooLarge: a frame is above `frame_bytes_max`.
         """
+        if self.error is not None:
+            raise self.error
         if self._dedicated is not None:
             return self._continue_dedicated(self._dedicated, n)
         return self._cut(len(self._pending) + n)
@@ -345,7 +342,13 @@ class FrameReceiver:
         at = 0
         while end - at >= FRAME_PREFIX_BYTES:
             size, header_bytes = _PREFIX.unpack_from(scratch, at)
-            self._check(size, header_bytes)
+            try:
+                self._check(size, header_bytes)
+            except QuiverlogError as error:
+                self.fail(error)
+                if not frames:
+                    raise
+                return frames
             next_at = at + _SIZE_FIELD_BYTES + size
             if next_at > end:
                 if next_at - at >= DEDICATED_BYTES_MIN:
@@ -367,14 +370,12 @@ class FrameReceiver:
             raise CorruptFrame(
                 f"a frame of {size} bytes cannot hold a header of {header_bytes} bytes."
             )
-        if header_bytes > self._header_bytes_max:
-            raise CorruptFrame(
-                f"a header of {header_bytes} bytes is above {self._header_bytes_max}."
-            )
-        if size + _SIZE_FIELD_BYTES > self._frame_bytes_max:
-            raise FrameTooLarge(
-                f"a frame of {size + _SIZE_FIELD_BYTES} bytes is above {self._frame_bytes_max}."
-            )
+        bound = self._header_bytes_max
+        if header_bytes > bound:
+            raise CorruptFrame(f"a header of {header_bytes} bytes is above {bound}.")
+        bound, frame_bytes = self._frame_bytes_max, size + _SIZE_FIELD_BYTES
+        if frame_bytes > bound:
+            raise FrameTooLarge(f"a frame of {frame_bytes} bytes is above {bound}.")
 
     def _begin_dedicated(self, at: int, end: int, size: int, header_bytes: int) -> None:
         """Move a large frame's first bytes to a buffer where its body will lie aligned."""

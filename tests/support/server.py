@@ -1,0 +1,161 @@
+"""The server's connections on a real loop and real sockets; the node is a function."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import io
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+from quiverlog.node.effects import Effect, Respond
+from quiverlog.node.events import RequestReceived
+from quiverlog.server.config import load_config
+from quiverlog.server.connections import ConnectionLimits, ConnectionTable
+from quiverlog.server.context import ConnectionContext
+from quiverlog.server.logs import make_logger
+from quiverlog.server.memory import MemoryBudget
+from quiverlog.server.metrics import ServerMetrics
+from quiverlog.server.node_runner import NodeRunner, monotonic_us
+from quiverlog.server.protocol import ClientProtocol
+from quiverlog.server.replies import path_hider
+from quiverlog.server.turns import Turns
+from quiverlog.types import Now
+from quiverlog.wire import messages as m
+from quiverlog.wire.buffers import BufferPool
+from quiverlog.wire.frames import SCRATCH_BYTES, FrameReceiver, decode_error, encode
+
+__all__ = ["LIMITS", "Client", "Server", "StubNode", "echo", "request", "serving", "until"]
+
+LIMITS = ConnectionLimits.from_config(load_config(), connections_max=1_000, lingering_max=256)
+
+
+class StubNode:
+    """Remembers every event; `answer` makes the effects of each."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Any]] = []
+        self.bodies: list[bytes] = []
+        self.deadline_us: int | None = None
+        self.answer: Callable[[Any], list[Effect]] = echo
+
+    def handle_many(self, events: Iterable[Any], now: Now) -> list[Effect]:
+        effects: list[Effect] = []
+        seen: list[Any] = []
+        for event in events:
+            seen.append(event)
+            if isinstance(event, RequestReceived):
+                self.bodies.append(bytes(event.body))
+            effects += self.answer(event)
+        self.calls.append(seen)
+        return effects
+
+    def next_deadline_us(self) -> int | None:
+        return self.deadline_us
+
+    def events(self, kind: type) -> list[Any]:
+        return [event for call in self.calls for event in call if isinstance(event, kind)]
+
+
+def echo(event: Any) -> list[Effect]:
+    if not isinstance(event, RequestReceived):
+        return []
+    response = m.MetadataResponse(cluster_id=str(event.request.correlation_id))
+    return [Respond(event.connection_id, response, event.request.correlation_id)]
+
+
+class Server:
+    def __init__(self, limits: ConnectionLimits, memory_bytes: int) -> None:
+        self.node = StubNode()
+        self.metrics = ServerMetrics()
+        self.log = io.StringIO()
+        self.table = ConnectionTable(limits)
+        log = make_logger(level="info", format="logfmt", stream=self.log)
+        self.runner = NodeRunner(
+            asyncio.get_running_loop(),
+            self.node,  # type: ignore[arg-type]
+            self.table,
+            metrics=self.metrics,
+            log=log,
+            flush_threads=1,
+            work_threads=1,
+        )
+        self.memory = MemoryBudget(
+            memory_bytes, lambda: list(self.table.by_id.values()), now_us=monotonic_us
+        )
+        self.turns = Turns(asyncio.get_running_loop(), now_us=monotonic_us)
+        self.context = ConnectionContext(
+            runner=self.runner,
+            connections=self.table,
+            metrics=self.metrics,
+            log=log,
+            turns=self.turns,
+            memory=self.memory,
+            scratch=bytearray(SCRATCH_BYTES),
+            pool=BufferPool(),
+            hide_paths=path_hider("/srv/quiverlog"),
+        )
+        self.port = 0
+        self.clients: list[Client] = []
+
+    async def connect(self) -> Client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.clients.append(Client(reader, writer))
+        return self.clients[-1]
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.receiver = FrameReceiver(own_bodies=True)
+        self.responses: list[m.Response] = []
+
+    async def receive(self, count: int) -> list[m.Response]:
+        """Wait for so many more responses, or for the end."""
+        async with asyncio.timeout(10):
+            while len(self.responses) < count:
+                data = await self.reader.read(1 << 16)
+                if not data:
+                    break
+                while data:
+                    room = self.receiver.get_buffer()
+                    n = min(len(room), len(data))
+                    room[:n] = data[:n]
+                    data = data[n:]
+                    frames = self.receiver.buffer_updated(n)
+                    self.responses += [decode_error(frame.header) for frame in frames]
+        found, self.responses = self.responses[:count], self.responses[count:]
+        return found
+
+    async def ended(self) -> bool:
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionResetError):
+                return await self.reader.read() == b""
+        return True
+
+
+@contextlib.asynccontextmanager
+async def serving(*, memory_bytes: int = 1 << 30, **limits: int) -> AsyncIterator[Server]:
+    server = Server(dataclasses.replace(LIMITS, **limits), memory_bytes)
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(lambda: ClientProtocol(server.context), "127.0.0.1", 0)
+    server.port = listener.sockets[0].getsockname()[1]
+    try:
+        yield server
+    finally:
+        listener.close()
+        for client in server.clients:
+            client.writer.transport.abort()
+        await until(lambda: not server.table.by_id and not server.table.lingering)
+        server.runner.close(1.0)
+
+
+def request(correlation_id: int, body: bytes = b"") -> bytes:
+    return encode(m.MetadataRequest(), correlation_id, len(body)) + body
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - it is others who make it true
+            await asyncio.sleep(0.005)
