@@ -176,8 +176,12 @@ def test_an_error_of_one_partition_is_met_however_busy_the_others_are(
     client.create_topic("busy", SCHEMA, partitions=2)
     broker.always(m.FetchRequest, Answer(damaged))
     with client.consumer("busy", follow=True) as consumer, client.producer("busy") as producer:
-        with pytest.raises(quiverlog.CorruptLog, match="busy-0"):
+
+        def poll_busily() -> None:
             for _ in range(20):
                 producer.send(rows(1), partition=1)
                 producer.flush()
                 consumer.poll(timeout=2)
+
+        with pytest.raises(quiverlog.CorruptLog, match="busy-0"):
+            poll_busily()
