@@ -32,7 +32,7 @@ from quiverlog.errors import (
     UnknownTopicId,
 )
 from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, MIB
-from quiverlog.types import EARLIEST, NO_EPOCH
+from quiverlog.types import NO_EPOCH
 from quiverlog.wire import messages as m
 
 from .answers import about, named
@@ -396,9 +396,5 @@ class ConsumerCore:
         topic = yield from self._current_topic()
         new = [p.partition for p in topic.partitions if p.partition not in self._positions]
         if new:
-            starts = yield from self._finder.offsets(dict.fromkeys(new, EARLIEST))
-            for p in new:
-                self._positions[p] = Position(
-                    p, starts[p], None, delivered=starts[p], is_from_earliest=True
-                )
-                self._order.append(p)
+            self._positions.update((yield from self._finder.added(new)))
+            self._order.extend(new)

@@ -100,6 +100,14 @@ class PositionFinder:
             )
         return positions
 
+    def added(self, partitions: Sequence[int]) -> Operation[dict[int, Position]]:
+        """Positions in partitions that a topic has gained: at their first rows, without an end."""
+        starts = yield from self.offsets(dict.fromkeys(partitions, EARLIEST))
+        return {
+            p: Position(p, start, None, delivered=start, is_from_earliest=True)
+            for p, start in starts.items()
+        }
+
     def _beyond(self, partition: int, offset: int, end: int) -> Operation[OffsetOutOfRange]:
         first = (yield from self.offsets({partition: EARLIEST}))[partition]
         return OffsetOutOfRange(
