@@ -95,7 +95,9 @@ class AppendableLog(ReadableLog):
             return self.log_end_offset
         first = batches[0][0]
         offset = self.log_end_offset
-        if not self.segments and first.base_offset < offset < first.next_offset:
+        # A copy that found no room may have begun the first segment already.
+        fits = all(s.empty and s.base_offset == first.base_offset for s in self.segments)
+        if fits and first.base_offset < offset < first.next_offset:
             offset = first.base_offset
         base_offset = offset
         total = 0

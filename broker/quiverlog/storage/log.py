@@ -181,7 +181,7 @@ class Log(AppendableLog):
         if offset <= self._start_saved:
             return None
         offset = max(offset, self.log_start_offset)
-        doomed = [s for s in self.segments if s.end_offset <= offset]
+        doomed = [s for s in self.segments if self._is_given_up(s, offset)]
         if not promised and not doomed:
             self._move_start(offset)
             return None
@@ -219,6 +219,15 @@ class Log(AppendableLog):
         if job.segments and not (isinstance(error, DiskFull) or out_of_descriptors(error)):
             self.fault = self.fault or f"flush failed: {error}"
 
+    def _is_given_up(self, segment: Segment, start_offset: int) -> bool:
+        """True when the file may go with the rows below `start_offset`.
+
+        Not one without rows at the log's end: the next segment would have its name, and the job
+        that removes the old file would remove the new one.
+        """
+        next_name = segment.empty and segment.base_offset == self.log_end_offset
+        return segment.end_offset <= start_offset and not next_name
+
     def _move_start(self, offset: int) -> None:
         if offset > self.log_start_offset:
             self.log_start_offset = offset
@@ -230,7 +239,7 @@ class Log(AppendableLog):
         """Take the segments below the log start out; their files are still to be removed."""
         paths: list[str] = []
         byte_count, count = self.size_bytes, len(self.segments)
-        while self.segments and self.segments[0].end_offset <= self.log_start_offset:
+        while self.segments and self._is_given_up(self.segments[0], self.log_start_offset):
             segment = self._segments.take_first()
             self._forget(segment)
             paths += [segment.index_path, segment.path]

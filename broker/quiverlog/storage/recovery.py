@@ -204,7 +204,7 @@ class _Recovery:
         try:
             segment.check_header()
         except CorruptLog as error:
-            if not flushed and self._never_arrived():
+            if not flushed and (file.size == SEGMENT_HEADER_BYTES or self._never_arrived()):
                 self._report.bytes_truncated += file.size
                 self._begin_anew()
                 return _Scanned.CUT
