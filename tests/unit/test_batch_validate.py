@@ -463,3 +463,59 @@ def test_the_cost_of_checking_rows_is_known_before() -> None:
     for compression in (Compression.LZ4, Compression.ZSTD):
         assert cost(compression, full=False) > 800_000 > ROWS_COST_INLINE_MAX
     assert cost(Compression.NONE, full=False) < cost(Compression.NONE, full=True) < 800_000
+
+
+@pytest.mark.parametrize(
+    "element",
+    [pa.null(), pa.struct([]), pa.struct([("a", pa.struct([("b", pa.null())]))])],
+    ids=str,
+)
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.ZSTD])
+def test_values_without_bytes_are_bounded(element: pa.DataType, compression: Compression) -> None:
+    """A batch of 256 bytes took 16 GiB of a reader once its nulls were shown as int64."""
+    schema = pa.schema([("id", pa.int64()), ("a", pa.list_(pa.field("element", element)))])
+
+    def batch(count: int) -> bytearray:
+        offsets = pa.array([0, count], pa.int32()).buffers()[1]
+        a = pa.Array.from_buffers(
+            schema.field("a").type, 1, [None, offsets], children=[_weightless(element, count)]
+        )
+        data = pa.RecordBatch.from_arrays([pa.array([1]), a], schema=schema)
+        return encode_batch(data, schema_id=1, timestamp_us=NOW, compression=compression)
+
+    def passes(encoded: bytearray) -> None:
+        validate_batch(
+            memoryview(encoded),
+            schemas={1: schema},
+            bytes_max=1 << 20,
+            full=False,
+            now_wall_us=NOW,
+        )
+
+    passes(batch(1_000_000))
+    for count in (BATCH_DECODED_BYTES_MAX + 1, 2**31 - 1):
+        with pytest.raises(CorruptBatch, match="take no bytes"):
+            passes(batch(count))
+
+
+def _weightless(data_type: pa.DataType, count: int) -> pa.Array:
+    if pa.types.is_null(data_type):
+        return pa.nulls(count)
+    children = [_weightless(field.type, count) for field in data_type]
+    return pa.Array.from_buffers(data_type, count, [None], children=children)
+
+
+def test_columns_that_the_rows_lack_share_their_memory() -> None:
+    """Rows times added columns are not bounded by the bytes of a batch."""
+    stored = pa.schema([("id", pa.bool_()), ("nothing", pa.null())])
+    newer = pa.schema([*stored, *((f"c{i}", pa.int64()) for i in range(200))])
+    newer = newer.set(1, pa.field("nothing", pa.int64()))
+    rows = 1 << 20
+    data = pa.RecordBatch.from_arrays([pa.nulls(rows, pa.bool_()), pa.nulls(rows)], schema=stored)
+    batch = encode_batch(data, schema_id=1, timestamp_us=NOW, compression=Compression.ZSTD)
+    history = SchemaHistory({1: stored, 2: newer})
+    before = pa.total_allocated_bytes()
+    found = decode_batch(memoryview(batch), BatchHeader.unpack(batch), history)
+    assert pa.total_allocated_bytes() - before < 3 * 8 * rows
+    assert found.schema == newer
+    assert found.column("c199").null_count == found.column("nothing").null_count == rows

@@ -26,18 +26,25 @@ def conform(data: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         return data
     if not len(schema):
         return data.select([])  # made of no arrays, a batch would forget how many rows it has
-    columns = [_reader_column(data, field) for field in schema]
+    # Columns of nulls share one array per type: many added columns and many rows cost no more.
+    nulls: dict[pa.DataType, pa.Array] = {}
+    columns = [_reader_column(data, field, nulls) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _reader_column(data: pa.RecordBatch, field: pa.Field) -> pa.Array:
+def _reader_column(
+    data: pa.RecordBatch, field: pa.Field, nulls: dict[pa.DataType, pa.Array]
+) -> pa.Array:
     index = data.schema.get_field_index(field.name)
-    if index < 0:
-        if not field.nullable:
-            raise IncompatibleSchema(
-                f"column {field.name!r} is not in the stored rows and may not be null."
-            )
-        return pa.nulls(data.num_rows, field.type)
+    if index < 0 and not field.nullable:
+        raise IncompatibleSchema(
+            f"column {field.name!r} is not in the stored rows and may not be null."
+        )
+    if index < 0 or pa.types.is_null(data.column(index).type):
+        found = nulls.get(field.type)
+        if found is None:
+            found = nulls[field.type] = pa.nulls(data.num_rows, field.type)
+        return found
     try:
         return cast_array(data.column(index), field.type)
     except (pa.ArrowException, ValueError, TypeError) as error:

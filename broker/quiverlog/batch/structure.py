@@ -3,7 +3,8 @@
 Reads the Arrow metadata and compares it with the schema: numbers of fields and buffers, lengths,
 every buffer inside the body and none on top of another, no more bytes after decompression than the
 bound, by what every compressed buffer declares (Arrow allocates what is declared and refuses a
-buffer that turns out larger or smaller). What lies in the buffers is `rows`' part.
+buffer that turns out larger or smaller), and no more values that take no bytes at all: a list of
+two billion nulls is a message of 256 bytes. What lies in the buffers is `rows`' part.
 
 Must not know: offsets, topics, who sent the batch.
 """
@@ -37,6 +38,8 @@ class Plan(NamedTuple):
     buffer_count: int
     columns: tuple[int, ...]
     """For every column, the index of its node."""
+    weightless: tuple[int, ...]
+    """Indexes of the nodes whose values take no bytes: nulls by type, and structs of these."""
     required: tuple[tuple[int, str], ...]
     """(node index, name) of the columns that may not be null."""
     layout: pa.Schema
@@ -65,8 +68,10 @@ def plan_of(schema: pa.Schema) -> Plan:
 def _make_plan(schema: pa.Schema) -> Plan:
     nodes = buffers = 0
     columns, required = [], []
+    weightless: list[int] = []
     for field in schema:
         columns.append(nodes)
+        weightless.extend(_weightless_nodes(field.type, nodes))
         if not field.nullable:
             required.append((nodes, field.name))
         field_nodes, field_buffers = _counts(field.type)
@@ -81,6 +86,7 @@ def _make_plan(schema: pa.Schema) -> Plan:
         nodes,
         buffers,
         tuple(columns),
+        tuple(weightless),
         tuple(required),
         layout,
         has_maps=any(map(pa.types.is_map, types)),
@@ -93,6 +99,22 @@ def _inner_types(data_type: pa.DataType) -> Iterator[pa.DataType]:
     yield data_type
     for number in range(data_type.num_fields):
         yield from _inner_types(data_type.field(number).type)
+
+
+def _weightless_nodes(data_type: pa.DataType, at: int) -> Iterator[int]:
+    """The nodes without bytes in a column whose own node is `at`."""
+    if _is_weightless(data_type):
+        yield at
+    for number in range(data_type.num_fields):
+        child = data_type.field(number).type
+        yield from _weightless_nodes(child, at + 1)
+        at += _counts(child)[0]
+
+
+def _is_weightless(data_type: pa.DataType) -> bool:
+    if pa.types.is_struct(data_type):
+        return all(_is_weightless(field.type) for field in data_type)
+    return bool(pa.types.is_null(data_type))
 
 
 def _has_required(data_type: pa.DataType) -> bool:
@@ -187,6 +209,12 @@ def _check_nodes(nodes: tuple[int, ...], plan: Plan, row_count: int) -> None:
             raise CorruptBatch(f"a column has {lengths[index]} values in {row_count} rows.")
     if min(null_counts) < 0 or max(lengths) > _LENGTH_MAX or min(lengths) < 0:
         raise CorruptBatch("a field has an impossible length or null count.")
+    free = sum(lengths[index] for index in plan.weightless)
+    if free > BATCH_DECODED_BYTES_MAX:
+        raise CorruptBatch(
+            f"{free} values take no bytes, allowed are {BATCH_DECODED_BYTES_MAX}: to readers each "
+            "may cost as much as any other."
+        )
     for index, name in plan.required:
         if null_counts[index]:
             raise CorruptBatch(f"column {name!r} has nulls and may not be null.")
