@@ -56,6 +56,24 @@ def test_rows_after_given_up_rows_that_were_lost_are_no_damage(stop: str) -> Non
     assert log.read(2, bytes_max=1, end_offset=5)
 
 
+def test_a_clean_start_knows_a_given_up_file_that_could_not_be_removed() -> None:
+    """From the log model: a trim to the end, the file still there, a clean stop: it was scanned."""
+    disk = SimDisk(1)
+    log = open_log(disk)
+    append(log)
+    job = log.begin_trim(3)
+    assert job is not None
+    assert log.complete_trim(job, job.run()) is not None, "there is a file to remove; it stays"
+    for _ in range(2):
+        log.close(clean=True)
+        disk.kill()
+        log = open_log(disk, clean=True)
+        assert (log.recovery.clean, log.recovery.bytes_scanned) == (True, 0)
+        assert (log.log_start_offset, log.log_end_offset) == (3, 3)
+    append(log)
+    assert log.log_end_offset == 6
+
+
 @pytest.mark.parametrize("scanned", [False, True], ids=["found by reading", "found by a scan"])
 def test_damage_in_the_middle_of_several_segments(scanned: bool) -> None:
     disk = SimDisk(1)

@@ -48,13 +48,15 @@ __all__ = ["Log", "LogConfig", "RecoveryReport"]
 class Log(AppendableLog):
     """See the module docstring. All attributes are for reading, except `config`."""
 
-    __slots__ = ("_start_saved", "_trim")
+    __slots__ = ("_last_given_up", "_start_saved", "_trim")
 
     def __init__(
         self, disk: Disk, directory: str, config: LogConfig, indexes: IndexCache | None
     ) -> None:
         super().__init__(disk, directory, config, indexes)
         self._start_saved = 0
+        self._last_given_up = RecoveryPoint()
+        """The end of the newest segment that was given up."""
         self._trim: TrimJob | None = None
 
     # --- opening -------------------------------------------------------------------------------
@@ -242,6 +244,8 @@ class Log(AppendableLog):
         while self.segments and self._is_given_up(self.segments[0], self.log_start_offset):
             segment = self._segments.take_first()
             self._forget(segment)
+            size = segment.file.size
+            self._last_given_up = RecoveryPoint(segment.end_offset, segment.base_offset, size)
             paths += [segment.index_path, segment.path]
         if not paths:
             return None
@@ -373,12 +377,23 @@ class Log(AppendableLog):
         if self.log_start_offset > self._start_saved:
             checkpoint.save_log_start(self._disk, self.directory, self.log_start_offset)
         if not self.epochs.dirty:  # The point stands for the epochs before it as well.
-            point = RecoveryPoint(self.log_end_offset)
-            if last is not None:
-                point = RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
+            point = self._end_point()
             # Not durable: it only counts if it agrees with the files, and old ones do no harm.
             path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"
             data = checkpoint.pack_recovery_point(point)
             self._disk.write_file_atomic(path, data, durable=False)
         if last is not None:
             last.save_index()
+
+    def _end_point(self) -> RecoveryPoint:
+        """The recovery point at the log's end.
+
+        When no segment is left, the point names the last one that was given up: its file may still
+        be there, because the removal failed, and then a start knows it without a scan.
+        """
+        if self.segments:
+            last = self.segments[-1]
+            return RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
+        if self._last_given_up.offset == self.log_end_offset:
+            return self._last_given_up
+        return RecoveryPoint(self.log_end_offset)
