@@ -61,15 +61,23 @@ def test_the_next_flush_writes_what_was_postponed(disk: SimDisk) -> None:
     assert not log.epochs.dirty
 
 
-def test_nobody_who_waits_waits_for_the_notes(disk: SimDisk) -> None:
+def test_nobody_who_waits_waits_for_the_notes(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = open_log(disk)
     append(log, 1)
+    steps: list[str] = []
+    monkeypatch.setattr(disk, "step", lambda kind, path: steps.append(kind))
     assert flush(log) == 3
-    assert not disk.exists(f"{DIRECTORY}/{EPOCHS_FILE}")
-    assert log.epochs.dirty
+    assert [s for s in steps if "sync" in s] == ["fsync", "fsync_dir"], "the rows, and their name"
+    steps.clear()
+    append(log, 1)
+    assert flush(log) == 6
+    assert "rename" not in steps, "notes that are not durable are written once"
+    assert log.epochs.dirty, "what was noted is not durable yet"
     disk.crash()
     log = open_log(disk)
-    assert (log.log_end_offset, log.epochs.newest) == (3, 1), "a start reads them from the batches"
+    assert (log.log_end_offset, log.epochs.newest) == (6, 1), "a start reads them from the batches"
 
 
 def test_a_new_log_flushes_on_a_full_disk(disk: SimDisk) -> None:

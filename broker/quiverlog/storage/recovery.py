@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -144,17 +145,37 @@ def _known_of(
 
 
 def assign_epochs(epochs: LeaderEpochs, stamps: list[tuple[int, int]], newest: int) -> None:
-    """Take the epochs of the batches in.
+    """Take in the epochs of batches: (epoch, base offset) in the order of the log.
 
-    Epochs lie outside the checksum and never fall along a log: where a later batch has an older
-    one, the earlier stamp is what is wrong.
+    Epochs lie outside the checksum and never fall along a log. Stamps that are known to be wrong
+    do not count; of the others, the largest set in which none falls is believed.
     """
-    believed: list[tuple[int, int]] = []
-    for epoch, base_offset in reversed(stamps):
-        newest = min(newest, epoch)
-        believed.append((newest, base_offset))
-    for epoch, base_offset in reversed(believed):
+    possible = [stamp for stamp in stamps if epochs.newest <= stamp[0] <= newest]
+    for epoch, base_offset in _never_falling(possible):
         epochs.assign(epoch, base_offset)
+
+
+def _never_falling(stamps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The longest subsequence of epochs in which none falls (patience sorting)."""
+    tails: list[int] = []  # Of the subsequences of each length, the one with the smallest last.
+    numbers: list[int] = []
+    before: list[int] = []
+    for number, (epoch, _) in enumerate(stamps):
+        length = bisect_right(tails, epoch)
+        before.append(numbers[length - 1] if length else -1)
+        if length == len(tails):
+            tails.append(epoch)
+            numbers.append(number)
+        else:
+            tails[length] = epoch
+            numbers[length] = number
+    chosen: list[tuple[int, int]] = []
+    number = numbers[-1] if numbers else -1
+    while number >= 0:
+        chosen.append(stamps[number])
+        number = before[number]
+    assert len(chosen) == len(tails)
+    return chosen[::-1]
 
 
 class _Scanned(enum.Enum):
@@ -185,6 +206,9 @@ class _Recovery:
         self._now_us = now_us
         self._epochs = EpochBounds(EPOCHS_ALL.oldest, epoch_newest)
         self._report = report
+        # The header was on the disk and is damaged now. Its mark would have told how much more was:
+        # a hole behind such damage is taken for damage too, so that no acknowledged row is cut.
+        self._mark_lost = False
         # Everything before it is on the disk, and is not looked at.
         self._floor = (SEGMENT_HEADER_BYTES, segment.base_offset)
         if point.base_offset == segment.base_offset and point.position > SEGMENT_HEADER_BYTES:
@@ -210,6 +234,7 @@ class _Recovery:
                 return _Scanned.CUT
             segment.created_us = 0
             self._report.damages.append(error.message)
+            self._mark_lost = flushed
         if at > SEGMENT_HEADER_BYTES and file.size == at == known.position:
             segment.end_offset = offset
             return _Scanned.NOTHING
@@ -247,7 +272,7 @@ class _Recovery:
             offset,
             verify=True,
             epochs=self._epochs,
-            unflushed_from=self._known.offset,
+            unflushed_from=None if self._mark_lost else self._known.offset,
         ):
             if isinstance(entry, Torn):
                 return self._cut(entry)
