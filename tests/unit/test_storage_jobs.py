@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
 
 import pytest
 
@@ -19,6 +20,18 @@ DIRECTORY = "data/t-0"
 CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=100)
 
 
+class CountingDisk(FaultyDisk):
+    """Counts its operations by kind."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.operations: Counter[str] = Counter()
+
+    def step(self, kind: str, path: str) -> None:
+        self.operations[kind] += 1
+        super().step(kind, path)
+
+
 def open_log(disk: FaultyDisk, *, clean: bool = False, indexes: IndexCache | None = None) -> Log:
     disk.make_dir("data")
     disk.make_dir(DIRECTORY)
@@ -32,7 +45,7 @@ def append(log: Log, count: int = 1, now: Now = NOW) -> None:
 
 
 def test_a_group_commit_flushes_the_directory_only_when_names_changed() -> None:
-    disk = FaultyDisk(1)
+    disk = CountingDisk(1)
     log = open_log(disk)
     append(log)
     flush(log)
@@ -47,7 +60,7 @@ def test_a_group_commit_flushes_the_directory_only_when_names_changed() -> None:
 
 
 def test_an_idle_partition_costs_no_fsync_at_an_unclean_start() -> None:
-    disk = FaultyDisk(1)
+    disk = CountingDisk(1)
     log = open_log(disk)
     append(log, 3)
     job = log.begin_flush(background=True)
@@ -84,7 +97,7 @@ def test_a_flush_without_a_descriptor_is_no_fault() -> None:
 
 
 def test_rolling_does_no_work_on_the_loop_but_making_the_next_file() -> None:
-    disk = FaultyDisk(1)
+    disk = CountingDisk(1)
     log = open_log(disk)
     append(log, 4)
     disk.operations.clear()
