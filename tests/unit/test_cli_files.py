@@ -256,3 +256,38 @@ def test_progress_is_known(tmp_path: Path):
             assert (source.total, source.total_is_rows) == (total, is_rows)
             list(source.batches)
             assert source.progress.done == total
+
+
+NARROW = pa.schema([("id", pa.int32()), ("name", pa.string())])
+GROWN = pa.schema([*NARROW, ("extra", pa.float64())])
+WIDER = NARROW.set(0, pa.field("id", pa.int64()))
+
+
+def evolved(schema: pa.Schema) -> list[pa.RecordBatch]:
+    """Rows of a topic whose schema changes while somebody follows it."""
+    row = {"id": 7, "name": "n", "extra": 0.5}
+    return [pa.RecordBatch.from_pylist([row], schema=kind) for kind in (NARROW, schema)]
+
+
+@pytest.mark.parametrize("file_format", ["csv", "arrow", "parquet", "table"])
+def test_a_column_that_a_topic_gains_is_left_out_of_a_file(tmp_path: Path, file_format: str):
+    """`consume --follow` ended as a bug of its own when somebody added a column."""
+    path = tmp_path / "rows"
+    text = written(file_format, path, *evolved(GROWN), schema=NARROW)
+    if file_format == "table":
+        assert text.split() == b"id name 7 n 7 n".split()
+    else:
+        types = NARROW if file_format == "csv" else None
+        found = read(path, file_format, schema=types)
+        assert found.to_pylist() == [{"id": 7, "name": "n"}] * 2
+
+
+def test_a_column_that_a_topic_gains_is_in_json(tmp_path: Path):
+    lines = written("json", tmp_path / "rows", *evolved(GROWN), schema=NARROW).splitlines()
+    assert [len(json.loads(line)) for line in lines] == [2, 3]
+
+
+@pytest.mark.parametrize("file_format", ["csv", "arrow", "parquet"])
+def test_a_column_that_becomes_wider_ends_a_file_with_a_reason(tmp_path: Path, file_format: str):
+    with pytest.raises(CommandFailed, match="'id' is int64 now and was int32"):
+        written(file_format, tmp_path / "rows", *evolved(WIDER), schema=NARROW)

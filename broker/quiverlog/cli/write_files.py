@@ -1,8 +1,10 @@
 """Record batches as files: what `consume` writes.
 
 Owns the output formats. A sink knows its columns before the first row, so an empty result still is
-a valid file of its format. Text formats write a value that they have no notation for as JSON has
-it: bytes as base64, moments in ISO 8601, nested values as JSON.
+a valid file of its format. A topic may gain columns while it is followed: JSON shows them, because
+each of its lines stands alone, the other formats leave them out. A column that becomes wider ends a
+file whose format holds its type. Text formats write a value that they have no notation for as JSON
+has it: bytes as base64, moments in ISO 8601, nested values as JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from typing import IO, Any, Protocol
 
 import msgspec
 import pyarrow as pa
+
+from quiverlog.cli.failures import CommandFailed
+from quiverlog.errors import QuiverlogError
 
 __all__ = ["Sink", "format_of", "open_sink"]
 
@@ -65,7 +70,7 @@ def open_sink(output: str, file_format: str, schema: pa.Schema) -> Iterator[Sink
         sink: Sink = kinds[file_format](target, schema)
         try:
             yield sink
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, CommandFailed, QuiverlogError):
             sink.close()  # what was written so far shall be a readable file
             raise
         sink.close()
@@ -77,6 +82,24 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return str(value)
+
+
+def _in_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch in the columns that a file began with.
+
+    Raises:
+        CommandFailed: a column's type has changed, or it has got nulls that it could not have.
+    """
+    if batch.schema.equals(schema):
+        return batch
+    columns = [batch.column(name) for name in schema.names]
+    for column, field in zip(columns, schema, strict=True):
+        if column.type != field.type or (column.null_count and not field.nullable):
+            raise CommandFailed(
+                f"The topic's schema has changed: column {field.name!r} is {column.type} now and"
+                f" was {field.type} when the output began. Run the command again."
+            )
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
@@ -105,13 +128,16 @@ class _CsvSink:
         import pyarrow.csv as csv
 
         self._target = target
+        self._rows_schema = schema
         self._schema = pa.schema([_text_field(field) for field in schema])
         self._writer = csv.CSVWriter(target, self._schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
         columns = [
             column if column.type == field.type else _as_text(column)
-            for column, field in zip(batch.columns, self._schema, strict=True)
+            for column, field in zip(
+                _in_columns(batch, self._rows_schema).columns, self._schema, strict=True
+            )
         ]
         self._writer.write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
@@ -149,10 +175,11 @@ class _ArrowSink:
 
     def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
         self._target = target
+        self._schema = schema
         self._writer = pa.ipc.new_stream(target, schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
+        self._writer.write_batch(_in_columns(batch, self._schema))
 
     def flush(self) -> None:
         self._target.flush()
@@ -175,7 +202,7 @@ class _ParquetSink:
         self._rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch)
+        self._waiting.append(_in_columns(batch, self._schema))
         self._rows += batch.num_rows
         if self._rows >= self._GROUP_ROWS:
             self._write_group()
@@ -208,7 +235,8 @@ class _TableSink:
         self._widths: list[int] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        rows = [[_cell(value) for value in row.values()] for row in batch.to_pylist()]
+        shown = batch.select(self._names)
+        rows = [[_cell(value) for value in row.values()] for row in shown.to_pylist()]
         if not self._widths and rows:
             columns = zip(self._names, zip(*rows, strict=True), strict=True)
             self._widths = [max(len(name), *map(len, cells)) for name, cells in columns]
