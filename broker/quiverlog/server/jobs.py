@@ -100,20 +100,28 @@ class JobPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Run it as soon as a thread is free and the earlier jobs of its key are done."""
-        assert job.key, "a job without a key has no order"
-        submitted = _Submitted(job, time.perf_counter_ns())
-        self.uncollected += 1
+    def submit(self, *jobs: Job) -> None:
+        """Run each as soon as a thread is free and the earlier jobs of its key are done.
+
+        Several together wake the threads once: a thread that is woken wants the interpreter at
+        once, and a loop that submits one after the other would lose it after each.
+        """
+        now_ns = time.perf_counter_ns()
+        self.uncollected += len(jobs)
         with self._lock:
             assert not self._closing, "the pool is closed"
-            self._unfinished += 1
-            behind = self._behind.get(job.key)
-            if behind is not None:
-                behind.append(submitted)
-            else:
-                self._behind[job.key] = deque()
-                self._make_runnable(submitted)
+            self._unfinished += len(jobs)
+            for job in jobs:
+                assert job.key, "a job without a key has no order"
+                behind = self._behind.get(job.key)
+                if behind is not None:
+                    behind.append(_Submitted(job, now_ns))
+                else:
+                    self._behind[job.key] = deque()
+                    self._queue_of(job).runnable.append(_Submitted(job, now_ns))
+            for queue in self._queues:
+                if queue.runnable:
+                    queue.available.notify(len(queue.runnable))
 
     def collect(self) -> list[FinishedJob]:
         """What finished since the last look. Called on the loop."""
@@ -149,11 +157,9 @@ class JobPool:
         for jobs in self._queues:
             jobs.available.notify_all()
 
-    def _make_runnable(self, submitted: _Submitted) -> None:
-        kind = submitted.job.kind
-        jobs = self._flushes if kind == FLUSH else self._checks if kind == CHECK else self._works
-        jobs.runnable.append(submitted)
-        jobs.available.notify()
+    def _queue_of(self, job: Job) -> _Queue:
+        kind = job.kind
+        return self._flushes if kind == FLUSH else self._checks if kind == CHECK else self._works
 
     def _take(self, jobs: _Queue) -> _Submitted | None:
         """The next job of this queue; None when the pool is closing and none can come."""
@@ -193,7 +199,9 @@ class JobPool:
             self._unfinished -= 1
             behind = self._behind[key]
             if behind:
-                self._make_runnable(behind.popleft())
+                queue = self._queue_of(behind[0].job)
+                queue.runnable.append(behind.popleft())
+                queue.available.notify()
             else:
                 del self._behind[key]
             if self._closing and not self._unfinished:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from quiverlog.node.effects import (
     CloseConnection,
     Effect,
+    Job,
     LogLine,
     Respond,
     ShutdownComplete,
@@ -93,6 +94,7 @@ class NodeRunner:
 
     def perform(self, effects: list[Effect]) -> None:
         """Do what the node asks, in its order; replies wait for `flush`."""
+        jobs: list[Job] = []
         for effect in effects:
             if type(effect) is Respond:
                 connection = self._connections.get(effect.connection_id)
@@ -101,7 +103,7 @@ class NodeRunner:
                         self._dirty.append(connection)
                     connection.queue(effect.response, effect.correlation_id, effect.body)
             elif type(effect) is StartJob:
-                self.jobs.submit(effect.job)
+                jobs.append(effect.job)
             elif type(effect) is LogLine:
                 getattr(self._log, effect.level)(effect.event, **effect.fields)
             elif type(effect) is CloseConnection:
@@ -113,6 +115,8 @@ class NodeRunner:
             elif type(effect) is ShutdownComplete:
                 self.marked_clean = effect.clean
                 self.shutdown_complete.set()
+        if jobs:
+            self.jobs.submit(*jobs)
 
     def flush(self) -> None:
         """Send what has gathered, one write per connection; then set the timer."""
