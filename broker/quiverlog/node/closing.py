@@ -36,7 +36,7 @@ class CloseLogJob:
         self.kind = "close log"
         self._log = replica.log
         self._log.forget_indexes()  # Here on the loop: the cache is shared by all logs.
-        self._clean = replica.fault is None
+        self._clean = replica.fault is None and not replica.log.fault
 
     def run(self) -> bool:
         """Close the log; True if it was clean. The files are released under any error, too."""

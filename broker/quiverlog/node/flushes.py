@@ -164,6 +164,8 @@ class Flushes:
             self._queue.done(replica)
         if replica.deleted:
             return
+        if error is None and replica.log.fault:
+            error = StorageFault(replica.log.fault)  # Found before this flush: it proves nothing.
         if error is not None:
             self._failed(replica, job, error, now)
             return

@@ -86,6 +86,8 @@ class Trims:
         files: RemoveFilesJob | None = None
         if error is not None:
             replica.log.fail_trim(job, error)
+            if replica.log.fault and not replica.deleted:
+                self._flushes.declare_fault(replica, replica.log.fault)
             if isinstance(error, DiskFull):
                 self._admission.disk_filled()
         elif not replica.deleted:

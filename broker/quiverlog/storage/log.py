@@ -143,7 +143,14 @@ class Log(AppendableLog):
         return self._unflushed.begin(self.log_end_offset, last, self.epochs, background=background)
 
     def complete_flush(self, job: FlushJob, result: FlushResult) -> int:
-        """The flush is done: returns the new flushed offset."""
+        """The flush is done: returns the new flushed offset.
+
+        Raises:
+            StorageFault: an earlier job failed at an fsync. The kernel tells of lost pages once, so
+                that this one succeeded proves nothing; see `fail_flush`.
+        """
+        if self.fault:
+            raise StorageFault(f"{short_name(self.directory)}: {self.fault}.")
         self._unflushed.complete(job, result, self.epochs)
         self.flushed_offset = max(self.flushed_offset, min(job.end_offset, self.log_end_offset))
         return self.flushed_offset
@@ -200,13 +207,16 @@ class Log(AppendableLog):
     def complete_trim(self, job: TrimJob, result: TrimResult) -> RemoveFilesJob | None:
         """The new log start is on the disk: the rows below it are gone for readers from here on.
 
-        Returns the job that removes their files, None when there are none.
+        Returns the job that removes their files, None when there are none, or when they must stay
+        for the next start, which reads the disk.
         """
         assert job is self._trim
         self._trim = None
         self._start_saved = max(self._start_saved, job.offset)
         self._move_start(min(job.offset, self.log_end_offset))
         snapshot = job.snapshot
+        if snapshot is not None and self.fault:
+            return None  # It may speak of rows that are on no disk: the files tell what is true.
         if snapshot is not None and result.snapshot_saved:
             self._unflushed.snapshot_saved(snapshot.offset)
             snapshot = None
