@@ -6,10 +6,9 @@ topic that has the name now.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Literal, TypeAlias, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from quiverlog.errors import (
     InvalidArgument,
@@ -34,6 +33,8 @@ T = TypeVar("T")
 At: TypeAlias = "Literal['earliest', 'latest'] | datetime"
 AtSpec: TypeAlias = "At | Mapping[int, At]"
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 def at_us(at: At) -> int:
     """The wire's form of "earliest", "latest" or a moment.
@@ -50,8 +51,10 @@ def at_us(at: At) -> int:
             raise InvalidArgument(
                 f"{at!r} has no time zone: write datetime(..., tzinfo=timezone.utc)."
             )
-        # Rounded up: "at or after" must not reach back before the moment asked for.
-        return max(0, math.ceil(at.timestamp() * 1_000_000))
+        # In whole numbers: a float of seconds is off by a microsecond now and then, and the rows of
+        # that moment would be skipped. Rounded up where a subclass has nanoseconds: "at or after"
+        # must not reach back before the moment asked for.
+        return max(0, -((_EPOCH - at) // timedelta(microseconds=1)))
     raise InvalidArgument(f"{at!r} is none of 'earliest', 'latest' or a datetime.")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quiverlog.addresses import Address
@@ -247,7 +247,7 @@ class FetchedPartition:
 
 def moment(us: int) -> datetime:
     """Microseconds since 1970 as an aware datetime."""
-    return datetime.fromtimestamp(us / 1_000_000, UTC)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
 
 
 def topic_info(topic: m.TopicMetadata) -> TopicInfo:

@@ -10,6 +10,7 @@ Must not know: the socket, flow control, what a response means.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -158,13 +159,19 @@ def path_hider(*directories: str) -> Callable[[str], str]:
     """A function that makes paths below `directories` relative to them.
 
     Where a broker keeps its data is nobody's business but its operator's; the part below names the
-    partition and the file, which the client's user may tell the operator.
+    partition and the file, which the client's user may tell the operator. Only whole names at the
+    beginning of a path are replaced, and a relative directory by itself may be any word.
     """
-    prefixes = sorted({d.rstrip("/") for d in directories if d.strip("./")}, key=len, reverse=True)
+    names = sorted({d.rstrip("/") for d in directories if d.strip("./")}, key=len, reverse=True)
+    absolute = "|".join(re.escape(name) for name in names if name.startswith("/")) or "(?!)"
+    relative = "|".join(re.escape(name) for name in names if not name.startswith("/")) or "(?!)"
+    found = re.compile(
+        rf"(?<![\w.-])(?:{absolute})/"
+        rf"|(?<![\w./-])(?:{relative})/"
+        rf"|(?<![\w.-])(?P<itself>{absolute})(?![\w-]|\.\w)"
+    )
 
     def hide_paths(text: str) -> str:
-        for prefix in prefixes:
-            text = text.replace(prefix + "/", "").replace(prefix, "the data directory")
-        return text
+        return found.sub(lambda match: "the data directory" if match["itself"] else "", text)
 
     return hide_paths
