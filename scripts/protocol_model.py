@@ -39,7 +39,7 @@ MEANINGS: Final[dict[str, str]] = {
     "DescribeTopicsResponse.topics": "one entry per topic; a repeated name has one",
     "EpochEndOffsetsPartition.epoch": "the leader epoch whose end is asked for",
     "EpochEndOffsetsPartitionResult.end_offset": "where `epoch` ended; -1: no such epoch here",
-    "EpochEndOffsetsPartitionResult.epoch": "the log's newest epoch not above the one asked for",
+    "EpochEndOffsetsPartitionResult.epoch": "the newest epoch up to that; -1: none so new is known",
     "FetchPartition.bytes_max": "bound for this partition; 0 or less: the broker's (4 MiB)",
     "FetchPartition.end_offset": "no batch that starts there or later is sent; -1: no such bound",
     "FetchPartition.offset": "offset of the first row wanted",

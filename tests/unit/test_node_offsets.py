@@ -178,6 +178,7 @@ def test_ranges(node: NodeDriver) -> None:
         assert (result.end_offset, result.byte_count) == expected, arguments
     for arguments in [(41, -1), (0, 41), (20, 10), (-5, 10)]:
         assert ask(*arguments).error_code == errors.OffsetOutOfRange.code, arguments
+    assert "from offset 20 cannot end at 10" in ask(20, 10).error_message
 
 
 def test_deleted_records_stay_deleted(node: NodeDriver) -> None:

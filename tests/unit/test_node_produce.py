@@ -63,12 +63,21 @@ def test_a_request_may_ask_a_memory_topic_for_flushed(node: NodeDriver) -> None:
     assert result.durability == Durability.FLUSHED
 
 
-@pytest.mark.parametrize("asked", [Durability.MEMORY, Durability.REPLICATED, 9])
-def test_other_levels_are_refused(node: NodeDriver, asked: int) -> None:
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (Durability.MEMORY, "may only ask for more"),
+        (Durability.REPLICATED, "the topic is not replicated"),
+        (3, "no durability has the number 3"),
+        (-2, "no durability has the number -2"),
+    ],
+)
+def test_other_levels_are_refused(node: NodeDriver, asked: int, why: str) -> None:
     topic = node.create()
     result = result_of(node, node.produce(topic, batch_of([1]), durability=asked))
     assert result is not None
     assert result.error_code == errors.UnsupportedDurability.code
+    assert why in result.error_message
     assert node.syncs == []
 
 

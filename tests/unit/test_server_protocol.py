@@ -156,6 +156,36 @@ async def test_flushes_come_back_to_the_node_with_their_error() -> None:
         assert sum(server.metrics.sync.counts) == 2
 
 
+async def test_nothing_that_happens_after_a_stop_starts_a_job() -> None:
+    """A stop that is out of time leaves jobs, connections and a timer behind."""
+
+    class Work:
+        key = kind = "work"
+
+        def run(self) -> None:
+            pass
+
+    def answer(event: Any) -> list[Effect]:
+        return [StartJob(Work())]  # type: ignore[arg-type]
+
+    raised: list[dict[str, Any]] = []
+    async with serving() as server:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: raised.append(what))
+        client = await server.connect()
+        await until(lambda: len(server.table) == 1)
+        server.node.answer = answer
+        server.node.deadline_us = 0
+        server.runner.tell(Tick())
+        assert server.runner.close(10.0)
+        count = len(server.node.calls)
+        client.writer.transport.abort()
+        await until(lambda: not server.table.by_id)
+        server.runner.tell(Tick())
+        await asyncio.sleep(0.01)  # The job that was under way has told the loop meanwhile.
+        assert len(server.node.calls) == count
+    assert raised == []
+
+
 async def test_ticks_come_when_the_node_wants_them() -> None:
     async with serving() as server:
         loop = asyncio.get_running_loop()

@@ -111,6 +111,7 @@ class Closing:
         if not broker.flushes.idle or broker.tasks.live or broker.jobs.unfinished:
             return
         self._step = _Step.CLOSING_LOGS
+        broker.flushes.stop()
         broker.removal.close()
         self._open = set(broker.assignment.all_open())
         for replica in list(self._open):

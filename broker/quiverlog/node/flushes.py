@@ -210,6 +210,12 @@ class Flushes:
         self._queue.drop(replica)
         replica.answers.fail(replica.fault)
 
+    def stop(self) -> None:
+        """The logs are about to be closed, which flushes what is left: no other flush begins."""
+        assert self.idle, "a flush is under way"
+        self._due.clear()
+        self._retry.clear()
+
     def forget(self, replica: Replica) -> None:
         """The replica is deleted."""
         assert replica.deleted

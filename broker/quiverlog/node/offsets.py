@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeVar
 from quiverlog.errors import (
     CorruptLog,
     InvalidRequest,
+    OffsetOutOfRange,
     QuiverlogError,
     StorageFault,
 )
@@ -98,7 +99,13 @@ def _fill_range(
     end = high_watermark if entry.end_offset == -1 else entry.end_offset
     if not log_start <= start <= high_watermark:
         raise out_of_range(replica, start)
-    if not start <= end <= high_watermark:
+    if end < start <= high_watermark:
+        raise OffsetOutOfRange(
+            f"{replica.name}: a range from offset {start} cannot end at {end}.",
+            log_start_offset=log_start,
+            high_watermark=high_watermark,
+        )
+    if end > high_watermark:
         raise out_of_range(replica, end)
     result.end_offset = end
     if start < end:

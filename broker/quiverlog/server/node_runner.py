@@ -77,12 +77,18 @@ class NodeRunner:
         self._dirty: list[Connection] = []
         self._timer: asyncio.Handle | None = None
         self._timer_us = 0
+        self._closed = False
         self.start_complete = asyncio.Event()
         self.shutdown_complete = asyncio.Event()
         self.marked_clean = False
 
     def handle_many(self, events: Iterable[Event], now: Now) -> None:
-        """Events that came together. What they answer waits for `flush`."""
+        """Events that came together. What they answer waits for `flush`.
+
+        After `close` the node hears of nothing: it would ask for jobs that nobody runs.
+        """
+        if self._closed:
+            return
         effects = self.node.handle_many(events, now)
         if effects:
             self.perform(effects)
@@ -124,12 +130,13 @@ class NodeRunner:
             dirty, self._dirty = self._dirty, []
             for connection in dirty:
                 connection.flush()
-        deadline_us = self.node.next_deadline_us()
+        deadline_us = None if self._closed else self.node.next_deadline_us()
         if deadline_us is not None and (self._timer is None or deadline_us < self._timer_us):
             self._set_timer(deadline_us)
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the threads and the timer. True when the threads ended in time."""
+        """Stop the threads, the timer and the node. True when the threads ended in time."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

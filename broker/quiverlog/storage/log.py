@@ -373,6 +373,10 @@ class Log(AppendableLog):
     def _close_clean(self) -> None:
         if not self._changed and not self.epochs.dirty:
             return
+        if not self.segments and not self.log_end_offset and not self._unflushed.snapshots:
+            # Never written: a start finds as much in no files, and its epoch in the metadata.
+            # Thousands of such logs would take a stop several fsyncs each.
+            return
         if self._producers is not None and self._changed:
             self._unflushed.snapshot(self.log_end_offset, self._producers)
         job = self.begin_flush(background=True)

@@ -126,10 +126,16 @@ class PartitionState:
             return self.durability
         if asked == Durability.FLUSHED and self.durability == Durability.MEMORY:
             return Durability.FLUSHED
-        raise UnsupportedDurability(
-            f"{self.name}: durability {_label(asked)} was asked for, the topic's is"
-            f" {self.durability.label}, and a request may only ask for more."
-        )
+        if asked not in (_MEMORY, _FLUSHED, _REPLICATED):
+            why = f"no durability has the number {asked}"
+        elif asked == _REPLICATED:
+            why = "the topic is not replicated, so no row can be acknowledged as replicated"
+        else:
+            why = (
+                f"durability {Durability(asked).label} was asked for, the topic's is"
+                f" {self.durability.label}, and a request may only ask for more"
+            )
+        raise UnsupportedDurability(f"{self.name}: {why}.")
 
     # --- what happened -------------------------------------------------------------------------
     def appended(self, log_end_offset: int) -> bool:
@@ -168,10 +174,3 @@ class PartitionState:
             return False
         self.high_watermark = limit
         return True
-
-
-def _label(level: int) -> str:
-    try:
-        return Durability(level).label
-    except ValueError:
-        return str(level)
