@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quiverlog.errors import DataLoss, InvalidOption, UnknownTopic
-from tests.support.simlog import ROW_BYTES, SimEngine, SimLog
+from tests.support.simlog import ROW_BYTES, SimLog, SimulatedQuery
 
 
 def world(**rows: list[int]) -> SimLog:
@@ -25,25 +25,25 @@ def world(**rows: list[int]) -> SimLog:
     return log
 
 
-def query(log: SimLog, **options: str) -> SimEngine:
-    engine = SimEngine(log, **({"startingOffsets": "earliest"} | options))
+def query(log: SimLog, **options: str) -> SimulatedQuery:
+    stream = SimulatedQuery(log, **({"startingOffsets": "earliest"} | options))
     if "subscribe" not in options:
-        del engine.raw["subscribe"]
-    return engine
+        del stream.raw["subscribe"]
+    return stream
 
 
-def select(engine: SimEngine, **selection: str) -> None:
+def select(stream: SimulatedQuery, **selection: str) -> None:
     """Restart the query with another selection."""
     for name in ("subscribe", "subscribePattern", "assign"):
-        engine.raw.pop(name, None)
-    engine.raw |= selection
-    engine.planner = None
+        stream.raw.pop(name, None)
+    stream.raw |= selection
+    stream.planner = None
 
 
-def offsets(engine: SimEngine, log: SimLog, topic: str, partition: int = 0) -> list[int]:
+def offsets(stream: SimulatedQuery, log: SimLog, topic: str, partition: int = 0) -> list[int]:
     """What was read of a partition of the topic as it is now, in order."""
     topic_id = log.topics[topic].topic_id
-    return [o for t, p, o, _ in engine.rows if (t, p) == (topic_id, partition)]
+    return [o for t, p, o, _ in stream.rows if (t, p) == (topic_id, partition)]
 
 
 # --- narrowed, then widened ---------------------------------------------------------------------
@@ -61,73 +61,73 @@ def test_what_is_selected_again_goes_on_where_it_stood(
 ) -> None:
     """Kafka's source forgets the position, and reads such rows a second time."""
     log = world(a=[3], b=[4])
-    engine = query(log, **wide)
-    engine.drain()
-    select(engine, **narrow)
+    stream = query(log, **wide)
+    stream.drain()
+    select(stream, **narrow)
     for _ in range(3):
         log.append("a", 0, 2)
         log.append("b", 0, 2)
-        engine.drain()
-        engine.start()
-    assert offsets(engine, log, "a") == list(range(9))
-    assert offsets(engine, log, "b") == list(range(4))
-    select(engine, **wide)
-    engine.drain()
-    assert offsets(engine, log, "b") == list(range(10))
-    kept = json.loads(engine.offsets[max(engine.offsets)])
+        stream.drain()
+        stream.start()
+    assert offsets(stream, log, "a") == list(range(9))
+    assert offsets(stream, log, "b") == list(range(4))
+    select(stream, **wide)
+    stream.drain()
+    assert offsets(stream, log, "b") == list(range(10))
+    kept = json.loads(stream.offsets[max(stream.offsets)])
     assert "_kept" not in kept
 
 
 def test_partitions_that_are_assigned_again_go_on_where_they_stood() -> None:
     log = world(a=[3, 3, 3])
-    engine = query(log, assign='{"a":[0,1]}')
-    engine.drain()
-    select(engine, assign='{"a":[1,2]}')
+    stream = query(log, assign='{"a":[0,1]}')
+    stream.drain()
+    select(stream, assign='{"a":[1,2]}')
     for partition in range(3):
         log.append("a", partition, 2)
-    engine.drain()
-    select(engine, assign='{"a":[0,1,2]}')
-    engine.drain()
-    assert [offsets(engine, log, "a", p) for p in range(3)] == [list(range(5))] * 3
+    stream.drain()
+    select(stream, assign='{"a":[0,1,2]}')
+    stream.drain()
+    assert [offsets(stream, log, "a", p) for p in range(3)] == [list(range(5))] * 3
 
 
 def test_a_crash_while_a_topic_is_selected_again_doubles_nothing() -> None:
     log = world(a=[3], b=[4])
-    engine = query(log, subscribe="a,b")
-    engine.drain()
-    select(engine, subscribe="a")
+    stream = query(log, subscribe="a,b")
+    stream.drain()
+    select(stream, subscribe="a")
     log.append("a", 0, 1)
-    engine.drain()
-    select(engine, subscribe="a,b")
+    stream.drain()
+    select(stream, subscribe="a,b")
     log.append("b", 0, 3)
-    engine.trigger("log")
-    engine.drain()
-    assert offsets(engine, log, "b") == list(range(7))
+    stream.trigger("log")
+    stream.drain()
+    assert offsets(stream, log, "b") == list(range(7))
 
 
 def test_what_is_not_selected_is_nobodys_loss() -> None:
     """Reported as deleted, though it was only taken out of `subscribe`; and the way out that the
     guide gives for a deleted topic did not work."""
     log = world(a=[3], b=[4], c=[1])
-    engine = query(log, subscribe="a,b,c")
-    engine.drain()
+    stream = query(log, subscribe="a,b,c")
+    stream.drain()
     log.delete("c")
-    select(engine, subscribe="a")  # b still exists, c does not
+    select(stream, subscribe="a")  # b still exists, c does not
     log.append("a", 0, 2)
-    engine.drain()
-    assert offsets(engine, log, "a") == list(range(5))
-    select(engine, subscribe="a,b,c")
+    stream.drain()
+    assert offsets(stream, log, "a") == list(range(5))
+    select(stream, subscribe="a,b,c")
     with pytest.raises(DataLoss, match=r"topic 'c' .* was deleted: partition 0 from offset 1 on"):
-        engine.drain()
+        stream.drain()
 
 
 def test_a_batch_is_replayed_as_it_was_planned_whatever_is_selected_now() -> None:
     log = world(a=[3], b=[4])
-    engine = query(log, subscribe="a,b")
-    engine.trigger("log")
-    select(engine, subscribe="a")
-    engine.drain()
-    assert offsets(engine, log, "b") == list(range(4))
+    stream = query(log, subscribe="a,b")
+    stream.trigger("log")
+    select(stream, subscribe="a")
+    stream.drain()
+    assert offsets(stream, log, "b") == list(range(4))
 
 
 # --- seen late ----------------------------------------------------------------------------------
@@ -138,8 +138,8 @@ def test_rows_that_were_gone_before_they_were_first_seen_are_named(
 ) -> None:
     """As Kafka's "Added partition starts from 5 instead of 0"; they were skipped in silence."""
     log = world(a=[3])
-    engine = query(log, subscribePattern=".*", failOnDataLoss=fail)
-    engine.drain()
+    stream = query(log, subscribePattern=".*", failOnDataLoss=fail)
+    stream.drain()
     where = ("a", 1) if late == "partition" else ("b", 0)
     if late == "partition":
         log.add_partitions("a", 1)
@@ -149,11 +149,11 @@ def test_rows_that_were_gone_before_they_were_first_seen_are_named(
     log.trim(*where, 5)
     if fail == "true":
         with pytest.raises(DataLoss, match=rf"{where[0]}-{where[1]}: rows \[0, 5\) were no longer"):
-            engine.drain()
+            stream.drain()
         return
     with caplog.at_level(logging.WARNING, "pyspark_quiverlog"):
-        engine.drain()
-    assert offsets(engine, log, *where) == [5, 6, 7]
+        stream.drain()
+    assert offsets(stream, log, *where) == [5, 6, 7]
     assert "rows [0, 5)" in caplog.text
 
 
@@ -169,16 +169,16 @@ def test_a_bound_steps_over_a_gap_at_once(
 ) -> None:
     """Bytes: OFFSET_OUT_OF_RANGE at every start. Rows: nine of fifteen micro-batches were empty."""
     log = world(t=[4])
-    engine = SimEngine(log, startingOffsets="earliest", failOnDataLoss="false", **bound)
-    engine.drain()
+    stream = SimulatedQuery(log, startingOffsets="earliest", failOnDataLoss="false", **bound)
+    stream.drain()
     log.append("t", 0, 96)
     log.trim("t", 0, trimmed)
     if restart:
-        engine.start()
-    before = len(engine.commits)
-    engine.drain()
-    assert offsets(engine, log, "t") == [*range(4), *range(trimmed, 100)]
-    batches = len(engine.commits) - before
+        stream.start()
+    before = len(stream.commits)
+    stream.drain()
+    assert offsets(stream, log, "t") == [*range(4), *range(trimmed, 100)]
+    batches = len(stream.commits) - before
     assert batches <= (100 - trimmed) // 4 + 2
 
 
@@ -186,43 +186,43 @@ def test_a_bound_steps_over_a_gap_at_once(
 def test_a_new_query_whose_start_was_trimmed_gets_going(bound: dict[str, str]) -> None:
     log = world(t=[40])
     log.trim("t", 0, 30)
-    engine = SimEngine(log, startingOffsets='{"t":{"0":2}}', failOnDataLoss="false", **bound)
-    engine.drain()
-    assert offsets(engine, log, "t") == list(range(30, 40))
+    stream = SimulatedQuery(log, startingOffsets='{"t":{"0":2}}', failOnDataLoss="false", **bound)
+    stream.drain()
+    assert offsets(stream, log, "t") == list(range(30, 40))
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_available_now_ends_when_all_that_was_frozen_is_trimmed(bound: dict[str, str]) -> None:
     log = world(t=[40])
-    engine = SimEngine(log, startingOffsets="earliest", failOnDataLoss="false", **bound)
-    engine.start()
-    assert engine.planner is not None
-    engine.planner.prepare_available_now()
-    engine.trigger()
+    stream = SimulatedQuery(log, startingOffsets="earliest", failOnDataLoss="false", **bound)
+    stream.start()
+    assert stream.planner is not None
+    stream.planner.prepare_available_now()
+    stream.trigger()
     log.append("t", 0, 10)
     log.trim("t", 0, 45)
-    engine.drain()
-    engine.start()
-    engine.drain()
-    assert offsets(engine, log, "t") == [*range(4), *range(45, 50)]
+    stream.drain()
+    stream.start()
+    stream.drain()
+    assert offsets(stream, log, "t") == [*range(4), *range(45, 50)]
 
 
 def test_partitions_that_a_topic_made_anew_no_longer_has() -> None:
     """InvalidOption for ever, also at each restart."""
     log = world(t=[3, 3])
-    engine = query(log, assign='{"t":[0,1]}', failOnDataLoss="false")
-    engine.drain()
+    stream = query(log, assign='{"t":[0,1]}', failOnDataLoss="false")
+    stream.drain()
     log.delete("t")
     log.create("t", 1)
     log.append("t", 0, 2)
-    engine.drain()
-    engine.start()
-    engine.drain()
-    assert offsets(engine, log, "t", 0) == [0, 1]
+    stream.drain()
+    stream.start()
+    stream.drain()
+    assert offsets(stream, log, "t", 0) == [0, 1]
     log.add_partitions("t", 1)
     log.append("t", 1, 2)
-    engine.drain()
-    assert offsets(engine, log, "t", 1) == [0, 1]
+    stream.drain()
+    assert offsets(stream, log, "t", 1) == [0, 1]
 
 
 def test_a_new_query_must_name_partitions_that_exist() -> None:
@@ -263,17 +263,17 @@ def test_a_first_batch_is_replayed_from_its_own_start(change: Any, start: dict[s
     (a partition that came in between, of which the JSON says nothing) was an error.
     """
     log = world(t=[5])
-    engine = query(log, subscribePattern=".*", **start)
-    engine.trigger("log")
-    first = json.loads(engine.offsets[0])["_first"]["t"]["partitions"]["0"][0]
+    stream = query(log, subscribePattern=".*", **start)
+    stream.trigger("log")
+    first = json.loads(stream.offsets[0])["_first"]["t"]["partitions"]["0"][0]
     if change is not None:
         change(log)
-    engine.raw["startingOffsetsByTimestampStrategy"] = "error"
+    stream.raw["startingOffsetsByTimestampStrategy"] = "error"
     log.append("t", 0, 3)
-    engine.drain()
-    assert offsets(engine, log, "t") == list(range(first, 8))
+    stream.drain()
+    assert offsets(stream, log, "t") == list(range(first, 8))
     if change is not None:
-        assert len(engine.rows) == 8 - first + 2
+        assert len(stream.rows) == 8 - first + 2
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
@@ -283,31 +283,31 @@ def test_replaying_a_batch_of_a_deleted_topic_names_the_ranges(
 ) -> None:
     """UNKNOWN_TOPIC instead of DATA_LOSS."""
     log = world(t=[5])
-    engine = SimEngine(log, startingOffsets="earliest", failOnDataLoss=fail, **bound)
-    engine.trigger("log")
+    stream = SimulatedQuery(log, startingOffsets="earliest", failOnDataLoss=fail, **bound)
+    stream.trigger("log")
     log.delete("t")
     if fail == "true":
         with pytest.raises(DataLoss, match=r"'t' .*deleted.*partition 0, rows \[0, [45]\)"):
-            engine.trigger()
+            stream.trigger()
         return
-    engine.drain()
-    assert engine.rows == []
+    stream.drain()
+    assert stream.rows == []
 
 
 def test_a_new_query_whose_topic_is_missing_says_so() -> None:
     with pytest.raises(UnknownTopic, match="'t'"):
-        SimEngine(SimLog(), startingOffsets="earliest").trigger()
+        SimulatedQuery(SimLog(), startingOffsets="earliest").trigger()
 
 
 # --- the minimum --------------------------------------------------------------------------------
 def test_a_minimum_does_not_hold_up_the_first_batch_nor_a_restart() -> None:
     """As in Kafka's source: what waits when the query starts is taken at once."""
     log = world(t=[3])
-    engine = SimEngine(log, startingOffsets="earliest", minOffsetsPerTrigger="10")
-    assert engine.trigger()
-    assert len(engine.rows) == 3
+    stream = SimulatedQuery(log, startingOffsets="earliest", minOffsetsPerTrigger="10")
+    assert stream.trigger()
+    assert len(stream.rows) == 3
     log.append("t", 0, 2)
-    assert not engine.trigger()
-    engine.start()
-    assert engine.trigger()
-    assert len(engine.rows) == 5
+    assert not stream.trigger()
+    stream.start()
+    assert stream.trigger()
+    assert len(stream.rows) == 5

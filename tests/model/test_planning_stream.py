@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiverlog.errors import DataLoss, UnknownTopic
-from tests.support.simlog import ROW_BYTES, SimEngine, SimLog
+from tests.support.simlog import ROW_BYTES, SimLog, SimulatedQuery
 
 CRASHES = ("", "", "plan", "log", "write", "commit")
 
@@ -34,8 +34,8 @@ def expected(log: SimLog, starts: dict[int, int] | None = None) -> list[tuple[in
     )
 
 
-def got(engine: SimEngine) -> list[tuple[int, int]]:
-    return sorted((partition, value) for _, partition, _, value in engine.rows)
+def got(stream: SimulatedQuery) -> list[tuple[int, int]]:
+    return sorted((partition, value) for _, partition, _, value in stream.rows)
 
 
 steps = st.lists(
@@ -67,31 +67,31 @@ def test_no_row_is_lost_or_doubled_whatever_crashes(
     log = log_with(3, 0, 5)
     if starting != "default":
         options = options | {"startingOffsets": starting}
-    engine = SimEngine(log, **options)
+    stream = SimulatedQuery(log, **options)
     for step in script:
-        play(log, engine, step)
-    engine.now += 2
-    engine.drain()
-    engine.now += 2
-    engine.drain()
-    first = json.loads(engine.offsets[0])["_first"]["t"]["partitions"]
+        play(log, stream, step)
+    stream.now += 2
+    stream.drain()
+    stream.now += 2
+    stream.drain()
+    first = json.loads(stream.offsets[0])["_first"]["t"]["partitions"]
     starts = {int(p): offset for p, (offset, _) in first.items()}
     if starting == "earliest":
         assert set(starts.values()) == {0}
-    assert got(engine) == expected(log, starts)
-    ordered = [(p, offset) for _, p, offset, _ in engine.rows]
+    assert got(stream) == expected(log, starts)
+    ordered = [(p, offset) for _, p, offset, _ in stream.rows]
     for partition in range(len(log.topics["t"].partitions)):
         offsets = [o for p, o in ordered if p == partition]
         assert offsets == sorted(offsets)
 
 
-def play(log: SimLog, engine: SimEngine, step: Any) -> None:
+def play(log: SimLog, stream: SimulatedQuery, step: Any) -> None:
     match step:
         case ("append", partition, count):
             log.append("t", partition, count)
         case ("trigger", crash_at):
-            engine.now += 0.2
-            engine.trigger(crash_at)
+            stream.now += 0.2
+            stream.trigger(crash_at)
         case ("epoch", partition):
             log.topics["t"].partitions[partition].epoch += 1  # a new leader, nothing lost
         case ("partition",):
@@ -107,123 +107,123 @@ def test_available_now_reads_what_was_there_and_ends(
     appends: list[tuple[int, int]], options: dict[str, str]
 ) -> None:
     log = log_with(4, 9)
-    engine = SimEngine(log, startingOffsets="earliest", **options)
+    stream = SimulatedQuery(log, startingOffsets="earliest", **options)
     for first, second in [(0, 0), *appends]:
-        engine.start()
-        assert engine.planner is not None
-        engine.planner.prepare_available_now()
+        stream.start()
+        assert stream.planner is not None
+        stream.planner.prepare_available_now()
         there = expected(log)
         log.append("t", 0, first)
         log.append("t", 1, second)
         log.add_partitions("t", 1)
-        engine.drain()
-        assert got(engine) == there
+        stream.drain()
+        assert got(stream) == there
 
 
 # --- the traps, one by one ------------------------------------------------------------------------
 def test_latest_start_counts_from_the_first_look_not_from_the_last() -> None:
     """Spark asks for the initial offset twice and plans with the second answer."""
     log = log_with(10)
-    engine = SimEngine(log)
-    engine.start()
-    assert engine.planner is not None
-    engine.planner.initial_offset()
+    stream = SimulatedQuery(log)
+    stream.start()
+    assert stream.planner is not None
+    stream.planner.initial_offset()
     log.append("t", 0, 5)  # between the start of the query and its first trigger
-    engine.trigger("log")
+    stream.trigger("log")
     log.append("t", 0, 3)
-    engine.trigger()
-    assert [offset for _, _, offset, _ in engine.sink[0]] == [10, 11, 12, 13, 14]
-    engine.drain()
-    assert [offset for _, _, offset, _ in engine.rows] == list(range(10, 18))
+    stream.trigger()
+    assert [offset for _, _, offset, _ in stream.sink[0]] == [10, 11, 12, 13, 14]
+    stream.drain()
+    assert [offset for _, _, offset, _ in stream.rows] == list(range(10, 18))
 
 
 def test_an_empty_topic_still_makes_its_start_durable() -> None:
     log = log_with(10)
-    engine = SimEngine(log)
-    assert engine.trigger("log")  # batch 0 has no rows, and is logged
+    stream = SimulatedQuery(log)
+    assert stream.trigger("log")  # batch 0 has no rows, and is logged
     log.append("t", 0, 5)
-    engine.drain()
-    assert [offset for _, _, offset, _ in engine.rows] == [10, 11, 12, 13, 14]
+    stream.drain()
+    assert [offset for _, _, offset, _ in stream.rows] == [10, 11, 12, 13, 14]
 
 
 def test_an_idle_trigger_hands_back_the_same_text_and_costs_one_request() -> None:
     log = log_with(3)
-    engine = SimEngine(log, startingOffsets="earliest")
-    engine.drain()
-    assert engine.planner is not None
+    stream = SimulatedQuery(log, startingOffsets="earliest")
+    stream.drain()
+    assert stream.planner is not None
     for _ in range(3):
         before = log.requests
-        offset = json.loads(engine.offsets[max(engine.offsets)])
-        assert engine.planner.latest_offset(offset, unlimited=True) is offset
+        offset = json.loads(stream.offsets[max(stream.offsets)])
+        assert stream.planner.latest_offset(offset, unlimited=True) is offset
         assert log.requests == before + 1
 
 
 def test_a_trigger_costs_one_request_and_planning_none() -> None:
     log = log_with(3, 3)
-    engine = SimEngine(log, startingOffsets="earliest")
-    engine.drain()
+    stream = SimulatedQuery(log, startingOffsets="earliest")
+    stream.drain()
     for _ in range(3):
         log.append("t", 0, 2)
         before = log.requests
-        assert engine.trigger()
+        assert stream.trigger()
         assert log.requests == before + 1
 
 
 def test_limits_hold_and_are_shared() -> None:
     log = log_with(100, 100)
-    engine = SimEngine(log, startingOffsets="earliest", maxOffsetsPerTrigger="10")
-    engine.trigger()
-    assert sorted(p for _, p, _, _ in engine.sink[0]) == [0] * 5 + [1] * 5
-    engine = SimEngine(log, startingOffsets="earliest", maxBytesPerTrigger=str(20 * ROW_BYTES))
-    engine.trigger()
-    assert 8 <= len(engine.sink[0]) <= 20
-    engine.trigger(unlimited=True)  # Trigger.Once: all that is there, whatever the options say
-    assert len(engine.rows) == 200
+    stream = SimulatedQuery(log, startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    stream.trigger()
+    assert sorted(p for _, p, _, _ in stream.sink[0]) == [0] * 5 + [1] * 5
+    stream = SimulatedQuery(log, startingOffsets="earliest", maxBytesPerTrigger=str(20 * ROW_BYTES))
+    stream.trigger()
+    assert 8 <= len(stream.sink[0]) <= 20
+    stream.trigger(unlimited=True)  # Trigger.Once: all that is there, whatever the options say
+    assert len(stream.rows) == 200
 
 
 def test_minimum_rows_wait_for_the_delay_and_no_longer() -> None:
     log = log_with(0)
-    engine = SimEngine(
+    stream = SimulatedQuery(
         log, startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="60s"
     )
-    engine.drain()
+    stream.drain()
     log.append("t", 0, 4)
-    assert not engine.trigger()
-    engine.now += 61
-    assert engine.trigger()
-    assert len(engine.rows) == 4
+    assert not stream.trigger()
+    stream.now += 61
+    assert stream.trigger()
+    assert len(stream.rows) == 4
     log.append("t", 0, 10)
-    assert engine.trigger()
-    assert len(engine.rows) == 14
+    assert stream.trigger()
+    assert len(stream.rows) == 14
 
 
 def test_a_new_topic_of_the_pattern_is_read_from_its_first_row() -> None:
     log = log_with(2)
-    engine = SimEngine(log, subscribePattern="t|u.*", startingOffsets="latest")
-    del engine.raw["subscribe"]
-    engine.drain()
+    stream = SimulatedQuery(log, subscribePattern="t|u.*", startingOffsets="latest")
+    del stream.raw["subscribe"]
+    stream.drain()
     log.create("users")
     log.append("users", 0, 3)
     log.create("xusers")
     log.append("xusers", 0, 3)
-    engine.drain()
-    assert [offset for _, _, offset, _ in engine.rows] == [0, 1, 2]
+    stream.drain()
+    assert [offset for _, _, offset, _ in stream.rows] == [0, 1, 2]
 
 
 def test_a_pattern_that_matches_nothing_yet_waits() -> None:
     log = SimLog()
-    engine = SimEngine(log, subscribePattern="t")
-    del engine.raw["subscribe"]
-    engine.drain()
+    stream = SimulatedQuery(log, subscribePattern="t")
+    del stream.raw["subscribe"]
+    stream.drain()
     log.create("t")
     log.append("t", 0, 3)
-    engine.drain()
-    assert len(engine.rows) == 3
+    stream.drain()
+    assert len(stream.rows) == 3
 
 
 def test_a_topic_that_is_not_there_is_refused() -> None:
     with pytest.raises(UnknownTopic, match="'t'"):
-        SimEngine(SimLog()).trigger()
+        SimulatedQuery(SimLog()).trigger()
 
 
 # --- data loss ------------------------------------------------------------------------------------
@@ -275,20 +275,20 @@ def test_lost_rows_are_named_never_skipped_in_silence(
 ) -> None:
     for fail in ("true", "false"):
         log = log_with(20)
-        engine = SimEngine(log, startingOffsets="earliest", failOnDataLoss=fail)
-        engine.drain()
+        stream = SimulatedQuery(log, startingOffsets="earliest", failOnDataLoss=fail)
+        stream.drain()
         if loss is retention:
             log.append("t", 0, 15)
         loss(log)
         if restart:
-            engine.start()
+            stream.start()
         if fail == "true":
             with pytest.raises(DataLoss, match=message):
-                engine.trigger()
+                stream.trigger()
             continue
         with caplog.at_level(logging.WARNING, "pyspark_quiverlog"):
-            engine.drain()
-        found = [offset for _, _, offset, _ in engine.rows[20:]]
+            stream.drain()
+        found = [offset for _, _, offset, _ in stream.rows[20:]]
         assert found == rest
         warnings = [r.getMessage() for r in caplog.records]
         assert len(warnings) == 1, warnings
@@ -312,42 +312,42 @@ def test_a_replayed_batch_is_checked_too(
 ) -> None:
     """Spark runs a logged batch again after a crash, without asking for offsets first."""
     log = log_with(20)
-    engine = SimEngine(log, startingOffsets="earliest", failOnDataLoss=str(fail).lower())
-    engine.drain()
+    stream = SimulatedQuery(log, startingOffsets="earliest", failOnDataLoss=str(fail).lower())
+    stream.drain()
     log.append("t", 0, 15)
-    engine.trigger("log")
+    stream.trigger("log")
     loss(log)
     if fail:
         with pytest.raises(DataLoss, match=message):
-            engine.trigger()
+            stream.trigger()
         return
-    engine.drain()
-    assert [offset for _, _, offset, _ in engine.rows[20:]] == rest
+    stream.drain()
+    assert [offset for _, _, offset, _ in stream.rows[20:]] == rest
 
 
 def test_a_replayed_batch_whose_rows_were_replaced_is_refused() -> None:
     log = log_with(20)
-    engine = SimEngine(log, startingOffsets="earliest")
-    engine.drain()
+    stream = SimulatedQuery(log, startingOffsets="earliest")
+    stream.drain()
     log.append("t", 0, 15)
-    engine.trigger("log")
+    stream.trigger("log")
     log.truncate("t", 0, 30)
     log.append("t", 0, 10)
     with pytest.raises(DataLoss, match=r"t-0: rows \[30, 35\) have been truncated"):
-        engine.trigger()
+        stream.trigger()
 
 
 def test_a_new_leader_without_loss_is_no_loss() -> None:
     log = log_with(20)
-    engine = SimEngine(log, startingOffsets="earliest", maxOffsetsPerTrigger="7")
+    stream = SimulatedQuery(log, startingOffsets="earliest", maxOffsetsPerTrigger="7")
     for _ in range(6):
-        engine.trigger()
+        stream.trigger()
         log.topics["t"].partitions[0].epoch += 1
         log.append("t", 0, 5)
-        engine.trigger()
-        engine.start()
-    engine.drain()
-    assert got(engine) == expected(log)
+        stream.trigger()
+        stream.start()
+    stream.drain()
+    assert got(stream) == expected(log)
 
 
 def test_an_end_between_two_epochs_carries_the_epoch_of_its_own_rows() -> None:
@@ -355,26 +355,26 @@ def test_an_end_between_two_epochs_carries_the_epoch_of_its_own_rows() -> None:
     for _ in range(3):
         log.topics["t"].partitions[0].epoch += 2
         log.append("t", 0, 6)
-    engine = SimEngine(log, startingOffsets="earliest", maxOffsetsPerTrigger="4")
-    engine.drain()
-    ends = [json.loads(text)["topics"]["t"]["partitions"]["0"] for text in engine.offsets.values()]
+    stream = SimulatedQuery(log, startingOffsets="earliest", maxOffsetsPerTrigger="4")
+    stream.drain()
+    ends = [json.loads(text)["topics"]["t"]["partitions"]["0"] for text in stream.offsets.values()]
     assert ends == [[4, 0], [8, 2], [12, 2], [16, 4], [20, 6], [24, 6]]
 
 
 def test_the_first_batch_does_not_wait_for_rows() -> None:
-    engine = SimEngine(log_with(0))
-    assert engine.trigger()
-    assert engine.now == 0
-    engine.trigger()
-    assert engine.now > 0, "a broker that answers a long poll at once must not be asked in a loop"
+    stream = SimulatedQuery(log_with(0))
+    assert stream.trigger()
+    assert stream.now == 0
+    stream.trigger()
+    assert stream.now > 0, "a broker that answers a long poll at once must not be asked in a loop"
 
 
 def test_older_spark_that_does_not_say_where_it_stands() -> None:
     """PySpark 4.0 and 4.1 call `latestOffset()`; after a restart no bound may then apply."""
     log = log_with(20)
-    engine = SimEngine(log, startingOffsets="earliest", maxOffsetsPerTrigger="5")
-    engine.start()
-    planner = engine.planner
+    stream = SimulatedQuery(log, startingOffsets="earliest", maxOffsetsPerTrigger="5")
+    stream.start()
+    planner = stream.planner
     assert planner is not None
     start = planner.initial_offset()
     end = planner.latest_offset(None, unlimited=False)
@@ -383,8 +383,8 @@ def test_older_spark_that_does_not_say_where_it_stands() -> None:
     assert [(r.start, r.end) for r in planner.ranges(end, later)] == [(5, 10)]
     log.add_partitions("t", 1)
     log.append("t", 1, 2)
-    engine.start()
-    planner = engine.planner
+    stream.start()
+    planner = stream.planner
     restarted = planner.latest_offset(None, unlimited=False)
     ranges = {(r.partition, r.start, r.end) for r in planner.ranges(later, restarted)}
     assert ranges == {(0, 10, 20), (1, 0, 2)}

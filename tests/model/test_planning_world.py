@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from quiverlog.errors import DataLoss
-from tests.support.simlog import SimEngine, SimLog
+from tests.support.simlog import SimLog, SimulatedQuery
 
 NAMES = st.sampled_from(["a", "b", "c"])
 NUMBERS = st.integers(0, 2)
@@ -113,17 +113,17 @@ class World(RuleBasedStateMachine):
         self.logger = logging.getLogger("pyspark_quiverlog")
         self.logger.addHandler(self.reports)
         self.propagated, self.logger.propagate = self.logger.propagate, False
-        self.engine = SimEngine(self.log, startingOffsets="earliest", **limits)
+        self.stream = SimulatedQuery(self.log, startingOffsets="earliest", **limits)
         self.selection = selection
         self.fail = fail
         self._restart()
-        assert self.step(lambda: self.engine.trigger("log")), "the start is made durable"
+        assert self.step(lambda: self.stream.trigger("log")), "the start is made durable"
 
     def _restart(self) -> None:
         for name in ("subscribe", "subscribePattern", "assign"):
-            self.engine.raw.pop(name, None)
-        self.engine.raw |= self.selection | {"failOnDataLoss": str(self.fail).lower()}
-        self.engine.planner = None
+            self.stream.raw.pop(name, None)
+        self.stream.raw |= self.selection | {"failOnDataLoss": str(self.fail).lower()}
+        self.stream.planner = None
 
     def step(self, act: Callable[[], Any]) -> Any:
         """An operator stands by: a query that fails for lost rows is started to go on."""
@@ -142,8 +142,8 @@ class World(RuleBasedStateMachine):
 
     @rule(crash=st.sampled_from(["", "", "", "plan", "log", "write", "commit"]))
     def trigger(self, crash: str) -> None:
-        self.engine.now += 0.2
-        self.step(lambda: self.engine.trigger(crash))
+        self.stream.now += 0.2
+        self.step(lambda: self.stream.trigger(crash))
 
     @rule(
         upcoming=st.lists(st.tuples(st.integers(0, 3), events), min_size=1, max_size=6),
@@ -163,7 +163,7 @@ class World(RuleBasedStateMachine):
 
         self.log.between = between
         try:
-            self.step(lambda: self.engine.trigger(crash))
+            self.step(lambda: self.stream.trigger(crash))
         finally:
             self.log.between = None
 
@@ -182,11 +182,11 @@ class World(RuleBasedStateMachine):
         self._restart()
 
         def run() -> None:
-            self.engine.start()
-            assert self.engine.planner is not None
-            self.engine.planner.prepare_available_now()
+            self.stream.start()
+            assert self.stream.planner is not None
+            self.stream.planner.prepare_available_now()
             self.log.between = lambda: happen(self.log, upcoming.pop()) if upcoming else None
-            self.engine.drain()
+            self.stream.drain()
 
         try:
             self.step(run)
@@ -194,22 +194,22 @@ class World(RuleBasedStateMachine):
             self.log.between = None
         self._restart()
 
-    @precondition(lambda self: hasattr(self, "engine"))
+    @precondition(lambda self: hasattr(self, "stream"))
     @rule()
     def come_to_rest(self) -> None:
         """Nothing more happens: the stream must catch up, rest, and have all rows."""
         for _ in range(3):  # an operator restarts it at most once per loss
-            self.step(lambda: self.engine.drain())
-            self.engine.now += 2
-        self.engine.drain()
+            self.step(lambda: self.stream.drain())
+            self.stream.now += 2
+        self.stream.drain()
         self.check()
 
     def check(self) -> None:
-        seen = [(row[0], row[1], row[3]) for row in self.engine.rows]
+        seen = [(row[0], row[1], row[3]) for row in self.stream.rows]
         assert len(seen) == len(set(seen)), "a row came twice"
         read = {value for _, _, value in seen}
-        assert self.engine.planner is not None
-        view = self.engine.planner._view
+        assert self.stream.planner is not None
+        view = self.stream.planner._view
         known = self.known_partitions()
         for name, topic in [*self.log.topics.items(), *self.log.deleted]:
             is_there = self.log.topics.get(name) is topic
@@ -228,13 +228,13 @@ class World(RuleBasedStateMachine):
         """Those that were in an end offset."""
         return {
             (topic["id"], int(number))
-            for text in self.engine.offsets.values()
+            for text in self.stream.offsets.values()
             for topic in json.loads(text)["topics"].values()
             for number in topic["partitions"]
         }
 
     def teardown(self) -> None:
-        if hasattr(self, "engine"):
+        if hasattr(self, "stream"):
             self.log.between = None
             try:
                 self.come_to_rest()

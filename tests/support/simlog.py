@@ -1,7 +1,7 @@
-"""A log in memory with the questions that the Spark driver asks, and Spark's micro-batch engine.
+"""A log in memory with the questions that the Spark driver asks, and Spark's micro-batch stream.
 
 Owns `SimLog` (topics, leader epochs, retention, truncation; stands in for `quiverlog.Client` in
-`LogView`) and `SimEngine` (Spark's order of calls, its offset log and commit log, and crashes
+`LogView`) and `SimulatedQuery` (Spark's order of calls, its offset log and commit log, and crashes
 between any two steps). No clock, no network.
 """
 
@@ -212,7 +212,7 @@ class Crash(Exception):
     """The driver was killed."""
 
 
-class SimEngine:
+class SimulatedQuery:
     """Spark's MicroBatchExecution around one source, over logs that survive a crash.
 
     The sink replaces a batch that is run again, as Spark's own file sink does, so whatever is

@@ -156,7 +156,7 @@ class ProduceWaiter(Waiter):
         """Its entries will be staged in steps: it is not complete before the last."""
         self.waiting = {id(result): result for result in self.response.partitions}
 
-    def settle(self, result: m.ProducePartitionResult) -> None:
+    def nothing_to_wait_for(self, result: m.ProducePartitionResult) -> None:
         """Count an entry as done that waits for nothing: there is no such partition here."""
         del self.waiting[id(result)]
         _answer_in_order(self)

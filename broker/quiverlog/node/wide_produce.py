@@ -133,7 +133,7 @@ def _store(
         broker.staging.finish(call.now)
         for entry, result in zip(entries, results, strict=True):
             if entry.replica is None and not waiter.done:
-                waiter.settle(result)
+                waiter.nothing_to_wait_for(result)
         call.cost = _STAGE_COST
         yield None
         if waiter.done:
