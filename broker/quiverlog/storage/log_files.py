@@ -21,6 +21,7 @@ _OWN: Final = re.compile(
     r"|leader-epochs|log-start|log-start-copy|recovery-point|truncate-to)(?:\.tmp)?"
     r"|[0-9]{20}\.log\.cut"
 )
+_NUMBER: Final = re.compile(r"[0-9]{20}")
 _SUFFIX: Final = ".unusable"
 _ATTEMPTS_MAX: Final = 100
 _OFFSET_MAX: Final = 2**63 - 1
@@ -42,6 +43,13 @@ def own_offset(name: str, suffix: str) -> int | None:
     return offset if offset <= _OFFSET_MAX else None
 
 
+def _is_own(name: str) -> bool:
+    if _OWN.fullmatch(name) is None:
+        return False
+    number = _NUMBER.search(name)
+    return number is None or int(number[0]) <= _OFFSET_MAX
+
+
 def set_aside(disk: Disk, directory: str) -> SetAside:
     """Move what is in the place of a file, and is none, out of the way.
 
@@ -53,7 +61,7 @@ def set_aside(disk: Disk, directory: str) -> SetAside:
     notes: list[str] = []
     for name in names:
         path = f"{directory}/{name}"
-        if _OWN.fullmatch(name) is None:
+        if not _is_own(name):
             if _SUFFIX not in name:
                 notes.append(f"{short_name(path)} is no file of a partition: it was left alone.")
         elif not disk.is_file(path):
