@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from quiverlog.server.config_keys import CONFIG_KEYS
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, read, rows
-from tests.support.scripted_broker import Door, ScriptedBroker
+from tests.support.scripted_broker import Answer, Door, ScriptedBroker
 
 
 @pytest.fixture
@@ -344,3 +345,44 @@ def test_batches_of_many_partitions_fit_the_smallest_frame_of_a_broker(kind: str
                 producer.send([{"value": bytes(900_000)}], partition=partition)
             producer.flush()
         assert c.list_offsets("wide") == dict.fromkeys(range(partitions), 1)
+
+
+def test_rows_that_come_while_a_consumer_opens_at_the_end_are_not_out_of_range(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    """The end is asked for first: a start that is asked for later may lie beyond it."""
+
+    def one_more(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+        response.partitions[0].offset += 1
+        return response, body
+
+    client.create_topic("t", SCHEMA)
+    for start in ("latest", datetime(2020, 1, 1, tzinfo=UTC), {0: "latest"}):
+        broker.fault(m.ListOffsetsRequest, lambda request: None, Answer(one_more))
+        consumer = client.consumer("t", start=start)
+        assert consumer.poll(timeout=1) is None
+        assert consumer.positions == {0: 0}
+        consumer.close()
+
+
+@pytest.mark.parametrize("kind", CLIENT_KINDS)
+def test_a_row_that_raises_what_nobody_expects_fails_alone(
+    broker: ScriptedBroker, kind: str
+) -> None:
+    """Its neighbours were lost with it: no batch, no error, and `result` waited for ever."""
+
+    class Lazy(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            raise RuntimeError("not today")
+
+        def get(self, name: str, default: Any = None) -> Any:
+            raise RuntimeError("not today")
+
+    with connect(kind, broker.bootstrap) as client:
+        client.create_topic("t", SCHEMA)
+        with client.producer("t", linger=0.05) as producer:
+            futures = [producer.send(r) for r in (rows(1)[0], Lazy(rows(1)[0]))]
+            assert futures[0].result(timeout=5)[0].rows == 1
+            error = futures[1].exception(timeout=5)
+        assert isinstance(error, quiverlog.SchemaMismatch)
+        assert "not today" in str(error)

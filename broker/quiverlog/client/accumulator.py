@@ -239,7 +239,7 @@ class Accumulator:
             self.buffered_bytes -= group.byte_count
             try:
                 batch = self._converter.from_rows(group.rows)
-            except SchemaMismatch:
+            except Exception:  # a program's rows may raise anything
                 self._convert_singly(partition, group, now)
                 continue
             self._row_bytes = max(1, batch.nbytes // len(group.rows))
@@ -252,6 +252,10 @@ class Accumulator:
                 batch = self._converter.from_rows([row])
             except SchemaMismatch as error:
                 self._failed(delivery, error)
+                continue
+            except Exception as error:
+                why = f"The row cannot be read: {type(error).__name__}: {error}."
+                self._failed(delivery, SchemaMismatch(why, topic=self.topic.name))
                 continue
             self._add_converted(partition, batch, [delivery], now)
 

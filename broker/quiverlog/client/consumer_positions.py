@@ -88,6 +88,9 @@ class PositionFinder:
             offset = start if isinstance(start, int) else found[p]
             if offset < 0:  # no row is that young: begin where the next one will be
                 offset = latest[p]
+            if not isinstance(start, int) and not self._options.follow:
+                # Rows came, or were given up, between the two questions: nothing is to be read.
+                offset = min(offset, latest[p])
             if p in latest and offset > latest[p]:  # nothing would be asked for, nothing refused
                 raise (yield from self._beyond(p, offset, latest[p]))
             positions[p] = Position(
