@@ -63,19 +63,18 @@ _PASSING: Final = frozenset(
 """Failures of the system that may be over the next time."""
 
 
-class Offline(NamedTuple):
-    """Why a partition is not open. `retry_us`: when opening is tried again, None for never."""
-
-    error: QuiverlogError
-    retry_us: int | None
-    clean: bool
-
-
 class _Opening(NamedTuple):
     """A partition that is to be opened. `clean`: its files may be trusted without a scan."""
 
     name: TopicPartition
     clean: bool
+
+
+class Offline(NamedTuple):
+    """Why a partition is not open, and how it was to be opened."""
+
+    error: QuiverlogError
+    opening: _Opening
 
 
 class Assignment:
@@ -95,6 +94,7 @@ class Assignment:
         "_outbox",
         "_queue",
         "_removal",
+        "_retry",
         "_wakeups",
         "_watchers",
         "directory",
@@ -135,6 +135,8 @@ class Assignment:
         self._opening: dict[Key, _Opening] = {}
         self._opening_of: Counter[bytes] = Counter()  # How many of them, by topic.
         self._queue: deque[Key] = deque()
+        # Offline partitions: when they are opened again, in this order.
+        self._retry: dict[Key, int] = {}
         self._watchers: dict[bytes, list[Then]] = {}
 
     @property
@@ -144,11 +146,7 @@ class Assignment:
 
     def next_us(self) -> int | None:
         """When the next offline partition is opened again."""
-        if not self.offline:
-            return None
-        return min(
-            (o.retry_us for o in self.offline.values() if o.retry_us is not None), default=None
-        )
+        return next(iter(self._retry.values()), None)
 
     # --- what the image says -------------------------------------------------------------------
     def reconcile(
@@ -231,6 +229,7 @@ class Assignment:
             key = self._queue.popleft()
             topic = self.image.topics_by_id.get(key[0])
             if topic is None:
+                self._let_go_unopened(key[0], self._opening[key].name)
                 self._opened_or_not(key, now)
                 continue
             name, clean = self._opening[key]
@@ -264,6 +263,7 @@ class Assignment:
             assert isinstance(result, Opened)
             self._take(key, opening.name, topic, result)
         self._opened_or_not(key, now)
+        self._open_next(now)
 
     def _take(self, key: Key, name: TopicPartition, topic: TopicImage, opened: Opened) -> None:
         topic_image = self.image.topics_by_id.get(key[0])
@@ -301,11 +301,12 @@ class Assignment:
             self._outbox.log(
                 "error", "partition offline", partition=str(name), why=reason.message, retry=passing
             )
-        if key[1] in self._held.get(key[0], ()):
-            self.offline[key] = Offline(
-                reason, now.mono_us + _RETRY_US if passing else None, opening.clean
-            )
-            self._metrics.partitions_offline = len(self.offline)
+        if key[1] not in self._held.get(key[0], ()):
+            self._let_go_unopened(key[0], name)
+            return
+        self.offline[key] = Offline(reason, opening)
+        if passing:
+            self._retry[key] = now.mono_us + _RETRY_US
 
     def _opened_or_not(self, key: Key, now: Now) -> None:
         del self._opening[key]
@@ -315,7 +316,6 @@ class Assignment:
             del self._opening_of[key[0]]
             for then in self._watchers.pop(key[0], ()):
                 then(None, None, now)
-        self._open_next(now)
 
     def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
         """To be yielded by a handler that waits until all of a topic's partitions are open, or
@@ -331,13 +331,20 @@ class Assignment:
 
     def retry(self, now: Now) -> None:
         """Try again to open what is due."""
-        for key, offline in list(self.offline.items()):
-            if offline.retry_us is not None and offline.retry_us <= now.mono_us:
-                topic = self.image.topics_by_id.get(key[0])
-                if topic is not None and key not in self._opening:
-                    self.offline[key] = offline._replace(retry_us=now.mono_us + _RETRY_US)
-                    self._open_soon(key, topic.name, clean=offline.clean)
+        while self._retry:
+            key, due_us = next(iter(self._retry.items()))
+            if due_us > now.mono_us:
+                break
+            del self._retry[key]
+            opening = self.offline[key].opening
+            self._open_soon(key, opening.name.topic, clean=opening.clean)
         self._open_next(now)
+
+    def stop(self, now: Now) -> None:
+        """Open no more partitions: the next start does."""
+        queue, self._queue = self._queue, deque()
+        for key in queue:
+            self._opened_or_not(key, now)
 
     def all_open(self) -> list[Replica]:
         """Every replica, led or followed."""
@@ -350,9 +357,12 @@ class Assignment:
         for number in list(partitions):
             key = (topic_id, number)
             self._held.get(topic_id, set()).discard(number)
-            self.offline.pop(key, None)
+            offline = self.offline.pop(key, None)
+            self._retry.pop(key, None)
             replica = self.replicas.pop(key, None) or self._followed.pop(key, None)
             if replica is None:
+                if offline is not None and key not in self._opening:
+                    self._let_go_unopened(topic_id, offline.opening.name)
                 continue
             replica.deleted = True
             self._flushes.forget(replica)
@@ -366,6 +376,9 @@ class Assignment:
         self._metrics.partitions_led = len(self.replicas)
         self._metrics.partitions_offline = len(self.offline)
         self._removal.add(gone)
+
+    def _let_go_unopened(self, topic_id: bytes, name: TopicPartition) -> None:
+        self._removal.add_unopened(str(name), topic_id)
 
     def check_free(self, names: Collection[str]) -> None:
         """Raise ThrottledBroker while partitions of these names cannot be created."""

@@ -91,6 +91,7 @@ class Closing:
             and not broker.metadata.owes
         )
         broker.admission.phase = Phase.CLOSING
+        broker.assignment.stop(now)
         self._step = _Step.DRAINING
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
         for waiter in broker.purgatory.all_live():

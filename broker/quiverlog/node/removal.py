@@ -9,6 +9,7 @@ Must not know: why a replica is gone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from functools import partial
 from typing import Final
@@ -33,7 +34,7 @@ _SLICE_BYTES: Final = 256 * MIB
 class Removal:
     """See the module docstring."""
 
-    __slots__ = ("_busy", "_jobs", "_outbox", "_queue", "directory")
+    __slots__ = ("_busy", "_jobs", "_outbox", "_queue", "_unopened", "directory")
 
     directory: DataDirectory
 
@@ -41,12 +42,14 @@ class Removal:
         self._jobs = jobs
         self._outbox = outbox
         self._queue: dict[str, Replica] = {}
+        # Topic ids by name: partitions that were never opened, or could not be.
+        self._unopened: dict[str, bytes] = {}
         self._busy = False
 
     @property
     def waiting(self) -> bool:
-        """True when replicas wait to be removed and no removal is under way."""
-        return bool(self._queue) and not self._busy
+        """True when partitions wait to be removed and no removal is under way."""
+        return bool(self._queue or self._unopened) and not self._busy
 
     def add(self, replicas: Collection[Replica]) -> None:
         """Remove these soon."""
@@ -54,9 +57,13 @@ class Removal:
             assert replica.deleted
             self._queue[str(replica.name)] = replica
 
+    def add_unopened(self, name: str, topic_id: bytes) -> None:
+        """Remove the directory of a partition that no job and no replica uses."""
+        self._unopened[name] = topic_id
+
     def run(self) -> None:
         """Begin with the next few, if none are under way."""
-        if self._busy or not self._queue:
+        if not self.waiting:
             return
         found: list[Replica] = []
         byte_count = 0
@@ -67,12 +74,15 @@ class Removal:
             if len(found) == _SLICE or (found and byte_count > _SLICE_BYTES):
                 break
             found.append(replica)
-        if not found:
-            return
+        owners = {str(replica.name): replica.topic.topic_id for replica in found}
         for replica in found:
             del self._queue[str(replica.name)]
             self._close_log(replica)
-        owners = {str(replica.name): replica.topic.topic_id for replica in found}
+        for name in list(itertools.islice(self._unopened, _SLICE - len(owners))):
+            if name not in owners:
+                owners[name] = self._unopened.pop(name)
+        if not owners:
+            return
         job = RemoveDirectoriesJob(self.directory, owners)
         self._busy = True
         self._jobs.start(job, partial(self._done, len(owners)), Urgency.BACKGROUND)
@@ -96,6 +106,7 @@ class Removal:
 
     def close(self) -> None:
         """Let go of the files; the next start removes them."""
+        self._unopened.clear()
         queue, self._queue = self._queue, {}
         for replica in queue.values():
             self._close_log(replica)

@@ -1,0 +1,108 @@
+"""Letting go of what is being opened: deleted, offline, or at a stop."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from quiverlog.batch.schema import serialize_schema
+from quiverlog.node.effects import StartJob
+from quiverlog.node.events import JobDone, Shutdown, Tick
+from quiverlog.wire import messages as m
+from tests.support.node import SCHEMA, NodeDriver
+
+PARTITIONS = 1_500
+"""More than Python's stack has room for frames."""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeDriver:
+    return NodeDriver(tmp_path)
+
+
+def create_slowly(node: NodeDriver, name: str, partitions: int) -> int:
+    """Create a topic up to the moment in which its partitions are being opened."""
+    node.hold_jobs = True
+    new = m.NewTopic(name, serialize_schema(SCHEMA), partitions, 1, [], {})
+    created = node.request(m.CreateTopicsRequest(topics=[new]))
+    while not any(start.job.kind == "open log" for start in node.jobs):
+        node.step()
+    return created
+
+
+def directories(node: NodeDriver) -> list[str]:
+    return sorted(path.name for path in (Path(node.config.data_dir) / "data").iterdir())
+
+
+def test_a_topic_is_deleted_while_its_partitions_are_opened(node: NodeDriver) -> None:
+    created = create_slowly(node, "wide", PARTITIONS)
+    deleted = node.request(m.DeleteTopicsRequest(names=["wide"]), connection=2)
+    node.hold_jobs = False
+    node.run_until_idle()
+    for correlation in (created, deleted):
+        answer = node.answer(correlation)
+        assert answer is not None
+        assert answer[0].topics[0].error_code == 0
+    assert node.metrics.internal_errors == 0
+    assert directories(node) == [], "nobody else would remove them before the next start"
+    assert not node.node.broker.assignment.opening
+
+
+class SlowOpening:
+    """A partition of which opening has failed for want of descriptors."""
+
+    def __init__(self, node: NodeDriver) -> None:
+        self.node = node
+        node.create("kept")
+        create_slowly(node, "t", 1)
+        (start,) = node.jobs
+        node.jobs.clear()
+        node.send(JobDone(start.job, None, OSError(errno.EMFILE, "Too many open files")))
+        assert len(node.node.broker.assignment.offline) == 1
+
+
+def test_a_partition_that_is_opened_again_for_long_asks_for_no_ticks(node: NodeDriver) -> None:
+    SlowOpening(node)
+    node.advance(5_000)
+    assert [start.job.kind for start in node.jobs] == ["open log"]
+    node.set_clock(node.mono_us + 60_000_000)
+    node.send(Tick())
+    assert len(node.jobs) == 1, "it is being opened"
+    deadline_us = node.node.next_deadline_us()
+    assert deadline_us is None or deadline_us > node.mono_us
+
+
+def test_the_directory_of_a_deleted_partition_that_was_offline_goes(node: NodeDriver) -> None:
+    SlowOpening(node)
+    node.hold_jobs = False
+    node.call(m.DeleteTopicsRequest(names=["t"]))
+    assert directories(node) == ["kept-0"]
+
+
+def test_the_directory_goes_too_when_the_topic_is_deleted_while_opening_fails(
+    node: NodeDriver,
+) -> None:
+    create_slowly(node, "t", 1)
+    (start,) = node.jobs
+    node.jobs.clear()
+    deleted = node.request(m.DeleteTopicsRequest(names=["t"]), connection=2)
+    while node.answer(deleted) is None:
+        node.step()
+    node.send(JobDone(start.job, None, OSError(errno.EMFILE, "Too many open files")))
+    node.hold_jobs = False
+    node.run_until_idle()
+    assert directories(node) == []
+
+
+def test_a_stop_opens_no_further_partitions(node: NodeDriver) -> None:
+    created = create_slowly(node, "wide", 100)
+    node.send(Shutdown())
+    opened = sum(start.job.kind == "open log" for start in node.jobs)
+    node.hold_jobs = False
+    started = node.run_until_idle()
+    assert opened < 100
+    assert not [e for e in started if isinstance(e, StartJob) and e.job.kind == "open log"]
+    assert node.answer(created) is not None
+    assert node.shut_down
