@@ -87,3 +87,14 @@ def test_a_log_with_a_fault_keeps_files_that_no_durable_snapshot_covers() -> Non
     log = open_log(disk)
     assert (log.log_start_offset, log.log_end_offset) == (12, 21)
     assert f"{0:020d}.log" not in disk.list(DIRECTORY), "a start removes it"
+
+
+def test_no_flush_is_due_while_a_truncation_replaces_the_files() -> None:
+    log = log_with_unflushed_files(SimDisk())
+    assert log.flush_due_us() == 0
+    job = log.begin_truncate(15)
+    assert job is not None
+    assert log.flush_due_us() is None
+    assert log.complete_truncate(job, job.run()) == 15
+    assert log.flush_due_us() is not None
+    assert flush(log) == 15

@@ -1,8 +1,9 @@
 """One partition's log: segments in a row, seen as one sequence of offsets.
 
-Owns what a log does beside reading (readable_log.py) and appending (appendable_log.py): opening and
-closing, and the three things that wait for the disk, which are jobs (jobs.py): a flush, a trim, a
-truncation. Each is begun here, run elsewhere, and completed here. One thread uses a log.
+Owns what a log does beside reading (readable_log.py), appending (appendable_log.py) and giving up
+rows (trimmable_log.py): opening and closing, a flush and a truncation. These two wait for the disk,
+as a trim does, so they are jobs (jobs.py): begun here, run elsewhere, completed here. One thread
+uses a log.
 
 Invariants:
 - log_start_offset <= log_end_offset, flushed_offset <= log_end_offset: rows at or above
@@ -16,48 +17,31 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from quiverlog.errors import DiskFull, OffsetOutOfRange, QuiverlogError, StorageFault
-from quiverlog.storage import checkpoint, opening, retention
-from quiverlog.storage.appendable_log import AppendableLog
+from quiverlog.errors import QuiverlogError, StorageFault
+from quiverlog.storage import checkpoint, opening
 from quiverlog.storage.checkpoint import Producers, RecoveryPoint
 from quiverlog.storage.disk import Disk, out_of_descriptors, short_name
 from quiverlog.storage.index_cache import IndexCache
-from quiverlog.storage.jobs import (
-    FlushJob,
-    FlushResult,
-    ReadJob,
-    RemoveFilesJob,
-    SnapshotFile,
-    TrimJob,
-    TrimResult,
-)
+from quiverlog.storage.jobs import FlushJob, FlushResult, RemoveFilesJob
 from quiverlog.storage.log_config import LogConfig
 from quiverlog.storage.producer_replay import restore_producers
 from quiverlog.storage.recovery import RecoveryReport
 from quiverlog.storage.resync import EPOCHS_ALL
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segments import Segments
+from quiverlog.storage.trimmable_log import TrimmableLog
 from quiverlog.storage.truncation import TruncateJob, TruncateResult
 from quiverlog.types import Now
 
 __all__ = ["Log", "LogConfig", "RecoveryReport"]
 
 
-class Log(AppendableLog):
+class Log(TrimmableLog):
     """See the module docstring. All attributes are for reading, except `config`."""
 
-    __slots__ = ("_last_given_up", "_start_saved", "_trim")
-
-    def __init__(
-        self, disk: Disk, directory: str, config: LogConfig, indexes: IndexCache | None
-    ) -> None:
-        super().__init__(disk, directory, config, indexes)
-        self._start_saved = 0
-        self._last_given_up = RecoveryPoint()
-        """The end of the newest segment that was given up."""
-        self._trim: TrimJob | None = None
+    __slots__ = ()
 
     # --- opening -------------------------------------------------------------------------------
     @classmethod
@@ -121,12 +105,6 @@ class Log(AppendableLog):
             snapshot = self._snapshot_before(given_up[-1].end_offset)
             RemoveFilesJob(self._disk, self.directory, files, snapshot=snapshot).run()
 
-    def _snapshot_before(self, end_offset: int) -> SnapshotFile | None:
-        """What must be on the disk before files with rows below `end_offset` go; None: it is."""
-        if self._producers is None or self._unflushed.covered >= end_offset:
-            return None
-        return SnapshotFile(self.log_end_offset, self._producers.snapshot())
-
     # --- flushing ------------------------------------------------------------------------------
     def begin_flush(self, *, background: bool = False) -> FlushJob:
         """What a flush has to cover now. At most one at a time.
@@ -137,6 +115,7 @@ class Log(AppendableLog):
         Raises:
             StorageFault: an earlier flush failed.
         """
+        assert self._truncation is None, "a truncation is outstanding"
         if self.fault:
             raise StorageFault(f"{short_name(self.directory)}: {self.fault}.")
         last = self.segments[-1] if self.segments else None
@@ -168,136 +147,26 @@ class Log(AppendableLog):
     def flush_due_us(self) -> int | None:
         """When a flush in the background is due (`Now.mono_us`): None for never, 0 for at once.
 
+        Never while a truncation is outstanding: it replaces the files that a flush would sync.
+
         At a roll, after 64 MiB and after 30 s, for every level of durability, and once more when
         a log has become idle: it bounds what a start after a crash has to scan.
         """
-        return None if self.fault else self._unflushed.due_us()
-
-    # --- giving up rows ------------------------------------------------------------------------
-    def begin_trim(self, offset: int, *, promised: bool = True) -> TrimJob | None:
-        """Give up the rows below `offset`; None when there is nothing to do. One at a time.
-
-        Args:
-            promised: somebody will be told that the rows are gone. Otherwise (retention, which
-                judges again after a crash) a start that frees no file is not written down: it moves
-                at once, and there is no job.
-
-        Raises:
-            OffsetOutOfRange: beyond the log's end.
-        """
-        assert self._trim is None, "a trim is outstanding"
-        if not 0 <= offset <= self.log_end_offset:
-            raise OffsetOutOfRange(f"offset {offset} is beyond the end {self.log_end_offset}.")
-        if offset <= self._start_saved:
+        if self.fault or self._truncation is not None:
             return None
-        offset = max(offset, self.log_start_offset)
-        doomed = [s for s in self.segments if self._is_given_up(s, offset)]
-        if not promised and not doomed:
-            self._move_start(offset)
-            return None
-        snapshot = self._snapshot_before(doomed[-1].end_offset) if doomed else None
-        unflushed: tuple[Segment, ...] = ()
-        ahead = offset > self.flushed_offset if snapshot is None else snapshot.offset > offset
-        if ahead and self._producers is not None and not self.fault:
-            unflushed = self._unflushed.segments_all
-        indexes = tuple(segment.index_path for segment in doomed)
-        self._trim = TrimJob(self._disk, self.directory, offset, indexes, unflushed, snapshot)
-        return self._trim
-
-    def complete_trim(self, job: TrimJob, result: TrimResult) -> RemoveFilesJob | None:
-        """The new log start is on the disk: the rows below it are gone for readers from here on.
-
-        Returns the job that removes their files, None when there are none, or when they must stay
-        for the next start, which reads the disk.
-        """
-        assert job is self._trim
-        self._trim = None
-        self._start_saved = max(self._start_saved, job.offset)
-        self._move_start(min(job.offset, self.log_end_offset))
-        snapshot = job.snapshot
-        if snapshot is not None and self.fault:
-            return None  # It may speak of rows that are on no disk: the files tell what is true.
-        if snapshot is not None and result.snapshot_saved:
-            self._unflushed.snapshot_saved(snapshot.offset)
-            snapshot = None
-        return self._detach_given_up(snapshot)
-
-    def fail_trim(self, job: TrimJob, error: BaseException) -> None:
-        """The trim's `run` raised `error`: the log starts where it did.
-
-        A trim that had rows to flush may have failed at that, which is final, as in a flush.
-        """
-        assert job is self._trim
-        self._trim = None
-        if job.segments and not (isinstance(error, DiskFull) or out_of_descriptors(error)):
-            self.fault = self.fault or f"flush failed: {error}"
-
-    def _is_given_up(self, segment: Segment, start_offset: int) -> bool:
-        """True when the file may go with the rows below `start_offset`.
-
-        Not one without rows at the log's end: the next segment would have its name, and the job
-        that removes the old file would remove the new one.
-        """
-        next_name = segment.empty and segment.base_offset == self.log_end_offset
-        return segment.end_offset <= start_offset and not next_name
-
-    def _move_start(self, offset: int) -> None:
-        if offset > self.log_start_offset:
-            self.log_start_offset = offset
-            self._oldest_us = None
-            self._changed = True
-            self.epochs.trim(offset)
-
-    def _detach_given_up(self, snapshot: SnapshotFile | None) -> RemoveFilesJob | None:
-        """Take the segments below the log start out; their files are still to be removed."""
-        paths: list[str] = []
-        byte_count, count = self.size_bytes, len(self.segments)
-        while self.segments and self._is_given_up(self.segments[0], self.log_start_offset):
-            segment = self._segments.take_first()
-            self._forget(segment)
-            size = segment.file.size
-            self._last_given_up = RecoveryPoint(segment.end_offset, segment.base_offset, size)
-            paths += [segment.index_path, segment.path]
-        if not paths:
-            return None
-        return RemoveFilesJob(
-            self._disk,
-            self.directory,
-            tuple(paths),
-            byte_count - self.size_bytes,
-            count - len(self.segments),
-            snapshot,
-        )
-
-    def _forget(self, segment: Segment) -> None:
-        assert segment.dropped
-        self._unflushed.forget(segment)
-        self._indexes.forget(segment)
-
-    def retention_target(
-        self,
-        now: Now,
-        high_watermark: int,
-        *,
-        cold_ok: bool = True,
-        just_read: Collection[ReadJob] = (),
-    ) -> int:
-        """Where the log should start: too old or too much goes. Decides only; see `begin_trim`.
-
-        Raises:
-            NotResident: only when not `cold_ok`.
-        """
-        return retention.target(self, now, high_watermark, cold_ok=cold_ok, just_read=just_read)
+        return self._unflushed.due_us()
 
     # --- truncating ----------------------------------------------------------------------------
     def begin_truncate(self, offset: int) -> TruncateJob | None:
-        """Cut the rows from `offset` on; None when there are none. No flush may be outstanding.
+        """Cut the rows from `offset` on; None when there are none.
 
-        The job knows the files by name, and nothing may be appended until it is complete. A batch
-        goes whole, so the log may end before `offset`.
+        No flush and no trim may be outstanding. The job knows the files by name: nothing may be
+        appended, flushed or given up until it is complete. A batch goes whole, so the log may end
+        before `offset`.
         """
         assert self._unflushed.outstanding is None, "a flush is outstanding"
         assert self._truncation is None, "a truncation is outstanding"
+        assert self._trim is None, "a trim is outstanding"
         if offset >= self.log_end_offset:
             self.epochs.truncate_to(max(offset, self.log_end_offset))
             return None

@@ -1,0 +1,165 @@
+"""A log's start: giving up the oldest rows, and the files that have none but such.
+
+Owns the two steps of a trim, which are jobs (jobs.py), and which rows are too old or too many. The
+new log start is on the disk before the rows disappear for readers; files go after that, when what
+is known of the producers of their batches is on the disk, too.
+
+Invariants:
+- log_start_offset never falls, and is at most log_end_offset.
+- At most one trim is outstanding.
+- No file that is about to go has the name of one that may be begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from quiverlog.errors import DiskFull, OffsetOutOfRange
+from quiverlog.storage import retention
+from quiverlog.storage.appendable_log import AppendableLog
+from quiverlog.storage.checkpoint import RecoveryPoint
+from quiverlog.storage.disk import Disk, out_of_descriptors
+from quiverlog.storage.index_cache import IndexCache
+from quiverlog.storage.jobs import ReadJob, RemoveFilesJob, SnapshotFile, TrimJob, TrimResult
+from quiverlog.storage.log_config import LogConfig
+from quiverlog.storage.segment import Segment
+from quiverlog.types import Now
+
+__all__ = ["TrimmableLog"]
+
+
+class TrimmableLog(AppendableLog):
+    """See the module docstring."""
+
+    __slots__ = ("_last_given_up", "_start_saved", "_trim")
+
+    def __init__(
+        self, disk: Disk, directory: str, config: LogConfig, indexes: IndexCache | None
+    ) -> None:
+        super().__init__(disk, directory, config, indexes)
+        self._start_saved = 0
+        self._last_given_up = RecoveryPoint()
+        """The end of the newest segment that was given up."""
+        self._trim: TrimJob | None = None
+
+    def begin_trim(self, offset: int, *, promised: bool = True) -> TrimJob | None:
+        """Give up the rows below `offset`; None when there is nothing to do. One at a time.
+
+        Args:
+            promised: somebody will be told that the rows are gone. Otherwise (retention, which
+                judges again after a crash) a start that frees no file is not written down: it moves
+                at once, and there is no job.
+
+        Raises:
+            OffsetOutOfRange: beyond the log's end.
+        """
+        assert self._trim is None, "a trim is outstanding"
+        assert self._truncation is None, "a truncation is outstanding"
+        if not 0 <= offset <= self.log_end_offset:
+            raise OffsetOutOfRange(f"offset {offset} is beyond the end {self.log_end_offset}.")
+        if offset <= self._start_saved:
+            return None
+        offset = max(offset, self.log_start_offset)
+        doomed = [s for s in self.segments if self._is_given_up(s, offset)]
+        if not promised and not doomed:
+            self._move_start(offset)
+            return None
+        snapshot = self._snapshot_before(doomed[-1].end_offset) if doomed else None
+        unflushed: tuple[Segment, ...] = ()
+        ahead = offset > self.flushed_offset if snapshot is None else snapshot.offset > offset
+        if ahead and self._producers is not None and not self.fault:
+            unflushed = self._unflushed.segments_all
+        indexes = tuple(segment.index_path for segment in doomed)
+        self._trim = TrimJob(self._disk, self.directory, offset, indexes, unflushed, snapshot)
+        return self._trim
+
+    def complete_trim(self, job: TrimJob, result: TrimResult) -> RemoveFilesJob | None:
+        """The new log start is on the disk: the rows below it are gone for readers from here on.
+
+        Returns the job that removes their files, None when there are none, or when they must stay
+        for the next start, which reads the disk.
+        """
+        assert job is self._trim
+        self._trim = None
+        self._start_saved = max(self._start_saved, job.offset)
+        self._move_start(min(job.offset, self.log_end_offset))
+        snapshot = job.snapshot
+        if snapshot is not None and self.fault:
+            return None  # It may speak of rows that are on no disk: the files tell what is true.
+        if snapshot is not None and result.snapshot_saved:
+            self._unflushed.snapshot_saved(snapshot.offset)
+            snapshot = None
+        return self._detach_given_up(snapshot)
+
+    def fail_trim(self, job: TrimJob, error: BaseException) -> None:
+        """The trim's `run` raised `error`: the log starts where it did.
+
+        A trim that had rows to flush may have failed at that, which is final, as in a flush.
+        """
+        assert job is self._trim
+        self._trim = None
+        if job.segments and not (isinstance(error, DiskFull) or out_of_descriptors(error)):
+            self.fault = self.fault or f"flush failed: {error}"
+
+    def _is_given_up(self, segment: Segment, start_offset: int) -> bool:
+        """True when the file may go with the rows below `start_offset`.
+
+        Not one without rows at the log's end: the next segment would have its name, and the job
+        that removes the old file would remove the new one.
+        """
+        next_name = segment.empty and segment.base_offset == self.log_end_offset
+        return segment.end_offset <= start_offset and not next_name
+
+    def _move_start(self, offset: int) -> None:
+        if offset > self.log_start_offset:
+            self.log_start_offset = offset
+            self._oldest_us = None
+            self._changed = True
+            self.epochs.trim(offset)
+
+    def _detach_given_up(self, snapshot: SnapshotFile | None) -> RemoveFilesJob | None:
+        """Take the segments below the log start out; their files are still to be removed."""
+        paths: list[str] = []
+        byte_count, count = self.size_bytes, len(self.segments)
+        while self.segments and self._is_given_up(self.segments[0], self.log_start_offset):
+            segment = self._segments.take_first()
+            self._forget(segment)
+            size = segment.file.size
+            self._last_given_up = RecoveryPoint(segment.end_offset, segment.base_offset, size)
+            paths += [segment.index_path, segment.path]
+        if not paths:
+            return None
+        return RemoveFilesJob(
+            self._disk,
+            self.directory,
+            tuple(paths),
+            byte_count - self.size_bytes,
+            count - len(self.segments),
+            snapshot,
+        )
+
+    def _forget(self, segment: Segment) -> None:
+        assert segment.dropped
+        self._unflushed.forget(segment)
+        self._indexes.forget(segment)
+
+    def retention_target(
+        self,
+        now: Now,
+        high_watermark: int,
+        *,
+        cold_ok: bool = True,
+        just_read: Collection[ReadJob] = (),
+    ) -> int:
+        """Where the log should start: too old or too much goes. Decides only; see `begin_trim`.
+
+        Raises:
+            NotResident: only when not `cold_ok`.
+        """
+        return retention.target(self, now, high_watermark, cold_ok=cold_ok, just_read=just_read)
+
+    def _snapshot_before(self, end_offset: int) -> SnapshotFile | None:
+        """What must be on the disk before files with rows below `end_offset` go; None: it is."""
+        if self._producers is None or self._unflushed.covered >= end_offset:
+            return None
+        return SnapshotFile(self.log_end_offset, self._producers.snapshot())
