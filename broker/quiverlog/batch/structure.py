@@ -23,7 +23,7 @@ from quiverlog.limits import BATCH_DECODED_BYTES_MAX, SCHEMAS_PER_TOPIC_MAX
 from .header import FLAG_CODEC_MASK, FLAG_CODEC_SHIFT, BatchHeader
 from .ipc_metadata import IpcMetadata, IpcShape, read_ipc_metadata
 
-__all__ = ["Plan", "check_structure", "plan_of"]
+__all__ = ["Plan", "check_structure", "plan_of", "surely_readable"]
 
 _LENGTH_MAX: Final = 2**31 - 1
 _LENGTH_PREFIX: Final = struct.Struct("<q")
@@ -49,6 +49,8 @@ class Plan(NamedTuple):
     """Fields inside of columns that may not be null; the keys of maps are not counted."""
     shape: IpcShape | None
     """How our own encoder writes the metadata; None where that is not always the same."""
+    bit_widths: tuple[int, ...] | None
+    """Of a value of each column, where any bits of that width are a value; None elsewhere."""
 
 
 _plans: dict[int, Plan] = {}
@@ -92,6 +94,7 @@ def _make_plan(schema: pa.Schema) -> Plan:
         has_maps=any(map(pa.types.is_map, types)),
         has_required_inside=any(map(_has_required, types)),
         shape=shape,
+        bit_widths=_bit_widths(schema),
     )
 
 
@@ -137,6 +140,37 @@ def _make_shape(schema: pa.Schema, nodes: int, buffers: int) -> IpcShape | None:
     assert len(metadata.nodes) == 2 * nodes, "we count nodes as the encoder does"
     assert len(metadata.buffers) == 2 * buffers, "and buffers"
     return shape
+
+
+def _bit_widths(schema: pa.Schema) -> tuple[int, ...] | None:
+    types = pa.types
+    for field in schema:
+        any_bits = (
+            types.is_integer(field.type)
+            or types.is_floating(field.type)
+            or types.is_boolean(field.type)
+            or types.is_timestamp(field.type)
+        )
+        if not any_bits:
+            return None
+    return tuple(field.type.bit_width for field in schema)
+
+
+def surely_readable(metadata: IpcMetadata, plan: Plan) -> bool:
+    """True when the metadata alone, which `check_structure` has passed, proves that Arrow reads it.
+
+    No value is null and every column has bytes enough for its rows, of which any bits are values:
+    nothing in the body could be wrong. False says nothing.
+    """
+    widths = plan.bit_widths
+    if widths is None or not metadata.as_sample or any(metadata.nodes[1::2]):
+        return False
+    row_count = metadata.row_count
+    # Each column has two buffers, the first of which, for nulls, is not looked at.
+    sizes = metadata.buffers[3::4]
+    assert len(sizes) == len(widths)
+    short = [s for s, width in zip(sizes, widths, strict=True) if s * 8 < row_count * width]
+    return not short
 
 
 def _counts(data_type: pa.DataType) -> tuple[int, int]:
