@@ -19,7 +19,7 @@ from quiverlog.errors import (
 )
 from quiverlog.wire import messages as m
 
-from .answers import about
+from .answers import about, check_topic_count
 from .commands import Operation
 from .partition_questions import raise_for
 from .results import (
@@ -215,6 +215,7 @@ def describe_topics(
             for topic in response.topics:
                 raise_for(topic, topic.name)
             found.update((t.name, _topic_detail(t)) for t in response.topics)
+            check_topic_count(len(found))
             first_name = response.next_name
             if not first_name:
                 return found

@@ -16,13 +16,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from quiverlog.errors import InvalidResponse, QuiverlogError
-from quiverlog.limits import BATCH_ROWS_MAX, PARTITIONS_PER_TOPIC_MAX, TOPIC_NAME_CHARS_MAX
+from quiverlog.limits import (
+    BATCH_ROWS_MAX,
+    PARTITIONS_PER_TOPIC_MAX,
+    TOPIC_NAME_CHARS_MAX,
+    TOPICS_MAX,
+)
 from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, Compression, Durability
 from quiverlog.wire import messages as m
 
 from .commands import Operation
 
-__all__ = ["about", "check_answer", "named"]
+__all__ = ["about", "check_answer", "check_topic_count", "named"]
 
 T = TypeVar("T")
 
@@ -145,13 +150,29 @@ def _answered_page(
     names: Sequence[str] | None, first_name: str | None, topics: Iterable[Any], next_name: str
 ) -> list[Any]:
     """`_answered_topics` for one page, which holds the names from `first_name` to `next_name`."""
-    if next_name and (first_name is None or next_name <= first_name):
+    topics = list(topics)
+    if next_name and (first_name is None or next_name <= first_name or not topics):
         raise InvalidResponse(
-            f"The page of topics after {_shown(first_name or '')} is {_shown(next_name)}."
+            f"The page of topics after {_shown(first_name or '')}, which has {len(topics)}, is "
+            f"{_shown(next_name)}."
         )
+    if first_name is not None:
+        for topic in topics:
+            if topic.name < first_name or (next_name and topic.name >= next_name):
+                raise InvalidResponse(f"topic {_shown(topic.name)} is in another page's place.")
     if names is not None and first_name is not None:
         names = [n for n in names if first_name <= n and (not next_name or n < next_name)]
     return _answered_topics(names, topics)
+
+
+def check_topic_count(count: int) -> None:
+    """What the pages of one question may hold together: pages may be endless, a cluster is not.
+
+    Raises:
+        InvalidResponse
+    """
+    if count > TOPICS_MAX:
+        raise InvalidResponse(f"The pages of topics have more than {TOPICS_MAX} together.")
 
 
 def _answered_topics(names: Sequence[str] | None, topics: Iterable[Any]) -> list[Any]:

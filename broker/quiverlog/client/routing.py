@@ -35,10 +35,12 @@ from quiverlog.limits import (
     REQUEST_TIMEOUT_MS_DEFAULT,
     RETRY_BACKOFF_MS_MAX,
     RETRY_BACKOFF_MS_MIN,
+    SCHEMA_HISTORY_BYTES_MAX,
+    SCHEMAS_PER_TOPIC_MAX,
 )
 from quiverlog.wire import messages as m
 
-from .answers import named
+from .answers import check_topic_count, named
 from .commands import Call, Operation, Reply, Sleep
 from .deadline import within
 from .results import Address, ClusterMetadata, PartitionInfo, TopicInfo, topic_info
@@ -244,6 +246,7 @@ class Cluster:
             response = reply.response
             assert isinstance(response, m.MetadataResponse)
             found.update((t.name, topic_info(t)) for t in response.topics if not t.error_code)
+            check_topic_count(len(found))
             first_name = response.next_name
             if not first_name:
                 break
@@ -295,6 +298,7 @@ class Cluster:
                 response = reply.response
                 assert isinstance(response, m.TopicSchemasResponse)
                 versions += response.schemas
+                _check_history_size(versions)
                 first_id = response.next_schema_id
             history = history_from_wire(versions, topic)
         except QuiverlogError as error:
@@ -302,6 +306,12 @@ class Cluster:
             raise
         self._histories[topic_id] = history
         return history
+
+
+def _check_history_size(versions: Sequence[m.SchemaVersion]) -> None:
+    size = sum(len(version.schema) for version in versions)
+    if len(versions) > SCHEMAS_PER_TOPIC_MAX or size > SCHEMA_HISTORY_BYTES_MAX:
+        raise InvalidResponse(f"{len(versions)} schemas of {size} bytes are no topic's history.")
 
 
 def history_from_wire(versions: Iterable[m.SchemaVersion], topic: str) -> SchemaHistory:
