@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,13 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.limits import PARKED_ENTRY_BYTES
-from quiverlog.node import fetch, fetch_answer, list_offsets, offsets
+from quiverlog.node import fetch, fetch_answer, list_offsets, offsets, wakeups
 from quiverlog.node.events import RequestReceived, Tick
 from quiverlog.node.fetch import FetchWaiter
 from quiverlog.node.list_offsets import OffsetsWaiter
 from quiverlog.node.tasks import STEPS_PER_CALL
-from quiverlog.node.wakeups import WAKES_PER_CALL
-from quiverlog.types import LATEST
+from quiverlog.node.wakeups import WAKES_PER_CALL, Wakeups
+from quiverlog.types import LATEST, Now
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 
@@ -76,7 +77,7 @@ def test_a_woken_fetch_looks_only_where_something_moved(
     waiting = node.request(wide_fetch(topic, min_bytes=min_bytes))
     replica = node.node.broker.replicas[topic, 3]
     looked = Counted(monkeypatch, fetch, "read_entry")
-    node.node.broker.wakeups.readable_changed(replica)
+    node.node.broker.wakeups.changed(replica)
     node.run_until_idle()
     assert looked.calls == 1
     assert node.answer(waiting) is None
@@ -90,7 +91,7 @@ def test_looks_at_partitions_are_bounded_in_a_call(
     waiting = [node.request(wide_fetch(topic, min_bytes=2**30)) for _ in range(readers)]
     looked = Counted(monkeypatch, fetch, "read_entry")
     for partition in range(PARTITIONS):
-        node.node.broker.wakeups.readable_changed(node.node.broker.replicas[topic, partition])
+        node.node.broker.wakeups.changed(node.node.broker.replicas[topic, partition])
     calls = 0
     while node.node.next_deadline_us() == 0:
         before = looked.calls
@@ -264,3 +265,35 @@ def test_a_fetch_of_many_partitions_over_the_bound_is_refused(tmp_path: Path) ->
     entries = [m.ListOffsetsPartition(topic, p, known_offset=0) for p in range(PARTITIONS)]
     response, _ = node.call(m.ListOffsetsRequest(partitions=entries, max_wait_ms=FOREVER))
     assert response.error_code == errors.ThrottledBroker.code
+
+
+def test_decisions_that_are_logged_together_mark_those_who_wait_for_metadata_once(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of decisions times thousands of waiters would be gigabytes, and seconds."""
+    monkeypatch.setattr(wakeups, "WAKES_PER_CALL", 2)
+    topic = node.create()
+    version = node.node.broker.metadata.image.version
+    entries = [m.ListOffsetsPartition(topic, 0, at=LATEST, known_offset=0)]
+    poll = m.ListOffsetsRequest(max_wait_ms=60_000, metadata_version=version, partitions=entries)
+    waiting = [node.request(copy.copy(poll)) for _ in range(20)]
+    node.hold_jobs = True
+    altered = []
+    for retention_ms in range(10_000, 10_010):
+        configs = {"retention.ms": str(retention_ms)}
+        altered.append(node.request(m.AlterTopicRequest(name="t", set_configs=configs)))
+        while node.node.next_deadline_us() == 0:
+            node.step()
+    marks: list[int] = []
+    run = Wakeups.run
+
+    def counted(self: Wakeups, now: Now) -> None:
+        marks.append(len(self._round))
+        run(self, now)
+        marks.append(len(self._round))
+
+    monkeypatch.setattr(Wakeups, "run", counted)
+    node.hold_jobs = False
+    node.run_until_idle()
+    assert all(node.answer(one) is not None for one in (*waiting, *altered))
+    assert max(marks) <= len(waiting)

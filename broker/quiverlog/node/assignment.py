@@ -204,7 +204,7 @@ class Assignment:
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)
             replica.answers.fail(NotLeader(f"{replica.name} is led elsewhere."))
-            self._wakeups.queue(replica.waiters)
+            self._wakeups.changed(replica)
         self._followed[key] = replica
 
     def _reconfigure(self, replica: Replica) -> None:
@@ -212,7 +212,7 @@ class Assignment:
         config = replica.topic.config
         replica.log.config = log_config(config)
         if replica.state.set_durability(config.durability):
-            self._wakeups.readable_changed(replica)
+            self._wakeups.changed(replica)
         if replica.state.flushed_offset < replica.state.log_end_offset:
             # Rows written under `memory` become as safe as the topic promises from now on.
             self._flushes.want(replica)
@@ -369,7 +369,7 @@ class Assignment:
             self._metrics.partitions_with_faults -= replica.fault is not None
             self._metrics.topics.pop(replica.name.topic, None)
             replica.answers.fail(UnknownTopicId(f"{replica.name} {why}."))
-            self._wakeups.queue(replica.waiters)
+            self._wakeups.changed(replica)
             gone.append(replica)
         if not self._held.get(topic_id):
             self._held.pop(topic_id, None)

@@ -173,7 +173,7 @@ class Flushes:
         flushed_offset = replica.log.complete_flush(job, result)
         self._metrics.syncs_completed += 1
         if replica.state.flushed(flushed_offset):
-            self._wakeups.readable_changed(replica)
+            self._wakeups.changed(replica)
         replica.answers.flushed(flushed_offset)
         self._look_again(replica)
 

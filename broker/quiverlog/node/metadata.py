@@ -300,7 +300,7 @@ class Metadata:
             self._on_applied(decision.records, now)
         except Exception as error:
             self._outbox.internal_error("applying a decision", error)
-        self._wakeups.queue(self.waiters)
+        self._wakeups.changed(self)
         decision.then(self.image, None, now)
 
     def _fail(self, error: BaseException, now: Now) -> None:

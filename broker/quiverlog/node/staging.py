@@ -122,7 +122,7 @@ class Staging:
                 continue
             try:
                 if replica.append(now):
-                    self._wakeups.readable_changed(replica)
+                    self._wakeups.changed(replica)
                 self._flushes.appended(replica)
             except DiskFull as error:
                 self._admission.disk_filled()

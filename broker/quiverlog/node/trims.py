@@ -107,7 +107,7 @@ class Trims:
         """The log's start may have moved: tell those who look at it."""
         if replica.log.log_start_offset > replica.state.log_start_offset:
             replica.state.trimmed(replica.log.log_start_offset)
-            self._wakeups.readable_changed(replica)
+            self._wakeups.changed(replica)
 
     def _again(self, replica: Replica, offset: int, now: Now, then: Then, promised: bool) -> None:
         if replica.deleted:

@@ -1,8 +1,9 @@
 """Readers to be looked at because their partitions changed: bounded in each call of the node.
 
 Owns which partitions have changed and which long polls are to look again. A partition that changed
-marks its readers; a marked reader looks once at all of its partitions that have changed since,
-however many these are. Sixty thousand readers of one partition, or a thousand partitions of one
+marks its readers (as the metadata do, which they may wait for, too); a marked reader looks once at
+all of its partitions that have changed since, however many these are.
+Sixty thousand readers of one partition, or a thousand partitions of one
 reader, are not looked at in one go: the first ones in this call, the rest when the node is called
 again, which `busy` asks for.
 
@@ -14,10 +15,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from quiverlog.node.purgatory import Purgatory, Waiter
-from quiverlog.node.replica import Replica
 from quiverlog.types import Now
 
 __all__ = ["MARKS_PER_CALL", "WAKES_PER_CALL", "Wakeups"]
@@ -28,6 +28,13 @@ MARKS_PER_CALL: Final = 5_000
 """Readers that are marked in one call: a fraction of a microsecond each."""
 
 
+class Watched(Protocol):
+    """A partition, or the metadata. `waiters`: who waits for a change, with their entry's index."""
+
+    @property
+    def waiters(self) -> dict[Waiter, int]: ...
+
+
 class Wakeups:
     """See the module docstring."""
 
@@ -35,7 +42,8 @@ class Wakeups:
 
     def __init__(self, purgatory: Purgatory) -> None:
         self._purgatory = purgatory
-        self._changed: dict[Replica, None] = {}
+        # Each once, however often it changes before its readers are marked.
+        self._changed: dict[Watched, None] = {}
         # Readers of partitions that changed, to be marked.
         self._round: deque[tuple[Waiter, int]] = deque()
         # Readers to be looked at, with the indexes of their entries that changed.
@@ -46,14 +54,10 @@ class Wakeups:
         """True while readers are left to be looked at."""
         return bool(self._marked or self._round or self._changed)
 
-    def readable_changed(self, replica: Replica) -> None:
-        """Readers of the replica may see something new."""
-        if replica.waiters:
-            self._changed[replica] = None
-
-    def queue(self, waiters: dict[Waiter, int]) -> None:
-        """Wake these waiters, also when their partition is about to go."""
-        self._round.extend(waiters.items())
+    def changed(self, watched: Watched) -> None:
+        """Its readers may see something new, also when it is about to go."""
+        if watched.waiters:
+            self._changed[watched] = None
 
     def mark(self, waiter: Waiter, indexes: Iterable[int]) -> None:
         """Have a waiter look at its entries of these indexes."""
@@ -89,9 +93,9 @@ class Wakeups:
             if not self._round:
                 if not self._changed:
                     return
-                replica = next(iter(self._changed))
-                del self._changed[replica]
-                self._round.extend(replica.waiters.items())
+                watched = next(iter(self._changed))
+                del self._changed[watched]
+                self._round.extend(watched.waiters.items())
                 continue
             waiter, index = self._round.popleft()
             if not waiter.done:
