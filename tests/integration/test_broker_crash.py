@@ -75,9 +75,10 @@ class Producer:
         on_wire = {self._send(client, sequence): sequence for sequence in self._pending}
         while on_wire or not self._stop.is_set():
             while len(on_wire) < PIPELINE and not self._stop.is_set():
-                self._pending.append(self._next)
-                on_wire[self._send(client, self._next)] = self._next
-                self._next += ROWS
+                # Counted before it is sent: the connection may break with the bytes on their way.
+                sequence, self._next = self._next, self._next + ROWS
+                self._pending.append(sequence)
+                on_wire[self._send(client, sequence)] = sequence
             correlation_id, response, _ = client.receive()
             sequence = on_wire.pop(correlation_id)
             assert isinstance(response, m.ProduceResponse)
