@@ -145,3 +145,28 @@ def test_a_duckdb_result_is_taken() -> None:
 def test_nothing_gives_nothing() -> None:
     assert CONVERTER.batches([]) == []
     assert CONVERTER.batches(SCHEMA.empty_table()) == []
+
+
+NESTED = pa.schema(
+    [
+        pa.field("id", pa.int64()),
+        pa.field("s", pa.struct([pa.field("x", pa.int64(), nullable=False)])),
+        pa.field("l", pa.list_(pa.field("element", pa.int64(), nullable=False))),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "name"), [({"id": 1, "s": {"x": None}}, "x"), ({"id": 1, "l": [1, None]}, "element")]
+)
+def test_a_null_inside_a_column_is_refused_before_it_travels(
+    row: dict[str, Any], name: str
+) -> None:
+    """The broker refused the whole batch, with all its neighbours, as corrupt."""
+    converter = Converter(NESTED, "t")
+    with pytest.raises(SchemaMismatch, match=f"nested field '{name}' has nulls"):
+        converter.batches([row, {"id": 2, "s": {"x": 1}, "l": [1]}])
+    batch = pa.RecordBatch.from_pylist([{"id": None, "s": None, "l": None}, row], schema=NESTED)
+    with pytest.raises(SchemaMismatch, match=f"nested field '{name}' has nulls"):
+        converter.batches(batch)
+    assert converter.batches(batch.slice(0, 1))[0].num_rows == 1

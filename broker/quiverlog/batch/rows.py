@@ -26,7 +26,7 @@ from quiverlog.types import Compression
 from .ipc_metadata import IpcMetadata
 from .structure import Plan, plan_of, surely_readable
 
-__all__ = ["check_rows", "read_rows"]
+__all__ = ["check_nested_nulls", "check_rows", "read_rows"]
 
 _REFUSALS: Final = (pa.ArrowException, ValueError, OSError, MemoryError)
 
@@ -78,7 +78,7 @@ def check_rows(
         bare = _read_bare(message, plan)
         if plan.has_required_inside:
             for column in bare.columns:
-                _check_nested_nulls(column)
+                check_nested_nulls(column)
         if full:
             _with_meaning(bare, stored).validate(full=True)
     except _REFUSALS as error:
@@ -193,10 +193,14 @@ def _check_maps(array: pa.Array, data_type: pa.DataType) -> None:
         _check_maps(values, data_type.item_type)
 
 
-def _check_nested_nulls(array: pa.Array) -> None:
+def check_nested_nulls(array: pa.Array) -> None:
     """Below `array`, a field that may not be null is so under null parents alone.
 
-    `array` is of a layout type: there are structs and lists, maps are lists.
+    Structs and lists are looked into. So are maps where `array` is of a layout type, in which they
+    are lists.
+
+    Raises:
+        ValueError: names the field.
     """
     data_type = array.type
     if pa.types.is_struct(data_type):
@@ -205,12 +209,12 @@ def _check_nested_nulls(array: pa.Array) -> None:
             if not field.nullable and child.null_count:
                 under_value = pc.and_(child.is_null(), array.is_valid())
                 _refuse_nulls(field, bool(pc.any(under_value).as_py()))
-            _check_nested_nulls(child)
+            check_nested_nulls(child)
     elif pa.types.is_list(data_type):
         inside = array.flatten()  # Leaves out what lies under lists that are null.
         field = data_type.value_field
         _refuse_nulls(field, not field.nullable and inside.null_count > 0)
-        _check_nested_nulls(inside)
+        check_nested_nulls(inside)
 
 
 def _refuse_nulls(field: pa.Field, there_are: bool) -> None:

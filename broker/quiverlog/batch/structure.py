@@ -23,7 +23,7 @@ from quiverlog.limits import BATCH_DECODED_BYTES_MAX, SCHEMAS_PER_TOPIC_MAX
 from .header import FLAG_CODEC_MASK, FLAG_CODEC_SHIFT, BatchHeader
 from .ipc_metadata import IpcMetadata, IpcShape, read_ipc_metadata
 
-__all__ = ["Plan", "check_structure", "plan_of", "surely_readable"]
+__all__ = ["Plan", "check_structure", "has_required_inside", "plan_of", "surely_readable"]
 
 _LENGTH_MAX: Final = 2**31 - 1
 _LENGTH_PREFIX: Final = struct.Struct("<q")
@@ -92,7 +92,7 @@ def _make_plan(schema: pa.Schema) -> Plan:
         tuple(required),
         layout,
         has_maps=any(map(pa.types.is_map, types)),
-        has_required_inside=any(map(_has_required, types)),
+        has_required_inside=any(has_required_inside(field.type) for field in schema),
         shape=shape,
         bit_widths=_bit_widths(schema),
     )
@@ -118,6 +118,11 @@ def _is_weightless(data_type: pa.DataType) -> bool:
     if pa.types.is_struct(data_type):
         return all(_is_weightless(field.type) for field in data_type)
     return bool(pa.types.is_null(data_type))
+
+
+def has_required_inside(data_type: pa.DataType) -> bool:
+    """Some field of the type, at any depth, may not be null; the keys of maps are not counted."""
+    return any(map(_has_required, _inner_types(data_type)))
 
 
 def _has_required(data_type: pa.DataType) -> bool:

@@ -19,6 +19,8 @@ import pyarrow.types as t
 
 from quiverlog.batch.arrow_types import normalize_type
 from quiverlog.batch.normalize import cast_array
+from quiverlog.batch.rows import check_nested_nulls
+from quiverlog.batch.structure import has_required_inside
 from quiverlog.errors import SchemaMismatch
 
 __all__ = ["Converter"]
@@ -39,6 +41,7 @@ class Converter:
         self._names = frozenset(schema.names)
         self._getters = [(itemgetter(f.name), f.type) for f in schema]
         self._not_null = [i for i, f in enumerate(schema) if not f.nullable]
+        self._not_null_inside = [i for i, f in enumerate(schema) if has_required_inside(f.type)]
 
     def batches(self, data: Any) -> list[pa.RecordBatch]:
         """Record batches of the schema, without empty ones.
@@ -126,8 +129,7 @@ class Converter:
 
     def _from_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.schema.equals(self.schema):
-            if self._not_null:
-                self._check_nulls(batch)
+            self._check_nulls(batch)
             return batch
         names = batch.schema.names
         if unknown := set(names) - self._names:
@@ -172,6 +174,16 @@ class Converter:
                     topic=self.topic,
                     column=name,
                 )
+        for i in self._not_null_inside:
+            try:
+                check_nested_nulls(batch.column(i))
+            except ValueError as error:
+                name = self.schema.field(i).name
+                raise SchemaMismatch(
+                    f"Column {name!r} of topic {self.topic!r}: {error}.",
+                    topic=self.topic,
+                    column=name,
+                ) from error
 
     def _unknown_columns(self, unknown: set[Any]) -> SchemaMismatch:
         shown = ", ".join(repr(n) for n in sorted(map(str, unknown))[:_SHOWN])
