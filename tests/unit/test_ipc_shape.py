@@ -45,7 +45,7 @@ def shape() -> IpcShape:
 @pytest.mark.parametrize("rows", [1, 2, 7, 1000])
 def test_it_reads_what_the_walk_reads(shape: IpcShape, rows: int) -> None:
     view = memoryview(message(rows))
-    assert shape.read(view) == read_ipc_metadata(view)
+    assert shape.read(view) == read_ipc_metadata(view)._replace(as_sample=True)
 
 
 def test_another_shape_is_left_to_the_walk(shape: IpcShape) -> None:
@@ -65,7 +65,8 @@ def test_every_changed_byte_means_the_same_on_both_ways(shape: IpcShape) -> None
             found = shape.read(memoryview(changed))
             if found is not None:
                 taken += 1
-                assert found == read_ipc_metadata(memoryview(changed))
+                walked = read_ipc_metadata(memoryview(changed))
+                assert found == walked._replace(as_sample=True)
     assert taken > 100, "numbers may change without changing the shape"
 
 
