@@ -19,7 +19,7 @@ Must not know: logs, flushes, what makes an entry fail.
 from __future__ import annotations
 
 from collections import deque
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from quiverlog.errors import QuiverlogError, RequestTimedOut
 from quiverlog.node.metrics import NodeMetrics
@@ -29,6 +29,8 @@ from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
 __all__ = ["Answers", "ProduceWaiter", "fail_result"]
+
+_SWEEP_MIN: Final = 256
 
 
 def fail_result(result: m.ProducePartitionResult, error: QuiverlogError) -> None:
@@ -41,14 +43,27 @@ def fail_result(result: m.ProducePartitionResult, error: QuiverlogError) -> None
 class Answers:
     """One partition's answers that are not out; see the module docstring."""
 
-    __slots__ = ("confirmed", "unflushed")
+    __slots__ = ("_sweep_at", "confirmed", "unflushed")
 
     def __init__(self) -> None:
+        self._sweep_at = _SWEEP_MIN
         self.unflushed: deque[tuple[int, ProduceWaiter, m.ProducePartitionResult]] = deque()
         self.confirmed: deque[ProduceWaiter] = deque()
 
     def __bool__(self) -> bool:
         return bool(self.unflushed or self.confirmed)
+
+    def add(self, end_offset: int, waiter: ProduceWaiter, result: m.ProducePartitionResult) -> None:
+        """The entry, whose rows end at `end_offset`, waits behind the earlier ones."""
+        self.unflushed.append((end_offset, waiter, result))
+        if len(self.unflushed) + len(self.confirmed) > self._sweep_at:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Forget those that have timed out: a disk that hangs must not cost ever more memory."""
+        self.unflushed = deque(entry for entry in self.unflushed if not entry[1].done)
+        self.confirmed = deque(waiter for waiter in self.confirmed if not waiter.done)
+        self._sweep_at = max(_SWEEP_MIN, 2 * (len(self.unflushed) + len(self.confirmed)))
 
     def flushed(self, flushed_offset: int) -> None:
         """The disk has everything below: confirm what it covers, answer what that completes."""
@@ -150,7 +165,7 @@ class ProduceWaiter(Waiter):
         self.waiting[id(result)] = result
         self.answers[answers] = None
         self.entries.append((answers, result))
-        answers.unflushed.append((end_offset, self, result))
+        answers.add(end_offset, self, result)
 
     def expect(self) -> None:
         """Its entries will be staged in steps: it is not complete before the last."""
