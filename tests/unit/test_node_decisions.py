@@ -111,6 +111,30 @@ def test_ids_of_removed_topics_survive_a_snapshot(node: NodeDriver) -> None:
 
 
 # --- partitions that cannot be opened -----------------------------------------------------------
+@pytest.mark.parametrize("starts", [1, 2])
+def test_a_directory_that_was_emptied_is_offline_and_gives_no_offset_out_again(
+    node: NodeDriver, starts: int
+) -> None:
+    topic = node.create(partitions=2)
+    node.produced(topic, batch_of([1]))
+    node.stop()
+    paths = {n: p for n in ("t-0", "t-1") for p in Path(node.config.data_dir).rglob(n)}
+    for path in paths["t-0"].iterdir():
+        path.unlink()
+    for start in range(starts):
+        if start:
+            node.stop()
+        node.start()
+    answer = entry_of(node, node.produce(topic, batch_of([2])))
+    assert answer.error_code == errors.StorageFault.code
+    assert "emptied" in answer.error_message
+    assert node.produced(topic, batch_of([3]), partition=1).base_offset == 0, "it was never written"
+    node.stop()
+    (paths["t-0"] / "emptied").unlink()
+    node.start()
+    assert node.produced(topic, batch_of([2])).base_offset == 0, "the operator wanted it so"
+
+
 def test_a_missing_directory_is_offline_and_everything_else_works(node: NodeDriver) -> None:
     topic = node.create(partitions=2)
     node.produced(topic, batch_of([1]))

@@ -17,6 +17,7 @@ from quiverlog.storage.disk import Disk
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.jobs import FlushResult
 from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.partition_files import EMPTIED_FILE
 from quiverlog.types import Now
 
 __all__ = ["CreateDirectoriesJob", "OpenJob", "Opened", "RemoveDirectoriesJob"]
@@ -118,6 +119,10 @@ class OpenJob:
         """Raises OSError, CorruptLog, UnsupportedFormat, DiskFull or StorageFault."""
         if not self._disk.exists(self.key):
             raise FileNotFoundError(2, "the partition's directory is missing", self.key)
+        names = self._disk.list(self.key)
+        if EMPTIED_FILE in names or (self._clean and not names):
+            why = f"the partition's directory was emptied (to begin anew: remove {EMPTIED_FILE})"
+            raise FileNotFoundError(2, why, self.key)
         producers = ProducerStates(
             self._now.wall_us, producers_max=self._producers_max, expiry_us=self._expiry_us
         )

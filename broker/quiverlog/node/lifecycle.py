@@ -78,7 +78,8 @@ def _remove_leftovers(broker: Broker) -> None:
         for topic in image.topics.values()
         for partition in topic.partitions
     }
-    removed, aside = broker.directory.remove_leftovers(owners, image.removed_topic_ids)
+    clean, deleted = broker.directory.clean, image.removed_topic_ids
+    removed, aside = broker.directory.remove_leftovers(owners, deleted, clean=clean)
     if removed:
         broker.outbox.log("info", "leftovers removed", count=len(removed))
     for name in aside:

@@ -16,6 +16,7 @@ from quiverlog.errors import QuiverlogError
 from quiverlog.storage.disk import Disk, write_error
 from quiverlog.storage.partition_files import (
     DELETED,
+    EMPTIED_FILE,
     ORPHAN,
     PARTITION_FILE,
     doomed_name,
@@ -152,7 +153,7 @@ class PartitionDirectories:
 
     # --- what a start finds --------------------------------------------------------------------
     def remove_leftovers(
-        self, owners: Mapping[str, bytes], removed: Collection[bytes]
+        self, owners: Mapping[str, bytes], removed: Collection[bytes], *, clean: bool = False
     ) -> tuple[list[str], list[str]]:
         """Clear away all that no topic owns. Returns (names removed, names set aside).
 
@@ -163,6 +164,8 @@ class PartitionDirectories:
             owners: topic id by partition name. A directory whose `partition.json` cannot be read
                 is kept when its name is owned: rows are worth more than the file that labels them.
             removed: ids of topics that are known to have been deleted.
+            clean: the broker was stopped in order, so an owned directory without any file was
+                emptied by somebody. It stays so, and its partition is not taken for a new one.
 
         Raises:
             UnsupportedFormat: a newer quiverlog wrote a partition.
@@ -174,7 +177,7 @@ class PartitionDirectories:
         for name in names:
             try:
                 with typed_errors(self.partition_path(name)):
-                    self._judge(name, owners, removed, gone, aside)
+                    self._judge(name, owners, removed, gone, aside, clean=clean)
             except QuiverlogError as error:
                 if not _is_of_the_disk(error):
                     raise
@@ -188,6 +191,8 @@ class PartitionDirectories:
         removed: Collection[bytes],
         gone: list[str],
         aside: list[str],
+        *,
+        clean: bool,
     ) -> None:
         path = self.partition_path(name)
         shown = printable(name)
@@ -201,7 +206,9 @@ class PartitionDirectories:
             if name in owners and owner in (owners[name], b"", None):
                 if owner is None:
                     self._note(name, f"its {PARTITION_FILE} could not be read")
-                if owner != owners[name]:  # Missing or torn, as a power failure leaves it.
+                if clean and not self._disk.list(path):
+                    self._disk.write_file_atomic(f"{path}/{EMPTIED_FILE}", b"")
+                elif owner != owners[name]:  # Missing or torn, as a power failure leaves it.
                     self._label(name, owners[name])
             elif owner is None:
                 self._note(name, f"its {PARTITION_FILE} cannot be read")

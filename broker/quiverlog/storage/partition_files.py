@@ -23,6 +23,7 @@ from quiverlog.storage.frames import check_version
 
 __all__ = [
     "DELETED",
+    "EMPTIED_FILE",
     "NAME_BYTES_MAX",
     "ORPHAN",
     "PARTITION_FILE",
@@ -38,6 +39,8 @@ __all__ = [
 DELETED: Final = ".deleted"
 ORPHAN: Final = ".orphan"
 PARTITION_FILE: Final = "partition.json"
+EMPTIED_FILE: Final = "emptied"
+"""There where a start after a clean stop found nothing: nobody may take it for a new partition."""
 NAME_BYTES_MAX: Final = 255
 _MAGIC: Final = "quiverlog-partition"
 _VERSION: Final = 1
