@@ -1,4 +1,4 @@
-"""What a stranger's batch must satisfy before its rows may be touched; decodes nothing.
+"""What the metadata of a batch must satisfy before its rows may be touched; decodes nothing.
 
 Reads the Arrow metadata and compares it with the schema: numbers of fields and buffers, lengths,
 every buffer inside the body and none on top of another, no more bytes after decompression than the

@@ -208,7 +208,7 @@ def delete(
 
 
 def _confirm(question: str) -> None:
-    """Ask on a terminal; a script must say --yes, it has nobody to answer."""
+    """Ask on a terminal; a script has no terminal and must say --yes."""
     import sys
 
     if not sys.stdin.isatty():

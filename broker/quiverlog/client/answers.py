@@ -115,7 +115,7 @@ def _wrong(part: Any, why: str) -> InvalidResponse:
 
 
 def _shown(name: str) -> str:
-    """A name that may be anybody's, for a message."""
+    """A name that a broker sent, cut to the length that a message shows."""
     return repr(name[:TOPIC_NAME_CHARS_MAX])
 
 

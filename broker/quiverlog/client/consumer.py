@@ -98,7 +98,7 @@ class Consumer(ConsumerBase):
             return self._driver.run(operation)
         finally:
             self._turn.release()
-            if self._closed:  # meanwhile, by somebody who had to leave the requests to us
+            if self._closed:  # A `close` that came meanwhile left the requests to this operation.
                 self._release()
 
     def _release(self) -> None:

@@ -209,7 +209,7 @@ class BrokerServer:
         )
 
     def ready_line(self) -> str:
-        """What a person (and a test) waits for."""
+        """The line on standard output that says where the broker listens, when it is ready."""
         config = self._config
         durability = config.topic_defaults.get("durability", "flushed")
         clients, http = self._addresses

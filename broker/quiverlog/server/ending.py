@@ -29,7 +29,7 @@ LINGER_S: Final = 2.0
 
 
 class Ending:
-    """See the module docstring. It is true while an error is to be told."""
+    """See the module docstring. `bool(ending)` is true while an error is to be told."""
 
     __slots__ = ("_lingers", "_table", "_timer", "unreadable")
 

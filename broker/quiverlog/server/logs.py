@@ -69,7 +69,7 @@ class LogControl:
 
 
 class _PatientStream:
-    """A stream whose failures (a closed pipe, a full disk) are nobody's failure but its own."""
+    """Writes to a stream and ignores that it fails (a closed pipe, a full disk)."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -274,7 +274,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def _release_hold(self) -> None:
         self._held = False
-        # It was we who did not read: the time does not count against the client.
+        # The broker had paused reading: the time does not count against the client.
         now_us = monotonic_us()
         self.state.last_read_us = now_us
         if self.state.frame_since_us:

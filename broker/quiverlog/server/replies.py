@@ -25,7 +25,7 @@ __all__ = ["Replies", "path_hider"]
 
 
 _COPIES: Final = frozenset((bytes, bytearray))
-"""What a view of our own memory views; anything else is a mapped file."""
+"""Types of objects in the process's own memory; behind any other view lies a mapped file."""
 
 
 class Replies:

@@ -97,7 +97,7 @@ class Response(Message, array_like=True, gc=False):
     error_message: str = ""
 
 
-# --- HELLO: who are you, what do you speak ---------------------------------------------------
+# --- HELLO: both sides introduce themselves and the versions they speak ----------------------
 class HelloRequest(Request, array_like=True, gc=False):
     API: ClassVar[Api] = Api.HELLO
     client_id: str = ""
@@ -505,7 +505,7 @@ class DeleteRecordsResponse(Response, array_like=True, gc=False):
     partitions: PerPartition[DeleteRecordsPartitionResult] = []
 
 
-# --- what a careful reader asks ---------------------------------------------------------------
+# --- where epochs ended, how large ranges are -------------------------------------------------
 class EpochEndOffsetsPartition(Part, array_like=True, gc=False):
     topic_id: TopicId = b""
     partition: Int32 = -1
