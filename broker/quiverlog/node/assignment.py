@@ -179,7 +179,7 @@ class Assignment:
             held.add(partition.partition)
             self._open_soon(key, topic.name, clean=clean)
         else:
-            replica = self.replicas.get(key) or self._followed.get(key)
+            replica = self.find(key)
             if replica is not None:
                 self._lead_or_follow(replica, partition)
                 self._reconfigure(replica)
@@ -346,6 +346,10 @@ class Assignment:
         for key in queue:
             self._opened_or_not(key, now)
 
+    def find(self, key: Key) -> Replica | None:
+        """The replica, led or followed."""
+        return self.replicas.get(key) or self._followed.get(key)
+
     def all_open(self) -> list[Replica]:
         """Every replica, led or followed."""
         return [*self.replicas.values(), *self._followed.values()]
@@ -367,8 +371,10 @@ class Assignment:
             replica.deleted = True
             self._flushes.forget(replica)
             self._metrics.partitions_with_faults -= replica.fault is not None
-            self._metrics.topics.pop(replica.name.topic, None)
-            replica.answers.fail(UnknownTopicId(f"{replica.name} {why}."))
+            if replica.name.topic not in self.image.topics:
+                self._metrics.topics.pop(replica.name.topic, None)
+            kind = NotLeader if topic_id in self.image.topics_by_id else UnknownTopicId
+            replica.answers.fail(kind(f"{replica.name} {why}."))
             self._wakeups.changed(replica)
             gone.append(replica)
         if not self._held.get(topic_id):

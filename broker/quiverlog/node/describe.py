@@ -23,7 +23,7 @@ from quiverlog.wire import messages as m
 __all__ = ["handle_describe_topics", "handle_metadata", "handle_topic_schemas"]
 
 _PARTITIONS_PER_STEP: Final = 16
-"""Describing one takes some 4 us; 64 steps are made in one call of the node."""
+"""Describing one takes some 4 us, so a step takes as long as `tasks` expects of one."""
 _PARTITION_BYTES_MIN: Final = 8
 """Less than any encoded partition has."""
 

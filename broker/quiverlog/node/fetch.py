@@ -168,7 +168,7 @@ class FetchWaiter(Waiter):
 
     def release(self) -> None:
         for entry in self.request.partitions:
-            replica = self._broker.replicas.get((entry.topic_id, entry.partition))
+            replica = self._broker.assignment.find((entry.topic_id, entry.partition))
             if replica is not None:
                 replica.waiters.pop(self, None)
 

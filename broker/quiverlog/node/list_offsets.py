@@ -121,7 +121,7 @@ class OffsetsWaiter(Waiter):
     def release(self) -> None:
         self._broker.metadata.waiters.pop(self, None)
         for entry in self.request.partitions:
-            replica = self._broker.replicas.get((entry.topic_id, entry.partition))
+            replica = self._broker.assignment.find((entry.topic_id, entry.partition))
             if replica is not None:
                 replica.waiters.pop(self, None)
 

@@ -1,8 +1,9 @@
 """Work of a log that may block: made on the loop, run off it, completed on the loop again.
 
-Owns the values that carry such work. A job captures all it needs when it is made: `run` reads
-nothing that the loop changes and changes nothing that the loop reads. It returns a value or raises,
-and the log takes either in afterwards:
+Owns the values that carry such work. A job captures all it needs when it is made: `run` changes
+nothing that the loop reads, and of what the loop changes it reads `Segment.dropped` alone, which is
+set once and only spares it work. It returns a value or raises, and the log takes either in
+afterwards:
 
 | job            | made by                       | taken in by                         |
 |----------------|-------------------------------|-------------------------------------|

@@ -12,8 +12,8 @@ Readers see rows below the high watermark, which follows the topic's level, so t
 has seen cannot vanish by the failure that the level promises to survive. It is a position of its
 own: it never falls, even when the topic is altered to a safer level.
 
-Invariants: start <= end, flushed <= end, replicated <= end, high watermark <= end; none but the
-start and the end may be passed by the start.
+Invariants: start <= end, flushed <= end, replicated <= end, high watermark <= end. The start may
+pass the flushed and the replicated offset (rows of `memory` topics are given up unflushed).
 
 Must not know: files, connections, requests.
 """

@@ -10,7 +10,8 @@ Invariants:
 - The state is a function of the log: replaying the headers of all batches gives the same answers.
   That is why it survives a restart without a file of its own (a snapshot only shortens the replay).
 - At most `producers_max` are kept. The one that was silent longest makes room: its next batch is
-  refused (UnknownProducerId), never taken for new.
+  refused (UnknownProducerId). Only its very first batch, sent again after so many others or so long
+  a silence, cannot be told from a new one.
 
 Must not know: files, clocks (moments come in), who asks.
 """
