@@ -510,8 +510,16 @@ def test_columns_that_the_rows_lack_share_their_memory() -> None:
     stored = pa.schema([("id", pa.bool_()), ("nothing", pa.null())])
     newer = pa.schema([*stored, *((f"c{i}", pa.int64()) for i in range(200))])
     newer = newer.set(1, pa.field("nothing", pa.int64()))
+    inside = pa.struct([("a", pa.bool_()), *((f"x{i}", pa.int64()) for i in range(200))])
+    stored = stored.append(pa.field("s", pa.struct([("a", pa.bool_())])))
+    newer = newer.insert(2, pa.field("s", inside))
     rows = 1 << 20
-    data = pa.RecordBatch.from_arrays([pa.nulls(rows, pa.bool_()), pa.nulls(rows)], schema=stored)
+    s = pa.StructArray.from_arrays(
+        [pa.array([True] * rows)], ["a"], mask=pa.array([False, True] * (rows // 2))
+    )
+    data = pa.RecordBatch.from_arrays(
+        [pa.nulls(rows, pa.bool_()), pa.nulls(rows), s], schema=stored
+    )
     batch = encode_batch(data, schema_id=1, timestamp_us=NOW, compression=Compression.ZSTD)
     history = SchemaHistory({1: stored, 2: newer})
     before = pa.total_allocated_bytes()
@@ -519,3 +527,6 @@ def test_columns_that_the_rows_lack_share_their_memory() -> None:
     assert pa.total_allocated_bytes() - before < 3 * 8 * rows
     assert found.schema == newer
     assert found.column("c199").null_count == found.column("nothing").null_count == rows
+    found.validate(full=True)
+    shown = {"a": True, **{f"x{i}": None for i in range(200)}}
+    assert found.column("s").slice(rows - 2).to_pylist() == [shown, None]

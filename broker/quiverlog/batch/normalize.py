@@ -26,29 +26,56 @@ def conform(data: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         return data
     if not len(schema):
         return data.select([])  # made of no arrays, a batch would forget how many rows it has
-    # Columns of nulls share one array per type: many added columns and many rows cost no more.
-    nulls: dict[pa.DataType, pa.Array] = {}
+    nulls = _Nulls(data.num_rows)
     columns = [_reader_column(data, field, nulls) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _reader_column(
-    data: pa.RecordBatch, field: pa.Field, nulls: dict[pa.DataType, pa.Array]
-) -> pa.Array:
+class _Nulls:
+    """Columns of nulls, one per type: many added columns cost no more memory than one."""
+
+    __slots__ = ("_by_type", "_row_count")
+
+    def __init__(self, row_count: int) -> None:
+        self._row_count = row_count
+        self._by_type: dict[pa.DataType, pa.Array] = {}
+
+    def of(self, data_type: pa.DataType) -> pa.Array:
+        found = self._by_type.get(data_type)
+        if found is None:
+            found = self._by_type[data_type] = pa.nulls(self._row_count, data_type)
+        return found
+
+
+def _reader_column(data: pa.RecordBatch, field: pa.Field, nulls: _Nulls) -> pa.Array:
     index = data.schema.get_field_index(field.name)
-    if index < 0 and not field.nullable:
+    if index < 0:
+        if field.nullable:
+            return nulls.of(field.type)
         raise IncompatibleSchema(
             f"column {field.name!r} is not in the stored rows and may not be null."
         )
-    if index < 0 or pa.types.is_null(data.column(index).type):
-        found = nulls.get(field.type)
-        if found is None:
-            found = nulls[field.type] = pa.nulls(data.num_rows, field.type)
-        return found
     try:
-        return cast_array(data.column(index), field.type)
+        return _shown(data.column(index), field.type, nulls)
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise IncompatibleSchema(f"column {field.name!r}: {error}.") from None
+
+
+def _shown(array: pa.Array, data_type: pa.DataType, nulls: _Nulls) -> pa.Array:
+    """A column of the rows in the reader's type; fields that a struct has gained are null."""
+    if pa.types.is_null(array.type):
+        return nulls.of(data_type)
+    if not (pa.types.is_struct(array.type) and pa.types.is_struct(data_type)):
+        return cast_array(array, data_type)
+    if array.type.equals(data_type, check_metadata=True) or not data_type.num_fields:
+        return array
+    children = []
+    for field in data_type:
+        index = array.type.get_field_index(field.name)
+        child = None if index < 0 else _shown(array.field(index), field.type, nulls)
+        children.append(nulls.of(field.type) if child is None else child)
+    mask = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays(children, fields=list(data_type), mask=mask)
 
 
 def cast_array(array: pa.Array, data_type: pa.DataType) -> pa.Array:
