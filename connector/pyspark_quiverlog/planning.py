@@ -45,7 +45,8 @@ class Backlog(NamedTuple):
 class Range(NamedTuple):
     """Rows [start, end) of one partition, as an executor reads them.
 
-    `epoch` is the leader epoch of the row before `start` (-1: not known).
+    `epoch` is the leader epoch of the row before `start`, `end_epoch` of the last one: what has a
+    newer one took the place of rows that were truncated after planning (-1: not known).
     """
 
     topic: str
@@ -54,6 +55,7 @@ class Range(NamedTuple):
     start: int
     end: int
     epoch: int
+    end_epoch: int = -1
 
     @property
     def rows(self) -> int:

@@ -114,6 +114,9 @@ class SplitReader:
         with fetcher:
             try:
                 for stored in fetcher:
+                    if 0 <= piece.end_epoch < stored.leader_epoch:
+                        # Its rows belong to a later batch of the query, which begins here again.
+                        raise OffsetOutOfRange("they were truncated, others took their offsets")
                     metadata = None
                     if normalizer.metadata_names:
                         metadata = metadata_columns(normalizer.metadata_names, stored)

@@ -131,8 +131,9 @@ class StreamPlanner:
         if replay:
             check_replay(self._view, self._losses, end, known, ends)
             self._end, self._end_json = end, end_json
+        ids = {topic: positions.topic_id for topic, positions in end.topics.items()}
         return [
-            Range(w.topic, end.topics[w.topic].topic_id, w.partition, b.offset, e.offset, b.epoch)
+            Range(w.topic, ids[w.topic], w.partition, b.offset, e.offset, b.epoch, e.epoch)
             for w, b, e in ((w, b, ends[w]) for w, b in sorted(known.items()))
             if self._goes_forward(w, b, e)
         ]

@@ -93,7 +93,7 @@ def play(log: SimLog, stream: SimulatedQuery, step: Any) -> None:
             stream.now += 0.2
             stream.trigger(crash_at)
         case ("epoch", partition):
-            log.topics["t"].partitions[partition].epoch += 1  # a new leader, nothing lost
+            log.new_leader("t", partition)
         case ("partition",):
             log.add_partitions("t", 1)
             log.append("t", len(log.topics["t"].partitions) - 1)
@@ -342,7 +342,7 @@ def test_a_new_leader_without_loss_is_no_loss() -> None:
     stream = SimulatedQuery(log, startingOffsets="earliest", maxOffsetsPerTrigger="7")
     for _ in range(6):
         stream.trigger()
-        log.topics["t"].partitions[0].epoch += 1
+        log.new_leader("t", 0)
         log.append("t", 0, 5)
         stream.trigger()
         stream.start()
@@ -353,7 +353,7 @@ def test_a_new_leader_without_loss_is_no_loss() -> None:
 def test_an_end_between_two_epochs_carries_the_epoch_of_its_own_rows() -> None:
     log = log_with(6)
     for _ in range(3):
-        log.topics["t"].partitions[0].epoch += 2
+        log.new_leader("t", 0, 2)
         log.append("t", 0, 6)
     stream = SimulatedQuery(log, startingOffsets="earliest", maxOffsetsPerTrigger="4")
     stream.drain()

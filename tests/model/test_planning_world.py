@@ -250,3 +250,17 @@ TestWorld.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestWorld = pytest.mark.timeout(300)(TestWorld)
+
+
+@pytest.mark.parametrize("rested", [True, False])
+@pytest.mark.parametrize(("rows", "cut"), [(1, 0), (2, 1), (4, 2)])
+def test_rows_that_take_the_place_of_others_in_an_available_now_are_read_once(
+    rows: int, cut: int, rested: bool
+) -> None:
+    """Found by the machine: the log is cut and filled again after the end was frozen."""
+    world = World()
+    world.begin(selection=SELECTIONS[0], limits={}, fail=False, topics=[("a", 2, rows)])
+    if rested:
+        world.come_to_rest()
+    world.run_available_now(upcoming=[("append", "a", 0, rows - cut), ("truncate", "a", 0, cut)])
+    world.teardown()

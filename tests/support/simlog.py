@@ -25,6 +25,7 @@ from quiverlog.client.results import (
     TopicInfo,
 )
 from quiverlog.errors import OffsetOutOfRange, UnknownPartition, UnknownTopic, UnknownTopicId
+from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.types import LATEST, Compression, Durability, TopicPartition
 
 ROW_BYTES = 10
@@ -36,22 +37,25 @@ class SimPartition:
     """`rows[i]` is (epoch, value) of offset i; those below `start` are gone."""
 
     start: int = 0
-    epoch: int = 0
     rows: list[tuple[int, int]] = field(default_factory=list)
     ever: set[int] = field(default_factory=set)
     """Every value that was appended, without those that a crash took: nobody may know of them."""
+
+    def __post_init__(self) -> None:
+        self.epochs = LeaderEpochs(lambda: self.end)
+        self.epochs.assign(0, 0)
 
     @property
     def end(self) -> int:
         return len(self.rows)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch in which rows are written now."""
+        return self.epochs.newest
+
     def epoch_before(self, offset: int) -> int:
         return self.rows[offset - 1][0] if offset > self.start else -1
-
-    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """(largest epoch <= `epoch`, where it ends), (-1, -1) when there is none."""
-        known = [i for i in range(self.start, self.end) if self.rows[i][0] <= epoch]
-        return (self.rows[known[-1]][0], known[-1] + 1) if known else (-1, -1)
 
 
 @dataclass
@@ -98,13 +102,21 @@ class SimLog:
     def trim(self, name: str, partition: int, offset: int) -> None:
         part = self.topics[name].partitions[partition]
         part.start = max(part.start, min(offset, part.end))
+        part.epochs.trim(part.start)
 
     def truncate(self, name: str, partition: int, offset: int) -> None:
         """An unclean restart: rows from `offset` on are lost, a new leader epoch begins."""
         part = self.topics[name].partitions[partition]
         part.ever -= {value for _, value in part.rows[max(offset, part.start) :]}
         del part.rows[max(offset, part.start) :]
-        part.epoch += 1
+        epoch = part.epoch + 1
+        part.epochs.truncate_to(part.end)
+        part.epochs.assign(epoch, part.end)
+
+    def new_leader(self, name: str, partition: int, epochs: int = 1) -> None:
+        """Nothing is lost."""
+        part = self.topics[name].partitions[partition]
+        part.epochs.assign(part.epoch + epochs, part.end)
 
     # --- DriverClient -------------------------------------------------------------------------
     def _asked(self) -> None:
@@ -179,7 +191,7 @@ class SimLog:
         self._asked()
         answers = {}
         for where, epoch in epochs.items():
-            found, end = self._pinned(where, topic_ids).end_of_epoch(epoch)
+            found, end = self._pinned(where, topic_ids).epochs.end_offset_for(epoch)
             answers[where] = OffsetAndEpoch(end, found)
         return answers
 
@@ -299,6 +311,9 @@ class SimulatedQuery:
         if start > piece.start:
             self._losses.report(f"{where}: rows [{piece.start}, {start}) are no longer kept")
         end = min(piece.end, part.end)
+        if piece.end_epoch >= 0:
+            newer = (o for o in range(start, end) if part.rows[o][0] > piece.end_epoch)
+            end = next(newer, end)
         if end < piece.end:
             self._losses.report(f"{where}: rows [{end}, {piece.end}) were truncated")
         return [(topic.topic_id, piece.partition, o, part.rows[o][1]) for o in range(start, end)]

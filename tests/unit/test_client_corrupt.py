@@ -140,6 +140,40 @@ def test_spark_fails_by_default_and_steps_over_on_demand(
     assert "rows [10, 20) of t-0" in caplog.text
 
 
+def test_spark_does_not_read_rows_that_took_the_place_of_planned_ones(
+    broker: ScriptedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log was cut at row 10 after planning; rows of a newer epoch are for a later batch."""
+
+    def refilled(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+        changed = bytearray(body)
+        at = 0
+        for header, view in split_batches(memoryview(body)):
+            if header.base_offset >= BAD.start:
+                header._replace(leader_epoch=header.leader_epoch + 1).pack_into(changed, at)
+            at += len(view)
+        for part in response.partitions:
+            part.leader_epoch += 1
+        return response, bytes(changed)
+
+    broker.always(m.FetchRequest, Answer(refilled))
+    with quiverlog.connect(broker.bootstrap) as client:
+        topic = client.metadata(["t"]).topics["t"]
+    epoch = topic.partitions[0].leader_epoch
+
+    def read(**options: str) -> list[int]:
+        given = {"bootstrap.servers": broker.bootstrap, "subscribe": "t", **options}
+        reader = SplitReader(parse_read_options(given, Use.BATCH_READ), from_arrow_schema(SCHEMA))
+        piece = Range("t", topic.topic_id.hex(), 0, 5, 27, -1, epoch)
+        return [i for b in reader._read_range(piece) for i in b.column("id").to_pylist()]
+
+    with pytest.raises(quiverlog.DataLoss, match=r"t-0: rows \[10, 27\) are gone"):
+        read()
+    with caplog.at_level(logging.WARNING, logger="pyspark_quiverlog"):
+        assert read(failOnDataLoss="false") == [*range(5, 10)]
+    assert "rows [10, 27) are gone" in caplog.text
+
+
 @pytest.mark.parametrize("flag", [FLAG_CONTROL, FLAG_TRANSACTIONAL, 0x80])
 def test_a_batch_with_flags_of_another_version_is_not_left_out_silently(
     broker: ScriptedBroker, client: Any, flag: int
