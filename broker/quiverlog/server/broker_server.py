@@ -19,6 +19,7 @@ from quiverlog.node.config import NodeConfig
 from quiverlog.node.events import DiskSpace, Shutdown
 from quiverlog.node.node import Node
 from quiverlog.server.acceptor import Acceptor
+from quiverlog.server.collector import Collector
 from quiverlog.server.config import BrokerConfig
 from quiverlog.server.connections import ConnectionLimits, ConnectionTable, overdue
 from quiverlog.server.context import ConnectionContext
@@ -102,6 +103,7 @@ class BrokerServer:
         self._acceptor: Acceptor | None = None
         self._http: HttpServer | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._collector = Collector(lambda: self._metrics.bytes_in)
         self._addresses = ("", "off")
         self._state = "recovering"
 
@@ -148,6 +150,7 @@ class BrokerServer:
         self._probe_disk()
         self._probe_lag(self._loop.time())
         self._check_connections()
+        self._collector.start()
         self._listen(listen, self._runner)
         self._addresses = (_name(listen), _name(http) if http is not None else "off")
         self._state = ""
@@ -275,6 +278,7 @@ class BrokerServer:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._collector.stop()
         if self._acceptor is not None:
             self._acceptor.close()
         for connection in list(self._connections.by_id.values()):

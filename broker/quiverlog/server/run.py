@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import secrets
 import socket
 import sys
@@ -122,7 +121,6 @@ async def _run(
         try:
             await server.start(listen, http, entropy=secrets.token_bytes)
             reloader.begin(server.reload)
-            gc.freeze()  # what the start made lives for ever: keep it out of collections
             say(server.ready_line(), STDOUT)
             await stop.wait()
         except BaseException:

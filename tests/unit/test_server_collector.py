@@ -1,0 +1,136 @@
+"""The garbage collector's policy: full collections stay short, and garbage is collected still."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from quiverlog.server import collector as module
+from quiverlog.server.collector import Collector
+
+
+class Node:
+    """One half of a cycle."""
+
+    def __init__(self) -> None:
+        self.other: Node = self
+
+
+class Traffic:
+    count = 0
+
+    def __call__(self) -> int:
+        return self.count
+
+
+@pytest.fixture
+def traffic() -> Traffic:
+    return Traffic()
+
+
+@pytest.fixture
+def collector(traffic: Traffic) -> Iterator[Collector]:
+    loop = asyncio.new_event_loop()
+    made = Collector(traffic)
+
+    async def start() -> None:
+        made.start()
+
+    loop.run_until_complete(start())
+    yield made
+    made.stop()
+    loop.close()
+
+
+def cycle() -> weakref.ref[Node]:
+    one, two = Node(), Node()
+    one.other, two.other = two, one
+    return weakref.ref(one)
+
+
+def test_what_survived_a_full_collection_is_not_looked_at_again(collector: Collector) -> None:
+    before = gc.get_freeze_count()
+    kept = [[number] for number in range(50_000)]
+    gc.collect()
+    assert gc.get_freeze_count() >= before + len(kept)
+    assert len(gc.get_objects()) < 5_000, "the next one has little to look at"
+
+
+def test_a_full_collection_comes_before_there_is_much_to_look_at(collector: Collector) -> None:
+    """By itself: nobody calls `gc.collect`."""
+    kept = []
+    most = 0
+    for number in range(200_000):
+        kept.append([number])
+        if number % 1_000 == 0:
+            most = max(most, len(gc.get_objects()))
+    assert most < 40_000
+
+
+def test_cycles_are_collected(collector: Collector) -> None:
+    refs = [cycle() for _ in range(100_000)]
+    del refs[:-1_000]
+    gc.collect()
+    assert not any(ref() for ref in refs)
+
+
+def test_a_cycle_that_was_frozen_is_collected_when_the_frozen_have_doubled(
+    collector: Collector, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GROWTH_MIN", 1_000)
+    one, two = Node(), Node()
+    one.other, two.other = two, one
+    gc.collect()
+    seen = weakref.ref(one)
+    del one, two
+    gc.collect()
+    collector.look()
+    collector.look()
+    assert seen() is not None, "frozen, and little has grown"
+    kept = [[number] for number in range(gc.get_freeze_count() + 2_000)]
+    gc.collect()
+    traffic.count += 1
+    collector.look()
+    assert seen() is not None, "clients are busy"
+    collector.look()
+    assert seen() is None
+    assert kept
+
+
+def test_a_broker_that_is_never_idle_looks_at_everything_at_last(
+    collector: Collector, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GROWTH_MIN", 1_000)
+    one = Node()
+    gc.collect()
+    seen = weakref.ref(one)
+    del one
+    kept = [[number] for number in range(gc.get_freeze_count() + 2_000)]
+    gc.collect()
+    for _ in range(module.PATIENCE):
+        assert seen() is not None
+        traffic.count += 1
+        collector.look()
+    assert seen() is None
+    assert kept
+
+
+def test_stopping_leaves_the_collector_as_it_was() -> None:
+    before = gc.get_threshold(), list(gc.callbacks)
+    loop = asyncio.new_event_loop()
+    made = Collector(lambda: 0)
+
+    async def run() -> None:
+        made.start()
+        assert (gc.get_threshold(), list(gc.callbacks)) != before
+        made.stop()
+        made.stop()
+
+    loop.run_until_complete(run())
+    loop.close()
+    assert (gc.get_threshold(), list(gc.callbacks)) == before
+    assert gc.get_freeze_count() == 0
