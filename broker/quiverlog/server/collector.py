@@ -5,9 +5,9 @@ for 5,000. What has survived one full collection is nearly always something that
 partition, its log, a topic), so it is frozen, and the next one looks only at what was made since:
 about 25,000 objects, a few milliseconds.
 
-Counting references frees a frozen object like any other; only a cycle that becomes garbage while it
-is frozen stays. So everything is thawed and looked at once more when the frozen objects have doubled,
-preferably in a second in which no client sends anything.
+Counting references frees a frozen object like any other; only a cycle that becomes garbage while
+it is frozen stays. So everything is thawed and looked at once more when the frozen objects have
+doubled, preferably in a second in which no client sends anything.
 
 Must not know: what is collected.
 """
