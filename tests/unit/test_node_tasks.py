@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
-from quiverlog.node.tasks import COMPUTING_MAX, Call, Steps, Tasks
+from quiverlog.node.tasks import COMPUTING_MAX, STEPS_PER_CALL, Call, Steps, Tasks
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
@@ -45,3 +45,28 @@ def test_requests_that_come_together_are_not_all_half_answered_at_once() -> None
     assert counting.half_made_most == COMPUTING_MAX
     answered = [effect.correlation_id for effect in outbox.take()]  # type: ignore[union-attr]
     assert answered == list(range(1, total + 1)), "who came first is answered first"
+
+
+def test_long_requests_of_one_connection_hold_up_no_other() -> None:
+    outbox = Outbox(NodeMetrics())
+    tasks = Tasks(outbox, fail=lambda connection, request, error: None)
+    counting = Counting()
+    total = 10 * COMPUTING_MAX
+    for number in range(1, total + 1):
+        tasks.start(Call(1, m.MetadataRequest(correlation_id=number), NOW), counting.steps())
+    tasks.run(NOW)
+
+    def short() -> Steps:
+        yield None
+        return m.MetadataResponse()
+
+    tasks.start(Call(2, m.MetadataRequest(correlation_id=9_999), NOW), short())
+    calls = 0
+    while not any(getattr(effect, "connection_id", 0) == 2 for effect in outbox.effects):
+        tasks.run(NOW)
+        calls += 1
+        assert calls <= STEPS, "it waits for the others' answers"
+    assert calls <= 2 * COMPUTING_MAX // STEPS_PER_CALL + 2
+    while tasks.busy:
+        tasks.run(NOW)
+    assert counting.ended == total

@@ -12,8 +12,10 @@ where a step says that it was worth several (`Call.cost`); when
 some are left, `busy` says so, and the node asks to be called again at once.
 
 At most `COMPUTING_MAX` tasks are half way through an answer at the same time: what they have made
-so far is counted nowhere. The others have not begun, and hold nothing but their request. A task
-that waits for a job is not counted, so that jobs cannot keep lookups from beginning.
+so far is counted nowhere. The others have not begun, and hold nothing but their request. They begin
+in turn of their connections, and as many places more are kept for connections that have none: who
+sends a thousand long requests waits for these, others do not. A task that waits for a job is not
+counted, so that jobs cannot keep lookups from beginning.
 
 Must not know: what the steps do.
 """
@@ -114,15 +116,17 @@ class Tasks:
         fail: answers a request with an error.
     """
 
-    __slots__ = ("_fail", "_new", "_outbox", "_ready", "live")
+    __slots__ = ("_computing", "_fail", "_new", "_outbox", "_ready", "live")
 
     def __init__(
         self, outbox: Outbox, fail: Callable[[int, Request, QuiverlogError], None]
     ) -> None:
         self._outbox = outbox
         self._fail = fail
-        # Those that have not begun, and those that go on with a value or an exception.
-        self._new: deque[Call] = deque()
+        # Those that have not begun, by connection, in the order of their turns.
+        self._new: dict[int, deque[Call]] = {}
+        # Those that go on with a value or an exception, and how many each connection has of them.
+        self._computing: dict[int, int] = {}
         self._ready: deque[tuple[Call, object, BaseException | None]] = deque()
         self.live = 0
 
@@ -135,21 +139,45 @@ class Tasks:
         """The first step is made in this call of the node, if its bound allows."""
         call.steps = steps
         self.live += 1
-        self._new.append(call)
+        self._new.setdefault(call.connection_id, deque()).append(call)
 
     def run(self, now: Now) -> None:
         """Make the steps that are due, at most so many."""
-        ready, new = self._ready, self._new
         left = STEPS_PER_CALL
-        while (ready or new) and left > 0:
-            if new and len(ready) < COMPUTING_MAX:
-                ready.append((new.popleft(), None, None))
-            call, value, error = ready.popleft()
+        while self.busy and left > 0:
+            if self._new:
+                self._begin_next()
+            call, value, error = self._take()
             call.now = now
             call.cost = 1
             call.step += 1
             self._advance(call, value, error)
             left -= call.cost
+
+    def _begin_next(self) -> None:
+        """Let a request begin, if there is a place for one of its connection."""
+        count = len(self._ready)
+        for connection_id, mine in self._new.items():
+            has_none = connection_id not in self._computing
+            if count < COMPUTING_MAX or (has_none and count < 2 * COMPUTING_MAX):
+                call = mine.popleft()
+                del self._new[connection_id]
+                if mine:
+                    self._new[connection_id] = mine  # The next turn is the others'.
+                self._put(call, None, None)
+                return
+
+    def _put(self, call: Call, value: object, error: BaseException | None) -> None:
+        self._ready.append((call, value, error))
+        self._computing[call.connection_id] = self._computing.get(call.connection_id, 0) + 1
+
+    def _take(self) -> tuple[Call, object, BaseException | None]:
+        taken = self._ready.popleft()
+        connection_id = taken[0].connection_id
+        self._computing[connection_id] -= 1
+        if not self._computing[connection_id]:
+            del self._computing[connection_id]
+        return taken
 
     def _advance(self, call: Call, value: object, error: BaseException | None) -> None:
         assert call.steps is not None
@@ -162,7 +190,7 @@ class Tasks:
                 self._end(call)
                 return
             if wait is None:
-                self._ready.append((call, None, None))
+                self._put(call, None, None)
             else:
                 wait(partial(self._resume, call, call.step))
         except Exception as failure:
@@ -175,7 +203,7 @@ class Tasks:
         # A continuation may be called again with an error (see `jobs`): only the first one counts.
         if call.steps is not None and step == call.step:
             call.step += 1
-            self._ready.append((call, result, error))
+            self._put(call, result, error)
 
     def _end(self, call: Call) -> None:
         if call.steps is not None:
