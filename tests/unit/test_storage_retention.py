@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from quiverlog.errors import OffsetOutOfRange
@@ -150,3 +152,40 @@ def test_deleting_what_retention_took_already_is_durable_too(seed: int) -> None:
     disk.crash()
     log = open_log(disk, retention_ms=100)
     assert (log.log_start_offset, log.log_end_offset) == (4, 10)
+
+
+def test_a_given_up_file_that_cannot_be_removed_takes_no_partition_offline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = SimDisk()
+    disk.make_dir("data/t-0")
+    config = LogConfig(segment_bytes=700)
+    now = Now(0, 1_000_000_000_000_000)
+
+    def opened() -> Log:
+        return Log.open(disk, "data/t-0", config=config, clean=False, now=now)
+
+    log = opened()
+    for _ in range(6):
+        log.append([make_batch(3, now.wall_us, 1, 7)], 0, now)
+    flush(log)
+    job = log.begin_trim(12)
+    assert job is not None
+    assert log.complete_trim(job, job.run()) is not None
+    disk.kill()
+    remove = disk.remove
+
+    def refused(path: str) -> None:
+        if path.endswith(".log"):
+            raise OSError(errno.EPERM, "Operation not permitted", path)
+        remove(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "remove", refused)
+        log = opened()
+    assert (log.log_start_offset, log.log_end_offset) == (12, 18)
+    assert len(log.recovery.notes) == 1
+    disk.kill()
+    log = opened()
+    assert (log.log_start_offset, log.log_end_offset, log.recovery.notes) == (12, 18, [])
+    assert disk.list("data/t-0").count(f"{0:020d}.log") == 0

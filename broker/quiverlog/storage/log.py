@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from quiverlog.errors import QuiverlogError, StorageFault
 from quiverlog.storage import checkpoint, opening
 from quiverlog.storage.checkpoint import Producers, RecoveryPoint
-from quiverlog.storage.disk import Disk, out_of_descriptors, short_name
+from quiverlog.storage.disk import Disk, out_of_descriptors, short_name, what_failed
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.jobs import FlushJob, FlushResult, RemoveFilesJob
 from quiverlog.storage.log_config import LogConfig
@@ -103,7 +103,10 @@ class Log(TrimmableLog):
         if given_up:
             files = opening.given_up_files(given_up)
             snapshot = self._snapshot_before(given_up[-1].end_offset)
-            RemoveFilesJob(self._disk, self.directory, files, snapshot=snapshot).run()
+            try:
+                RemoveFilesJob(self._disk, self.directory, files, snapshot=snapshot).run()
+            except OSError as error:  # The next start tries again; no row of them is readable.
+                self.recovery.notes.append(f"files below the log start stay: {what_failed(error)}.")
 
     # --- flushing ------------------------------------------------------------------------------
     def begin_flush(self, *, background: bool = False) -> FlushJob:
