@@ -1,9 +1,10 @@
-"""A producer that is closed while rows are on their way into it: every send has an end."""
+"""Producers and clients closed while they are used: every send and every wait has an end."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import quiverlog
 import quiverlog.aio
+from quiverlog.wire import messages as m
 from tests.support.client_scenarios import SCHEMA, rows
 from tests.support.scripted_broker import ScriptedBroker
 
@@ -64,3 +66,24 @@ async def test_a_close_that_is_cancelled_still_ends_every_send(broker: ScriptedB
         with pytest.raises(asyncio.CancelledError):
             await closing
         assert isinstance(await future.exception(WAIT_S), quiverlog.ClientClosed)
+
+
+def test_a_poll_ends_when_another_thread_closes_the_client(broker: ScriptedBroker) -> None:
+    client = quiverlog.connect(broker.bootstrap)
+    consumer = client.consumer("t", follow=True)
+    errors: list[Exception] = []
+
+    def poll() -> None:
+        try:
+            consumer.poll(timeout=60.0)
+        except quiverlog.QuiverlogError as error:
+            errors.append(error)
+
+    polling = threading.Thread(target=poll)
+    polling.start()
+    while not broker.seen(m.FetchRequest):
+        time.sleep(0.001)
+    client.close()
+    polling.join(WAIT_S)
+    assert not polling.is_alive()
+    assert [type(error) for error in errors] == [quiverlog.ClientClosed]

@@ -92,6 +92,8 @@ class BlockingDriver:
                 return result
             answer, failure = None, None
             try:
+                if self._closed:  # by another thread, since the operation began
+                    self.check_usable()
                 answer = self._perform(command)
             except QuiverlogError as error:
                 failure = error
