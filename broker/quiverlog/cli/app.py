@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from quiverlog.cli.failures import ExitCode, report
+from quiverlog.cli.streams import flush_output, prepare_streams
 
 __all__ = ["cli", "run"]
 
@@ -93,6 +94,11 @@ def cli() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the words of a command line and return the exit code; never raises."""
     debug = "--debug" in arguments
+    prepare_streams()
+    return flush_output(_run(arguments, debug=debug), debug=debug)
+
+
+def _run(arguments: Sequence[str], *, debug: bool) -> int:
     try:
         result = cli.main(list(arguments), prog_name="quiverlog", standalone_mode=False)
     except SystemExit as error:  # shell completion answers and leaves

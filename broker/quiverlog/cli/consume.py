@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quiverlog.cli.options import (
+    INT32_MAX,
+    INT64_MAX,
     bootstrap_option,
     columns_callback,
     debug_option,
     open_client,
     topic_option,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -39,10 +42,16 @@ _FORMATS = ("table", "json", "csv", "arrow", "parquet")
     "are not read.",
 )
 @click.option("--follow", "-f", is_flag=True, help="Wait for new rows instead of ending.")
-@click.option("--max-rows", "-n", type=click.IntRange(min=0), help="Stop after so many rows.")
+@click.option(
+    "--max-rows", "-n", type=click.IntRange(0, INT64_MAX), help="Stop after so many rows."
+)
 @click.option("--columns", callback=columns_callback, metavar="COLUMN,...", help="Read only these.")
 @click.option(
-    "--partition", "partitions", multiple=True, type=click.IntRange(min=0), help="May be repeated."
+    "--partition",
+    "partitions",
+    multiple=True,
+    type=click.IntRange(0, INT32_MAX),
+    help="May be repeated.",
 )
 @click.option(
     "--metadata", is_flag=True, help="Add _topic, _partition, _offset and _timestamp to each row."
@@ -117,10 +126,11 @@ def parse_start(text: str) -> str | datetime | dict[int, int]:
     if "=" in word:
         offsets: dict[int, int] = {}
         for pair in word.split(","):
-            partition, _, offset = (part.strip() for part in pair.partition("="))
-            if not (_is_number(partition) and _is_number(offset)):
+            left, _, right = pair.partition("=")
+            partition, offset = whole_number(left, INT32_MAX), whole_number(right, INT64_MAX)
+            if partition is None or offset is None:
                 raise click.BadParameter(f"{pair!r} is not PARTITION=OFFSET.", param_hint="--from")
-            offsets[int(partition)] = int(offset)
+            offsets[partition] = offset
         return offsets
     try:
         moment = datetime.fromisoformat(word)
@@ -130,10 +140,6 @@ def parse_start(text: str) -> str | datetime | dict[int, int]:
             param_hint="--from",
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
 
 
 def _start(wanted: str | datetime | dict[int, int], numbers: list[int]) -> Any:

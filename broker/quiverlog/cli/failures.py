@@ -6,16 +6,26 @@ line and never a traceback, unless `--debug` asked for it.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 
 import click
 
 from quiverlog.errors import ConnectionClosed, ConnectionFailed, QuiverlogError
 
-__all__ = ["CommandFailed", "ExitCode", "explain", "report"]
+__all__ = [
+    "PARSER_ERRORS",
+    "CommandFailed",
+    "ExitCode",
+    "explain",
+    "reading",
+    "report",
+    "unreadable",
+]
 
 
 class ExitCode(enum.IntEnum):
@@ -55,6 +65,36 @@ class CommandFailed(Exception):
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+PARSER_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError)
+"""What parsers raise for bytes that they were not made for. Arrow's own errors are among them."""
+
+
+@contextlib.contextmanager
+def reading(name: str, what: str, *, next_step: str = "") -> Iterator[None]:
+    """Where a person's file is read: whatever its bytes make a parser raise fails the command.
+
+    Args:
+        name: the file.
+        what: what it was read as.
+        next_step: a sentence about what to do.
+
+    Raises:
+        CommandFailed: with exit code 1. The file system's errors pass, they name the file.
+    """
+    try:
+        yield
+    except (*PARSER_ERRORS, NotImplementedError) as error:
+        raise unreadable(name, what, error, next_step=next_step) from error
+
+
+def unreadable(name: str, what: str, error: BaseException, *, next_step: str = "") -> CommandFailed:
+    """The failure to read a person's file, with the first line of the parser's words."""
+    said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    if isinstance(error, RecursionError):
+        said = "it is nested too deeply"
+    return CommandFailed(f"{name} cannot be read as {what}: {said}. {next_step}".rstrip())
 
 
 def report(error: BaseException, *, debug: bool = False) -> int:

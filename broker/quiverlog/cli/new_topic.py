@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from quiverlog.cli.options import columns_callback
+from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +42,7 @@ def new_topic_options(note: str = "", schema_note: str = "") -> Callable[[_Comma
         click.option(
             "--partitions",
             "-p",
-            type=click.IntRange(min=1),
+            type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX),
             default=1,
             show_default=True,
             help=f"{note}How many.",
@@ -49,7 +50,7 @@ def new_topic_options(note: str = "", schema_note: str = "") -> Callable[[_Comma
         click.option(
             "--replication-factor",
             "-r",
-            type=click.IntRange(min=1),
+            type=click.IntRange(1, REPLICATION_FACTOR_MAX),
             default=1,
             show_default=True,
             help=f"{note}Copies of each row.",
@@ -91,4 +92,5 @@ def schema_from_options(schema: str | None, schema_file: Path | None) -> pa.Sche
             return RAW_SCHEMA
         return parse_schema(schema)
     except SchemaSyntaxError as error:
-        raise click.BadParameter(f"{error}.", param_hint="--schema") from error
+        hint = "--schema" if schema_file is None else "--schema-file"
+        raise click.BadParameter(f"{error}.", param_hint=hint) from error

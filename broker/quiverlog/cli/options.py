@@ -7,6 +7,7 @@ on the command line, and how a client is opened from them.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from quiverlog.client.client import Client
 
 __all__ = [
+    "INT32_MAX",
+    "INT64_MAX",
+    "Seconds",
     "bootstrap_option",
     "columns_callback",
     "complete_topics",
@@ -25,11 +29,51 @@ __all__ = [
     "format_option",
     "open_client",
     "topic_option",
+    "whole_number",
 ]
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9292"
 
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+SECONDS_MAX = 1_000_000
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class Seconds(click.FloatRange):
+    """A time span, from `min` to eleven days; neither `nan` nor `inf` is one."""
+
+    def __init__(self, min: float = 0.1) -> None:
+        super().__init__(min=min, max=SECONDS_MAX)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = click.FLOAT.convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return float(super().convert(number, param, ctx))
+
+
+def whole_number(text: str, number_max: int) -> int | None:
+    """The number that `text` writes in digits, from 0 to `number_max`; None if it does not."""
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > len(str(number_max)):
+        return None
+    number = int(digits)
+    return number if number <= number_max else None
+
+
+def _addresses(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """Refuse what is no list of addresses before anything is opened."""
+    from quiverlog.addresses import PORT_DEFAULT, parse_addresses
+
+    try:
+        parse_addresses(value, port_default=PORT_DEFAULT)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+    return value
 
 
 def bootstrap_option(command: _Command) -> _Command:
@@ -37,7 +81,7 @@ def bootstrap_option(command: _Command) -> _Command:
     command = click.option(
         "--timeout",
         "timeout_s",
-        type=click.FloatRange(min=0.1),
+        type=Seconds(),
         default=10.0,
         show_default=True,
         metavar="SECONDS",
@@ -49,6 +93,7 @@ def bootstrap_option(command: _Command) -> _Command:
         "bootstrap",
         default=DEFAULT_BOOTSTRAP,
         show_default=True,
+        callback=_addresses,
         envvar="QUIVERLOG_BOOTSTRAP_SERVER",
         show_envvar=True,
         metavar="HOST:PORT,...",

@@ -29,8 +29,14 @@ def print_json(value: object) -> None:
     """One JSON document on stdout, indented, with a line break at its end."""
     import msgspec
 
-    encoded = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
-    sys.stdout.write(encoded.decode() + "\n")
+    text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:  # JSON has escapes of its own
+        import json
+
+        text = json.dumps(json.loads(text), indent=2)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 

@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.options import bootstrap_option, debug_option, format_option, open_client
+from quiverlog.cli.options import (
+    INT64_MAX,
+    Seconds,
+    bootstrap_option,
+    debug_option,
+    format_option,
+    open_client,
+)
 from quiverlog.cli.output import human_count, print_fields, print_json
+from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +67,7 @@ def _duration_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--duration",
         "duration_s",
-        type=click.FloatRange(min=0.1),
+        type=Seconds(),
         default=60.0,
         show_default=True,
         metavar="SECONDS",
@@ -165,11 +173,13 @@ class _Acknowledgements:
 
 
 @perf.command(name="produce")
-@click.option("--rows", type=click.IntRange(min=1), default=1_000_000, show_default=True)
+@click.option("--rows", type=click.IntRange(1, INT64_MAX), default=1_000_000, show_default=True)
 @_duration_option
 @click.option("--row-bytes", type=click.IntRange(24, 65_536), default=100, show_default=True)
 @click.option("--batch-rows", type=click.IntRange(1, 65_536), default=8_192, show_default=True)
-@click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--partitions", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), default=1, show_default=True
+)
 @click.option("--durability", type=click.Choice(["memory", "flushed", "replicated"]))
 @click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), default="none")
 @_common
@@ -211,7 +221,9 @@ def perf_produce(
 
 # --- consume --------------------------------------------------------------------------------------
 @perf.command(name="consume")
-@click.option("--rows", type=click.IntRange(min=1), help="Stop after so many; all when not given.")
+@click.option(
+    "--rows", type=click.IntRange(1, INT64_MAX), help="Stop after so many; all when not given."
+)
 @_duration_option
 @_common
 def perf_consume(
@@ -245,7 +257,7 @@ def perf_consume(
 
 # --- latency --------------------------------------------------------------------------------------
 @perf.command(name="latency")
-@click.option("--rows", type=click.IntRange(min=1), default=1_000, show_default=True)
+@click.option("--rows", type=click.IntRange(1, INT64_MAX), default=1_000, show_default=True)
 @_duration_option
 @click.option("--durability", type=click.Choice(["memory", "flushed", "replicated"]))
 @_common

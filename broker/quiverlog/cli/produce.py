@@ -14,6 +14,7 @@ import click
 from quiverlog.cli.failures import CommandFailed, explain
 from quiverlog.cli.new_topic import new_topic_options, schema_from_options
 from quiverlog.cli.options import (
+    INT32_MAX,
     bootstrap_option,
     columns_callback,
     config_option,
@@ -64,7 +65,9 @@ _FAILED_WAIT_S = 10.0
 @click.option("--create", is_flag=True, help="Create the topic if it is not there.")
 @new_topic_options("With --create. ", " Inferred when not given.")
 @config_option
-@click.option("--partition", type=click.IntRange(min=0), help="Send all rows to this partition.")
+@click.option(
+    "--partition", type=click.IntRange(0, INT32_MAX), help="Send all rows to this partition."
+)
 @click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Of the batches.")
 @click.option("--durability", type=click.Choice(["memory", "flushed", "replicated"]))
 @click.option("--quiet", "-q", is_flag=True, help="No progress bar.")

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 import pyarrow as pa
 
-from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.failures import PARSER_ERRORS, CommandFailed, unreadable
 
 __all__ = ["FORMATS", "Source", "open_source"]
 
@@ -40,7 +40,7 @@ _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _BLOCK_BYTES = 4 << 20
 _LINES_PER_BATCH = 16_384
 _ROWS_PER_BATCH = 65_536
-_UNREADABLE = (pa.ArrowException, OSError)
+_UNREADABLE = (pa.ArrowException, OSError, *PARSER_ERRORS)
 """What pyarrow raises on bytes that are not what they should be: OSError where they break off."""
 _ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"
 
@@ -177,8 +177,7 @@ def _recognise(path: str, binary: io.BufferedReader) -> str:
 
 def _unreadable(path: str, file_format: str, error: Exception) -> CommandFailed:
     name = "stdin" if path == "-" else path
-    first_line = str(error).splitlines()[0]
-    return CommandFailed(f"{name} cannot be read as {file_format}: {first_line}")
+    return unreadable(name, file_format, error)
 
 
 def _guarded(

@@ -7,25 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
 from quiverlog.cli.failures import CommandFailed
 from quiverlog.cli.new_topic import new_topic_options, schema_from_options
 from quiverlog.cli.options import (
+    INT32_MAX,
+    INT64_MAX,
     bootstrap_option,
     complete_topics,
     config_option,
     debug_option,
     format_option,
     open_client,
+    whole_number,
 )
 from quiverlog.cli.output import print_json, print_table
 from quiverlog.cli.topic_detail import detail_json, join, print_detail
-
-if TYPE_CHECKING:
-    pass
+from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX
 
 __all__ = ["topic"]
 
@@ -139,7 +140,12 @@ def describe(
 
 @topic.command()
 @click.argument("name", shell_complete=complete_topics)
-@click.option("--partitions", "-p", type=click.IntRange(min=1), help="Raise the number to this.")
+@click.option(
+    "--partitions",
+    "-p",
+    type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX),
+    help="Raise the number to this.",
+)
 @click.option(
     "--schema", metavar="DDL", help="The new columns: the old ones and nullable ones at the end."
 )
@@ -261,16 +267,18 @@ def parse_before(text: str) -> int | Literal["latest"] | dict[int, int | Literal
     def offset(word: str) -> int | Literal["latest"]:
         if word == "latest":
             return "latest"
-        if word.isascii() and word.isdigit():
-            return int(word)
+        number = whole_number(word, INT64_MAX)
+        if number is not None:
+            return number
         raise click.BadParameter(f"{word!r} is neither `latest` nor an offset.")
 
     if "=" not in text:
         return offset(text.strip())
     pairs: dict[int, int | Literal["latest"]] = {}
     for word in text.split(","):
-        partition, _, value = word.partition("=")
-        if not (partition.strip().isascii() and partition.strip().isdigit()):
+        left, _, value = word.partition("=")
+        partition = whole_number(left, INT32_MAX)
+        if partition is None:
             raise click.BadParameter(f"{word!r} is not PARTITION=OFFSET.")
-        pairs[int(partition)] = offset(value.strip())
+        pairs[partition] = offset(value.strip())
     return pairs

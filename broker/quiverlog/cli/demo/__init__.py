@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from quiverlog.cli.options import debug_option
+from quiverlog.cli.options import INT32_MAX, Seconds, debug_option
 
 __all__ = ["demo"]
 
@@ -23,12 +23,12 @@ __all__ = ["demo"]
 @click.option(
     "--flights",
     "flights_max",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, INT32_MAX),
     help="Replay only the first so many flights of the year (all 336,776 when not given).",
 )
 @click.option(
     "--rows-per-batch",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, INT32_MAX),
     default=100_000,
     show_default=True,
     help="What one micro-batch of Spark takes at most.",
@@ -36,7 +36,7 @@ __all__ = ["demo"]
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=1.0),
+    type=Seconds(min=1.0),
     default=600.0,
     show_default=True,
     metavar="SECONDS",

@@ -1,0 +1,165 @@
+"""Files, numbers and streams that a person gives to a command: one line, and 1 or 2."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quiverlog.cli import main
+from quiverlog.cli.consume import parse_start
+from quiverlog.cli.failures import ExitCode
+from quiverlog.cli.output import print_json
+
+NOISE = random.Random(7).randbytes(3_000)
+TOO_LARGE = "9" * 30
+NOBODY = "127.0.0.1:1"  # no broker may listen on a port this low
+
+BAD_FILES = {
+    "half.json": b'{"a":',
+    "deep.json": b"[" * 100_000,
+    "list.json": b"[1, 2]",
+    "fields.json": b'{"fields": [{"name": "a"}]}',
+    "names.json": b'{"fields": [5]}',
+    "types.json": b'{"fields": [{"name": 5, "type": "int"}]}',
+    "utf16.json": b"\xff\xfe\x00",
+    "utf16.sql": b"\xff\xfe\x00",
+    "surrogate.json": b'{"\\ud800": "int"}',
+    "noise.parquet": NOISE,
+    "noise.arrow": NOISE,
+    "noise.sql": NOISE,
+    "empty.parquet": b"",
+    "empty.arrow": b"",
+    "empty.json": b"",
+    "empty.sql": b"",
+    "magic.parquet": b"PAR1" + NOISE + b"PAR1",
+    "magic.arrow": b"ARROW1\0\0" + NOISE + b"ARROW1",
+    "long.sql": b"x int, " * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_schema_file_that_cannot_be_read(capsys, tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(BAD_FILES[name])
+    words = ["topic", "create", "t", "--schema-file", str(path), "-b", NOBODY, "--timeout", "1"]
+    code = main(words)
+    error = capsys.readouterr().err
+    assert code in (ExitCode.FAILED, ExitCode.USAGE), error
+    assert error.count("\n") == 1
+    assert name in error or "--schema-file" in error
+
+
+def test_a_schema_file_without_end_is_not_read_to_its_end(capsys):
+    code = main(["topic", "create", "t", "--schema-file", "/dev/zero", "-b", NOBODY])
+    assert code in (ExitCode.FAILED, ExitCode.USAGE)
+    assert "at most" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["topic", "list", "-b", ""],
+        ["topic", "list", "-b", ",,"],
+        ["topic", "list", "-b", "127.0.0.1:99999"],
+        ["topic", "list", "-b", "[::1"],
+        ["topic", "list", "--timeout", "nan"],
+        ["topic", "list", "--timeout", "inf"],
+        ["topic", "list", "--timeout", "-inf"],
+        ["topic", "list", "--timeout", "1e308"],
+        ["perf", "produce", "--duration", "nan"],
+        ["perf", "produce", "--rows", TOO_LARGE],
+        ["perf", "produce", "--partitions", TOO_LARGE],
+        ["perf", "consume", "--rows", TOO_LARGE],
+        ["topic", "create", "t", "--schema", "x int", "-p", TOO_LARGE],
+        ["topic", "create", "t", "--schema", "x int", "-p", "9" * 5_000],
+        ["topic", "create", "t", "--schema", "x int", "-r", TOO_LARGE],
+        ["topic", "alter", "t", "-p", TOO_LARGE],
+        ["topic", "trim", "t", "-y", "--before", TOO_LARGE],
+        ["topic", "trim", "t", "-y", "--before", f"0={TOO_LARGE}"],
+        ["topic", "trim", "t", "-y", "--before", f"{TOO_LARGE}=0"],
+        ["topic", "trim", "t", "-y", "--before", "9" * 5_000],
+        ["consume", "-t", "t", "-n", TOO_LARGE],
+        ["consume", "-t", "t", "--partition", TOO_LARGE],
+        ["consume", "-t", "t", "--from", f"0={TOO_LARGE}"],
+        ["consume", "-t", "t", "--from", f"{TOO_LARGE}=0"],
+        ["produce", "-t", "t", "--partition", TOO_LARGE, __file__],
+    ],
+    ids=lambda words: " ".join(words)[:60],
+)
+def test_a_value_that_makes_no_sense_is_2(capsys, words):
+    if "-b" not in words:
+        words = [*words, "-b", NOBODY]
+    code = main(words)
+    error = capsys.readouterr().err
+    assert (code, error.count("\n")) == (ExitCode.USAGE, 1), error
+
+
+def test_the_largest_numbers_are_taken():
+    assert parse_start(f"{2**31 - 1}={2**63 - 1}") == {2**31 - 1: 2**63 - 1}
+
+
+PROGRAM = "import sys; from quiverlog.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", command.replace("QUIVERLOG", f'{sys.executable} -c "{PROGRAM}"')],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("command", ["dump-log --format json NONE", "completion bash", "--help"])
+def test_a_closed_stdout_is_one_line_and_1(tmp_path, command):
+    empty = tmp_path / "00000000000000000000.log"
+    empty.touch()
+    done = shell(f"QUIVERLOG {command.replace('NONE', str(empty))} >&-")
+    assert done.returncode == ExitCode.FAILED, done.stderr
+    assert "standard output is closed" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
+@pytest.mark.parametrize("command", ["completion bash", "--help"])
+def test_a_full_disk_behind_stdout_is_one_line_and_1(command):
+    done = shell(f"QUIVERLOG {command} > /dev/full")
+    assert (done.returncode, done.stderr.count("\n")) == (ExitCode.FAILED, 1), done.stderr
+
+
+def test_a_closed_stderr_does_not_put_errors_into_the_output():
+    done = shell("QUIVERLOG topic nosuch 2>&-")
+    assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
+
+
+def test_a_closed_stdin_is_an_answer_that_nobody_gives():
+    done = shell(f"QUIVERLOG topic delete t -b {NOBODY} <&-")
+    assert (done.returncode, "--yes" in done.stderr) == (ExitCode.USAGE, True), done.stderr
+
+
+def test_a_terminal_that_lacks_characters_gets_escapes():
+    program = (
+        "from quiverlog.cli.streams import prepare_streams; prepare_streams();"
+        "from quiverlog.cli.output import *;"
+        "print_fields({'a': 'gr\\xfc\\xdfe'}); print_table(['\\xfc'], [['\\u4e00\\ud800']]);"
+        "print_json({'\\xfc': 1})"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert r"gr\xfc\xdfe" in done.stdout
+    assert r'"\u00fc": 1' in done.stdout, "JSON stays JSON"
+
+
+def test_json_keeps_its_letters_where_they_can_be_shown(capsys):
+    print_json({"ü": 1})
+    assert '"ü": 1' in capsys.readouterr().out
