@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from quiverlog.errors import BrokerShuttingDown, QuiverlogError
+from quiverlog.node.effects import Respond
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
-from quiverlog.node.tasks import COMPUTING_MAX, STEPS_PER_CALL, Call, Steps, Tasks
+from quiverlog.node.tasks import (
+    COMPUTING_MAX,
+    COMPUTING_PER_CONNECTION_MAX,
+    STEPS_PER_CALL,
+    Call,
+    Steps,
+    Tasks,
+)
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
@@ -35,7 +44,8 @@ def test_requests_that_come_together_are_not_all_half_answered_at_once() -> None
     total = 10 * COMPUTING_MAX
     for number in range(1, total + 1):
         request = m.MetadataRequest(correlation_id=number)
-        tasks.start(Call(1, request, NOW), counting.steps())
+        # Of as many connections as there are places, so that each has one.
+        tasks.start(Call(number % COMPUTING_MAX, request, NOW), counting.steps())
     calls = 0
     while tasks.busy:
         tasks.run(NOW)
@@ -47,26 +57,92 @@ def test_requests_that_come_together_are_not_all_half_answered_at_once() -> None
     assert answered == list(range(1, total + 1)), "who came first is answered first"
 
 
-def test_long_requests_of_one_connection_hold_up_no_other() -> None:
-    outbox = Outbox(NodeMetrics())
-    tasks = Tasks(outbox, fail=lambda connection, request, error: None)
-    counting = Counting()
-    total = 10 * COMPUTING_MAX
-    for number in range(1, total + 1):
-        tasks.start(Call(1, m.MetadataRequest(correlation_id=number), NOW), counting.steps())
-    tasks.run(NOW)
+class Asked:
+    """Tasks with what was answered and refused, by connection."""
 
-    def short() -> Steps:
-        yield None
-        return m.MetadataResponse()
+    def __init__(self) -> None:
+        self.outbox = Outbox(NodeMetrics())
+        self.refused: list[tuple[int, QuiverlogError]] = []
+        self.tasks = Tasks(self.outbox, lambda c, _request, error: self.refused.append((c, error)))
+        self.number = 0
 
-    tasks.start(Call(2, m.MetadataRequest(correlation_id=9_999), NOW), short())
-    calls = 0
-    while not any(getattr(effect, "connection_id", 0) == 2 for effect in outbox.effects):
-        tasks.run(NOW)
-        calls += 1
-        assert calls <= STEPS, "it waits for the others' answers"
-    assert calls <= 2 * COMPUTING_MAX // STEPS_PER_CALL + 2
-    while tasks.busy:
-        tasks.run(NOW)
-    assert counting.ended == total
+    def ask(self, connection: int, steps: Steps, *, bare: bool = True) -> None:
+        self.number += 1
+        request = m.MetadataRequest(correlation_id=self.number)
+        self.tasks.start(Call(connection, request, NOW), steps, bare=bare)
+
+    def run(self) -> list[int]:
+        """One call of the node; the connections that were answered."""
+        self.tasks.run(NOW)
+        return [e.connection_id for e in self.outbox.take() if isinstance(e, Respond)]
+
+
+def one_step() -> Steps:
+    return m.MetadataResponse()
+    yield None
+
+
+def test_one_connection_does_not_keep_another_from_beginning() -> None:
+    asked, counting = Asked(), Counting()
+    for _ in range(100):
+        asked.ask(1, counting.steps())
+    asked.run()
+    assert counting.half_made == COMPUTING_PER_CONNECTION_MAX
+    asked.ask(2, one_step())
+    assert asked.run() == [2], "in the very next call"
+
+
+def test_connections_begin_in_turns() -> None:
+    asked, counting = Asked(), Counting()
+    for connection in range(1, 9):
+        for _ in range(100):
+            asked.ask(connection, counting.steps())
+    asked.ask(9, one_step())
+    answered: list[int] = []
+    for _ in range(2 * COMPUTING_MAX * STEPS // STEPS_PER_CALL):
+        answered += asked.run()
+        if 9 in answered:
+            break
+    # All places may be taken by then: it waits for one of the first to end, not for all of them.
+    assert answered.index(9) <= COMPUTING_MAX
+    assert counting.half_made_most <= COMPUTING_MAX
+
+
+def test_what_has_not_begun_ends_with_its_connection() -> None:
+    asked, counting = Asked(), Counting()
+    for _ in range(100):
+        asked.ask(1, counting.steps())
+    asked.run()
+    asked.tasks.forget(1)
+    assert asked.tasks.live == COMPUTING_PER_CONNECTION_MAX
+    while asked.tasks.busy:
+        asked.run()
+    assert counting.ended == COMPUTING_PER_CONNECTION_MAX
+    assert asked.tasks.live == 0
+
+
+def test_what_somebody_else_knows_of_is_not_dropped() -> None:
+    asked, counting = Asked(), Counting()
+    for number in range(10):
+        asked.ask(1, counting.steps(), bare=number % 2 == 0)
+    asked.tasks.forget(1)
+    assert asked.tasks.live == 5
+    while asked.tasks.busy:
+        asked.run()
+    assert counting.ended == 5
+
+
+def test_a_stop_refuses_what_has_not_begun() -> None:
+    asked, counting = Asked(), Counting()
+    for connection in (1, 2):
+        for _ in range(50):
+            asked.ask(connection, counting.steps())
+    asked.run()
+    begun = counting.half_made
+    asked.tasks.refuse(BrokerShuttingDown())
+    assert len(asked.refused) == 100 - begun
+    assert all(isinstance(error, BrokerShuttingDown) for _, error in asked.refused)
+    while asked.tasks.busy:
+        asked.run()
+    assert counting.ended == begun
+    assert asked.tasks.live == 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 from functools import partial
 
+from quiverlog.errors import BrokerShuttingDown
 from quiverlog.node.acknowledgements import ProduceWaiter
 from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
@@ -94,6 +95,7 @@ class Closing:
         broker.assignment.stop(now)
         self._step = _Step.DRAINING
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
+        broker.tasks.refuse(BrokerShuttingDown())
         for waiter in broker.purgatory.all_live():
             if not isinstance(waiter, ProduceWaiter):
                 try:

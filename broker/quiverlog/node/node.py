@@ -292,7 +292,8 @@ class Node:
     def _start_steps(self, event: RequestReceived, now: Now) -> None:
         broker = self.broker
         call = Call(event.connection_id, event.request, now)
-        broker.tasks.start(call, self._steps_handlers[type(event.request)](broker, call))
+        steps = self._steps_handlers[type(event.request)](broker, call)
+        broker.tasks.start(call, steps, bare=True)
 
     def _fail(self, event: RequestReceived, error: QuiverlogError) -> None:
         """The request as a whole becomes an error."""
@@ -341,6 +342,7 @@ def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
 
 def _forget_connection(broker: Broker, connection_id: int) -> None:
     broker.connections.pop(connection_id, None)
+    broker.tasks.forget(connection_id)
     for waiter in broker.purgatory.of_connection(connection_id):
         waiter.answered = True  # Nobody is left to hear an answer.
         broker.purgatory.finish(waiter)

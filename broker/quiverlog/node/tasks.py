@@ -12,17 +12,18 @@ where a step says that it was worth several (`Call.cost`); when
 some are left, `busy` says so, and the node asks to be called again at once.
 
 At most `COMPUTING_MAX` tasks are half way through an answer at the same time: what they have made
-so far is counted nowhere. The others have not begun, and hold nothing but their request. They begin
-in turn of their connections, and as many places more are kept for connections that have none: who
-sends a thousand long requests waits for these, others do not. A task that waits for a job is not
-counted, so that jobs cannot keep lookups from beginning.
+so far is counted nowhere. The others have not begun, and hold nothing but their request; they begin
+in turns of their connections, each of which has at most `COMPUTING_PER_CONNECTION_MAX` half way. A
+task that waits for a job is not counted, so that jobs cannot keep lookups from beginning.
+
+Tasks that have not begun end with their connection, and with the broker's stop.
 
 Must not know: what the steps do.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -35,6 +36,7 @@ from quiverlog.wire.messages import Request, Response
 
 __all__ = [
     "COMPUTING_MAX",
+    "COMPUTING_PER_CONNECTION_MAX",
     "STEPS_PER_CALL",
     "Call",
     "Future",
@@ -51,6 +53,9 @@ STEPS_PER_CALL: Final = 16
 COMPUTING_MAX: Final = 32
 """An answer half made may hold a megabyte; so many of them stay small beside a broker."""
 
+COMPUTING_PER_CONNECTION_MAX: Final = 4
+"""So that it takes eight connections to make a ninth wait before it begins."""
+
 Wait = Starter | None
 Steps = Generator[Wait, object, Response | None]
 """What a handler that takes several steps is; `None` at the end: it has answered, or parked."""
@@ -60,15 +65,26 @@ class Call:
     """One such request. `now` is the moment of the current step.
 
     `cost`: what the current step takes, in ordinary steps; a handler says so where it is more.
+    `bare`: nothing else knows of the request, so that it may be dropped before it has begun.
     """
 
-    __slots__ = ("connection_id", "correlation_id", "cost", "now", "request", "step", "steps")
+    __slots__ = (
+        "bare",
+        "connection_id",
+        "correlation_id",
+        "cost",
+        "now",
+        "request",
+        "step",
+        "steps",
+    )
 
     def __init__(self, connection_id: int, request: Request, now: Now) -> None:
         self.connection_id = connection_id
         self.correlation_id = request.correlation_id
         self.request = request
         self.now = now
+        self.bare = False
         self.cost = 1
         self.step = 0
         self.steps: Steps | None = None
@@ -116,7 +132,7 @@ class Tasks:
         fail: answers a request with an error.
     """
 
-    __slots__ = ("_computing", "_fail", "_new", "_outbox", "_ready", "live")
+    __slots__ = ("_fail", "_new", "_outbox", "_ready", "live")
 
     def __init__(
         self, outbox: Outbox, fail: Callable[[int, Request, QuiverlogError], None]
@@ -125,8 +141,7 @@ class Tasks:
         self._fail = fail
         # Those that have not begun, by connection, in the order of their turns.
         self._new: dict[int, deque[Call]] = {}
-        # Those that go on with a value or an exception, and how many each connection has of them.
-        self._computing: dict[int, int] = {}
+        # Those that go on with a value or an exception.
         self._ready: deque[tuple[Call, object, BaseException | None]] = deque()
         self.live = 0
 
@@ -135,19 +150,44 @@ class Tasks:
         """True when a task has steps that could be made at once."""
         return bool(self._ready or self._new)
 
-    def start(self, call: Call, steps: Steps) -> None:
-        """The first step is made in this call of the node, if its bound allows."""
+    def start(self, call: Call, steps: Steps, *, bare: bool = False) -> None:
+        """The first step is made in this call of the node, if its bound allows.
+
+        Args:
+            bare: nothing was done for the request yet: see `Call`.
+        """
         call.steps = steps
+        call.bare = bare
         self.live += 1
         self._new.setdefault(call.connection_id, deque()).append(call)
 
+    def forget(self, connection_id: int) -> None:
+        """The connection is gone: what it has asked for and has not begun is dropped."""
+        for call in self._take_bare(connection_id):
+            self._end(call)
+
+    def refuse(self, error: QuiverlogError) -> None:
+        """Nothing begins any more: answer what has not begun with `error`."""
+        for connection_id in list(self._new):
+            for call in self._take_bare(connection_id):
+                self._end(call)
+                self._fail(connection_id, call.request, error)
+
+    def _take_bare(self, connection_id: int) -> list[Call]:
+        line = self._new.pop(connection_id, deque())
+        others = deque(call for call in line if not call.bare)
+        if others:
+            self._new[connection_id] = others
+        return [call for call in line if call.bare]
+
     def run(self, now: Now) -> None:
         """Make the steps that are due, at most so many."""
+        ready, new = self._ready, self._new
         left = STEPS_PER_CALL
-        while self.busy and left > 0:
-            if self._new:
+        while (ready or new) and left > 0:
+            if new and len(ready) < COMPUTING_MAX:
                 self._begin_next()
-            call, value, error = self._take()
+            call, value, error = ready.popleft()
             call.now = now
             call.cost = 1
             call.step += 1
@@ -155,29 +195,16 @@ class Tasks:
             left -= call.cost
 
     def _begin_next(self) -> None:
-        """Let a request begin, if there is a place for one of its connection."""
-        count = len(self._ready)
-        for connection_id, mine in self._new.items():
-            has_none = connection_id not in self._computing
-            if count < COMPUTING_MAX or (has_none and count < 2 * COMPUTING_MAX):
-                call = mine.popleft()
+        """The first task of the connection whose turn it is."""
+        computing = Counter(call.connection_id for call, _, _ in self._ready)
+        for connection_id, line in self._new.items():
+            if computing[connection_id] < COMPUTING_PER_CONNECTION_MAX:
                 del self._new[connection_id]
-                if mine:
-                    self._new[connection_id] = mine  # The next turn is the others'.
-                self._put(call, None, None)
+                self._ready.append((line.popleft(), None, None))
+                if line:
+                    self._new[connection_id] = line  # The next turn is the others'.
                 return
-
-    def _put(self, call: Call, value: object, error: BaseException | None) -> None:
-        self._ready.append((call, value, error))
-        self._computing[call.connection_id] = self._computing.get(call.connection_id, 0) + 1
-
-    def _take(self) -> tuple[Call, object, BaseException | None]:
-        taken = self._ready.popleft()
-        connection_id = taken[0].connection_id
-        self._computing[connection_id] -= 1
-        if not self._computing[connection_id]:
-            del self._computing[connection_id]
-        return taken
+        assert self._ready, "a connection that has no more turns has tasks half way"
 
     def _advance(self, call: Call, value: object, error: BaseException | None) -> None:
         assert call.steps is not None
@@ -190,7 +217,7 @@ class Tasks:
                 self._end(call)
                 return
             if wait is None:
-                self._put(call, None, None)
+                self._ready.append((call, None, None))
             else:
                 wait(partial(self._resume, call, call.step))
         except Exception as failure:
@@ -203,11 +230,12 @@ class Tasks:
         # A continuation may be called again with an error (see `jobs`): only the first one counts.
         if call.steps is not None and step == call.step:
             call.step += 1
-            self._put(call, result, error)
+            self._ready.append((call, result, error))
 
     def _end(self, call: Call) -> None:
         if call.steps is not None:
             self.live -= 1
+            call.steps.close()
             call.steps = None
 
     def _as_error(self, call: Call, failure: Exception) -> QuiverlogError:
