@@ -49,7 +49,7 @@ def test_floor_time_is_the_last_entry_behind_nothing_but_older_rows(steps: Steps
 @given(STEPS)
 def test_its_file_gives_it_back(steps: Steps) -> None:
     index, entries = built(steps)
-    summary = IndexSummary(5, 99, 7, 4_096)
+    summary = IndexSummary(5, 99, 7, 2**32)
     loaded_summary, loaded = SparseIndex.load("i", index.dump(summary))
     columns = zip(loaded.relative_offsets, loaded.positions, loaded.times, strict=True)
     assert (loaded_summary, list(columns)) == (summary, entries)

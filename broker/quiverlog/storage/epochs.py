@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Final
 
 from quiverlog.errors import CorruptLog
@@ -57,11 +58,13 @@ class LeaderEpochs:
 
     def assign(self, epoch: int, start_offset: int) -> None:
         """Rows from `start_offset` on are written under `epoch`. An epoch known already is left."""
+        assert start_offset >= 0
         if epoch <= self.newest:
             return
         # An epoch without rows gives way: two epochs cannot begin at the same row.
         while self._starts and self._starts[-1] >= start_offset:
             del self._epochs[-1], self._starts[-1]
+        assert not self._epochs or self._epochs[-1] < epoch
         self._epochs.append(epoch)
         self._starts.append(start_offset)
         self.newest = epoch
@@ -88,6 +91,7 @@ class LeaderEpochs:
         if epoch == self.newest:
             return epoch, self._log_end_offset()
         index = bisect_right(self._epochs, epoch)
+        assert index < len(self._starts), "the newest epoch was answered above"
         if index == 0:
             return epoch, self._starts[0]
         return self._epochs[index - 1], self._starts[index]
@@ -105,9 +109,12 @@ class LeaderEpochs:
         if count > 0:
             del self._epochs[:count], self._starts[:count]
             self.dirty = True
+            assert self._starts[0] <= offset, "the epoch of the first row is known"
+        assert len(self._epochs) == len(self._starts)
 
     def dump(self) -> bytes:
         """The file's bytes."""
+        assert all(a < b for a, b in pairwise(self._starts)), "no two epochs begin at one row"
         parts = [_COUNT.pack(len(self._epochs))]
         parts += [_ENTRY.pack(epoch, start) for epoch, start in self.entries()]
         return pack_file(_MAGIC, _VERSION, b"".join(parts))
@@ -125,7 +132,8 @@ class LeaderEpochs:
             entries = list(_ENTRY.iter_unpack(payload[_COUNT.size :]))
         except struct.error:
             count, entries = -1, []
-        if len(entries) != count or entries != sorted(entries):
+        grow = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(entries))
+        if len(entries) != count or not grow:
             raise CorruptLog(f"{path}: its entries are cut short or out of order.", file=path)
         self._epochs = [epoch for epoch, _ in entries]
         self._starts = [start for _, start in entries]

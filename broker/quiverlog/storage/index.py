@@ -66,12 +66,17 @@ class SparseIndex:
 
     def add(self, relative_offset: int, position: int, newest_before_us: int) -> None:
         """Append an entry; all three only grow."""
+        if self.positions:
+            assert position > self.positions[-1], "one entry for a batch"
+            assert relative_offset > self.relative_offsets[-1]
+            assert newest_before_us >= self.times[-1]
         self.relative_offsets.append(relative_offset)
         self.positions.append(position)
         self.times.append(newest_before_us)
 
     def cut(self, count: int) -> None:
         """Keep the first `count` entries: an append failed half way through its entries."""
+        assert 0 <= count <= len(self)
         for column in (self.relative_offsets, self.positions, self.times):
             del column[count:]
 
@@ -94,6 +99,8 @@ class SparseIndex:
 
     def dump(self, summary: IndexSummary) -> bytes:
         """The file's bytes."""
+        assert summary.base_offset <= summary.end_offset
+        assert not self.positions or self.positions[-1] < summary.covered_bytes
         head = _SUMMARY.pack(*summary, len(self))
         columns = (self.relative_offsets, self.positions, self.times)
         return pack_file(_MAGIC, _VERSION, head + b"".join(c.tobytes() for c in columns))

@@ -68,6 +68,7 @@ def recover_segments(
         known = _known_of(segment, following, point, known_offset)
         recovery = _Recovery(segment, point, known, stamps, now_us, epoch_newest, report)
         scanned = recovery.run()
+        assert segment.end_offset >= segment.base_offset
         if scanned is not _Scanned.NOTHING:
             touched.append(segment)
         if not following:
@@ -131,6 +132,7 @@ def _known_of(
     segment: Segment, following: Sequence[Segment], point: RecoveryPoint, known_offset: int
 ) -> _Known:
     """What is known of one segment, given what is known of the log."""
+    assert all(later.base_offset > segment.base_offset for later in following[:1])
     size, mark = segment.file.size, segment.mark
     if following and following[0].base_offset <= known_offset:
         # Flushed as a whole. Where a file between the two is gone, its rows count as this one's.
@@ -293,6 +295,8 @@ class _Recovery:
             segment.finished = True
             self._note(Damage(torn.position, file.size, torn.offset, segment.end_offset))
             return _Scanned.SHORT
+        assert SEGMENT_HEADER_BYTES <= torn.position <= file.size
+        assert segment.base_offset <= torn.offset
         self._report.bytes_truncated += file.size - torn.position
         segment.end_offset = torn.offset
         file.truncate(torn.position)

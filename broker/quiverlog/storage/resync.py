@@ -76,6 +76,8 @@ class Resync:
         anchor = self._find_anchor(start, offset, epoch)
         if anchor is None:
             return None
+        assert anchor.position >= start
+        assert anchor.base_offset >= offset
         for candidate in self._candidates(start, offset, epoch, anchor.position):
             chain = self._chain(candidate.position)
             if chain.end_offset <= anchor.base_offset and self._is_good(candidate.position):
@@ -84,7 +86,9 @@ class Resync:
 
     def _find_anchor(self, start: int, offset: int, epoch: int) -> Candidate | None:
         known = self._anchor
-        if known is not None and self._searched_from <= start <= known.position:
+        # Were rows found beyond it meanwhile, it would be none of the log's batches.
+        fits = known is not None and offset <= known.base_offset
+        if known is not None and fits and self._searched_from <= start <= known.position:
             return known
         self._searched_from = start
         self._anchor = None
@@ -148,6 +152,7 @@ class Resync:
             reaches = end == self._source.size or self._is_cut_short(end, header, after)
             chain = _Chain(reaches, end, header.next_offset)
             break
+        assert chain.end_position > start
         for position in walked:
             self._chains[position] = chain
         return chain

@@ -32,7 +32,9 @@ def target(
     if log.log_start_offset >= log.log_end_offset:
         return log.log_start_offset
     wanted = min(max(_by_time(log, now, cold_ok, just_read), _by_size(log)), high_watermark)
-    return max(wanted, log.log_start_offset)
+    start = max(wanted, log.log_start_offset)
+    assert start <= log.log_end_offset
+    return start
 
 
 def _by_time(log: ReadableLog, now: Now, cold_ok: bool, just_read: Collection[ReadJob]) -> int:
@@ -56,5 +58,7 @@ def _by_size(log: ReadableLog) -> int:
             if size <= limit:
                 break
             size -= segment.file.size
+            assert size >= 0, "the log counts the bytes of all segments"
+            assert segment.end_offset >= target
             target = segment.end_offset
     return target

@@ -104,6 +104,7 @@ def scan(
             judge.epoch = max(judge.epoch, header.leader_epoch)
             at += header.total_bytes
             offset = header.next_offset
+            assert at <= source.size, "a good batch is whole"
             continue
         if unflushed_from is not None and offset >= unflushed_from and judge.is_hole(at, offset):
             verdict: Damage | Torn = Torn(at, offset)
@@ -112,7 +113,9 @@ def scan(
         yield verdict
         if isinstance(verdict, Torn):
             return
-        assert verdict.end_position > at, "a scan goes on"
+        assert verdict.position == at
+        assert at < verdict.end_position <= source.size, "a scan goes on"
+        assert offset <= verdict.end_offset
         at, offset = verdict.end_position, verdict.end_offset
 
 

@@ -159,6 +159,7 @@ class Segment:
         A block that the disk cannot give is in no cache either: it is left alone.
         """
         at, size = position, self.file.size
+        assert at >= 0
         while at < size:
             count = min(_REWRITE_BYTES - at % _REWRITE_BYTES, size - at)
             count = readable_bytes(self.file, at, count)
@@ -248,6 +249,8 @@ class Segment:
         index = self.load()
         file, position, offset = self.file, self.file.size, self.end_offset
         assert not self.finished
+        assert not self.dropped
+        assert self.end_offset < end_offset
         assert end_offset - self.base_offset <= SEGMENT_ROWS_MAX
         before = (len(index), self.newest_us, self._indexed_at, self.tail)
         try:
@@ -312,6 +315,7 @@ class Segment:
 
     def trust_from(self, position: int) -> None:
         """Everything from `position` on was verified by a scan."""
+        assert position >= SEGMENT_HEADER_BYTES
         self.trusted_from = min(self.trusted_from, position)
 
     def distrust(self) -> None:
@@ -327,6 +331,7 @@ class Segment:
 
     def verified(self, start: int, end: int) -> None:
         """Remember that the bytes of this batch match their checksum."""
+        assert SEGMENT_HEADER_BYTES <= start < end <= self.file.size
         first, last = self._verified
         if first <= start <= last:
             self._verified = (first, max(last, end))

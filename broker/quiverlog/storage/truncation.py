@@ -147,6 +147,7 @@ def _carry_out(disk: Disk, directory: str, offset: int, end_offset: int | None) 
             position = kept[-1].file.size if kept else 0
         if end < start:  # The batch that goes holds the log start too: no row is left.
             doomed, kept, end = kept + doomed, [], start
+    assert start <= end, "the log never ends before its start"
     # The end, not what was asked for: with some of the files gone the same cut is to be found.
     mark = checkpoint.pack_truncation(end)
     disk.write_file_atomic(f"{directory}/{TRUNCATION_FILE}", mark)
