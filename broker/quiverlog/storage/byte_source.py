@@ -37,7 +37,7 @@ class ByteSource(Protocol):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of bytes."""
 
     def read(self, position: int, size: int) -> memoryview:
         """A copy; short at the end."""
@@ -113,7 +113,7 @@ def _read_around_errors(file: File, position: int, size: int) -> bytes:
 
 
 def readable_bytes(file: File, position: int, size: int) -> int:
-    """How many of these bytes, from `position` on, the disk gives: all, or up to a bad block."""
+    """Count the bytes from `position` on that the disk gives: all, or those up to a bad block."""
     end = position + size
     try:
         file.read_copy(position, size)

@@ -67,7 +67,7 @@ SNAPSHOTS_KEPT: Final = 2
 
 
 class Producers(Protocol):
-    """What the log asks of a partition's producer states (core/partition/producers.py)."""
+    """The part of a partition's producer states (core/partition/producers.py) that the log uses."""
 
     def snapshot(self) -> bytes: ...
 

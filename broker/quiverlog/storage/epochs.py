@@ -43,7 +43,7 @@ class LeaderEpochs:
         self._starts: list[int] = []
         self.newest = NO_EPOCH
         self.dirty = False
-        """Whether epochs changed since they were written to the disk."""
+        """True when epochs changed after they were written to the disk."""
 
     def __len__(self) -> int:
         return len(self._epochs)

@@ -111,7 +111,7 @@ class Unflushed:
 
     @property
     def segments_all(self) -> tuple[Segment, ...]:
-        """Those with unflushed bytes, and those of the flush under way, which may be postponed."""
+        """The segments with unflushed bytes, with those of the flush under way (it may fail)."""
         under_way = () if self.outstanding is None else self.outstanding.segments
         return tuple(dict.fromkeys((*under_way, *self.segments)))
 
@@ -188,7 +188,7 @@ class Unflushed:
         return point
 
     def _next_mark(self, end_offset: int, last: Segment | None) -> MarkWrite | None:
-        """What the header of the last segment is to say; None when it has no unflushed bytes."""
+        """The mark for the last segment's header; None when the segment has no unflushed bytes."""
         if last is None or last not in self.segments:
             return None
         header = last.header_with(FlushedMark(end_offset, last.file.size))

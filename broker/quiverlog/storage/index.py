@@ -43,7 +43,7 @@ assert sys.byteorder == "little", "the arrays are written as they lie in memory"
 
 
 class IndexSummary(NamedTuple):
-    """What the index says of its segment as a whole."""
+    """The head of an index file: facts about the whole segment."""
 
     base_offset: int
     end_offset: int
@@ -82,7 +82,7 @@ class SparseIndex:
 
     @property
     def byte_count(self) -> int:
-        """What the entries take in memory."""
+        """The bytes that the entries take in memory."""
         return 16 * len(self)
 
     def floor_offset(self, relative_offset: int) -> int:

@@ -68,7 +68,7 @@ class Job(Protocol):
 
 
 class NotResident(Exception):
-    """What was asked for is not in memory. Run `job`, take its result in, then ask again.
+    """The rows or the index are not in memory. Run `job`, take its result in, then ask again.
 
     Never seen by a client. After a ReadJob, ask again with it among `just_read`: on a machine with
     little memory the pages may be gone again, and the second answer must not depend on that.
@@ -93,7 +93,7 @@ class IndexFile(NamedTuple):
 
 
 class SnapshotFile(NamedTuple):
-    """What the partition knew of its producers when the log ended at `offset`."""
+    """The state of the partition's producers when the log ended at `offset`."""
 
     offset: int
     blob: bytes
@@ -107,7 +107,7 @@ class MarkWrite(NamedTuple):
 
 
 class FlushResult(NamedTuple):
-    """What a flush has written beside the rows; False or None where there was no room for it."""
+    """The notes that a flush has written; False or None where the disk had no room for one."""
 
     epochs_saved: bool = True
     snapshots_saved: bool = True

@@ -110,7 +110,7 @@ class Log(TrimmableLog):
 
     # --- flushing ------------------------------------------------------------------------------
     def begin_flush(self, *, background: bool = False) -> FlushJob:
-        """What a flush has to cover now. At most one at a time.
+        """Make the job that flushes all that is unflushed now. At most one is outstanding.
 
         Args:
             background: nobody waits for it, so it also writes the recovery point.

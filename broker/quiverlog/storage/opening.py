@@ -33,7 +33,7 @@ __all__ = ["Opened", "given_up_files", "open_files"]
 
 @dataclass(slots=True)
 class Opened:
-    """What was found. `writable`: the last segment takes more appends.
+    """The files of a log as found. `writable`: the last segment takes more appends.
 
     `epochs_file`: there is one, good or not.
     `given_up`: files below the log start, which go once nothing needs to be read from them.

@@ -156,7 +156,7 @@ def _floor(segment: Segment, offset: int) -> tuple[int, int]:
 
 
 def _end_before_damage(segment: Segment, offset: int, end_offset: int) -> int:
-    """Where a read from `offset` must end. Raises CorruptLog if `offset` itself is damaged."""
+    """The offset at which a read from `offset` must end. Raises CorruptLog if that is damaged."""
     for damage in segment.damages:
         if damage.offset <= offset < damage.end_offset:
             raise segment.corrupt(damage)
@@ -168,7 +168,7 @@ def _end_before_damage(segment: Segment, offset: int, end_offset: int) -> int:
 def _jump(
     segment: Segment, position: int, expected: int, end_position: int, end_offset: int
 ) -> tuple[int, int]:
-    """Where the walk to the answer's end may begin: an index entry further on, or right here.
+    """Find where the walk to the answer's end may begin: an index entry further on, or right here.
 
     One entry less than what surely fits, because the walk must pass the last batch's header: that
     batch gets a view of its own. Not over damage, because entries there may be wrong.

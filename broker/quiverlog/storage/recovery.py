@@ -31,7 +31,7 @@ __all__ = ["RecoveryReport", "assign_epochs", "recover_segments"]
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening a log found.
+    """The findings of a log's opening.
 
     `damages`: as the messages of errors. `notes`: what was set aside or does not belong here.
     """
@@ -106,7 +106,7 @@ def _note(segment: Segment, damage: Damage, report: RecoveryReport) -> None:
 
 
 class _Known(NamedTuple):
-    """What is known to be on the disk: the rows below `offset`.
+    """A limit of what is known to be on the disk: all rows below `offset` are.
 
     Those of this segment that end at byte `position` are the rows below `position_offset`, which is
     less than `offset` where only a later segment's mark tells of it.
@@ -131,7 +131,7 @@ def _with_marks(segments: Sequence[Segment], point: RecoveryPoint) -> list[Segme
 def _known_of(
     segment: Segment, following: Sequence[Segment], point: RecoveryPoint, known_offset: int
 ) -> _Known:
-    """What is known of one segment, given what is known of the log."""
+    """Find out how much of one segment is known to be flushed, given what the log knows."""
     assert all(later.base_offset > segment.base_offset for later in following[:1])
     size, mark = segment.file.size, segment.mark
     if following and following[0].base_offset <= known_offset:
@@ -181,7 +181,7 @@ def _never_falling(stamps: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class _Scanned(enum.Enum):
-    """What came of a segment: SHORT: bytes that were on the disk are gone."""
+    """The outcome of a segment's scan. SHORT: bytes that were on the disk are gone."""
 
     WHOLE = enum.auto()
     CUT = enum.auto()
@@ -248,7 +248,7 @@ class _Recovery:
         return self._scan_unknown(at, offset)
 
     def _scan_known(self, at: int, offset: int) -> None:
-        """What is known to have been on the disk: whatever does not fit there is damage."""
+        """Scan the bytes that were on the disk for certain: what does not fit is damage."""
         end, end_offset = self._known.position, self._known.position_offset
         source = FileBytes(self._segment.file, end)
         for entry in scan(source, at, offset, verify=True, epochs=self._epochs):
@@ -265,7 +265,7 @@ class _Recovery:
         self._segment.end_offset = end_offset
 
     def _scan_unknown(self, at: int, offset: int) -> _Scanned:
-        """What no successful flush is known to have covered: it ends at the first hole."""
+        """Scan the bytes that perhaps no flush has covered: the log ends at their first hole."""
         segment, file = self._segment, self._segment.file
         source = FileBytes(file, file.size)
         for entry in scan(

@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """How a walk from header to header ends: at the end of the bytes, or in front of damage."""
+    """The end of a walk from header to header: the end of the bytes, or the place of damage."""
 
     reaches_end: bool
     end_position: int

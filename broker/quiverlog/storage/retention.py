@@ -28,7 +28,7 @@ def target(
     cold_ok: bool,
     just_read: Collection[ReadJob] = (),
 ) -> int:
-    """Where the log should start, at least where it does; as `Log.retention_target`."""
+    """Decide where the log should start: where it does or later. See `Log.retention_target`."""
     if log.log_start_offset >= log.log_end_offset:
         return log.log_start_offset
     wanted = min(max(_by_time(log, now, cold_ok, just_read), _by_size(log)), high_watermark)

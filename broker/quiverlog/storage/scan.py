@@ -187,7 +187,7 @@ class _Judge:
         return Damage(at, end, offset, min(header.next_offset, found.base_offset))
 
     def _end_by_checksum(self, at: int, header: BatchHeader) -> int:
-        """Where the batch really ends if only its size field is wrong; 0 when that is not so.
+        """Find where the batch really ends if only its size field is wrong; 0 when more is wrong.
 
         The size lies in front of the checksum, so the checksum of the right bytes matches.
         """

@@ -220,7 +220,7 @@ class Segment:
 
     @property
     def summary(self) -> IndexSummary:
-        """What an index file says of this segment. The index must be loaded."""
+        """The head of this segment's index file. The index must be loaded."""
         assert self.index is not None
         return IndexSummary(self.base_offset, self.end_offset, self.newest_us, self.file.size)
 

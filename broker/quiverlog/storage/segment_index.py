@@ -64,7 +64,7 @@ NO_MARK: Final = FlushedMark()
 
 
 class SegmentHeader(NamedTuple):
-    """What the first 64 bytes of a segment say beside its base offset."""
+    """The header of a segment, without the base offset."""
 
     created_us: int
     mark: FlushedMark
@@ -100,7 +100,7 @@ def read_header(file: File, base_offset: int) -> SegmentHeader:
 
 
 def _is_flipped(version: int, intact: bool) -> bool:
-    """Whether this version, which no checksum covers, is damage and no newer quiverlog's.
+    """True when this version, which no checksum covers, is damage and no newer quiverlog's.
 
     It is when no version could be it, and when the rest is intact as version 1 has it and a single
     bit makes the difference.
@@ -112,7 +112,7 @@ def _is_flipped(version: int, intact: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LoadedIndex:
-    """What a load brings to memory, for the first `size` bytes of the file.
+    """The result of a load, for the first `size` bytes of the file.
 
     `created_us`: 0 when the header does not tell. `header_damage`: why it does not.
     """

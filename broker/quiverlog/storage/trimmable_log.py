@@ -151,7 +151,7 @@ class TrimmableLog(AppendableLog):
         cold_ok: bool = True,
         just_read: Collection[ReadJob] = (),
     ) -> int:
-        """Where the log should start: too old or too much goes. Decides only; see `begin_trim`.
+        """Decide where the log should start: too old or too much goes. See `begin_trim`.
 
         Raises:
             NotResident: only when not `cold_ok`.
@@ -159,7 +159,7 @@ class TrimmableLog(AppendableLog):
         return retention.target(self, now, high_watermark, cold_ok=cold_ok, just_read=just_read)
 
     def _snapshot_before(self, end_offset: int) -> SnapshotFile | None:
-        """What must be on the disk before files with rows below `end_offset` go; None: it is."""
+        """The snapshot to make durable before files with rows below `end_offset` go, or None."""
         if self._producers is None or self._unflushed.covered >= end_offset:
             return None
         return SnapshotFile(self.log_end_offset, self._producers.snapshot())
