@@ -10,7 +10,7 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.node import describe, paging
-from quiverlog.node.events import RequestReceived
+from quiverlog.node.events import ConnectionClosed, Event, RequestReceived, Tick
 from quiverlog.node.tasks import STEPS_PER_CALL
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver
@@ -110,3 +110,38 @@ def test_the_least_size_of_a_partition_is_below_any_real_one() -> None:
 
     smallest = msgspec.msgpack.encode(m.PartitionMetadata(0, 0, 0, 0, [0], [0]))
     assert len(smallest) >= describe._PARTITION_BYTES_MIN
+
+
+def test_lookups_of_connections_that_are_gone_keep_nobody_waiting(node: NodeDriver) -> None:
+    """Thirty of them asked for all topics, 500 times each, and left."""
+    for number in range(40):
+        node.create(f"t{number}")
+    node.hold_jobs = True  # Nothing is done at once but what a call does.
+    events: list[Event] = []
+    for connection in range(10, 40):
+        hello = m.HelloRequest(correlation_id=1)
+        events.append(RequestReceived(connection, hello, memoryview(b"")))
+        for number in range(500):
+            request = m.MetadataRequest(correlation_id=2 + number)
+            events.append(RequestReceived(connection, request, memoryview(b"")))
+    node.handle(*events)
+    node.handle(*map(ConnectionClosed, range(10, 40)))
+    calls = 0
+    while node.node.next_deadline_us() == 0:
+        node.handle(Tick())
+        calls += 1
+        assert calls < 50, "all 15,000 are answered, to nobody"
+    assert node.node.broker.tasks.live == 0
+
+
+def test_a_long_poll_whose_connection_goes_before_its_first_look_leaves_nothing(
+    node: NodeDriver,
+) -> None:
+    topic = node.create()
+    poll = m.ListOffsetsPartition(topic, 0, known_offset=0)
+    waiting = m.ListOffsetsRequest(partitions=[poll] * 100, max_wait_ms=1000, correlation_id=9)
+    node.handle(RequestReceived(1, waiting, memoryview(b"")), ConnectionClosed(1))
+    node.run_until_idle()
+    assert node.node.broker.tasks.live == 0
+    assert node.node.broker.replicas[topic, 0].waiters == {}
+    assert node.metrics.parked_requests == 0

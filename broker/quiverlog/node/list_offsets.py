@@ -93,7 +93,8 @@ class OffsetsWaiter(Waiter):
         """Of many partitions, or times: these are looked up in files that may have to be read."""
         broker, request = self._broker, self.request
         try:
-            self.watch()
+            if not self.done:  # Its connection may have gone before this first step.
+                self.watch()
             results = yield from answer_each(
                 broker, request.partitions, m.ListOffsetsPartitionResult, _fill_offset
             )

@@ -25,6 +25,8 @@ __all__ = ["Making", "by_name", "check_fits", "newest_schemas", "schema_page"]
 _Entry = TypeVar("_Entry", bound=Part)
 Making = Generator[None, object, _Entry]
 """An entry that is made in steps: one of thousands of partitions takes several."""
+_STEP_BYTES: Final = 1024
+"""Ten topics of one partition, or one that is larger or described: some 60 us."""
 _SCHEMA_OVERHEAD_BYTES: Final = 64
 """More than msgpack puts around a schema."""
 
@@ -35,7 +37,7 @@ def by_name(
     make: Callable[[str], Making[_Entry]],
     bytes_min: Callable[[str], int],
 ) -> Generator[None, object, tuple[list[_Entry], str]]:
-    """(entries, name with which the next page begins; "" when there is none), one entry per step.
+    """(entries, name with which the next page begins; "" when there is none), in steps.
 
     Args:
         first_name: where the page begins, in the order of the names; None makes all entries in
@@ -46,7 +48,7 @@ def by_name(
         FrameTooLarge: all entries were asked for, and are more than a header holds.
     """
     entries: list[_Entry] = []
-    byte_count = 0
+    byte_count = yielded_at = 0
     paged = first_name is not None
     for name in sorted(set(names)) if paged else dict.fromkeys(names):
         if first_name is not None and name < first_name:
@@ -60,7 +62,9 @@ def by_name(
         elif entries and byte_count > REPLY_PAGE_BYTES:
             return entries, name
         entries.append(entry)
-        yield
+        if byte_count - yielded_at >= _STEP_BYTES:
+            yielded_at = byte_count
+            yield
     return entries, ""
 
 
