@@ -131,6 +131,18 @@ def test_a_partition_whose_file_cannot_be_read_is_kept_and_labelled(
     assert directory.partition_topic_id("t-0") == TOPIC
 
 
+def test_only_what_a_deletion_left_is_removed(place: Path) -> None:
+    directory = take(place)
+    data = place / "data"
+    ours = [f"{'ab' * 16}-0123abcd.deleted", "unknown-0123abcd.deleted", "t-0.0123abcd.deleted"]
+    for name in [*ours, "mystuff.deleted", "t-0.deleted"]:
+        fill(directory, "t-0").rename(data / name)
+    gone, aside = directory.remove_leftovers({}, [])
+    assert sorted(gone) == sorted(ours)
+    assert sorted(aside) == ["mystuff.deleted", "t-0.deleted"]
+    assert len(list(data.glob("*.deleted.*.orphan/partition.json"))) == 2
+
+
 def test_an_unreadable_file_keeps_a_directory_from_being_judged(place: Path) -> None:
     directory = take(place)
     fill(directory, "t-0")

@@ -15,11 +15,11 @@ from typing import Final
 from quiverlog.errors import QuiverlogError
 from quiverlog.storage.disk import Disk, write_error
 from quiverlog.storage.partition_files import (
-    DELETED,
     EMPTIED_FILE,
     ORPHAN,
     PARTITION_FILE,
     doomed_name,
+    is_doomed_name,
     is_partition_name,
     orphan_name,
     printable,
@@ -198,7 +198,7 @@ class PartitionDirectories:
         shown = printable(name)
         if not self._disk.is_dir(path):
             self._note(name, "not a directory")
-        elif name.endswith(DELETED):
+        elif is_doomed_name(name):
             self._disk.remove_tree(path)
             gone.append(shown)
         elif not name.endswith(ORPHAN):

@@ -29,6 +29,7 @@ __all__ = [
     "PARTITION_FILE",
     "PartitionFile",
     "doomed_name",
+    "is_doomed_name",
     "is_partition_name",
     "orphan_name",
     "printable",
@@ -37,6 +38,9 @@ __all__ = [
 ]
 
 DELETED: Final = ".deleted"
+_DOOMED: Final = re.compile(
+    r"(?:(?:[0-9a-f]{32}|unknown)-|.+-[0-9]+\.)(?:[0-9a-f]{8}|unknown)\.deleted", re.DOTALL
+)
 ORPHAN: Final = ".orphan"
 PARTITION_FILE: Final = "partition.json"
 EMPTIED_FILE: Final = "emptied"
@@ -67,6 +71,11 @@ def doomed_name(name: str, topic_id: bytes) -> str:
     doomed = f"{owner}-{crc32c(os.fsencode(name)):08x}{DELETED}"
     assert len(doomed) <= NAME_BYTES_MAX
     return doomed
+
+
+def is_doomed_name(name: str) -> bool:
+    """True for a name of `doomed_name`, or one that older brokers gave for the same purpose."""
+    return _DOOMED.fullmatch(name) is not None
 
 
 def orphan_name(name: str, topic_id: bytes, attempt: int) -> str:
