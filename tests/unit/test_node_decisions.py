@@ -135,6 +135,18 @@ def test_a_directory_that_was_emptied_is_offline_and_gives_no_offset_out_again(
     assert node.produced(topic, batch_of([2])).base_offset == 0, "the operator wanted it so"
 
 
+def test_a_partition_without_rows_may_lose_its_only_file_after_a_clean_stop(
+    node: NodeDriver,
+) -> None:
+    """`partition.json` is not durable: a power failure after the stop may take it."""
+    topic = node.create()
+    node.stop()
+    for path in next(Path(node.config.data_dir).rglob("t-0")).iterdir():
+        path.unlink()
+    node.start()
+    assert node.produced(topic, batch_of([1])).base_offset == 0
+
+
 def test_a_missing_directory_is_offline_and_everything_else_works(node: NodeDriver) -> None:
     topic = node.create(partitions=2)
     node.produced(topic, batch_of([1]))

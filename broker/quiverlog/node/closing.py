@@ -48,18 +48,23 @@ class CloseLogJob:
 class MarkCleanJob:
     """Let go of the data directory, with the clean mark if all logs deserve it."""
 
-    __slots__ = ("_clean", "_directory", "_metadata_bytes", "key", "kind")
+    __slots__ = ("_clean", "_directory", "_metadata_bytes", "_written", "key", "kind")
 
-    def __init__(self, directory: DataDirectory, *, clean: bool, metadata_bytes: int) -> None:
+    def __init__(
+        self, directory: DataDirectory, *, clean: bool, metadata_bytes: int, written: list[str]
+    ) -> None:
         self.key = directory.data_path
         self.kind = "clean mark"
         self._directory = directory
         self._clean = clean
         self._metadata_bytes = metadata_bytes
+        self._written = written
 
     def run(self) -> None:
         """Raises OSError or QuiverlogError: the directory is let go, without the mark."""
-        self._directory.close(clean=self._clean, metadata_bytes=self._metadata_bytes)
+        self._directory.close(
+            clean=self._clean, metadata_bytes=self._metadata_bytes, written=self._written
+        )
 
 
 class _Step(enum.Enum):
@@ -143,7 +148,11 @@ class Closing:
         broker = self._broker
         metadata_bytes = broker.metadata.log.size_bytes
         broker.metadata.log.close()
-        job = MarkCleanJob(broker.directory, clean=self._clean, metadata_bytes=metadata_bytes)
+        every = broker.assignment.all_open()
+        written = [str(one.name) for one in every if one.log.log_end_offset > 0]
+        job = MarkCleanJob(
+            broker.directory, clean=self._clean, metadata_bytes=metadata_bytes, written=written
+        )
         broker.jobs.start(job, self._marked)
 
     def _marked(self, _result: object, error: BaseException | None, _now: Now) -> None:

@@ -119,8 +119,7 @@ class OpenJob:
         """Raises OSError, CorruptLog, UnsupportedFormat, DiskFull or StorageFault."""
         if not self._disk.exists(self.key):
             raise FileNotFoundError(2, "the partition's directory is missing", self.key)
-        names = self._disk.list(self.key)
-        if EMPTIED_FILE in names or (self._clean and not names):
+        if self._disk.exists(f"{self.key}/{EMPTIED_FILE}"):
             why = f"the partition's directory was emptied (to begin anew: remove {EMPTIED_FILE})"
             raise FileNotFoundError(2, why, self.key)
         producers = ProducerStates(

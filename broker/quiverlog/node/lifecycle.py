@@ -78,8 +78,8 @@ def _remove_leftovers(broker: Broker) -> None:
         for topic in image.topics.values()
         for partition in topic.partitions
     }
-    clean, deleted = broker.directory.clean, image.removed_topic_ids
-    removed, aside = broker.directory.remove_leftovers(owners, deleted, clean=clean)
+    deleted, written = image.removed_topic_ids, broker.directory.written
+    removed, aside = broker.directory.remove_leftovers(owners, deleted, written=written)
     if removed:
         broker.outbox.log("info", "leftovers removed", count=len(removed))
     for name in aside:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError
@@ -44,6 +44,7 @@ class DataDirectory(PartitionDirectories):
     """See the module docstring. `incarnation` is new at every start.
 
     `metadata_bytes`: length of the metadata log at the last clean stop; 0 when that is not known.
+    `written`: the partitions that had rows at that stop, by name, so that they have files.
     `notes`: what the operator should hear of this start.
     """
 
@@ -55,6 +56,7 @@ class DataDirectory(PartitionDirectories):
         "metadata_bytes",
         "node_id",
         "path",
+        "written",
     )
 
     def __init__(
@@ -67,6 +69,7 @@ class DataDirectory(PartitionDirectories):
         incarnation: bytes,
         clean: bool,
         metadata_bytes: int,
+        written: frozenset[str] = frozenset(),
     ) -> None:
         assert incarnation
         super().__init__(disk, f"{path}/data")
@@ -77,6 +80,7 @@ class DataDirectory(PartitionDirectories):
         self.incarnation = incarnation
         self.clean = clean
         self.metadata_bytes = metadata_bytes
+        self.written = written
 
     @classmethod
     def open(
@@ -108,7 +112,7 @@ class DataDirectory(PartitionDirectories):
             lock = disk.lock(path, guarded=("data", "metadata"))
             try:
                 node, fresh = load_node(disk, path, node_id, cluster_id, entropy)
-                metadata_bytes = _consume_clean_mark(disk, path)
+                metadata_bytes, written = _consume_clean_mark(disk, path)
                 incarnation = entropy(16)
                 lock.claim(incarnation.hex().encode())
             except BaseException:
@@ -122,6 +126,7 @@ class DataDirectory(PartitionDirectories):
             incarnation=incarnation,
             clean=fresh or metadata_bytes > 0,
             metadata_bytes=metadata_bytes,
+            written=written,
         )
         directory._restrict()
         directory._use_or_make_reserve()
@@ -185,8 +190,11 @@ class DataDirectory(PartitionDirectories):
             return True
 
     # --- the end -------------------------------------------------------------------------------
-    def close(self, *, clean: bool, metadata_bytes: int = 0) -> None:
+    def close(self, *, clean: bool, metadata_bytes: int = 0, written: Collection[str] = ()) -> None:
         """Let go. `clean`: all logs were closed cleanly, the next start may trust them.
+
+        Args:
+            written: names of the partitions that have rows, or had them.
 
         Raises:
             DiskFull, StorageFault: the mark was not written; the directory is let go.
@@ -194,6 +202,7 @@ class DataDirectory(PartitionDirectories):
         try:
             if clean and self.is_owned():
                 payload = _CLEAN.pack(self.incarnation, metadata_bytes)
+                payload += "\n".join(sorted(written)).encode()
                 self._write_mark(pack_file(_CLEAN_MAGIC, _CLEAN_VERSION, payload))
         finally:
             self._lock.release()
@@ -208,18 +217,20 @@ class DataDirectory(PartitionDirectories):
             self._disk.write_file_atomic(path, mark)
 
 
-def _consume_clean_mark(disk: Disk, path: str) -> int:
-    """Length of the metadata log at the last stop if that was clean, else 0.
+def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, frozenset[str]]:
+    """(length of the metadata log, partitions with rows) at the last stop; 0 if it was not clean.
 
     The mark is gone, durably, before anything is written.
     """
     mark = f"{path}/clean-shutdown"
     if not disk.exists(mark):
-        return 0
+        return 0, frozenset()
+    written: frozenset[str] = frozenset()
     try:
         payload = unpack_file(mark, disk.read_file(mark), _CLEAN_MAGIC, _CLEAN_VERSION)
-        metadata_bytes = int(_CLEAN.unpack(payload)[1])
-    except (CorruptLog, struct.error):
+        metadata_bytes = int(_CLEAN.unpack_from(payload)[1])
+        written = frozenset(payload[_CLEAN.size :].decode().split())
+    except (CorruptLog, struct.error, UnicodeDecodeError):
         metadata_bytes = 0  # A damaged mark proves nothing: scan.
     except OSError as error:
         if out_of_descriptors(error):
@@ -227,4 +238,4 @@ def _consume_clean_mark(disk: Disk, path: str) -> int:
         metadata_bytes = 0  # Nor does one that cannot be read.
     disk.remove(mark)
     disk.sync_dir(path)
-    return metadata_bytes
+    return metadata_bytes, written

@@ -153,7 +153,11 @@ class PartitionDirectories:
 
     # --- what a start finds --------------------------------------------------------------------
     def remove_leftovers(
-        self, owners: Mapping[str, bytes], removed: Collection[bytes], *, clean: bool = False
+        self,
+        owners: Mapping[str, bytes],
+        removed: Collection[bytes],
+        *,
+        written: Collection[str] = (),
     ) -> tuple[list[str], list[str]]:
         """Clear away all that no topic owns. Returns (names removed, names set aside).
 
@@ -164,8 +168,10 @@ class PartitionDirectories:
             owners: topic id by partition name. A directory whose `partition.json` cannot be read
                 is kept when its name is owned: rows are worth more than the file that labels them.
             removed: ids of topics that are known to have been deleted.
-            clean: the broker was stopped in order, so an owned directory without any file was
-                emptied by somebody. It stays so, and its partition is not taken for a new one.
+            written: partitions that must have files, because they had rows when the broker was
+                stopped in order. One without any was emptied by somebody: it stays so, and is not
+                taken for a new one. (One without rows may have lost its only file, which is not
+                durable, to a power failure.)
 
         Raises:
             UnsupportedFormat: a newer quiverlog wrote a partition.
@@ -177,7 +183,7 @@ class PartitionDirectories:
         for name in names:
             try:
                 with typed_errors(self.partition_path(name)):
-                    self._judge(name, owners, removed, gone, aside, clean=clean)
+                    self._judge(name, owners, removed, gone, aside, written)
             except QuiverlogError as error:
                 if not _is_of_the_disk(error):
                     raise
@@ -191,8 +197,7 @@ class PartitionDirectories:
         removed: Collection[bytes],
         gone: list[str],
         aside: list[str],
-        *,
-        clean: bool,
+        written: Collection[str],
     ) -> None:
         path = self.partition_path(name)
         shown = printable(name)
@@ -206,7 +211,7 @@ class PartitionDirectories:
             if name in owners and owner in (owners[name], b"", None):
                 if owner is None:
                     self._note(name, f"its {PARTITION_FILE} could not be read")
-                if clean and not self._disk.list(path):
+                if name in written and not self._disk.list(path):
                     self._disk.write_file_atomic(f"{path}/{EMPTIED_FILE}", b"")
                 elif owner != owners[name]:  # Missing or torn, as a power failure leaves it.
                     self._label(name, owners[name])
