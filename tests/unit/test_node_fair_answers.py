@@ -12,8 +12,9 @@ from quiverlog import errors
 from quiverlog.node import describe, paging
 from quiverlog.node.events import ConnectionClosed, Event, RequestReceived, Tick
 from quiverlog.node.tasks import STEPS_PER_CALL
+from quiverlog.storage.log import Log
 from quiverlog.wire import messages as m
-from tests.support.node import NodeDriver
+from tests.support.node import NodeDriver, batch_of
 
 
 @pytest.fixture
@@ -132,6 +133,27 @@ def test_lookups_of_connections_that_are_gone_keep_nobody_waiting(node: NodeDriv
         calls += 1
         assert calls < 50, "all 15,000 are answered, to nobody"
     assert node.node.broker.tasks.live == 0
+
+
+@pytest.mark.parametrize("kind", ["bytes_between", "offset_for_timestamp"])
+def test_walks_over_batches_are_few_in_a_call(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Ten thousand entries, each of which looks at the headers of batches."""
+    topic = node.create()
+    node.produced(topic, batch_of([1] * 10))
+    walks = Counted(monkeypatch, Log, kind)
+    request: m.Request
+    if kind == "bytes_between":
+        request = m.DescribeRangesRequest(partitions=[m.RangePartition(topic, 0, 0, -1)] * 1_000)
+    else:
+        entry = m.ListOffsetsPartition(topic, 0, at=0)
+        request = m.ListOffsetsRequest(partitions=[entry] * 1_000)
+    seen = most = 0
+    for _ in calls_of(node, request):
+        most, seen = max(most, walks.calls - seen), walks.calls
+    assert seen == 1_000
+    assert most <= 2 * STEPS_PER_CALL
 
 
 def test_a_long_poll_whose_connection_goes_before_its_first_look_leaves_nothing(

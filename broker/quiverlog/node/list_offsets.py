@@ -96,7 +96,11 @@ class OffsetsWaiter(Waiter):
             if not self.done:  # Its connection may have gone before this first step.
                 self.watch()
             results = yield from answer_each(
-                broker, request.partitions, m.ListOffsetsPartitionResult, _fill_offset
+                broker,
+                request.partitions,
+                m.ListOffsetsPartitionResult,
+                _fill_offset,
+                walks=any(entry.at >= 0 for entry in request.partitions),
             )
             if self.done:
                 return
