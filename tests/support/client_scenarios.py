@@ -282,7 +282,7 @@ class ClientScenarios:
             producer.send({"id": 1}, partition="0")
         with pytest.raises(quiverlog.InvalidArgument, match="partitions='4'"):
             client.create_topic("another", SCHEMA, partitions="4")
-        with pytest.raises(quiverlog.InvalidArgument, match="name is text, not 5"):
+        with pytest.raises(quiverlog.InvalidArgument, match="name=5: give text"):
             client.create_topic(5, SCHEMA)
         with pytest.raises(quiverlog.UnknownPartition):
             read(client, topic, partitions=[4])

@@ -20,6 +20,7 @@ from quiverlog.errors import (
 from quiverlog.wire import messages as m
 
 from .answers import about, check_topic_count
+from .arguments import shown
 from .commands import Operation
 from .partition_questions import raise_for
 from .results import (
@@ -64,12 +65,15 @@ def schema_bytes(schema: pa.Schema | Literal["raw"]) -> bytes:
         if schema != "raw":
             raise InvalidArgument(f"schema={schema!r}: give a pyarrow.Schema or 'raw'.")
         schema = RAW_SCHEMA
-    if not hasattr(schema, "serialize"):
-        if not hasattr(schema, "__arrow_c_schema__"):
-            raise InvalidArgument(f"schema must be a pyarrow.Schema or 'raw', not {schema!r}.")
-        import pyarrow as pa
+    import pyarrow as pa
 
-        schema = pa.schema(schema)
+    if not isinstance(schema, pa.Schema):
+        if not hasattr(schema, "__arrow_c_schema__"):
+            raise InvalidArgument(f"schema={shown(schema)}: give a pyarrow.Schema or 'raw'.")
+        try:
+            schema = pa.schema(schema)
+        except Exception as error:  # whatever a foreign object raises
+            raise InvalidArgument(f"schema={shown(schema)} is no schema: {error}") from error
     return bytes(serialize_schema(schema))
 
 

@@ -25,6 +25,22 @@ from quiverlog.limits import (
 )
 from quiverlog.types import Compression, Durability
 
+from .arguments import (
+    ANYTHING,
+    BOOLEAN,
+    INT32,
+    INT64,
+    NAME,
+    SECONDS,
+    START,
+    checked,
+    mapping,
+    number,
+    one_of,
+    optional,
+    seconds,
+    sequence,
+)
 from .async_methods import AsyncMethods
 from .asynchronous import AsyncDriver
 from .commands import Operation
@@ -41,7 +57,10 @@ __all__ = ["AsyncClient", "connect"]
 
 T = TypeVar("T")
 
+_SIZE = number(1, 2**63 - 1)
 
+
+@checked(bootstrap=ANYTHING, client_id=NAME, connect_timeout=SECONDS, request_timeout=SECONDS)
 def connect(
     bootstrap: str | Iterable[str] = "127.0.0.1:9292",
     *,
@@ -133,6 +152,18 @@ class AsyncClient(AsyncMethods):
         return await self.driver.run(operation)
 
     # --- rows -----------------------------------------------------------------------------------
+    @checked(
+        topic=NAME,
+        batch_rows=_SIZE,
+        batch_bytes=_SIZE,
+        linger=seconds(0),
+        compression=ANYTHING,
+        durability=ANYTHING,
+        buffer_bytes=_SIZE,
+        delivery_timeout=SECONDS,
+        idempotent=BOOLEAN,
+        partition=optional(INT32),
+    )
     def producer(
         self,
         topic: str,
@@ -193,6 +224,16 @@ class AsyncClient(AsyncMethods):
 
         return Opening(open_)
 
+    @checked(
+        topic=NAME,
+        start=START,
+        end=optional(one_of(mapping(INT32, INT64), "latest")),
+        follow=BOOLEAN,
+        columns=optional(sequence(NAME)),
+        partitions=optional(sequence(INT32)),
+        fetch_bytes=INT64,
+        skip_corrupt=BOOLEAN,
+    )
     def consumer(
         self,
         topic: str,

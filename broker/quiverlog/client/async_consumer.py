@@ -12,6 +12,7 @@ from typing import Self, TypeVar
 
 from quiverlog.errors import InvalidArgument
 
+from .arguments import INT32, INT64, WAIT, checked
 from .asynchronous import AsyncDriver
 from .commands import Operation
 from .consumer_base import ConsumerBase
@@ -57,6 +58,7 @@ class AsyncConsumer(ConsumerBase):
         finally:
             await self._release()
 
+    @checked(timeout=WAIT)
     async def poll(self, timeout: float = 1.0) -> ConsumerBatch | None:
         """The next batch, or None when there is none within `timeout` seconds (or ever).
 
@@ -65,6 +67,7 @@ class AsyncConsumer(ConsumerBase):
         await self.open()
         return await self._run(self._poll(timeout))
 
+    @checked(partition=INT32, offset=INT64)
     async def seek(self, partition: int, offset: int) -> None:
         """Go on from `offset` of a partition: back, or past rows that cannot be decoded.
 

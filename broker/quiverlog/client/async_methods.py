@@ -14,6 +14,27 @@ from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire import messages as m
 
 from . import admin, partition_questions, stored_batches
+from .arguments import (
+    ANYTHING,
+    AT,
+    BOOLEAN,
+    BUFFERS,
+    INT32,
+    INT64,
+    NAME,
+    REQUEST,
+    SECONDS,
+    SETTINGS,
+    TOPIC_IDS,
+    WAIT,
+    checked,
+    mapping,
+    one_of,
+    optional,
+    pair,
+    place,
+    sequence,
+)
 from .commands import Buffer, Operation, Reply
 from .results import (
     ClusterMetadata,
@@ -46,6 +67,16 @@ class AsyncMethods:
         raise NotImplementedError
 
     # --- topics ---------------------------------------------------------------------------------
+    @checked(
+        name=NAME,
+        schema=ANYTHING,
+        partitions=INT32,
+        replication_factor=INT32,
+        key=optional(sequence(NAME)),
+        config=optional(SETTINGS),
+        if_not_exists=BOOLEAN,
+        validate_only=BOOLEAN,
+    )
     async def create_topic(
         self,
         name: str,
@@ -86,6 +117,7 @@ class AsyncMethods:
             )
         )
 
+    @checked(name=NAME, if_exists=BOOLEAN)
     async def delete_topic(self, name: str, *, if_exists: bool = False) -> None:
         """Delete a topic with all its rows.
 
@@ -94,6 +126,14 @@ class AsyncMethods:
         """
         await self.run(admin.delete_topic(self.cluster, name, if_exists=if_exists))
 
+    @checked(
+        name=NAME,
+        config=optional(SETTINGS),
+        reset_config=optional(sequence(NAME)),
+        partitions=optional(INT32),
+        schema=ANYTHING,
+        validate_only=BOOLEAN,
+    )
     async def alter_topic(
         self,
         name: str,
@@ -127,6 +167,7 @@ class AsyncMethods:
             )
         )
 
+    @checked(name=NAME)
     async def describe_topic(self, name: str) -> TopicDetail:
         """Schema history, settings, and each partition's offsets and size.
 
@@ -136,23 +177,28 @@ class AsyncMethods:
         found = await self.run(admin.describe_topics(self.cluster, [name]))
         return found[name]
 
+    @checked(names=optional(sequence(NAME)))
     async def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, TopicDetail]:
         """`describe_topic` for several, or for all."""
         return await self.run(admin.describe_topics(self.cluster, names))
 
+    @checked(internal=BOOLEAN)
     async def list_topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics, sorted."""
         return await self.run(admin.list_topics(self.cluster, internal=internal))
 
+    @checked(topics=optional(sequence(NAME)))
     async def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata:
         """A fresh picture of brokers and topics; names that do not exist are left out."""
         return await self.run(admin.metadata(self.cluster, topics))
 
+    @checked(topic=NAME)
     async def schemas(self, topic: str) -> SchemaHistory:
         """The topic's schema history."""
         return await self.run(admin.schemas(self.cluster, topic))
 
     # --- offsets --------------------------------------------------------------------------------
+    @checked(topic=NAME, at=AT)
     async def list_offsets(
         self, topic: str, at: partition_questions.AtSpec = "latest"
     ) -> dict[int, int | None]:
@@ -168,6 +214,7 @@ class AsyncMethods:
         """
         return await self.run(partition_questions.list_offsets(self.cluster, topic, at))
 
+    @checked(topic=NAME, before=mapping(INT32, one_of(INT64, "latest")))
     async def delete_records(
         self,
         topic: str,
@@ -183,6 +230,13 @@ class AsyncMethods:
         """
         return await self.run(partition_questions.delete_records(self.cluster, topic, before))
 
+    @checked(
+        at=mapping(place, INT64),
+        known=optional(mapping(place, INT64)),
+        topic_ids=optional(TOPIC_IDS),
+        max_wait=WAIT,
+        metadata_version=INT64,
+    )
     async def offsets_with_epochs(
         self,
         at: Mapping[TopicPartition, int],
@@ -216,6 +270,7 @@ class AsyncMethods:
             )
         )
 
+    @checked(epochs=mapping(place, INT32), topic_ids=optional(TOPIC_IDS))
     async def epoch_end_offsets(
         self,
         epochs: Mapping[TopicPartition, int],
@@ -231,6 +286,7 @@ class AsyncMethods:
         asked = partition_questions.epoch_end_offsets(self.cluster, epochs, topic_ids=ids)
         return await self.run(asked)
 
+    @checked(ranges=mapping(place, pair(INT64)), bytes_max=INT64, topic_ids=optional(TOPIC_IDS))
     async def describe_ranges(
         self,
         ranges: Mapping[TopicPartition, tuple[int, int]],
@@ -247,6 +303,12 @@ class AsyncMethods:
         )
 
     # --- stored batches -------------------------------------------------------------------------
+    @checked(
+        topic=NAME,
+        batches=mapping(INT32, BUFFERS),
+        durability=INT32,
+        timeout=optional(SECONDS),
+    )
     async def raw_produce(
         self,
         topic: str,
@@ -265,6 +327,15 @@ class AsyncMethods:
             )
         )
 
+    @checked(
+        topic=NAME,
+        offsets=mapping(INT32, INT64),
+        max_wait=WAIT,
+        min_bytes=INT32,
+        bytes_max=INT32,
+        partition_bytes_max=INT32,
+        end_offsets=optional(mapping(INT32, INT64)),
+    )
     async def raw_fetch(
         self,
         topic: str,
@@ -290,6 +361,12 @@ class AsyncMethods:
             )
         )
 
+    @checked(
+        request=REQUEST,
+        node_id=optional(INT32),
+        body=BUFFERS,
+        timeout=optional(SECONDS),
+    )
     async def raw_call(
         self,
         request: m.Request,

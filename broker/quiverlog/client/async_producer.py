@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from quiverlog.errors import ClientClosed, QuiverlogError, RequestTimedOut
 
+from .arguments import INT32, OPTIONAL_WAIT, check, checked
 from .delivery import Delivery
 from .producer_base import INTERRUPTED_FLUSH_S, ProducerBase, all_done
 from .producer_core import ProducerCore
@@ -42,6 +43,7 @@ class AsyncSendFuture(Delivery):
     def __await__(self) -> Generator[Any, None, list[Produced]]:  # asyncio only
         return self.result().__await__()
 
+    @checked(timeout=OPTIONAL_WAIT)
     async def result(self, timeout: float | None = None) -> list[Produced]:
         """Wait for the acknowledgement: one entry per partition and run of offsets.
 
@@ -57,6 +59,7 @@ class AsyncSendFuture(Delivery):
             raise error
         return self.produced
 
+    @checked(timeout=OPTIONAL_WAIT)
     async def exception(self, timeout: float | None = None) -> QuiverlogError | None:
         """Wait, and return the error instead of raising it."""
         if not await self._hosted.wait_for(lambda: self.is_done, timeout):
@@ -89,6 +92,8 @@ class AsyncProducer(ProducerBase):
             BufferExhausted: there was no room for `delivery_timeout` seconds.
         """
         self._check_usable()
+        if partition is not None:
+            check("partition", partition, INT32)
         target = self._options.partition if partition is None else partition
         future = AsyncSendFuture(self, self._hosted)
         if isinstance(data, dict):
@@ -112,6 +117,7 @@ class AsyncProducer(ProducerBase):
             self._hosted.notify()
         return future
 
+    @checked(timeout=OPTIONAL_WAIT)
     async def flush(self, timeout: float | None = None) -> None:
         """Send what is buffered and wait until everything sent so far is acknowledged.
 
@@ -132,6 +138,7 @@ class AsyncProducer(ProducerBase):
         with self._hosted.lock:
             self._raise_failures()
 
+    @checked(timeout=OPTIONAL_WAIT)
     async def close(self, timeout: float | None = None) -> None:
         """Flush and end. A second call does nothing. Raises what `flush` raises."""
         if self._closed:

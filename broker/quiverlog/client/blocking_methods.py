@@ -13,6 +13,27 @@ from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire import messages as m
 
 from . import admin, partition_questions, stored_batches
+from .arguments import (
+    ANYTHING,
+    AT,
+    BOOLEAN,
+    BUFFERS,
+    INT32,
+    INT64,
+    NAME,
+    REQUEST,
+    SECONDS,
+    SETTINGS,
+    TOPIC_IDS,
+    WAIT,
+    checked,
+    mapping,
+    one_of,
+    optional,
+    pair,
+    place,
+    sequence,
+)
 from .commands import Buffer, Operation, Reply
 from .results import (
     ClusterMetadata,
@@ -45,6 +66,16 @@ class BlockingMethods:
         raise NotImplementedError
 
     # --- topics ---------------------------------------------------------------------------------
+    @checked(
+        name=NAME,
+        schema=ANYTHING,
+        partitions=INT32,
+        replication_factor=INT32,
+        key=optional(sequence(NAME)),
+        config=optional(SETTINGS),
+        if_not_exists=BOOLEAN,
+        validate_only=BOOLEAN,
+    )
     def create_topic(
         self,
         name: str,
@@ -85,6 +116,7 @@ class BlockingMethods:
             )
         )
 
+    @checked(name=NAME, if_exists=BOOLEAN)
     def delete_topic(self, name: str, *, if_exists: bool = False) -> None:
         """Delete a topic with all its rows.
 
@@ -93,6 +125,14 @@ class BlockingMethods:
         """
         self.run(admin.delete_topic(self.cluster, name, if_exists=if_exists))
 
+    @checked(
+        name=NAME,
+        config=optional(SETTINGS),
+        reset_config=optional(sequence(NAME)),
+        partitions=optional(INT32),
+        schema=ANYTHING,
+        validate_only=BOOLEAN,
+    )
     def alter_topic(
         self,
         name: str,
@@ -126,6 +166,7 @@ class BlockingMethods:
             )
         )
 
+    @checked(name=NAME)
     def describe_topic(self, name: str) -> TopicDetail:
         """Schema history, settings, and each partition's offsets and size.
 
@@ -135,23 +176,28 @@ class BlockingMethods:
         found = self.run(admin.describe_topics(self.cluster, [name]))
         return found[name]
 
+    @checked(names=optional(sequence(NAME)))
     def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, TopicDetail]:
         """`describe_topic` for several, or for all."""
         return self.run(admin.describe_topics(self.cluster, names))
 
+    @checked(internal=BOOLEAN)
     def list_topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics, sorted."""
         return self.run(admin.list_topics(self.cluster, internal=internal))
 
+    @checked(topics=optional(sequence(NAME)))
     def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata:
         """A fresh picture of brokers and topics; names that do not exist are left out."""
         return self.run(admin.metadata(self.cluster, topics))
 
+    @checked(topic=NAME)
     def schemas(self, topic: str) -> SchemaHistory:
         """The topic's schema history."""
         return self.run(admin.schemas(self.cluster, topic))
 
     # --- offsets --------------------------------------------------------------------------------
+    @checked(topic=NAME, at=AT)
     def list_offsets(
         self, topic: str, at: partition_questions.AtSpec = "latest"
     ) -> dict[int, int | None]:
@@ -167,6 +213,7 @@ class BlockingMethods:
         """
         return self.run(partition_questions.list_offsets(self.cluster, topic, at))
 
+    @checked(topic=NAME, before=mapping(INT32, one_of(INT64, "latest")))
     def delete_records(
         self,
         topic: str,
@@ -182,6 +229,13 @@ class BlockingMethods:
         """
         return self.run(partition_questions.delete_records(self.cluster, topic, before))
 
+    @checked(
+        at=mapping(place, INT64),
+        known=optional(mapping(place, INT64)),
+        topic_ids=optional(TOPIC_IDS),
+        max_wait=WAIT,
+        metadata_version=INT64,
+    )
     def offsets_with_epochs(
         self,
         at: Mapping[TopicPartition, int],
@@ -215,6 +269,7 @@ class BlockingMethods:
             )
         )
 
+    @checked(epochs=mapping(place, INT32), topic_ids=optional(TOPIC_IDS))
     def epoch_end_offsets(
         self,
         epochs: Mapping[TopicPartition, int],
@@ -230,6 +285,7 @@ class BlockingMethods:
         asked = partition_questions.epoch_end_offsets(self.cluster, epochs, topic_ids=ids)
         return self.run(asked)
 
+    @checked(ranges=mapping(place, pair(INT64)), bytes_max=INT64, topic_ids=optional(TOPIC_IDS))
     def describe_ranges(
         self,
         ranges: Mapping[TopicPartition, tuple[int, int]],
@@ -246,6 +302,12 @@ class BlockingMethods:
         )
 
     # --- stored batches -------------------------------------------------------------------------
+    @checked(
+        topic=NAME,
+        batches=mapping(INT32, BUFFERS),
+        durability=INT32,
+        timeout=optional(SECONDS),
+    )
     def raw_produce(
         self,
         topic: str,
@@ -264,6 +326,15 @@ class BlockingMethods:
             )
         )
 
+    @checked(
+        topic=NAME,
+        offsets=mapping(INT32, INT64),
+        max_wait=WAIT,
+        min_bytes=INT32,
+        bytes_max=INT32,
+        partition_bytes_max=INT32,
+        end_offsets=optional(mapping(INT32, INT64)),
+    )
     def raw_fetch(
         self,
         topic: str,
@@ -289,6 +360,12 @@ class BlockingMethods:
             )
         )
 
+    @checked(
+        request=REQUEST,
+        node_id=optional(INT32),
+        body=BUFFERS,
+        timeout=optional(SECONDS),
+    )
     def raw_call(
         self,
         request: m.Request,

@@ -23,6 +23,8 @@ from quiverlog.batch.rows import check_nested_nulls
 from quiverlog.batch.structure import has_required_inside
 from quiverlog.errors import SchemaMismatch
 
+from . import arguments
+
 __all__ = ["Converter"]
 
 _SHOWN = 5
@@ -211,7 +213,7 @@ class Converter:
                 except (pa.ArrowException, TypeError, ValueError, OverflowError) as cause:
                     return SchemaMismatch(
                         f"Column {field.name!r} of topic {self.topic!r} is {field.type}; row "
-                        f"{index} holds {_shown(value)} ({type(value).__name__}): "
+                        f"{index} holds {arguments.shown(value)} ({type(value).__name__}): "
                         f"{_first_line(cause)}.",
                         topic=self.topic,
                         column=field.name,
@@ -242,11 +244,6 @@ def _keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
         wanted = {f.name: f.type for f in target}
         return all(f.name in wanted and _keeps_meaning(f.type, wanted[f.name]) for f in source)
     return False
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _first_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from quiverlog.errors import ClientClosed, QuiverlogError, RequestTimedOut
 
+from .arguments import INT32, OPTIONAL_WAIT, check, checked
 from .delivery import Delivery
 from .producer_base import INTERRUPTED_FLUSH_S, ProducerBase, all_done
 from .producer_core import ProducerCore
@@ -36,6 +37,7 @@ class SendFuture(Delivery):
         """True when everything is acknowledged, or something has failed."""
         return self.is_done
 
+    @checked(timeout=OPTIONAL_WAIT)
     def result(self, timeout: float | None = None) -> list[Produced]:
         """Wait for the acknowledgement: one entry per partition and run of offsets.
 
@@ -51,6 +53,7 @@ class SendFuture(Delivery):
             raise error
         return self.produced
 
+    @checked(timeout=OPTIONAL_WAIT)
     def exception(self, timeout: float | None = None) -> QuiverlogError | None:
         """Wait, and return the error instead of raising it."""
         if not self._hosted.wait_for(lambda: self.is_done, timeout):
@@ -83,6 +86,8 @@ class Producer(ProducerBase):
             BufferExhausted: there was no room for `delivery_timeout` seconds.
         """
         self._check_usable()
+        if partition is not None:
+            check("partition", partition, INT32)
         target = self._options.partition if partition is None else partition
         future = SendFuture(self, self._hosted)
         if isinstance(data, dict):
@@ -106,6 +111,7 @@ class Producer(ProducerBase):
             self._hosted.notify()
         return future
 
+    @checked(timeout=OPTIONAL_WAIT)
     def flush(self, timeout: float | None = None) -> None:
         """Send what is buffered and wait until everything sent so far is acknowledged.
 
@@ -126,6 +132,7 @@ class Producer(ProducerBase):
         with self._hosted.lock:
             self._raise_failures()
 
+    @checked(timeout=OPTIONAL_WAIT)
     def close(self, timeout: float | None = None) -> None:
         """Flush and end. A second call does nothing. Raises what `flush` raises."""
         if self._closed:

@@ -15,6 +15,7 @@ from quiverlog.errors import BufferExhausted, ClientClosed, ForkedClient, Invali
 from quiverlog.types import Compression, Durability, Now
 
 from .answers import about
+from .arguments import shown
 from .commands import Operation
 from .convert import Converter
 from .producer_core import ProducerCore
@@ -80,9 +81,9 @@ def producer_options(
 def _member(kind: Any, value: Any, name: str) -> Any:
     try:
         return kind[value.upper()] if isinstance(value, str) else kind(value)
-    except (KeyError, ValueError):
+    except Exception:  # KeyError, ValueError, or what an object without a text raises
         choices = ", ".join(m.name.lower() for m in kind if m >= 0)
-        raise InvalidArgument(f"{name}={value!r} is none of {choices}.") from None
+        raise InvalidArgument(f"{name}={shown(value)} is none of {choices}.") from None
 
 
 def open_core(

@@ -41,6 +41,7 @@ from quiverlog.limits import (
 from quiverlog.wire import messages as m
 
 from .answers import check_topic_count, named
+from .arguments import shown
 from .commands import Call, Operation, Reply, Sleep
 from .deadline import within
 from .results import Address, ClusterMetadata, PartitionInfo, TopicInfo, topic_info
@@ -87,7 +88,7 @@ def parse_addresses(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
         bootstrap = bootstrap.split(",")
     parts = list(bootstrap) if isinstance(bootstrap, Iterable) else [bootstrap]
     if not all(isinstance(part, str) for part in parts):
-        raise InvalidArgument(f"{bootstrap!r}: give 'host:port', or a list of such texts.")
+        raise InvalidArgument(f"{shown(bootstrap)}: give 'host:port', or a list of such texts.")
     try:
         return parse_address_list(",".join(parts), port_default=PORT_DEFAULT)
     except ValueError as error:
