@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from quiverlog.cli import main
 from quiverlog.cli.consume import parse_start
-from quiverlog.cli.failures import ExitCode
-from quiverlog.cli.output import print_json
+from quiverlog.cli.failures import CommandFailed, ExitCode, report
+from quiverlog.cli.output import print_fields, print_json, print_table
+from quiverlog.cli.schema_text import format_type
+from quiverlog.cli.write_files import open_sink
 
 NOISE = random.Random(7).randbytes(3_000)
 TOO_LARGE = "9" * 30
@@ -158,6 +161,26 @@ def test_a_terminal_that_lacks_characters_gets_escapes():
     assert done.returncode == 0, done.stderr
     assert r"gr\xfc\xdfe" in done.stdout
     assert r'"\u00fc": 1' in done.stdout, "JSON stays JSON"
+
+
+ESCAPE = "\x1b[31mred"
+
+
+def test_names_cannot_steer_a_terminal(capsysbinary):
+    """Column names are a stranger's: whoever may create a topic chooses them."""
+    schema = pa.schema([pa.field(ESCAPE, pa.struct([(ESCAPE, pa.int64())]))])
+    print_table([ESCAPE], [[ESCAPE]])
+    print_fields({"field": ESCAPE})
+    print_table(["TYPE"], [[format_type(schema.field(0).type)]])
+    with open_sink("-", "table", schema) as sink:
+        sink.write(pa.record_batch([pa.array([{ESCAPE: 1}], schema.field(0).type)], schema=schema))
+    with open_sink("-", "table", schema):
+        pass  # no rows: the head alone
+    report(CommandFailed(f"there is no column {ESCAPE}"))
+    out, err = capsysbinary.readouterr()
+    assert b"\x1b" not in out + err
+    assert out.count(b"\\x1b[31mred") >= 6
+    assert b"\\x1b[31mred" in err
 
 
 def test_json_keeps_its_letters_where_they_can_be_shown(capsys):

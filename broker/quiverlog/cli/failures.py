@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import click
 
+from quiverlog.cli.output import printable
 from quiverlog.errors import ConnectionClosed, ConnectionFailed, QuiverlogError
 
 __all__ = [
@@ -111,8 +112,8 @@ def report(error: BaseException, *, debug: bool = False) -> int:
 
 
 def one_line(text: str) -> str:
-    """`text` without line breaks and runs of blanks."""
-    return " ".join(text.split())
+    """`text` without line breaks and runs of blanks, and with control characters escaped."""
+    return printable(" ".join(text.split()))
 
 
 def explain(error: BaseException) -> tuple[str, ExitCode]:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["console", "human_bytes", "human_count", "print_fields", "print_json", "print_table"]
+__all__ = [
+    "console",
+    "human_bytes",
+    "human_count",
+    "print_fields",
+    "print_json",
+    "print_table",
+    "printable",
+]
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -49,7 +57,7 @@ def print_table(
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        table.add_column(_cell(name), justify="right" if name in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     console().print(table)
@@ -67,8 +75,13 @@ def _cell(value: Any, *, markup: bool = True) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    text = str(value)
+    text = printable(str(value))
     return text.replace("[", "\\[") if markup else text
+
+
+def printable(text: str) -> str:
+    """`text` with its control characters escaped: a stranger's data must not steer a terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def human_count(value: float) -> str:

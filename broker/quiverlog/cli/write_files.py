@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.output import printable
 from quiverlog.errors import QuiverlogError
 
 __all__ = ["Sink", "format_of", "open_sink"]
@@ -226,6 +227,7 @@ class _TableSink:
     def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
         self._target = target
         self._names = schema.names
+        self._heads = [printable(name) for name in schema.names]
         self._right = [
             pa.types.is_integer(f.type)
             or pa.types.is_floating(f.type)
@@ -238,9 +240,9 @@ class _TableSink:
         shown = batch.select(self._names)
         rows = [[_cell(value) for value in row.values()] for row in shown.to_pylist()]
         if not self._widths and rows:
-            columns = zip(self._names, zip(*rows, strict=True), strict=True)
+            columns = zip(self._heads, zip(*rows, strict=True), strict=True)
             self._widths = [max(len(name), *map(len, cells)) for name, cells in columns]
-            self._line(self._names)
+            self._line(self._heads)
         for row in rows:
             self._line(row)
 
@@ -256,8 +258,8 @@ class _TableSink:
 
     def close(self) -> None:
         if not self._widths:
-            self._widths = [len(name) for name in self._names]
-            self._line(self._names)
+            self._widths = [len(name) for name in self._heads]
+            self._line(self._heads)
 
 
 def _cell(value: Any) -> str:
@@ -270,6 +272,5 @@ def _cell(value: Any) -> str:
     else:
         text = _ENCODER.encode(value).decode()
         text = text[1:-1] if text.startswith('"') else text
-    # Control characters of a stranger's data must not reach the terminal.
-    text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    text = printable(text)
     return text if len(text) <= _CELL_CHARS_MAX else text[: _CELL_CHARS_MAX - 1] + "…"
