@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the checks of the links are the tidy test's
 
 from quiverlog import errors  # noqa: E402
-from scripts import protocol_json, protocol_tables, transcript  # noqa: E402
+from scripts import limits_table, protocol_json, protocol_tables, transcript  # noqa: E402
 from tests.unit.test_tidy import broken_links, files  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -109,6 +109,7 @@ PAGES: dict[str, Callable[[], str]] = {
 TABLES: dict[str, Callable[[], str]] = {
     "protocol-apis": protocol_tables.apis_table,
     "protocol-errors": protocol_tables.errors_table,
+    "protocol-limits": limits_table.limits_table,
     "protocol-key-vectors": protocol_tables.key_vectors_table,
     "protocol-messages": protocol_tables.messages_tables,
     "spark-read-options": lambda: spark_table("read"),

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from quiverlog import limits
-from scripts import protocol_model, protocol_tables
+from scripts import limits_table, protocol_model, protocol_tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 SIDES = ("request", "response")
@@ -15,6 +15,7 @@ TABLES = {
     "protocol-apis": protocol_tables.apis_table,
     "protocol-errors": protocol_tables.errors_table,
     "protocol-key-vectors": protocol_tables.key_vectors_table,
+    "protocol-limits": limits_table.limits_table,
     "protocol-messages": protocol_tables.messages_tables,
 }
 

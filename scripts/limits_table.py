@@ -1,0 +1,71 @@
+"""The table of bounds in docs/protocol.md: the largest numbers, and what is beyond them.
+
+Owns which bounds of `quiverlog/limits.py` people can meet, and their meaning in a few words. A test
+keeps it complete: every bound that an error's text names is here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quiverlog import limits
+
+__all__ = ["LIMITS", "limits_table"]
+
+LIMITS: Final[dict[str, tuple[str, str]]] = {
+    "FRAME_BYTES_MAX": ("bytes of a frame (`frame.bytes.max` may be less)", "FRAME_TOO_LARGE"),
+    "HEADER_BYTES_MAX": ("bytes of a header", "CORRUPT_FRAME; of an answer: FRAME_TOO_LARGE"),
+    "RESPONSE_CONTAINERS_MAX": ("arrays and maps in the header of an answer", "FRAME_TOO_LARGE"),
+    "PARTITIONS_PER_REQUEST_MAX": ("partitions in a request", "CORRUPT_FRAME or INVALID_REQUEST"),
+    "TOPICS_PER_REQUEST_MAX": ("topics in a request", "CORRUPT_FRAME or INVALID_REQUEST"),
+    "CONFIGS_PER_REQUEST_MAX": (
+        "settings, settings to reset, names of key columns or replicas in a list of a request",
+        "CORRUPT_FRAME",
+    ),
+    "CLIENT_ID_CHARS_MAX": ("characters of a client id", "INVALID_REQUEST"),
+    "FETCH_MAX_WAIT_MS_MAX": ("milliseconds that a long poll waits", "less is waited"),
+    "PARKED_ENTRIES_MAX": ("partitions that all long polls wait for", "answered at once"),
+    "TOPICS_MAX": ("topics of a cluster", "POLICY_VIOLATION"),
+    "PARTITIONS_PER_BROKER_MAX": ("partitions of a broker", "POLICY_VIOLATION"),
+    "PARTITIONS_PER_TOPIC_MAX": ("partitions of a topic", "INVALID_PARTITIONS"),
+    "TOPIC_NAME_CHARS_MAX": ("characters of a topic's name", "INVALID_TOPIC_NAME"),
+    "REPLICATION_FACTOR_MAX": ("replicas of a partition", "INVALID_REPLICATION_FACTOR"),
+    "KEY_COLUMNS_MAX": ("key columns of a topic", "INVALID_SCHEMA"),
+    "SCHEMA_BYTES_MAX": ("bytes of a schema", "INVALID_SCHEMA"),
+    "SCHEMA_FIELDS_MAX": ("columns and nested fields of a schema", "INVALID_SCHEMA"),
+    "SCHEMA_NESTING_MAX": ("levels of nested types", "INVALID_SCHEMA"),
+    "SCHEMAS_PER_TOPIC_MAX": ("schemas that a topic can have had", "INVALID_SCHEMA"),
+    "SCHEMA_HISTORY_BYTES_MAX": ("bytes of all schemas of a topic", "INVALID_SCHEMA"),
+    "BATCH_BYTES_MAX": ("bytes of a batch (`max.message.bytes` may be less)", "BATCH_TOO_LARGE"),
+    "BATCH_ROWS_MAX": (
+        "rows of a batch, and of an entry of PRODUCE",
+        "CORRUPT_BATCH; an entry's: BATCH_TOO_LARGE",
+    ),
+    "BATCH_DECODED_BYTES_MAX": (
+        "bytes of a batch after decompression, and of an entry of PRODUCE; values of a batch that"
+        " take no bytes",
+        "one batch: CORRUPT_BATCH; the batches of an entry together: BATCH_TOO_LARGE",
+    ),
+    "PRODUCE_BATCHES_MAX": ("batches of a PRODUCE", "BATCH_TOO_LARGE or THROTTLED_BROKER"),
+    "PRODUCE_ROWS_MAX": ("rows of a PRODUCE", "THROTTLED_BROKER"),
+    "PRODUCE_DECODED_BYTES_MAX": (
+        "bytes of a PRODUCE after decompression",
+        "THROTTLED_BROKER",
+    ),
+    "TIMESTAMP_AHEAD_MS_MAX": ("milliseconds that a row is in the future", "INVALID_TIMESTAMP"),
+    "SEGMENT_BYTES_MAX": ("bytes of a segment, and so of one append", "BATCH_TOO_LARGE"),
+    "SEGMENT_ROWS_MAX": ("rows of a segment, and so of one append", "BATCH_TOO_LARGE"),
+    "PRODUCERS_PER_PARTITION_MAX": (
+        "idempotent producers that a partition remembers",
+        "the longest silent is forgotten: UNKNOWN_PRODUCER_ID",
+    ),
+    "ERROR_MESSAGE_CHARS_MAX": ("characters of an error's text", "it is cut"),
+}
+
+
+def limits_table() -> str:
+    """One line per bound, in the order above."""
+    lines = ["| at most | of what | beyond |", "|---|---|---|"]
+    for name, (meaning, beyond) in LIMITS.items():
+        lines.append(f"| {getattr(limits, name):,} | {meaning} | {beyond} |")
+    return "\n".join(lines) + "\n"
