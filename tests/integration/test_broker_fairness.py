@@ -229,6 +229,24 @@ def test_a_flood_of_bad_bytes_leaves_few_lines() -> None:
             time.sleep(0.1)
 
 
+def test_a_flood_of_bad_http_leaves_few_lines() -> None:
+    """Each refused request is a line of a kind that clients can cause."""
+    with BrokerProcess() as broker:
+        host, port = broker.http.rsplit(":", 1)
+        for number in range(200):
+            with socket.create_connection((host, int(port)), timeout=10) as sock:
+                sock.sendall(b"BREW /%d HTTP/9.9\r\n\r\n" % number)
+                with contextlib.suppress(ConnectionError):
+                    while sock.recv(4_096):
+                        pass
+        lines = broker.log_text.splitlines()
+        assert 1 <= sum("http" in line and "event=" in line for line in lines) <= 40
+        with urllib.request.urlopen(f"http://{broker.http}/metrics", timeout=30) as answer:
+            counted = answer.read().decode()
+        refused = next(x for x in counted.splitlines() if x.startswith("quiverlog_http_refused_t"))
+        assert float(refused.split()[1]) >= 200
+
+
 def test_refusals_name_no_path_of_this_machine() -> None:
     with BrokerProcess() as broker, RawClient(broker.address) as client:
         topic_id = client.create_topic("t", durability="memory")

@@ -15,10 +15,12 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
-from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.failures import CommandFailed, report
+from quiverlog.cli.output import print_fields, print_table
 from quiverlog.cli.read_files import open_source
 from quiverlog.cli.schema_text import parse_schema
 from quiverlog.cli.write_files import format_of, open_sink
+from quiverlog.errors import QuiverlogError
 
 SCHEMA = parse_schema(
     "id long, name string, price decimal(10,2), at timestamp, day date, ok boolean, blob binary"
@@ -115,6 +117,15 @@ def test_a_table_is_aligned_and_harmless(tmp_path: Path):
     assert lines[0] == "    n  text"
     assert lines[1] == "    5  a\\x1b[31mred"
     assert lines[2] == "12345  " + "x" * 39 + "…"
+
+
+def test_a_column_name_does_not_steer_the_terminal(tmp_path: Path):
+    schema = pa.schema([("a\x1b[2J\x07b", pa.int64())])
+    batch = pa.record_batch([[1]], schema=schema)
+    text = written("table", tmp_path / "t", batch, schema=schema).decode()
+    assert text.splitlines()[0].strip() == "a\\x1b[2J\\x07b"
+    assert "\x1b" not in text
+    assert "\x07" not in text
 
 
 def test_csv_is_read_with_the_topics_types(tmp_path: Path):
@@ -291,3 +302,13 @@ def test_a_column_that_a_topic_gains_is_in_json(tmp_path: Path):
 def test_a_column_that_becomes_wider_ends_a_file_with_a_reason(tmp_path: Path, file_format: str):
     with pytest.raises(CommandFailed, match="'id' is int64 now and was int32"):
         written(file_format, tmp_path / "rows", *evolved(WIDER), schema=NARROW)
+
+
+def test_names_in_tables_and_fields_do_not_steer_the_terminal(capsys):
+    print_fields({"KEY": "a\x1b[2Jb"})
+    print_table(["COLUMN"], [["a\x1b]0;title\x07b"]])
+    report(QuiverlogError("no column 'a\x1b[2Jb'"))
+    shown = "".join(capsys.readouterr())
+    assert shown.count("a\\x1b[2Jb") == 2
+    assert "a\\x1b]0;title\\x07b" in shown
+    assert "\x1b" not in shown

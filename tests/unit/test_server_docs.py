@@ -15,6 +15,16 @@ PAGE = (ROOT / "docs" / "broker.md").read_text()
 LEVELS = {"debug", "info", "warning", "error"}
 
 
+def test_an_image_that_listens_everywhere_says_what_that_means() -> None:
+    image = (ROOT / "Dockerfile").read_text()
+    if "0.0.0.0" not in image:
+        return
+    comments = " ".join(x.removeprefix("#").strip() for x in image.splitlines() if x[:1] == "#")
+    assert "no authentication" in comments
+    assert "-p 127.0.0.1:9292:9292" in comments
+    assert "-p 127.0.0.1:9292:9292" in PAGE
+
+
 def logged_events() -> Iterator[tuple[str, str]]:
     """(file, event) of `log.info("event", ...)` and `broker.log("info", "event", ...)` calls."""
     for part in ("node", "server"):
