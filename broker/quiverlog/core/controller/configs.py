@@ -104,7 +104,7 @@ _DEFS: Final = (
         "basic",
         "How closely a batch is looked at before it is stored: `basic` checks checksum, header,"
         " schema id, row count and all that lets rows be read: buffers, decompression, offsets,"
-        " null counts; `full` also the values: UTF-8 and decimal digits.",
+        " null counts, times within a day; `full` also the values: UTF-8 and decimal digits.",
         choices=("basic", "full"),
     ),
     Setting(
