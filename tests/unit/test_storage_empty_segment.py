@@ -78,6 +78,30 @@ def test_a_damaged_header_without_rows_keeps_nobody_from_appending(bit: int) -> 
     assert (log.log_end_offset, log.recovery.damages) == (15, [])
 
 
+@pytest.mark.parametrize("lost", [512, 10_000])
+@pytest.mark.parametrize("batches", [1, 4])
+def test_a_segment_whose_first_page_never_arrived_gives_its_name_to_the_next(
+    batches: int, lost: int
+) -> None:
+    """A power failure kept its length and not its bytes; nothing of it was flushed."""
+    disk = SimDisk()
+    log = log_that_found_no_room(disk)
+    for _ in range(batches):
+        append(log)
+    path = log.segments[1].path
+    disk.kill()
+    data = disk.inode(path).data
+    data[:lost] = bytes(min(lost, len(data)))
+    log = open_log(disk)
+    assert log.log_end_offset == 12
+    append(log)
+    assert flush(log) == 15
+    assert log.read(12, bytes_max=1, end_offset=15)
+    disk.kill()
+    log = open_log(disk)
+    assert (log.log_end_offset, log.recovery.damages) == (15, [])
+
+
 def test_a_copy_that_begins_before_the_log_start_may_be_tried_again() -> None:
     disk = SimDisk()
     log = open_log(disk)

@@ -153,6 +153,12 @@ class AppendableLog(ReadableLog):
             self.roll()
         flushed = min(self.flushed_offset, base_offset)
         segment = Segment.create(self._disk, self.directory, base_offset, now.wall_us, flushed)
+        if last is not None and last.base_offset == base_offset:
+            # A power failure left it without a row and without a good header: its name is taken.
+            assert last.end_offset == base_offset
+            self._segments.take_last()
+            self._unflushed.forget(last)
+            self._indexes.forget(last)
         self._segments.add(segment)
         self._unflushed.names_changed = True
         return segment
