@@ -32,7 +32,6 @@ class Unflushed:
 
     Attributes:
         covered: offset of the newest producer snapshot that this process made durable; -1: none.
-        epochs_file: the directory has a file of leader epochs.
         point: the recovery point that is on the disk.
         snapshots: offsets of the producer snapshots on the disk, newest first.
         outstanding: the flush under way.
@@ -45,13 +44,11 @@ class Unflushed:
         "_appended_us",
         "_directory",
         "_disk",
-        "_noted",
         "_point_behind",
         "_rolled",
         "_since_us",
         "byte_count",
         "covered",
-        "epochs_file",
         "indexes",
         "names_changed",
         "outstanding",
@@ -65,13 +62,11 @@ class Unflushed:
         self._disk = disk
         self._directory = directory
         self._appended_us = 0
-        self._noted = False
         self._point_behind = False
         self._rolled = False
         self._since_us: int | None = None
         self.byte_count = 0
         self.covered = -1
-        self.epochs_file = False
         self.indexes: list[IndexFile] = []
         self.names_changed = False
         self.outstanding: FlushJob | None = None
@@ -130,18 +125,10 @@ class Unflushed:
         *,
         background: bool,
     ) -> FlushJob:
-        """Hand everything over to a job. `last`: the segment that holds the log's end.
-
-        New leader epochs go with a recovery point, or where nobody waits: up to there a start
-        reads them from the batches. The first notes of a log are not durable, so that an
-        acknowledgement need not wait for four more fsyncs (adr/0017): they are for the start after
-        a kill -9, and durable when nobody waits.
-        """
+        """Hand everything over to a job. `last`: the segment that holds the log's end."""
         assert self.outstanding is None, "a flush is outstanding"
         assert end_offset >= self.point.offset, "flushed rows are never given out again"
         point = self._next_point(end_offset, last, background)
-        # Never in place of older epochs: a power failure could leave these beside a newer point.
-        durable = background or self.point.base_offset >= 0 or self.epochs_file
         unsaved = (file.offset for file in self.snapshots_unsaved)
         kept = sorted({*unsaved, *self.snapshots}, reverse=True)
         job = FlushJob(
@@ -150,9 +137,8 @@ class Unflushed:
             end_offset,
             tuple(self.segments),
             self.names_changed,
-            epochs=epochs.dump() if epochs.dirty and (background or point is not None) else None,
+            epochs=epochs.dump() if epochs.dirty else None,
             point=point,
-            durable=durable,
             indexes=tuple(self.indexes),
             snapshots=tuple(self.snapshots_unsaved),
             snapshots_doomed=tuple(kept[SNAPSHOTS_KEPT:]),
@@ -168,7 +154,6 @@ class Unflushed:
         self._since_us = None
         if point is not None:
             self._point_behind = False
-            self._noted = True
         self.outstanding = job
         return job
 
@@ -180,10 +165,7 @@ class Unflushed:
             return None
         point = RecoveryPoint(end_offset, last.base_offset, last.file.size)
         near = point.position - self.point.position < _CHECKPOINT_BYTES
-        first = self.point.base_offset < 0 and not self._noted
-        # A log without a recovery point is scanned from its first row.
-        same = point.base_offset == max(0, self.point.base_offset)
-        if near and same and not first and not background:
+        if near and not background and point.base_offset == self.point.base_offset:
             return None
         return point
 
@@ -199,9 +181,8 @@ class Unflushed:
         assert job is self.outstanding
         self.outstanding = None
         if job.epochs is not None:
-            epochs.dirty = epochs.dirty or not (result.epochs_saved and job.durable)
-            self.epochs_file = True
-        if result.point is not None and job.durable:
+            epochs.dirty = epochs.dirty or not result.epochs_saved
+        if result.point is not None:
             self.point = result.point
         elif job.point is not None:
             self._point_behind = True
@@ -219,7 +200,6 @@ class Unflushed:
         self.names_changed = self.names_changed or job.names_changed
         epochs.dirty = epochs.dirty or job.epochs is not None
         self._point_behind = self._point_behind or job.point is not None
-        self._noted = False
         self._rolled = self._rolled or bool(job.indexes)
         self.indexes = [*job.indexes, *self.indexes]
         self.snapshots_unsaved = [*job.snapshots, *self.snapshots_unsaved]
@@ -230,7 +210,6 @@ class Unflushed:
         assert self.outstanding is None
         assert point.offset <= end_offset
         self.point = point
-        self.epochs_file = True
         self.snapshots = [offset for offset in self.snapshots if offset <= end_offset]
         if self.covered > end_offset:
             self.covered = -1

@@ -121,7 +121,6 @@ class FlushJob:
     `names_changed`: files were made since the last flush, so the directory needs an fsync.
     `mark`: written when the rows are on the disk, and durable with the next flush: that costs no
     fsync, and a start after a crash knows all flushes but the last one (adr/0017).
-    `durable`: so are the epochs and the recovery point when `run` returns.
     """
 
     kind: ClassVar[str] = "flush"
@@ -132,7 +131,6 @@ class FlushJob:
     names_changed: bool
     epochs: bytes | None = None
     point: RecoveryPoint | None = None
-    durable: bool = True
     indexes: tuple[IndexFile, ...] = ()
     snapshots: tuple[SnapshotFile, ...] = ()
     snapshots_doomed: tuple[int, ...] = ()
@@ -194,12 +192,12 @@ class FlushJob:
         try:
             if self.epochs is not None:
                 path = f"{self.key}/{EPOCHS_FILE}"
-                self.disk.write_file_atomic(path, self.epochs, durable=self.durable)
+                self.disk.write_file_atomic(path, self.epochs)
                 epochs_saved = True
             if self.point is not None:
                 data = checkpoint.pack_recovery_point(self.point)
                 path = f"{self.key}/{checkpoint.RECOVERY_FILE}"
-                self.disk.write_file_atomic(path, data, durable=self.durable)
+                self.disk.write_file_atomic(path, data)
                 return FlushResult(epochs_saved, point=self.point)
         except (OSError, QuiverlogError) as error:
             if not (isinstance(error, DiskFull) or out_of_descriptors(error)):

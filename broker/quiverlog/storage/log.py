@@ -76,7 +76,6 @@ class Log(TrimmableLog):
         )
         log._segments = Segments(found.segments)
         log._unflushed.point = found.point
-        log._unflushed.epochs_file = found.epochs_file
         log._unflushed.snapshots = found.snapshots
         log._start_saved = found.start_saved
         log._changed = found.changed

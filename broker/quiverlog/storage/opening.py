@@ -35,7 +35,6 @@ __all__ = ["Opened", "given_up_files", "open_files"]
 class Opened:
     """The files of a log as found. `writable`: the last segment takes more appends.
 
-    `epochs_file`: there is one, good or not.
     `given_up`: files below the log start, which go once nothing needs to be read from them.
     """
 
@@ -46,7 +45,6 @@ class Opened:
     start_saved: int = 0
     writable: bool = False
     changed: bool = False
-    epochs_file: bool = False
     point: RecoveryPoint = field(default_factory=RecoveryPoint)
     snapshots: list[int] = field(default_factory=list)
     report: RecoveryReport = field(default_factory=RecoveryReport)
@@ -120,8 +118,7 @@ class _Opening:
 
     def _load_epochs(self) -> bool:
         found = self._found
-        found.epochs_file = EPOCHS_FILE in self._names
-        if found.epochs_file:
+        if EPOCHS_FILE in self._names:
             path = f"{self._directory}/{EPOCHS_FILE}"
             try:
                 self._epochs.load(path, self._disk.read_file(path))
