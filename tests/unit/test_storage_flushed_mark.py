@@ -268,3 +268,21 @@ def test_a_segment_without_a_mark_is_read() -> None:
     disk.flip_bit(PATH, 8 * (sector_at(1) + 5))
     log = open_log(disk)
     assert (readable(log), len(log.recovery.damages)) == ([0, 2], 1)
+
+
+def test_a_lost_first_segment_is_told_by_the_mark_of_the_next() -> None:
+    """The disk had no room for a recovery point; what it left says nothing of flushed rows."""
+    disk = SimDisk()
+    log = open_log(disk, segment_bytes=4 * BATCH_BYTES)
+    for number in range(6):
+        append(log, number)
+        flush(log)
+    assert log.segment_count > 1
+    first, second = log.segments[0].path, log.segments[1].base_offset
+    disk.kill()
+    disk.remove(f"{DIRECTORY}/recovery-point")
+    disk.remove(first)
+    log = open_log(disk)
+    assert f"rows 0 to {second} are missing" in log.recovery.damages[0]
+    with pytest.raises(CorruptLog):
+        log.read(0, bytes_max=1, end_offset=log.log_end_offset)

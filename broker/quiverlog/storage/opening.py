@@ -231,7 +231,9 @@ class _Opening:
         found = self._found
         segments = found.segments
         if segments and segments[0].base_offset > found.start_saved:
-            if found.point.offset > found.start_saved:
+            # Also where no recovery point could be written: a segment's mark knows of flushed rows.
+            known_offset = max(found.point.offset, *(s.mark.offset for s in segments))
+            if known_offset > found.start_saved:
                 self._report_missing(found.start_saved, segments[0].base_offset)
             else:
                 # Nothing of it was ever flushed, and the power took the first file's name.
