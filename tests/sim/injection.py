@@ -43,6 +43,8 @@ class Injection:
         self.rng = rng
         self.power_losses = 0
         self._clients = clients
+        # Directories of logs of which one copy of `log-start` was damaged.
+        self._log_starts_damaged: set[str] = set()
 
     def begin(self) -> None:
         """From now on until the world is calm."""
@@ -94,7 +96,8 @@ class Injection:
 
     def _on_died(self, host: Host, clean: bool) -> None:
         disk, scenario = host.disk, self.scenario
-        if not clean:
+        if not clean or self.world.faults["full disk"]:
+            # A stop may have found no room for what retention took; its mark is true all the same.
             self.checker.process_died()
         if not disk.lost_power:
             return
@@ -187,6 +190,9 @@ class Injection:
             return
         copies = [path for path in paths if path.startswith(log + "/")]
         if self.rng.random() < 0.5 and len(copies) > 1:
+            if log in self._log_starts_damaged:
+                return  # The other copy may be the good one; both are the other branch's.
+            self._log_starts_damaged.add(log)
             copies = [self.rng.choice(copies)]
             self.world.faults["one log-start damaged"] += 1
         else:
