@@ -61,14 +61,19 @@ def test_what_survived_a_full_collection_is_not_looked_at_again(collector: Colle
 
 
 def test_a_full_collection_comes_before_there_is_much_to_look_at(collector: Collector) -> None:
-    """By itself: nobody calls `gc.collect`."""
+    """By itself: nobody calls `gc.collect`.
+
+    Python leaves out full collections until a quarter of what survived the last one is new, and
+    the first of them has survived everything that this process holds.
+    """
+    bound = 40_000 + gc.get_freeze_count() // 4
     kept = []
     most = 0
     for number in range(200_000):
         kept.append([number])
         if number % 1_000 == 0:
             most = max(most, len(gc.get_objects()))
-    assert most < 40_000
+    assert most < bound < len(kept)
 
 
 def test_cycles_are_collected(collector: Collector) -> None:
