@@ -81,7 +81,9 @@ def test_a_poll_ends_when_another_thread_closes_the_client(broker: ScriptedBroke
 
     polling = threading.Thread(target=poll)
     polling.start()
+    deadline = time.monotonic() + WAIT_S
     while not broker.seen(m.FetchRequest):
+        assert time.monotonic() < deadline, "the poll has asked nothing"
         time.sleep(0.001)
     client.close()
     polling.join(WAIT_S)

@@ -1,8 +1,4 @@
-"""A log before its first background flush: nothing is lost without a word there either.
-
-An acknowledgement in a new log does not wait for leader epochs and a recovery point to become
-durable. What a kill -9 leaves must tell as much as if it had.
-"""
+"""A log before its first background flush: nothing is lost without a word there either."""
 
 from __future__ import annotations
 
