@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from quiverlog.errors import OffsetOutOfRange
+from quiverlog.errors import DiskFull, OffsetOutOfRange
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
@@ -189,3 +189,46 @@ def test_a_given_up_file_that_cannot_be_removed_takes_no_partition_offline(
     log = opened()
     assert (log.log_start_offset, log.log_end_offset, log.recovery.notes) == (12, 18, [])
     assert disk.list("data/t-0").count(f"{0:020d}.log") == 0
+
+
+@pytest.mark.parametrize("flush_under_way", [False, True])
+@pytest.mark.parametrize("room", [True, False])
+def test_epochs_outlive_the_files_that_alone_know_them(flush_under_way: bool, room: bool) -> None:
+    """A reader at the log start, who names the epoch of the row before it, was told of a loss."""
+    disk = SimDisk()
+    log = open_log(disk, retention_ms=100)
+    for epoch in (0, 3, 4):
+        log.append([make_batch(2, START_US, 1, 7)], epoch, at(0))
+    disk.kill()
+    log = open_log(disk, retention_ms=100)
+    job = log.begin_flush() if flush_under_way else None
+    trim = log.begin_trim(6, promised=False)
+    assert trim is not None
+    if not room:
+        disk.capacity = disk.used_bytes + 59  # For the log start and its copy.
+    files = log.complete_trim(trim, trim.run())
+    assert files is not None
+    files.run()
+    if job is not None:
+        log.fail_flush(job, OSError(errno.EMFILE, "Too many open files"))
+    disk.sync_dir(DIRECTORY)
+    disk.crash()
+    log = open_log(disk, retention_ms=100)
+    assert (log.log_start_offset, log.log_end_offset) == (6, 6)
+    if room:
+        assert log.epochs.end_offset_for(4) == (4, 6)
+
+
+def test_the_newest_time_is_known_where_the_last_file_is_empty() -> None:
+    disk = SimDisk()
+    log = open_log(disk, segment_bytes=300)
+    append(log, 5)
+    append(log, 7)
+    disk.capacity = disk.used_bytes + 64
+    with pytest.raises(DiskFull):
+        append(log, 9)
+    disk.capacity = None
+    disk.kill()
+    log = open_log(disk)
+    log.load_newest_time()
+    assert log.newest_us() == START_US + 7_000

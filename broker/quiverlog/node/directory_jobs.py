@@ -144,6 +144,7 @@ class OpenJob:
         if load is not None:
             # The first append must not wait for the newest segment's index.
             log.complete_load(load, load.run())
+        log.load_newest_time()
         return Opened(log, producers)
 
 

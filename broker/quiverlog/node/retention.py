@@ -129,10 +129,9 @@ class Retention:
         self.next_us = now.mono_us + self._period_us
 
     def _newest_row_us(self) -> int | None:
-        """The newest row of all logs, as far as their indexes are loaded; None: there is none."""
-        lasts = (r.log.segments[-1] for r in self._assignment.all_open() if r.log.segments)
-        times = (last.newest_us for last in lasts if last.index is not None and not last.empty)
-        return max(times, default=None)
+        """The newest row of all logs; None: there is none."""
+        times = (replica.log.newest_us() for replica in self._assignment.all_open())
+        return max((time_us for time_us in times if time_us is not None), default=None)
 
     def run(self, now: Now) -> None:
         """Look at the next slice if it is time."""

@@ -110,6 +110,11 @@ class Unflushed:
         under_way = () if self.outstanding is None else self.outstanding.segments
         return tuple(dict.fromkeys((*under_way, *self.segments)))
 
+    def owes(self, epochs: LeaderEpochs) -> bool:
+        """True when epochs may not be on the disk: new ones, or those of a flush under way."""
+        under_way = self.outstanding
+        return epochs.dirty or (under_way is not None and under_way.epochs is not None)
+
     def forget(self, segment: Segment) -> None:
         """The segment's files are about to go."""
         if segment in self.segments:

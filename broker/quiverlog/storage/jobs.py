@@ -20,6 +20,7 @@ job of which `run` raised has no result; those with a `fail_...` must hear of it
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple, Protocol
 
@@ -218,6 +219,7 @@ class TrimJob:
 
     Where files are about to go, what the partition knew of its producers is on the disk before:
     the batches in them can still be sent again, and nothing else would tell that they were stored.
+    So are the leader epochs that are known from these batches only (`epochs`; none without room).
 
     `scratch`: indexes that may make room. `segments`: unflushed rows that are given up, or that the
     snapshot speaks of.
@@ -230,11 +232,15 @@ class TrimJob:
     scratch: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
     snapshot: SnapshotFile | None = None
+    epochs: bytes | None = None
 
     def run(self) -> TrimResult:
         """Raises DiskFull, StorageFault or OSError: the log starts where it did."""
         scratch = list(self.scratch)
         self._flush()
+        if self.epochs is not None:
+            with contextlib.suppress(DiskFull):
+                self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
         saved = self._save_snapshot(scratch)
         try:
             self._save_start(scratch)

@@ -9,13 +9,15 @@ Invariants: log_start_offset <= log_end_offset; only rows between them are serve
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 
 from quiverlog.batch.header import BatchHeader
-from quiverlog.errors import CorruptLog, OffsetOutOfRange
+from quiverlog.errors import CorruptLog, OffsetOutOfRange, QuiverlogError
 from quiverlog.storage import reading
 from quiverlog.storage.disk import short_name
 from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.index import NO_TIME
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.jobs import LoadIndexJob, NotResident, ReadJob, ReadResult
 from quiverlog.storage.log_config import LogConfig
@@ -271,6 +273,23 @@ class ReadableLog:
                 return offset, total
             start = offset
         return end, total
+
+    def load_newest_time(self) -> None:
+        """Make `newest_us` known, in a job. What cannot be read stays unknown."""
+        newest = self._newest_segment()
+        if newest is not None and newest.index is None:
+            with contextlib.suppress(OSError, QuiverlogError):
+                newest.load()
+                newest.release_index()  # A finished one: nobody has asked for its rows yet.
+
+    def newest_us(self) -> int | None:
+        """Newest time of the last rows; None when there are none, or when it is not known."""
+        newest = self._newest_segment()
+        return None if newest is None or newest.newest_us == NO_TIME else newest.newest_us
+
+    def _newest_segment(self) -> Segment | None:
+        """The last one with rows: an append that failed leaves an empty one behind it."""
+        return next((s for s in reversed(self.segments) if not s.empty), None)
 
     def oldest_us(self, *, cold_ok: bool = True, just_read: Collection[ReadJob] = ()) -> int | None:
         """Time of the first row kept; None when the log is empty. Arguments and errors: `read`."""

@@ -70,7 +70,10 @@ class TrimmableLog(AppendableLog):
         if ahead and self._producers is not None and not self.fault:
             unflushed = self._unflushed.segments_all
         indexes = tuple(segment.index_path for segment in doomed)
-        self._trim = TrimJob(self._disk, self.directory, offset, indexes, unflushed, snapshot)
+        epochs = self.epochs.dump() if doomed and self._unflushed.owes(self.epochs) else None
+        self._trim = TrimJob(
+            self._disk, self.directory, offset, indexes, unflushed, snapshot, epochs
+        )
         return self._trim
 
     def complete_trim(self, job: TrimJob, result: TrimResult) -> RemoveFilesJob | None:
