@@ -23,6 +23,11 @@ LIMITS: Final[dict[str, tuple[str, str]]] = {
         "CORRUPT_FRAME",
     ),
     "CLIENT_ID_CHARS_MAX": ("characters of a client id", "INVALID_REQUEST"),
+    "REQUESTS_WAITING_BYTES_MAX": (
+        "bytes of memory of requests that wait for their turns (all but HELLO, PRODUCE, FETCH and"
+        " LIST_OFFSETS); a connection has half of what is free",
+        "THROTTLED_BROKER",
+    ),
     "FETCH_MAX_WAIT_MS_MAX": ("milliseconds that a long poll waits", "less is waited"),
     "PARKED_ENTRIES_MAX": ("partitions that all long polls wait for", "answered at once"),
     "TOPICS_MAX": ("topics of a cluster", "POLICY_VIOLATION"),

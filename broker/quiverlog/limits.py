@@ -32,6 +32,14 @@ a long poll beyond is answered at once with what there is."""
 PARKED_ENTRY_BYTES: Final = 512
 """More than the broker remembers for one of them."""
 TOPICS_PER_REQUEST_MAX: Final = 10_000
+REQUESTS_WAITING_BYTES_MAX: Final = 64 * MIB
+"""Requests that are answered in steps and wait for theirs (METADATA, DESCRIBE_TOPICS, all that
+changes something): two of the largest and many small ones. A connection may have as much as is
+still free, so half of it at most when others come."""
+REQUEST_WAITING_BYTES: Final = 1 * KIB
+"""More than one of them takes, without the entries of its lists."""
+REQUEST_ENTRY_BYTES: Final = 512
+"""More than an entry of a list takes, without its characters."""
 CONFIGS_PER_REQUEST_MAX: Final = 256
 """Entries of the small lists and maps in a message: configurations, key columns, replicas."""
 REPLY_PAGE_BYTES: Final = 2 * MIB
@@ -166,6 +174,10 @@ assert 2 * PARTITIONS_PER_REQUEST_MAX <= PARKED_ENTRIES_MAX, "the largest long p
 assert PARKED_ENTRIES_MAX * PARKED_ENTRY_BYTES <= CONNECTION_MEMORY_BYTES // 2
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_BATCHES_REMEMBERED
 assert FETCH_BYTES_DEFAULT + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
+assert REQUESTS_WAITING_BYTES_MAX <= CONNECTION_MEMORY_BYTES // 2
+assert 2 * TOPICS_PER_REQUEST_MAX * REQUEST_ENTRY_BYTES + 4 * HEADER_BYTES_MAX <= (
+    REQUESTS_WAITING_BYTES_MAX
+), "the largest request may wait"
 assert FETCH_PARTITION_BYTES_DEFAULT <= FETCH_BYTES_DEFAULT
 assert RETENTION_CHECK_MS * 2 <= 60_000
 assert BATCH_ROWS_MAX <= SEGMENT_ROWS_MAX < 2**32

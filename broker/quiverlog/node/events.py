@@ -28,6 +28,7 @@ class RequestReceived(msgspec.Struct, gc=False):
     connection_id: int
     request: Request
     body: memoryview
+    header_bytes: int = 0
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True):

@@ -50,6 +50,7 @@ from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.produce import handle_init_producer_id
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.tasks import Call, Steps
+from quiverlog.node.waiting_bytes import waiting_bytes
 from quiverlog.node.wide_produce import handle_produce
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now
@@ -152,10 +153,12 @@ class Node:
     def held_bytes(self) -> int:
         """What requests that wait take in the node's memory.
 
-        The partitions of long polls, and the copies of produces whose rows are checked.
+        The partitions of long polls, the copies of produces whose rows are checked, and requests
+        that wait for their steps.
         """
-        entries = self.broker.purgatory.parked_entries
-        return entries * PARKED_ENTRY_BYTES + self.broker.held_produces.byte_count
+        broker = self.broker
+        parked_bytes = broker.purgatory.parked_entries * PARKED_ENTRY_BYTES
+        return parked_bytes + broker.held_produces.byte_count + broker.tasks.held_bytes
 
     def next_deadline_us(self) -> int | None:
         """When (monotonic) the node wants a Tick at the latest; None: never."""
@@ -291,7 +294,9 @@ class Node:
 
     def _start_steps(self, event: RequestReceived, now: Now) -> None:
         broker = self.broker
-        call = Call(event.connection_id, event.request, now)
+        held_bytes = waiting_bytes(event)
+        broker.tasks.check_room(event.connection_id, held_bytes)
+        call = Call(event.connection_id, event.request, now, held_bytes=held_bytes)
         steps = self._steps_handlers[type(event.request)](broker, call)
         broker.tasks.start(call, steps, bare=True)
 

@@ -18,6 +18,9 @@ task that waits for a job is not counted, so that jobs cannot keep lookups from 
 
 Tasks that have not begun end with their connection, and with the broker's stop.
 
+What all of them take in memory (`Call.held_bytes`) is bounded, as is their number by it: a
+connection may have as much as is still free, so one that takes all it can leaves room for the next.
+
 Must not know: what the steps do.
 """
 
@@ -28,7 +31,8 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from quiverlog.errors import QuiverlogError, StorageFault
+from quiverlog.errors import QuiverlogError, StorageFault, ThrottledBroker
+from quiverlog.limits import REQUESTS_WAITING_BYTES_MAX
 from quiverlog.node.jobs import Starter, Then
 from quiverlog.node.outbox import Outbox
 from quiverlog.types import Now
@@ -66,6 +70,7 @@ class Call:
 
     `cost`: what the current step takes, in ordinary steps; a handler says so where it is more.
     `bare`: nothing else knows of the request, so that it may be dropped before it has begun.
+    `held_bytes`: what the request takes in memory, unless somebody else counts it.
     """
 
     __slots__ = (
@@ -73,13 +78,17 @@ class Call:
         "connection_id",
         "correlation_id",
         "cost",
+        "held_bytes",
         "now",
         "request",
         "step",
         "steps",
     )
 
-    def __init__(self, connection_id: int, request: Request, now: Now) -> None:
+    def __init__(
+        self, connection_id: int, request: Request, now: Now, *, held_bytes: int = 0
+    ) -> None:
+        self.held_bytes = held_bytes
         self.connection_id = connection_id
         self.correlation_id = request.correlation_id
         self.request = request
@@ -132,7 +141,7 @@ class Tasks:
         fail: answers a request with an error.
     """
 
-    __slots__ = ("_fail", "_new", "_outbox", "_ready", "live")
+    __slots__ = ("_fail", "_held_by", "_new", "_outbox", "_ready", "held_bytes", "live")
 
     def __init__(
         self, outbox: Outbox, fail: Callable[[int, Request, QuiverlogError], None]
@@ -143,6 +152,8 @@ class Tasks:
         self._new: dict[int, deque[Call]] = {}
         # Those that go on with a value or an exception.
         self._ready: deque[tuple[Call, object, BaseException | None]] = deque()
+        self._held_by: Counter[int] = Counter()  # Of `held_bytes`, by connection.
+        self.held_bytes = 0
         self.live = 0
 
     @property
@@ -159,7 +170,15 @@ class Tasks:
         call.steps = steps
         call.bare = bare
         self.live += 1
+        if call.held_bytes:
+            self.held_bytes += call.held_bytes
+            self._held_by[call.connection_id] += call.held_bytes
         self._new.setdefault(call.connection_id, deque()).append(call)
+
+    def check_room(self, connection_id: int, held_bytes: int) -> None:
+        """Raises ThrottledBroker: the connection has its share of what may wait."""
+        if self._held_by[connection_id] + held_bytes > REQUESTS_WAITING_BYTES_MAX - self.held_bytes:
+            raise ThrottledBroker("too many requests wait for their turns: send this one again.")
 
     def forget(self, connection_id: int) -> None:
         """The connection is gone: what it has asked for and has not begun is dropped."""
@@ -237,6 +256,12 @@ class Tasks:
             self.live -= 1
             call.steps.close()
             call.steps = None
+            if call.held_bytes:
+                self.held_bytes -= call.held_bytes
+                self._held_by[call.connection_id] -= call.held_bytes
+                assert self.held_bytes >= 0
+                if not self._held_by[call.connection_id]:
+                    del self._held_by[call.connection_id]
 
     def _as_error(self, call: Call, failure: Exception) -> QuiverlogError:
         if isinstance(failure, QuiverlogError):

@@ -67,7 +67,7 @@ class RequestFeed:
                 return
             in_flight[correlation_id] = received_ns
             self.taken += 1
-            yield RequestReceived(connection_id, request, body)
+            yield RequestReceived(connection_id, request, body, len(header))
             ended_ns = time.perf_counter_ns()
             counters = requests[request.api]
             counters.queue.observe(max(0, started_ns - received_ns) // 1000)
