@@ -67,7 +67,7 @@ class Story:
 
     def compact(self) -> None:
         try:
-            job = self.log.begin_compact(self.asked[: self.promised])
+            job = self.log.begin_compact(lambda: self.asked[: self.promised])
         except StorageFault:
             return
         try:
@@ -218,7 +218,7 @@ def test_entries_appended_during_a_compaction_are_carried_over(tmp_path: Path) -
     log = MetadataLog.open(PosixDisk(), str(tmp_path))
     log.append([b"one"])
     earlier = log.begin_append([b"before the snapshot, not completed"])
-    compaction = log.begin_compact([b"snapshot of one"])
+    compaction = log.begin_compact(lambda: [b"snapshot of one"])
     later = log.begin_append([b"after"])
     assert earlier.key == compaction.key == later.key
     log.complete_append(earlier, earlier.run())
@@ -255,7 +255,7 @@ def test_a_failed_flush_ends_the_log_until_a_restart(tmp_path: Path) -> None:
     with failing_calls(0, errno.EIO, only="fdatasync"), pytest.raises(StorageFault):
         log.append([b"two"])
     assert "fsync failed" in log.fault
-    for attempt in (log.append, log.begin_append, log.begin_compact):
+    for attempt in (log.append, log.begin_append, lambda entries: log.begin_compact(entries.copy)):
         with pytest.raises(StorageFault, match="until a restart"):
             attempt([b"three"])
     assert not log.wants_compaction
@@ -338,3 +338,17 @@ def test_the_search_behind_damage_takes_time_in_proportion(fill: Callable[[int],
     with contextlib.suppress(CorruptLog):
         parse("m", data)
     assert time.process_time() - began < 5.0
+
+
+def test_a_compaction_that_found_no_room_is_not_tried_after_every_append(tmp_path: Path) -> None:
+    log = MetadataLog.open(PosixDisk(), str(tmp_path))
+    tries = []
+    entry = b"x" * 1024
+    while log.size_bytes < 4 * 1024 * 1024:
+        log.append([entry])
+        if log.wants_compaction:
+            tries.append(log.size_bytes)
+            job = log.begin_compact(lambda: [b"snapshot"])
+            assert not log.fail_compact(job, DiskFull("no room"))
+    assert len(tries) >= 2, "it is tried again when there is twice as much to gain"
+    assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(tries))

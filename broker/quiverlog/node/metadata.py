@@ -32,7 +32,12 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.records import Record, encode_entry, topic_of
+from quiverlog.core.controller.records import (
+    Record,
+    encode_entry,
+    encode_long_entry,
+    topic_of,
+)
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.node.admission import Admission
 from quiverlog.node.effects import Job
@@ -342,14 +347,17 @@ class Metadata:
     # --- compaction ----------------------------------------------------------------------------
     def _compact(self) -> None:
         """Replace the log's history by what it adds up to. Failing does no harm: it is kept."""
-        job = self.log.begin_compact([encode_entry(self.image.snapshot_records())])
-        self._busy = True
+        # The job reads the image, which takes as long as there are topics. Nothing is applied
+        # before it is back: decisions wait in the queue.
+        image = self.image
+        job = self.log.begin_compact(lambda: [encode_long_entry(image.snapshot_records())])
+        image.frozen = self._busy = True
         self._jobs.start(job, partial(self._compacted, [job]))
 
     def _compacted(
         self, jobs: list[CompactJob], result: object, error: BaseException | None, now: Now
     ) -> None:
-        self._busy = False
+        self.image.frozen = self._busy = False
         if jobs:
             job = jobs.pop()
             if error is None:

@@ -10,7 +10,7 @@ Must not know: which entries are true; metadata_log.py keeps that for the loop.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from quiverlog.errors import QuiverlogError, StorageFault, ThrottledBroker
@@ -139,24 +139,40 @@ class CompactJob:
     """Replace the entries up to a position by a snapshot; the result is the size of the file.
 
     Entries that were appended after the snapshot was taken are carried over.
+
+    Args:
+        snapshot: makes the entries that stand for what is replaced. The job calls it, because it
+            may take long: whoever hands it in changes nothing of what it reads until the job ends.
+
+    `snapshot_bytes`: bytes that stand for what was replaced, once the job has run.
     """
 
-    __slots__ = ("_position", "_snapshot", "_tail", "key", "kind", "replaced_entries")
+    __slots__ = (
+        "_make_snapshot",
+        "_position",
+        "_tail",
+        "key",
+        "kind",
+        "replaced_entries",
+        "snapshot_bytes",
+    )
 
     def __init__(
-        self, tail: Tail, entries: Sequence[bytes], position: int, replaced_entries: int
+        self,
+        tail: Tail,
+        snapshot: Callable[[], Sequence[bytes]],
+        position: int,
+        replaced_entries: int,
     ) -> None:
         self._tail = tail
-        self._snapshot = FILE_HEADER + pack_frame(entries)
+        self._make_snapshot = snapshot
         self._position = position
+        self.snapshot_bytes = 0
         self.replaced_entries = replaced_entries
         self.key = tail.path
         self.kind = "metadata compaction"
 
-    @property
-    def snapshot_bytes(self) -> int:
-        """Bytes that stand for what was replaced."""
-        return len(self._snapshot)
-
     def run(self) -> int:
-        return self._tail.replace(self._snapshot, self._position)
+        snapshot = FILE_HEADER + pack_frame(self._make_snapshot())
+        self.snapshot_bytes = len(snapshot)
+        return self._tail.replace(snapshot, self._position)

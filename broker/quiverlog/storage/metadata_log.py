@@ -23,7 +23,7 @@ they have the same key. The loop knows the log as it was when the last job was c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError, StorageFault, ThrottledBroker
@@ -175,19 +175,19 @@ class MetadataLog:
         self.complete_append(job, size)
 
     # --- compacting ----------------------------------------------------------------------------
-    def begin_compact(self, entries: Sequence[bytes]) -> CompactJob:
-        """A job that replaces all entries whose append was completed by `entries`.
+    def begin_compact(self, snapshot: Callable[[], Sequence[bytes]]) -> CompactJob:
+        """A job that replaces all entries whose append was completed by those of `snapshot`.
 
-        These must stand for exactly those. Appends may be begun meanwhile; they are kept.
+        These must stand for exactly those; see `CompactJob`. Appends may be begun meanwhile; they
+        are kept.
 
         Raises:
             StorageFault: the log takes no writes until a restart.
         """
-        assert entries
         assert not self._compacting, "one compaction at a time"
         self.check_usable()
         self._compacting = True
-        return CompactJob(self._tail, entries, self._size, self._entry_count)
+        return CompactJob(self._tail, snapshot, self._size, self._entry_count)
 
     def complete_compact(self, job: CompactJob, size: int) -> None:
         """The job is back with `size`."""
@@ -206,6 +206,9 @@ class MetadataLog:
         """
         assert self._compacting
         self._compacting = False
+        # On a full disk every append would bring another one, which writes all and ends in vain:
+        # it is tried again when there is twice as much to gain.
+        self._snapshot_bytes = max(self._snapshot_bytes, self._size)
         # The job is back, so no other thread writes this. (The next job has the same key, and sets
         # what it finds wrong again.)
         self._fault = self._fault or self._tail.fault
@@ -213,7 +216,7 @@ class MetadataLog:
 
     def compact(self, entries: Sequence[bytes]) -> None:
         """`begin_compact`, run and completed at once. Raises what the job raises."""
-        job = self.begin_compact(entries)
+        job = self.begin_compact(lambda: entries)
         try:
             size = job.run()
         except QuiverlogError as error:

@@ -2,6 +2,8 @@
 
 Owns the state of the controller; `replay` is the one way to change it, live and on recovery alike.
 
+While somebody else reads the image (a job that makes a snapshot of it), it is `frozen`.
+
 Invariants: `topics` and `topics_by_id` hold the same topics; a topic's partitions are numbered
 0..n-1 without gaps and its schema ids 1..m; `version` grows with every entry replayed.
 
@@ -103,6 +105,7 @@ class Image:
     __slots__ = (
         "brokers",
         "defaults",
+        "frozen",
         "next_producer_id",
         "partition_count",
         "producer_epochs",
@@ -114,6 +117,7 @@ class Image:
 
     def __init__(self, defaults: Mapping[str, str]) -> None:
         self.defaults = dict(defaults)
+        self.frozen = False
         self.version = 0
         self.topics: dict[str, TopicImage] = {}
         self.topics_by_id: dict[bytes, TopicImage] = {}
@@ -127,6 +131,7 @@ class Image:
 
     def replay_entry(self, records: list[Record]) -> None:
         """Take in one entry of the metadata log."""
+        assert not self.frozen, "somebody reads the image"
         self.version += 1
         for record in records:
             self.replay(record)
@@ -199,7 +204,10 @@ class Image:
         topic.config = topic_config(topic.configs, self.defaults, topic.replication_factor)
 
     def snapshot_records(self) -> list[Record]:
-        """Records that add up to this image, for a compacted metadata log."""
+        """Records that add up to this image, for a compacted metadata log.
+
+        Takes as long as there are topics: for a job, while the image is `frozen`.
+        """
         records: list[Record] = [SnapshotRecord(self.version, tuple(self.removed_topic_ids))]
         records.extend(self.brokers.values())
         records.append(ProducerIdBlockRecord(self.next_producer_id))
