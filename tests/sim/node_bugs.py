@@ -103,8 +103,8 @@ WORK = (
     make_bug(
         "off-by-one in a sliced fetch",
         "storage.log:Log.read",
-        "more = reading.read(segment, offset,",
-        "more = reading.read(segment, min(offset + 1, end_offset - 1),",
+        "asked = (segment, offset,",
+        "asked = (segment, min(offset + 1, end_offset - 1),",
     ),
     make_bug(
         "files are cut before they are removed",

@@ -34,6 +34,8 @@ class GuardedDisk:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self.on_loop = False
+        self.bytes_on_loop = 0
+        """Copied on the loop to be looked at: headers that are walked, rows that are verified."""
         self.forgetful = False
         """Memory so short that everything has left it by the time somebody looks."""
         # By path: the blocks in memory; a file that is not there is wholly in memory.
@@ -94,7 +96,10 @@ class _GuardedFile:
 
     def read_copy(self, position: int, size: int) -> Any:
         self._look(position, size)
-        return self._file.read_copy(position, size)
+        data = self._file.read_copy(position, size)
+        if self._guard.on_loop:
+            self._guard.bytes_on_loop += len(data)
+        return data
 
     def read_cached(self, position: int, size: int) -> Any:
         return self._file.read_cached(position, size) if self.resident(position, size) else None

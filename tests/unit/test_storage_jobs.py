@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from quiverlog.storage.index_cache import IndexCache
-from quiverlog.storage.jobs import LoadIndexJob, NotResident
 from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.reading_jobs import LoadIndexJob, NotResident
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.faults import FaultyDisk

@@ -13,27 +13,27 @@ from typing import Final
 from quiverlog.errors import ThrottledBroker
 from quiverlog.node.jobs import Jobs, Starter, Then, Urgency
 from quiverlog.node.replica import Replica
-from quiverlog.storage.jobs import LoadIndexJob, NotResident, ReadJob, ReadResult
+from quiverlog.storage.reading_jobs import LoadIndexJob, NotResident, ReadingJob
 from quiverlog.storage.segment import Segment
-from quiverlog.storage.segment_index import LoadedIndex
 from quiverlog.types import Now
 
 __all__ = ["Loaded", "cold_read", "start_cold"]
 
-_LOADS_OF_A_SEGMENT_MAX: Final = 8
-"""An index, three places in the rows, and as much again that was lost meanwhile."""
+_LOADS_OF_A_SEGMENT_MAX: Final = 12
+"""An index, three places in the rows, two checks, and as much again that was lost meanwhile."""
 
 
 class Loaded:
     """What jobs have loaded for one question: the log is asked again with it.
 
-    `reads`: the ranges. `offset`, `counted`: where a walk goes on, and the bytes counted before.
+    `reads`: the ranges that were read or checked. `offset`, `counted`: where a walk goes on, and
+    the bytes counted before.
     """
 
     __slots__ = ("_loads", "_segment", "counted", "offset", "reads")
 
     def __init__(self) -> None:
-        self.reads: list[ReadJob] = []
+        self.reads: list[ReadingJob] = []
         self.offset = 0
         self.counted = 0
         self._segment: Segment | None = None
@@ -52,7 +52,7 @@ class Loaded:
         self._loads += 1
         if self._loads > _LOADS_OF_A_SEGMENT_MAX:
             raise ThrottledBroker("memory is too short for what was asked: try again.")
-        if isinstance(job, ReadJob):
+        if not isinstance(job, LoadIndexJob):
             self.reads.append(job)
         self.offset, self.counted = cold.offset, cold.counted
 
@@ -72,7 +72,7 @@ def cold_read(jobs: Jobs, replica: Replica, cold: NotResident) -> Starter:
 
 def _done(
     replica: Replica,
-    job: LoadIndexJob | ReadJob,
+    job: ReadingJob,
     waiting: list[Then],
     result: object,
     error: BaseException | None,
@@ -84,12 +84,7 @@ def _done(
     replica.jobs_running -= 1
     try:
         if error is None and not replica.deleted:
-            if isinstance(job, ReadJob):
-                assert isinstance(result, ReadResult)
-                replica.log.complete_read(job, result)
-            else:
-                assert isinstance(result, LoadedIndex)
-                replica.log.complete_load(job, result)
+            replica.log.complete_read(job, result)
     except Exception as failure:
         error = failure
     then(result, error, now)

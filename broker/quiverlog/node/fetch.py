@@ -22,7 +22,7 @@ from quiverlog.node.events import RequestReceived
 from quiverlog.node.fetch_answer import FetchAnswer, is_short, partition_limit, read_entry
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.tasks import Call, Wait, gather
-from quiverlog.storage.jobs import NotResident
+from quiverlog.storage.reading_jobs import NotResident
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 

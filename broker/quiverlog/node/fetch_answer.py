@@ -8,7 +8,6 @@ Bodies are views of the log's files: nothing is copied or decoded.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final
 
 from quiverlog.batch.header import BatchHeader, peek
@@ -24,7 +23,7 @@ from quiverlog.limits import FETCH_PARTITION_BYTES_DEFAULT, FRAME_BYTES_MAX, HEA
 from quiverlog.node.broker import Broker
 from quiverlog.node.cold import Loaded
 from quiverlog.node.replica import Replica
-from quiverlog.storage.jobs import NotResident, ReadJob
+from quiverlog.storage.reading_jobs import JustRead, NotResident
 from quiverlog.types import NO_EPOCH
 from quiverlog.wire import messages as m
 
@@ -158,7 +157,7 @@ def read_entry(
     broker: Broker,
     entry: m.FetchPartition,
     bytes_max: int,
-    just_read: Collection[ReadJob] = (),
+    just_read: JustRead = (),
 ) -> tuple[m.FetchPartitionResult, list[memoryview], Replica | None]:
     """What one entry gets. Errors are part of the result; `bytes_max` <= 0 reads nothing.
 
@@ -193,7 +192,7 @@ def _read_replica(
     entry: m.FetchPartition,
     bytes_max: int,
     result: m.FetchPartitionResult,
-    just_read: Collection[ReadJob],
+    just_read: JustRead,
 ) -> list[memoryview]:
     state = replica.state
     log = replica.log

@@ -23,7 +23,8 @@ from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
 from quiverlog.node.trims import Trims
-from quiverlog.storage.jobs import NotResident, RemoveFilesJob
+from quiverlog.storage.jobs import RemoveFilesJob
+from quiverlog.storage.reading_jobs import NotResident
 from quiverlog.types import Now
 
 __all__ = ["BelievedClock", "Retention"]

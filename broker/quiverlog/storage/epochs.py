@@ -48,6 +48,14 @@ class LeaderEpochs:
     def __len__(self) -> int:
         return len(self._epochs)
 
+    def copy(self) -> LeaderEpochs:
+        """The entries as they are now, for a job; the log's end stays what it is."""
+        end_offset = self._log_end_offset()
+        copy = LeaderEpochs(lambda: end_offset)
+        copy._epochs, copy._starts = list(self._epochs), list(self._starts)
+        copy.newest = self.newest
+        return copy
+
     def entries(self) -> list[tuple[int, int]]:
         """(epoch, start offset), oldest first."""
         return list(zip(self._epochs, self._starts, strict=True))

@@ -10,8 +10,8 @@ afterwards:
 | FlushJob       | `Log.begin_flush`             | `complete_flush`, or `fail_flush`   |
 | TrimJob        | `Log.begin_trim`              | `complete_trim`, or `fail_trim`     |
 | RemoveFilesJob | `Log.complete_trim`           | nothing: the log is done with them  |
-| LoadIndexJob   | `Log.begin_load`, NotResident | `complete_load`                     |
-| ReadJob        | NotResident                   | `complete_read`                     |
+| LoadIndexJob   | `Log.begin_load`, NotResident | `complete_load`, `complete_read`    |
+| reading_jobs   | NotResident                   | `complete_read`                     |
 | TruncateJob    | `Log.begin_truncate`          | `complete_truncate`, `fail_truncate`|
 
 Jobs with the same `key` must run one after another, in the order in which they were started. A
@@ -21,36 +21,28 @@ job of which `run` raised has no result; those with a `fail_...` must hear of it
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
-from typing import ClassVar, Final, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
 
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.storage import checkpoint
-from quiverlog.storage.byte_source import is_unreadable
 from quiverlog.storage.checkpoint import RecoveryPoint
-from quiverlog.storage.disk import Disk, File, out_of_descriptors
+from quiverlog.storage.disk import Disk, out_of_descriptors
 from quiverlog.storage.epochs import EPOCHS_FILE
 from quiverlog.storage.index import IndexSummary, SparseIndex
 from quiverlog.storage.segment import Segment
-from quiverlog.storage.segment_index import LoadedIndex, SegmentFiles
 
 __all__ = [
     "FlushJob",
     "FlushResult",
     "IndexFile",
     "Job",
-    "LoadIndexJob",
     "MarkWrite",
-    "NotResident",
-    "ReadJob",
-    "ReadResult",
     "RemoveFilesJob",
     "SnapshotFile",
     "TrimJob",
     "TrimResult",
 ]
-
-_READ_BYTES: Final = 256 * 1024
 
 
 class Job(Protocol):
@@ -66,22 +58,6 @@ class Job(Protocol):
 
     def run(self) -> object:
         """Do the work, once."""
-
-
-class NotResident(Exception):
-    """The rows or the index are not in memory. Run `job`, take its result in, then ask again.
-
-    Never seen by a client. After a ReadJob, ask again with it among `just_read`: on a machine with
-    little memory the pages may be gone again, and the second answer must not depend on that.
-
-    `offset`, `counted`: where a walk over many segments may go on, and the bytes counted before.
-    """
-
-    def __init__(self, job: LoadIndexJob | ReadJob) -> None:
-        super().__init__(job.kind)
-        self.job = job
-        self.offset = 0
-        self.counted = 0
 
 
 # --- flushing ---------------------------------------------------------------------------------
@@ -325,55 +301,3 @@ def _remove(disk: Disk, path: str) -> None:
         disk.remove(path)
     except FileNotFoundError:
         return
-
-
-# --- reading ----------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, eq=False)
-class LoadIndexJob:
-    """Read a segment's index from its file, or make it from the batch headers."""
-
-    kind: ClassVar[str] = "load index"
-    key: str
-    segment: Segment
-    files: SegmentFiles = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "files", self.segment.files)
-
-    def run(self) -> LoadedIndex:
-        """Raises UnsupportedFormat, or OSError when a file cannot be opened."""
-        return self.files.read_index()
-
-
-class ReadResult(NamedTuple):
-    """`unreadable_from`: the disk refused to give the bytes from this position on; -1: none."""
-
-    unreadable_from: int = -1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadJob:
-    """Bring a range of a segment into the page cache."""
-
-    kind: ClassVar[str] = "cold read"
-    key: str
-    segment: Segment
-    file: File
-    position: int
-    size: int
-
-    def holds(self, position: int, size: int) -> bool:
-        """True when the range lies within the job's."""
-        return self.position <= position and position + size <= self.position + self.size
-
-    def run(self) -> ReadResult:
-        """Raises OSError when the file cannot be opened."""
-        end = min(self.position + self.size, self.file.size)
-        for at in range(self.position, end, _READ_BYTES):
-            try:
-                self.file.read_copy(at, min(_READ_BYTES, end - at))
-            except OSError as error:
-                if not is_unreadable(error):
-                    raise
-                return ReadResult(at)
-        return ReadResult()

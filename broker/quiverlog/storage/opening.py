@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quiverlog.errors import CorruptLog, QuiverlogError
-from quiverlog.storage import checkpoint, reading, truncation
+from quiverlog.storage import checkpoint, header_walk, truncation
 from quiverlog.storage.byte_source import is_unreadable
 from quiverlog.storage.checkpoint import RecoveryPoint
 from quiverlog.storage.disk import Disk, short_name
@@ -143,7 +143,7 @@ class _Opening:
                 segment.end_offset = point.offset
             damages = list(segment.damages)
             with contextlib.suppress(CorruptLog):
-                for _, header in reading.headers(segment, segment.base_offset):
+                for _, header in header_walk.all_headers(segment, segment.base_offset):
                     stamps.append((header.leader_epoch, header.base_offset))
             # Its end may turn out to be another, and with it how many rows are damaged.
             segment.index = None

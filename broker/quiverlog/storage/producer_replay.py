@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, QuiverlogError, UnsupportedFormat
-from quiverlog.storage import checkpoint, reading
+from quiverlog.storage import checkpoint, header_walk
 from quiverlog.storage.checkpoint import Producers
 from quiverlog.storage.disk import Disk
 from quiverlog.storage.segment import Segment
@@ -91,7 +91,7 @@ def _headers_given_up(
     """As far as they can be read. Damage is nobody's loss there, so it is not reported."""
     for segment in given_up:
         with contextlib.suppress(CorruptLog, UnsupportedFormat):
-            for _, header in reading.headers(segment, start):
+            for _, header in header_walk.all_headers(segment, start):
                 yield header
     ignored: list[str] = []
     if start < log_start_offset:

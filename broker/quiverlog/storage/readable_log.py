@@ -1,8 +1,8 @@
 """The read side of a log: rows, headers, times and sizes by offset.
 
 Owns the walk over segments, the answer about rows whose file is lost, and the question whether a
-read would wait for the disk: then it raises NotResident with the job to run first. What a reader
-gets of one segment is in reading.py.
+read would wait for the disk, or for checksums of many bytes: then it raises NotResident with the
+job to run first. What a reader gets of one segment is in reading.py and header_walk.py.
 
 Invariants: log_start_offset <= log_end_offset; only rows between them are served.
 """
@@ -10,23 +10,43 @@ Invariants: log_start_offset <= log_end_offset; only rows between them are serve
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, OffsetOutOfRange, QuiverlogError
-from quiverlog.storage import reading
+from quiverlog.limits import KIB
+from quiverlog.storage import header_walk, reading
+from quiverlog.storage.checks import Undiagnosed, Unverified, Verdict
 from quiverlog.storage.disk import short_name
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.index import NO_TIME
 from quiverlog.storage.index_cache import IndexCache
-from quiverlog.storage.jobs import LoadIndexJob, NotResident, ReadJob, ReadResult
 from quiverlog.storage.log_config import LogConfig
+from quiverlog.storage.reading_jobs import (
+    DiagnoseJob,
+    JustRead,
+    LoadIndexJob,
+    NotResident,
+    ReadingJob,
+    ReadJob,
+    ReadResult,
+    VerifyJob,
+    check_for,
+)
 from quiverlog.storage.recovery import RecoveryReport
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import LoadedIndex
 from quiverlog.storage.segments import Segments
 
 __all__ = ["ReadableLog"]
+
+_VERIFIED_AT_ONCE_BYTES: Final = 64 * KIB
+"""Checksums of so many bytes take less than the job that would compute them."""
+_CHECKS_MAX: Final = 4
+"""For one question to one segment: rows are verified, damage diagnosed, other rows verified."""
+_Answer = TypeVar("_Answer")
 
 
 class ReadableLog:
@@ -81,7 +101,7 @@ class ReadableLog:
         bytes_max: int,
         end_offset: int,
         cold_ok: bool = True,
-        just_read: Collection[ReadJob] = (),
+        just_read: JustRead = (),
     ) -> list[memoryview]:
         """Whole batches from the one that holds `offset` on, none that begins at `end_offset`.
 
@@ -123,11 +143,9 @@ class ReadableLog:
                 raise self._missing(number)
             segment = self.segments[number]
             try:
-                self._load(segment, cold_ok)
-                if not cold_ok:
-                    span = reading.span(segment, offset, bytes_max, end_offset)
-                    self._check_resident(segment, span, just_read)
-                more = reading.read(segment, offset, bytes_max, end_offset, self.epochs)
+                asked = (segment, offset, bytes_max, end_offset)
+                read, spans = partial(reading.read, *asked), partial(reading.spans, *asked)
+                more = self._ask(segment, read, spans, cold_ok, just_read)
             except (NotResident, CorruptLog):
                 if views:
                     break
@@ -154,13 +172,47 @@ class ReadableLog:
         if segment.finished and not segment.cached:
             self._indexes.finished(segment)
 
+    def _ask(
+        self,
+        segment: Segment,
+        question: Callable[[], _Answer],
+        spans: Callable[[], Iterable[tuple[int, int]]],
+        cold_ok: bool,
+        just_read: JustRead,
+    ) -> _Answer:
+        """The answer of one segment, whose index and bytes are there and verified by then.
+
+        Args:
+            spans: (position, size) of the places that the question looks at.
+
+        Raises:
+            NotResident: only when not `cold_ok`.
+            CorruptLog: no check makes a difference.
+        """
+        self._load(segment, cold_ok)
+        done = [job for job in just_read if job.segment is segment]
+        checks_max = len(done) + _CHECKS_MAX
+        while True:
+            try:
+                if not cold_ok:
+                    for position, size in spans():
+                        self._check_resident(segment, position, size, done)
+                return question()
+            except (Unverified, Undiagnosed) as missing:
+                check = check_for(self.directory, segment, self.epochs, missing, done)
+            at_once = isinstance(check, VerifyJob) and check.size <= _VERIFIED_AT_ONCE_BYTES
+            if not (cold_ok or at_once):
+                raise NotResident(check)
+            self.complete_read(check, check.run())
+            done.append(check)
+            assert len(done) < checks_max, "a check is asked for once"
+
     def _check_resident(
-        self, segment: Segment, span: tuple[int, int], just_read: Collection[ReadJob]
+        self, segment: Segment, position: int, size: int, done: Sequence[ReadingJob]
     ) -> None:
-        """Raises NotResident when reading `span`, (position, size), would wait."""
-        position, size = span
+        """Raises NotResident when reading these bytes would wait."""
         if not segment.file.resident(position, size) and not any(
-            job.segment is segment and job.holds(position, size) for job in just_read
+            isinstance(job, ReadJob) and job.holds(position, size) for job in done
         ):
             raise NotResident(ReadJob(self.directory, segment, segment.file, position, size))
 
@@ -178,10 +230,28 @@ class ReadableLog:
             if result.header_damage and result.header_damage not in self.recovery.damages:
                 self.recovery.damages.append(result.header_damage)
 
-    def complete_read(self, job: ReadJob, result: ReadResult) -> None:
-        """A cold range was read. What the disk refused is verified before it is served."""
-        if result.unreadable_from >= 0:
-            job.segment.distrust()
+    def complete_read(self, job: ReadingJob, result: object) -> None:
+        """A job of a `NotResident` is back."""
+        segment = job.segment
+        if segment.dropped:
+            return
+        if isinstance(result, LoadedIndex):
+            assert isinstance(job, LoadIndexJob)
+            self.complete_load(job, result)
+        elif isinstance(result, ReadResult):
+            if result.unreadable_from >= 0:
+                segment.distrust()  # Verify it before it is served.
+        elif isinstance(result, Verdict):
+            assert isinstance(job, VerifyJob)
+            assert result.good_end <= job.position + job.size
+            if result.good_end > job.position:
+                segment.verified(job.position, result.good_end)
+            if result.damage is not None:
+                segment.note_damage(result.damage)
+        else:
+            assert isinstance(job, DiagnoseJob)
+            assert isinstance(result, tuple)
+            segment.note_damages(result)
 
     def _missing(self, number: int) -> CorruptLog:
         """The error for rows between segment `number` and the next one: their file is lost."""
@@ -201,7 +271,7 @@ class ReadableLog:
         *,
         from_offset: int = 0,
         cold_ok: bool = True,
-        just_read: Collection[ReadJob] = (),
+        just_read: JustRead = (),
     ) -> tuple[int, int] | None:
         """(offset, time) of the first row whose time is `at_us` or later, None when there is none.
 
@@ -215,15 +285,18 @@ class ReadableLog:
         """
         start = max(self.log_start_offset, from_offset)
         for segment in self._segments.holding(start):
+            asked = (segment, at_us, start)
             try:
-                self._load(segment, cold_ok)
-                if not cold_ok:
-                    span = reading.time_span(segment, at_us, start)
-                    self._check_resident(segment, span, just_read)
+                header = self._ask(
+                    segment,
+                    partial(header_walk.first_at_or_after, *asked),
+                    partial(header_walk.time_spans, *asked),
+                    cold_ok,
+                    just_read,
+                )
             except NotResident as cold:
                 cold.offset = max(start, segment.base_offset)
                 raise
-            header = reading.first_at_or_after(segment, at_us, start)
             if header is not None:
                 return max(header.base_offset, start), header.timestamp_max_us
         return None
@@ -236,7 +309,7 @@ class ReadableLog:
         *,
         counted: int = 0,
         cold_ok: bool = True,
-        just_read: Collection[ReadJob] = (),
+        just_read: JustRead = (),
     ) -> tuple[int, int]:
         """(end offset, bytes) of the whole batches that hold the rows [start, end).
 
@@ -260,14 +333,16 @@ class ReadableLog:
             if start >= segment.end_offset:
                 continue
             try:
-                self._load(segment, cold_ok)
-                if not cold_ok:
-                    for span in reading.measure_spans(segment, start, end, bytes_max - total):
-                        self._check_resident(segment, span, just_read)
+                stop, offset, done = self._ask(
+                    segment,
+                    partial(header_walk.measure, segment, start, end, bytes_max, total),
+                    partial(header_walk.measure_spans, segment, start, end, bytes_max - total),
+                    cold_ok,
+                    just_read,
+                )
             except NotResident as cold:
                 cold.offset, cold.counted = start, total
                 raise
-            stop, offset, done = reading.measure(segment, start, end, bytes_max, total)
             total += stop
             if done:
                 return offset, total
@@ -291,15 +366,19 @@ class ReadableLog:
         """The last one with rows: an append that failed leaves an empty one behind it."""
         return next((s for s in reversed(self.segments) if not s.empty), None)
 
-    def oldest_us(self, *, cold_ok: bool = True, just_read: Collection[ReadJob] = ()) -> int | None:
+    def oldest_us(self, *, cold_ok: bool = True, just_read: JustRead = ()) -> int | None:
         """Time of the first row kept; None when the log is empty. Arguments and errors: `read`."""
         if self._oldest_us is None:
-            if self.segments:
-                first = self._segments.holding(self.log_start_offset)[0]
-                self._load(first, cold_ok)
-                if not cold_ok:
-                    span = reading.header_span(first, self.log_start_offset)
-                    self._check_resident(first, span, just_read)
-            header = next(self.headers(self.log_start_offset), None)
-            self._oldest_us = None if header is None else header.timestamp_max_us
+            start = self.log_start_offset
+            for segment in self._segments.holding(start):
+                header = self._ask(
+                    segment,
+                    partial(header_walk.first_header, segment, start),
+                    partial(header_walk.first_header_spans, segment, start),
+                    cold_ok,
+                    just_read,
+                )
+                if header is not None:
+                    self._oldest_us = header.timestamp_max_us
+                    break
         return self._oldest_us

@@ -11,10 +11,8 @@ rule. A segment that holds none but expired rows is removed even if it is the ne
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from quiverlog.storage.jobs import ReadJob
 from quiverlog.storage.readable_log import ReadableLog
+from quiverlog.storage.reading_jobs import JustRead
 from quiverlog.types import Now
 
 __all__ = ["target"]
@@ -26,7 +24,7 @@ def target(
     high_watermark: int,
     *,
     cold_ok: bool,
-    just_read: Collection[ReadJob] = (),
+    just_read: JustRead = (),
 ) -> int:
     """Decide where the log should start: where it does or later. See `Log.retention_target`."""
     if log.log_start_offset >= log.log_end_offset:
@@ -37,7 +35,7 @@ def target(
     return start
 
 
-def _by_time(log: ReadableLog, now: Now, cold_ok: bool, just_read: Collection[ReadJob]) -> int:
+def _by_time(log: ReadableLog, now: Now, cold_ok: bool, just_read: JustRead) -> int:
     retention_ms = log.config.retention_ms
     if retention_ms < 0:
         return 0

@@ -23,10 +23,11 @@ from typing import Final
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, QuiverlogError
 from quiverlog.limits import SEGMENT_ROWS_MAX
-from quiverlog.storage.byte_source import BLOCK_BYTES, FileBytes, readable_bytes
+from quiverlog.storage.byte_source import BLOCK_BYTES, readable_bytes
+from quiverlog.storage.checks import clip, find_damages
 from quiverlog.storage.disk import Disk, File, short_name
 from quiverlog.storage.index import NO_TIME, IndexSummary, SparseIndex
-from quiverlog.storage.scan import Damage, scan
+from quiverlog.storage.scan import Damage
 from quiverlog.storage.segment_index import (
     LOG_SUFFIX,
     NO_MARK,
@@ -42,6 +43,7 @@ from quiverlog.storage.segment_index import (
 __all__ = ["Segment", "segment_path"]
 
 _REWRITE_BYTES: Final = 1024 * 1024
+_VERIFIED_RANGES_MAX: Final = 64
 _POSITIONS_MAX: Final = 2**32
 """Positions in an index are unsigned 32-bit."""
 
@@ -107,8 +109,8 @@ class Segment:
         self.tail = (0, -1)
         self.trusted_from = file.size
         self._indexed_at = 0
-        # One range in front of `trusted_from` that was verified since: (first, end) position.
-        self._verified = (0, 0)
+        # Ranges in front of `trusted_from` that were verified since, apart from each other.
+        self._verified: list[tuple[int, int]] = []
 
     # --- making and opening --------------------------------------------------------------------
     @classmethod
@@ -203,7 +205,9 @@ class Segment:
         self.created_us = loaded.created_us
         self._indexed_at = index.positions[-1] if len(index) else 0
         for damage in loaded.damages:
-            self.note_found(damage)
+            inside = clip(damage, loaded.size, self.end_offset)
+            if inside is not None:
+                self.note_damage(inside)
 
     def release_index(self) -> int:
         """Let go of the index, which can be loaded again; bytes released."""
@@ -282,23 +286,19 @@ class Segment:
             self.damages.append(damage)
             self.damages.sort()
 
-    def note_found(self, damage: Damage) -> None:
-        """A damaged header may lie about its rows, but where the segment ends is known.
-
-        Damage behind the end is none of its rows: the scan that finds the true end judges it.
-        """
-        if damage.offset > self.end_offset:
-            return
-        at_end = damage.end_position >= self.file.size or damage.end_offset > self.end_offset
-        self.note_damage(damage._replace(end_offset=self.end_offset) if at_end else damage)
-
     def diagnose(self) -> bool:
-        """Scan the whole file with checksums; True if damage was found that was not known."""
+        """Scan the whole file with checksums; True if damage was found that was not known.
+
+        For whoever may wait for the disk; others have a DiagnoseJob run.
+        """
+        size = self.file.size
+        return self.note_damages(find_damages(self.file, self.base_offset, size, self.end_offset))
+
+    def note_damages(self, damages: Sequence[Damage]) -> bool:
+        """Remember what a scan has found; True if some of it was not known."""
         known = len(self.damages)
-        source = FileBytes(self.file, self.file.size)
-        for entry in scan(source, SEGMENT_HEADER_BYTES, self.base_offset, verify=True):
-            if isinstance(entry, Damage):
-                self.note_found(entry)
+        for damage in damages:
+            self.note_damage(damage)
         return len(self.damages) > known
 
     def corrupt(self, damage: Damage) -> CorruptLog:
@@ -321,22 +321,30 @@ class Segment:
     def distrust(self) -> None:
         """The disk refused bytes of this file: verify before anything of it is served."""
         self.trusted_from = self.file.size
-        self._verified = (0, 0)
+        self._verified = []
         self.tail = (0, -1)
 
-    def is_verified(self, start: int, end: int) -> bool:
-        """True when this process has written or verified these bytes."""
-        first, last = self._verified
-        return start >= self.trusted_from or (first <= start and end <= last)
+    def verified_end(self, start: int) -> int:
+        """Where the bytes from `start` on end that this process has written or verified.
+
+        `start` itself when it has not.
+        """
+        if start >= self.trusted_from:
+            return self.file.size
+        return max((end for first, end in self._verified if first <= start < end), default=start)
 
     def verified(self, start: int, end: int) -> None:
-        """Remember that the bytes of this batch match their checksum."""
+        """Remember that the batches between these two bytes match their checksums."""
         assert SEGMENT_HEADER_BYTES <= start < end <= self.file.size
-        first, last = self._verified
-        if first <= start <= last:
-            self._verified = (first, max(last, end))
+        apart: list[tuple[int, int]] = []
+        for known in self._verified:
+            if known[0] <= end and start <= known[1]:
+                start, end = min(start, known[0]), max(end, known[1])
+            else:
+                apart.append(known)
+        if end >= self.trusted_from:
+            self.trusted_from = min(self.trusted_from, start)
+            self._verified = apart
         else:
-            self._verified = (start, end)
-        first, last = self._verified
-        if last >= self.trusted_from:
-            self.trusted_from = min(self.trusted_from, first)
+            # What was verified longest ago is verified again.
+            self._verified = [*apart, (start, end)][-_VERIFIED_RANGES_MAX:]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog
-from quiverlog.storage import reading
+from quiverlog.storage import header_walk
 from quiverlog.storage.segment import Segment
 
 __all__ = ["Segments"]
@@ -77,7 +77,7 @@ class Segments:
         """
         for segment in self.holding(offset):
             try:
-                for _, header in reading.headers(segment, offset):
+                for _, header in header_walk.all_headers(segment, offset):
                     yield header
             except CorruptLog as error:
                 if error.message not in damages:  # Retention asks every round.

@@ -12,16 +12,15 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from quiverlog.errors import DiskFull, OffsetOutOfRange
 from quiverlog.storage import retention
 from quiverlog.storage.appendable_log import AppendableLog
 from quiverlog.storage.checkpoint import RecoveryPoint
 from quiverlog.storage.disk import Disk, out_of_descriptors
 from quiverlog.storage.index_cache import IndexCache
-from quiverlog.storage.jobs import ReadJob, RemoveFilesJob, SnapshotFile, TrimJob, TrimResult
+from quiverlog.storage.jobs import RemoveFilesJob, SnapshotFile, TrimJob, TrimResult
 from quiverlog.storage.log_config import LogConfig
+from quiverlog.storage.reading_jobs import JustRead
 from quiverlog.storage.segment import Segment
 from quiverlog.types import Now
 
@@ -152,7 +151,7 @@ class TrimmableLog(AppendableLog):
         high_watermark: int,
         *,
         cold_ok: bool = True,
-        just_read: Collection[ReadJob] = (),
+        just_read: JustRead = (),
     ) -> int:
         """Decide where the log should start: too old or too much goes. See `begin_trim`.
 

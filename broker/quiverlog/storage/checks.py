@@ -1,0 +1,90 @@
+"""What the checksums of a segment's bytes say, and what a walk over it needs to be told.
+
+Owns the two ways to find out: verify a range whose headers join up, and scan a whole segment in
+which a walk has met something else than the next batch. Both look at many bytes: they only read,
+and may run in another thread than the one that owns the segment. A walk that needs one of them
+raises `Unverified` or `Undiagnosed`; whoever asked decides where it is done (readable_log.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quiverlog.errors import CorruptLog
+from quiverlog.storage.byte_source import FileBytes
+from quiverlog.storage.disk import File
+from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.scan import Damage, Found, damaged_stamp, scan
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+
+__all__ = ["Undiagnosed", "Unverified", "Verdict", "clip", "find_damages", "verify"]
+
+
+class Unverified(Exception):
+    """Bytes [start, end), which begin with the batch of row `offset`, are to be verified first."""
+
+    def __init__(self, start: int, end: int, offset: int) -> None:
+        super().__init__(f"bytes {start} to {end} are not verified")
+        assert SEGMENT_HEADER_BYTES <= start < end
+        self.start = start
+        self.end = end
+        self.offset = offset
+
+
+class Undiagnosed(Exception):
+    """A walk met something that is no damage known of: scan the segment, then ask again.
+
+    `error`: the answer if the scan makes no difference.
+    """
+
+    def __init__(self, error: CorruptLog) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Verdict(NamedTuple):
+    """The bytes up to `good_end` are good. `damage`: a batch whose stamp is wrong lies there."""
+
+    good_end: int
+    damage: Damage | None = None
+
+
+def verify(file: File, start: int, end: int, offset: int, epochs: LeaderEpochs) -> Verdict:
+    """Verify the batches in [start, end); `epochs`: stamps, which no checksum covers, must agree.
+
+    Raises OSError when the file cannot be read.
+    """
+    good_end = start
+    for entry in scan(FileBytes(file, end), start, offset, verify=True):
+        if not isinstance(entry, Found):
+            break
+        header = entry.header
+        if not epochs.agree(header.leader_epoch, header.base_offset):
+            return Verdict(good_end, damaged_stamp(entry))
+        good_end = entry.position + header.total_bytes
+    assert start <= good_end <= end
+    return Verdict(good_end)
+
+
+def find_damages(file: File, base_offset: int, size: int, end_offset: int) -> tuple[Damage, ...]:
+    """Scan the first `size` bytes of a segment, which hold the rows up to `end_offset`.
+
+    Raises OSError when the file cannot be read.
+    """
+    assert size <= file.size
+    source = FileBytes(file, size)
+    entries = scan(source, SEGMENT_HEADER_BYTES, base_offset, verify=True)
+    found = (clip(entry, size, end_offset) for entry in entries if isinstance(entry, Damage))
+    return tuple(damage for damage in found if damage is not None)
+
+
+def clip(damage: Damage, size: int, end_offset: int) -> Damage | None:
+    """Damage within a segment of `size` bytes that ends before `end_offset`; None if behind it.
+
+    A damaged header may lie about its rows, but where the segment ends is known. Damage behind the
+    end is none of its rows: the scan that finds the true end judges it.
+    """
+    if damage.offset > end_offset:
+        return None
+    at_end = damage.end_position >= size or damage.end_offset > end_offset
+    return damage._replace(end_offset=end_offset) if at_end else damage

@@ -1,0 +1,174 @@
+"""Jobs of a reader: what it asks for is not in memory, or was never verified.
+
+Owns the jobs behind `NotResident`, each of one segment (what a job is: jobs.py). After such a job
+the question is asked again, with the job among `just_read`: what it has done is not asked for once
+more, so that a question ends after a bounded number of them, however short memory is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, NamedTuple
+
+from quiverlog.storage import checks
+from quiverlog.storage.byte_source import is_unreadable
+from quiverlog.storage.checks import Undiagnosed, Unverified, Verdict
+from quiverlog.storage.disk import File
+from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.scan import Damage
+from quiverlog.storage.segment import Segment
+from quiverlog.storage.segment_index import LoadedIndex, SegmentFiles
+
+__all__ = [
+    "DiagnoseJob",
+    "JustRead",
+    "LoadIndexJob",
+    "NotResident",
+    "ReadJob",
+    "ReadResult",
+    "ReadingJob",
+    "VerifyJob",
+    "check_for",
+]
+
+_READ_BYTES: Final = 256 * 1024
+
+
+class NotResident(Exception):
+    """The rows or the index are not in memory, or not verified. Run `job`, then ask again.
+
+    Never seen by a client. Take the job's result in (`complete_read`), and ask again with the job
+    among `just_read`: on a machine with little memory the pages may be gone again, and the second
+    answer must not depend on that.
+
+    `offset`, `counted`: where a walk over many segments may go on, and the bytes counted before.
+    """
+
+    def __init__(self, job: ReadingJob) -> None:
+        super().__init__(job.kind)
+        self.job = job
+        self.offset = 0
+        self.counted = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadIndexJob:
+    """Read a segment's index from its file, or make it from the batch headers."""
+
+    kind: ClassVar[str] = "load index"
+    key: str
+    segment: Segment
+    files: SegmentFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", self.segment.files)
+
+    def run(self) -> LoadedIndex:
+        """Raises UnsupportedFormat, or OSError when a file cannot be opened."""
+        return self.files.read_index()
+
+
+class ReadResult(NamedTuple):
+    """`unreadable_from`: the disk refused to give the bytes from this position on; -1: none."""
+
+    unreadable_from: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadJob:
+    """Bring a range of a segment into the page cache."""
+
+    kind: ClassVar[str] = "cold read"
+    key: str
+    segment: Segment
+    file: File
+    position: int
+    size: int
+
+    def holds(self, position: int, size: int) -> bool:
+        """True when the range lies within the job's."""
+        return self.position <= position and position + size <= self.position + self.size
+
+    def run(self) -> ReadResult:
+        """Raises OSError when the file cannot be opened."""
+        end = min(self.position + self.size, self.file.size)
+        for at in range(self.position, end, _READ_BYTES):
+            try:
+                self.file.read_copy(at, min(_READ_BYTES, end - at))
+            except OSError as error:
+                if not is_unreadable(error):
+                    raise
+                return ReadResult(at)
+        return ReadResult()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerifyJob:
+    """Verify the checksums of a range, which begins with the batch of row `offset`."""
+
+    kind: ClassVar[str] = "verify"
+    key: str
+    segment: Segment
+    file: File
+    position: int
+    size: int
+    offset: int
+    epochs: LeaderEpochs
+
+    def run(self) -> Verdict:
+        """Raises OSError when the file cannot be opened."""
+        end = self.position + self.size
+        return checks.verify(self.file, self.position, end, self.offset, self.epochs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DiagnoseJob:
+    """Scan a whole segment: how far the damage reaches that a walk has met."""
+
+    kind: ClassVar[str] = "diagnose"
+    key: str
+    segment: Segment
+    file: File
+    base_offset: int
+    size: int
+    end_offset: int
+
+    def run(self) -> tuple[Damage, ...]:
+        """Raises OSError when the file cannot be opened."""
+        return checks.find_damages(self.file, self.base_offset, self.size, self.end_offset)
+
+
+ReadingJob = LoadIndexJob | ReadJob | VerifyJob | DiagnoseJob
+JustRead = Collection[ReadingJob]
+"""Jobs of this question that are back."""
+
+
+def check_for(
+    key: str,
+    segment: Segment,
+    epochs: LeaderEpochs,
+    missing: Unverified | Undiagnosed,
+    done: JustRead,
+) -> VerifyJob | DiagnoseJob:
+    """The job that finds out what a walk is `missing`.
+
+    Args:
+        done: jobs of this segment that the question has had already.
+
+    Raises:
+        CorruptLog: that job is among them, and has made no difference.
+    """
+    assert not segment.dropped
+    file = segment.file
+    if isinstance(missing, Unverified):
+        start, end, offset = missing.start, missing.end, missing.offset
+        if not any(isinstance(job, VerifyJob) and job.position == start for job in done):
+            return VerifyJob(key, segment, file, start, end - start, offset, epochs.copy())
+        # Its first batch is damaged. How far that reaches is seen in the whole file only.
+        error = segment.corrupt(Damage(start, end, offset, segment.end_offset))
+    else:
+        error = missing.error
+    if any(isinstance(job, DiagnoseJob) for job in done):
+        raise error
+    return DiagnoseJob(key, segment, file, segment.base_offset, file.size, segment.end_offset)
