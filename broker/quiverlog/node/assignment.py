@@ -17,38 +17,30 @@ Must not know: requests, how records come about.
 
 from __future__ import annotations
 
-import errno
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
-from quiverlog.errors import (
-    CorruptLog,
-    DiskFull,
-    NotLeader,
-    QuiverlogError,
-    StorageFault,
-    ThrottledBroker,
-    UnknownTopicId,
-)
+from quiverlog.errors import NotLeader, QuiverlogError, ThrottledBroker, UnknownTopicId
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.directory_jobs import Opened, OpenJob
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.offline import Offline, Opening, offline_reason
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.recovered import report_recovery
 from quiverlog.node.removal import Removal
 from quiverlog.node.replica import Replica, log_config
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.disk import Disk, what_failed
+from quiverlog.storage.disk import Disk
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.types import Now, TopicPartition
 
-__all__ = ["Assignment", "Key", "Offline"]
+__all__ = ["Assignment", "Key"]
 
 Key = tuple[bytes, int]
 """Topic id and partition."""
@@ -57,24 +49,6 @@ _OPENS_IN_FLIGHT_MAX: Final = 12
 """Enough that the threads are not woken for one new log after the other, which takes longer than
 opening it; few enough that a cold read does not stand behind thousands of them."""
 _RETRY_US: Final = 5_000_000
-_PASSING: Final = frozenset(
-    (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EAGAIN, errno.EINTR)
-)
-"""Failures of the system that may be over the next time."""
-
-
-class _Opening(NamedTuple):
-    """A partition that is to be opened. `clean`: its files may be trusted without a scan."""
-
-    name: TopicPartition
-    clean: bool
-
-
-class Offline(NamedTuple):
-    """Why a partition is not open, and how it was to be opened."""
-
-    error: QuiverlogError
-    opening: _Opening
 
 
 class Assignment:
@@ -132,7 +106,7 @@ class Assignment:
         # Keys that are open, opening or offline here, by topic.
         self._held: dict[bytes, set[int]] = {}
         # Partitions that a job opens or will open.
-        self._opening: dict[Key, _Opening] = {}
+        self._opening: dict[Key, Opening] = {}
         self._opening_of: Counter[bytes] = Counter()  # How many of them, by topic.
         self._queue: deque[Key] = deque()
         # Offline partitions: when they are opened again, in this order.
@@ -220,7 +194,7 @@ class Assignment:
     # --- opening -------------------------------------------------------------------------------
     def _open_soon(self, key: Key, topic_name: str, *, clean: bool) -> None:
         assert key not in self._opening
-        self._opening[key] = _Opening(TopicPartition(topic_name, key[1]), clean)
+        self._opening[key] = Opening(TopicPartition(topic_name, key[1]), clean)
         self._opening_of[key[0]] += 1
         self._queue.append(key)
 
@@ -281,29 +255,20 @@ class Assignment:
             self._lead_or_follow(replica, partition)
             self._reconfigure(replica)
 
-    def _went_offline(self, key: Key, opening: _Opening, error: BaseException, now: Now) -> None:
+    def _went_offline(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
         """Say why once, and try again where that can help."""
         name = opening.name
-        passing = isinstance(error, DiskFull) or (
-            isinstance(error, OSError) and error.errno in _PASSING
-        )
-        cause = error.__cause__
-        if isinstance(cause, OSError) and cause.errno in _PASSING:
-            passing = True
-        if isinstance(error, CorruptLog | DiskFull):
-            reason: QuiverlogError = type(error)(f"{name} is offline: {error.message}")
-        else:
-            why = what_failed(error) if isinstance(error, OSError) else str(error)
-            reason = StorageFault(f"{name} is offline: {why}.")
+        if key[1] not in self._held.get(key[0], ()):
+            # It went while it was being opened, and perhaps its directory with it.
+            self._let_go_unopened(key[0], name)
+            return
+        reason, passing = offline_reason(name, error)
         if not isinstance(error, OSError | QuiverlogError):
             self._outbox.internal_error("opening a log", error)
         if key not in self.offline:
             self._outbox.log(
                 "error", "partition offline", partition=str(name), why=reason.message, retry=passing
             )
-        if key[1] not in self._held.get(key[0], ()):
-            self._let_go_unopened(key[0], name)
-            return
         self.offline[key] = Offline(reason, opening)
         if passing:
             self._retry[key] = now.mono_us + _RETRY_US
@@ -385,6 +350,13 @@ class Assignment:
 
     def _let_go_unopened(self, topic_id: bytes, name: TopicPartition) -> None:
         self._removal.add_unopened(str(name), topic_id)
+
+    def opening_deleted(self, topic_name: str) -> bytes | None:
+        """Id of a deleted topic of this name, a partition of which is being opened."""
+        for key, opening in self._opening.items():
+            if opening.name.topic == topic_name and key[0] not in self.image.topics_by_id:
+                return key[0]
+        return None
 
     def check_free(self, names: Collection[str]) -> None:
         """Raise ThrottledBroker while partitions of these names cannot be created."""

@@ -4,7 +4,8 @@ Owns the steps, each of which waits for the one before:
 
     RUNNING ──Shutdown──▶ CLOSING: draining ──▶ logs ──▶ mark ──▶ CLOSED
                           no new requests, long polls answered, all flushed and every job back;
-                                        every log closed by a job; the clean mark written
+                                        every log closed by a job, which answers produces
+                                        whose flush could not be tried; the clean mark written
 
 A log with a fault, one that is offline, or one whose rows cannot be flushed costs the mark: the
 next start scans. Files that only shorten a start (indexes, recovery points) do not.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import enum
 from functools import partial
 
-from quiverlog.errors import BrokerShuttingDown
+from quiverlog.errors import BrokerShuttingDown, RequestTimedOut
 from quiverlog.node.acknowledgements import ProduceWaiter
 from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
@@ -138,8 +139,16 @@ class Closing:
             )
         elif result is not True:
             self._clean = False
+        self._answer_rest(replica)
         if not self._open:
             self._mark()
+
+    @staticmethod
+    def _answer_rest(replica: Replica) -> None:
+        """A flush that could not be tried was left to the closing: answer those who wait for it."""
+        replica.answers.flushed(replica.log.flushed_offset)
+        replica.answers.fail(RequestTimedOut("the broker stopped before the rows were flushed."))
+        assert not replica.answers.unflushed
 
     def _mark(self) -> None:
         if self._step is not _Step.CLOSING_LOGS:

@@ -7,9 +7,11 @@ broker, by jobs. RUNNING begins when each is open or known not to be.
 
 from __future__ import annotations
 
+import contextlib
+
 from quiverlog.core.controller import topics as decide
 from quiverlog.core.controller.records import BrokerRecord, Record, decode_entry
-from quiverlog.errors import CorruptLog
+from quiverlog.errors import QuiverlogError
 from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
 from quiverlog.node.effects import StartComplete
@@ -32,6 +34,28 @@ def start(broker: Broker, now: Now) -> None:
         entropy=broker.entropy,
     )
     broker.removal.directory = broker.assignment.directory = directory
+    try:
+        _start_in(broker, directory, now)
+    except BaseException:
+        _give_back(broker, directory)
+        raise
+
+
+def _give_back(broker: Broker, directory: DataDirectory) -> None:
+    """No row was touched: what the clean mark knew must help the next start too."""
+    log: MetadataLog | None = getattr(broker.metadata, "log", None)
+    if log is not None:
+        log.close()
+    with contextlib.suppress(OSError, QuiverlogError):
+        directory.close(
+            clean=directory.clean,
+            metadata_bytes=directory.metadata_bytes,
+            written=directory.written,
+        )
+
+
+def _start_in(broker: Broker, directory: DataDirectory, now: Now) -> None:
+    config = broker.config
     _load_metadata(broker, directory)
     records: list[Record] = [
         BrokerRecord(
@@ -56,17 +80,12 @@ def start(broker: Broker, now: Now) -> None:
 
 
 def _load_metadata(broker: Broker, directory: DataDirectory) -> None:
-    try:
-        log = MetadataLog.open(
-            broker.disk,
-            directory.metadata_path,
-            create=not directory.partitions(),
-            bytes_min=directory.metadata_bytes,
-        )
-    except CorruptLog:
-        # Nothing was touched: what the clean mark knew must help the next start too.
-        directory.close(clean=directory.clean, metadata_bytes=directory.metadata_bytes)
-        raise
+    log = MetadataLog.open(
+        broker.disk,
+        directory.metadata_path,
+        create=not directory.partitions(),
+        bytes_min=directory.metadata_bytes,
+    )
     broker.metadata.load(log, [decode_entry(entry) for entry in log.records()])
 
 

@@ -26,18 +26,14 @@ Must not know: what partitions are made of, requests.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.records import (
-    Record,
-    encode_entry,
-    encode_long_entry,
-    topic_of,
-)
+from quiverlog.core.controller.records import Record, TopicRecord, encode_entry, topic_of
+from quiverlog.core.controller.records import encode_long_entry as encode_long
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.node.admission import Admission
 from quiverlog.node.effects import Job
@@ -63,6 +59,7 @@ class _Decision(NamedTuple):
     entry: bytes
     directories: Directories
     then: Then
+    after: list[Then]  # Others who wait until it holds or has failed.
 
 
 class Metadata:
@@ -76,6 +73,7 @@ class Metadata:
     __slots__ = (
         "_admission",
         "_busy",
+        "_creating",
         "_failed",
         "_jobs",
         "_logging",
@@ -85,7 +83,6 @@ class Metadata:
         "_owed",
         "_queue",
         "_wakeups",
-        "_when_idle",
         "cache",
         "image",
         "log",
@@ -115,7 +112,8 @@ class Metadata:
         self._queue: deque[_Decision] = deque()
         self._logging: deque[_Decision] = deque()
         self._failed: deque[_Decision] = deque()
-        self._when_idle: list[Then] = []
+        # Topics that decisions under way create, by name: how many of these.
+        self._creating: Counter[str] = Counter()
         self._busy = False
         # Entries of this start that are applied and not in the log.
         self._owed: list[bytes] = []
@@ -180,30 +178,44 @@ class Metadata:
         after a restart, if the log's fsync failed).
         """
         assert records
-        decision = _Decision(records, encode_entry(records), directories or {}, then)
+        decision = _Decision(records, encode_entry(records), directories or {}, then, [])
         try:
             self.pending.replay_entry(records)
         except Exception:
             self._reset_pending()
             raise
         self._queue.append(decision)
+        self._creating.update(_names_created(records))
         self._start_next(now)
 
     def proposal(self, records: list[Record], now: Now) -> Starter:
         """`propose`, to be yielded by a handler that waits for it."""
         return lambda then: self.propose(records, now, then)
 
-    def when_idle(self, then: Then) -> None:
-        """Call `then` when no decision is under way. To be yielded by a handler."""
-        self._when_idle.append(then)
+    def is_ending(self, name: str) -> bool:
+        """True while a topic of this name exists, or will, and its end is being decided."""
+        there = name in self.image.topics or self._creating[name] > 0
+        return there and name not in self.pending.topics
+
+    def after_pending(self, now: Now) -> Starter:
+        """Wait until the decisions that are under way now hold or have failed. To be yielded.
+
+        Not for those that come later: under constant load there is always one more.
+        """
+
+        def start(then: Then) -> None:
+            under_way = self._queue or self._logging
+            if under_way:
+                under_way[-1].after.append(then)
+            else:
+                then(self.image, None, now)
+
+        return start
 
     def _start_next(self, now: Now) -> None:
         if self._busy:
             return
         if not self._queue:
-            waiting, self._when_idle = self._when_idle, []
-            for then in waiting:
-                then(self.image, None, now)
             return
         self._busy = True
         self._guarded(self._start_job, now)
@@ -293,7 +305,7 @@ class Metadata:
                 self._apply(decision, now)
             except Exception as failure:
                 self._outbox.internal_error("applying a decision", failure)
-                decision.then(None, failure, now)
+                self._tell(decision, failure, now)
         if self.log.wants_compaction and not self._busy and not self._owed:
             self._compact()
         self._start_next(now)
@@ -306,7 +318,22 @@ class Metadata:
         except Exception as error:
             self._outbox.internal_error("applying a decision", error)
         self._wakeups.changed(self)
-        decision.then(self.image, None, now)
+        self._tell(decision, None, now)
+
+    def _tell(self, decision: _Decision, error: BaseException | None, now: Now) -> None:
+        """It holds, or has failed: tell who proposed it, and who waits for that."""
+        for name in _names_created(decision.records):
+            self._creating[name] -= 1
+            if not self._creating[name]:
+                del self._creating[name]
+        try:
+            decision.then(None if error is not None else self.image, error, now)
+        except Exception as failure:
+            self._outbox.internal_error("after a decision", failure)
+            decision.then(None, failure, now)
+        finally:
+            for then in decision.after:
+                then(self.image, None, now)
 
     def _fail(self, error: BaseException, now: Now) -> None:
         """None of the decisions under way holds: those behind were decided upon those before."""
@@ -329,12 +356,7 @@ class Metadata:
     def _tell_failed(self, error: BaseException, now: Now) -> None:
         self._outbox.log("error", "decisions not durable", count=len(self._failed), why=str(error))
         while self._failed:
-            decision = self._failed.popleft()
-            try:
-                decision.then(None, error, now)
-            except Exception as failure:
-                self._outbox.internal_error("after a decision that failed", failure)
-                decision.then(None, failure, now)
+            self._tell(self._failed.popleft(), error, now)
 
     def _reset_pending(self) -> None:
         """The image, and on top of it all that is under way."""
@@ -350,7 +372,7 @@ class Metadata:
         # The job reads the image, which takes as long as there are topics. Nothing is applied
         # before it is back: decisions wait in the queue.
         image = self.image
-        job = self.log.begin_compact(lambda: [encode_long_entry(image.snapshot_records())])
+        job = self.log.begin_compact(lambda: [encode_long(image.snapshot_records())])
         image.frozen = self._busy = True
         self._jobs.start(job, partial(self._compacted, [job]))
 
@@ -369,7 +391,9 @@ class Metadata:
                 self._outbox.log(level, "metadata log not compacted", why=_why(error))
         self._start_next(now)
 
-    # --- looking up ----------------------------------------------------------------------------
+
+def _names_created(records: Sequence[Record]) -> list[str]:
+    return [record.name for record in records if isinstance(record, TopicRecord)]
 
 
 def _why(error: BaseException) -> str:

@@ -56,10 +56,7 @@ def handle_create_topics(broker: Broker, call: Call) -> Steps:
         for new in request.topics[first : first + _DECIDED_AT_ONCE]:
             result = m.TopicResult(new.name)
             results.append(result)
-            metadata = broker.metadata
-            if new.name in metadata.image.topics and new.name not in metadata.pending.topics:
-                # Its directories hold a topic whose end is decided and not yet durable.
-                yield metadata.when_idle
+            yield from _until_free(broker, call, new.name)
             call.cost = _schema_cost(new.schema)
             try:
                 records = _decide_create(broker, call, new)
@@ -72,6 +69,18 @@ def handle_create_topics(broker: Broker, call: Call) -> Steps:
         for result, _ in proposed:
             yield from _created(broker, call, result)
     return m.CreateTopicsResponse(topics=results)
+
+
+def _until_free(broker: Broker, call: Call, name: str) -> Generator[Wait, object, None]:
+    """Wait while directories of this name hold a topic whose end is decided, and not all done."""
+    while True:
+        old = broker.assignment.opening_deleted(name)
+        if broker.metadata.is_ending(name):
+            yield broker.metadata.after_pending(call.now)
+        elif old is not None:
+            yield broker.assignment.opened(old, call.now)
+        else:
+            return
 
 
 def _decide_create(broker: Broker, call: Call, new: m.NewTopic) -> list[Record]:
