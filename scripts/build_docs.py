@@ -20,7 +20,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the checks of the links are the tidy test's
 
 from quiverlog import errors  # noqa: E402
-from scripts import limits_table, protocol_json, protocol_tables, transcript  # noqa: E402
+from scripts import (  # noqa: E402
+    limits_table,
+    protocol_json,
+    protocol_tables,
+    record_tables,
+    transcript,
+)
 from tests.unit.test_tidy import broken_links, files  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -107,6 +113,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "transcript.md": transcript.render,
 }
 TABLES: dict[str, Callable[[], str]] = {
+    "metadata-records": record_tables.records_table,
     "protocol-apis": protocol_tables.apis_table,
     "protocol-errors": protocol_tables.errors_table,
     "protocol-limits": limits_table.limits_table,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from typing import Any
 
@@ -11,7 +10,15 @@ import msgspec
 from quiverlog import errors, limits
 from quiverlog.wire.messages import CORRELATION_ID_MAX, Message
 from quiverlog.wire.registry import APIS
-from scripts.protocol_model import CLOSING, ENTRY_ERRORS, REQUEST_ERRORS, fields_of, parts_of
+from scripts.protocol_model import (
+    CLOSING,
+    ENTRY_ERRORS,
+    REQUEST_ERRORS,
+    STAYS_OPEN,
+    about,
+    fields_of,
+    parts_of,
+)
 
 __all__ = ["render"]
 
@@ -68,6 +75,7 @@ def _error(kind: type[errors.QuiverlogError]) -> dict[str, Any]:
         "retriable": kind.retriable,
         "refresh_metadata": kind.refresh_metadata,
         "closes_connection": kind in CLOSING,
+        "stays_open": STAYS_OPEN.get(kind, ""),
         "hint": kind.hint,
     }
 
@@ -75,7 +83,7 @@ def _error(kind: type[errors.QuiverlogError]) -> dict[str, Any]:
 def _struct(cls: type[msgspec.Struct]) -> dict[str, Any]:
     return {
         "name": cls.__name__,
-        "about": " ".join((inspect.getdoc(cls) or "").split()),
+        "about": about(cls),
         "fields": [_field(field._asdict()) for field in fields_of(cls)],
     }
 

@@ -8,6 +8,7 @@ the codes.
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -21,11 +22,15 @@ __all__ = [
     "ENTRY_ERRORS",
     "MEANINGS",
     "REQUEST_ERRORS",
+    "STAYS_OPEN",
     "Field",
+    "about",
     "fields_of",
     "parts_of",
     "structs",
 ]
+
+_KNOWN_EPOCH: Final = "the partition's leader epoch that the asker knows; -1: no check"
 
 MEANINGS: Final[dict[str, str]] = {
     "BrokerEndpoint.rack": "where the broker stands; empty: unknown",
@@ -37,9 +42,11 @@ MEANINGS: Final[dict[str, str]] = {
     "DeleteTopicsResponse.topics": "one entry per name of the request, in its order",
     "DescribeTopicsRequest.names": "names of topics; nil: all",
     "DescribeTopicsResponse.topics": "one entry per topic; a repeated name has one",
+    "EpochEndOffsetsPartition.leader_epoch": _KNOWN_EPOCH,
     "EpochEndOffsetsPartition.epoch": "the leader epoch whose end is asked for",
     "EpochEndOffsetsPartitionResult.end_offset": "where `epoch` ended; -1: no such epoch here",
     "EpochEndOffsetsPartitionResult.epoch": "the newest epoch up to that; -1: none so new is known",
+    "FetchPartition.leader_epoch": _KNOWN_EPOCH,
     "FetchPartition.bytes_max": "bound for this partition; 0 or less: the broker's (4 MiB)",
     "FetchPartition.end_offset": "no batch that starts there or later is sent; -1: no such bound",
     "FetchPartition.offset": "offset of the first row wanted",
@@ -49,6 +56,7 @@ MEANINGS: Final[dict[str, str]] = {
     "HelloResponse.software_version": "version of the broker",
     "InitProducerIdRequest.producer_epoch": "the epoch that the asker has; -1: none",
     "InitProducerIdRequest.producer_id": "-1: a new id; else the next epoch of this one",
+    "ListOffsetsPartition.leader_epoch": _KNOWN_EPOCH,
     "ListOffsetsPartitionResult.leader_epoch": "leader epoch of the row before `offset`; -1: none",
     "ListOffsetsPartitionResult.offset": "the offset found; -1: no row at or after that time",
     "ListOffsetsRequest.metadata_version": "the version that the asker knows; -1: do not compare",
@@ -56,10 +64,12 @@ MEANINGS: Final[dict[str, str]] = {
     "MetadataResponse.topics": "one entry per topic, or unknown name or id; repeated ones have one",
     "NewTopic.configs": "configuration of the topic, see docs/config.md",
     "NewTopic.partitions": "how many; -1: the broker's default",
+    "NewTopic.replication_factor": "copies of each partition; -1: the broker's default",
     "AlterTopicRequest.partitions": "how many there shall be; -1: as many as there are",
     "AlterTopicRequest.schema": "Arrow IPC schema message of the new schema; empty: as it is",
     "AlterTopicResponse.schema_id": "number of the topic's schema after the change",
     "NewTopic.schema": "Arrow IPC schema message",
+    "ProducePartition.leader_epoch": _KNOWN_EPOCH,
     "ProducePartitionResult.durability": "it rests on: 0 memory, 1 flushed, 2 replicated",
     "ProducePartitionResult.leader_epoch": "leader epoch under which the rows were stored",
     "ProduceRequest.durability": "wanted: -1 the topic's, 0 memory, 1 flushed, 2 replicated",
@@ -109,7 +119,7 @@ MEANINGS: Final[dict[str, str]] = {
     "known_offset": "the offset that the asker has already",
     "last_epoch": "leader epoch of the row before `offset`; -1: not known, no check",
     "last_stable_offset": "first row of a transaction that is not decided",
-    "leader_epoch": "count of the partition's leaders; in requests -1: no check",
+    "leader_epoch": "count of the partition's leaders",
     "leader_id": "node id of the leader; -1: none",
     "log_end_offset": "offset that the next row will take",
     "log_start_offset": "first row that is kept",
@@ -128,7 +138,7 @@ MEANINGS: Final[dict[str, str]] = {
     "producer_id": "identity of an idempotent producer; -1: none",
     "replica_id": "node id of a follower; -1: a consumer",
     "replicas": "node ids of all replicas",
-    "replication_factor": "copies of each partition; in requests -1: the broker's default",
+    "replication_factor": "copies of each partition",
     "roles": "`broker`, `controller`",
     "row_count": "rows of the entry",
     "schema_id": "number of the schema, from 1",
@@ -155,8 +165,13 @@ CLOSING: Final[tuple[type[e.QuiverlogError], ...]] = (
     e.NotNegotiated,
     e.TooManyConnections,
 )
-"""After one of these in an answer as a whole the broker closes the connection. Two exceptions:
-UNSUPPORTED_VERSION for a newer HELLO, FRAME_TOO_LARGE for an answer that did not fit a frame."""
+"""After one of these in an answer as a whole the broker closes the connection; see STAYS_OPEN."""
+
+STAYS_OPEN: Final[dict[type[e.QuiverlogError], str]] = {
+    e.UnsupportedVersion: "in the answer to a HELLO of a version newer than the broker's",
+    e.FrameTooLarge: "in place of an answer that would not have fitted a frame or its header",
+}
+"""Where one of CLOSING does not close the connection."""
 
 REQUEST_ERRORS: Final[tuple[type[e.QuiverlogError], ...]] = (
     *CLOSING,
@@ -249,6 +264,12 @@ def structs() -> list[type[msgspec.Struct]]:
         for cls in (spec.request, spec.response):
             found += [cls, *(part for part in parts_of(cls) if part not in found)]
     return found
+
+
+def about(cls: type[msgspec.Struct]) -> str:
+    """The class's own docstring in one line; empty where it has none."""
+    own = cls.__dict__.get("__doc__") or ""
+    return " ".join(inspect.cleandoc(own).split())
 
 
 def parts_of(cls: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from quiverlog.wire.messages import Part, Request, Response
 from quiverlog.wire.registry import APIS
-from scripts.protocol_model import ENTRY_ERRORS, fields_of, parts_of
+from scripts.protocol_model import ENTRY_ERRORS, about, fields_of, parts_of
 
 __all__ = ["apis_table", "errors_table", "key_vectors_table", "messages_tables"]
 
 GOLDEN: Final = Path(__file__).resolve().parents[1] / "tests" / "golden"
-_INHERITED: Final = {inspect.getdoc(base) for base in (Part, Request, Response)}
 
 
 def _default(value: object) -> str:
@@ -51,8 +48,7 @@ def messages_tables() -> str:
                 if one in parts_done:
                     continue
                 parts_done.add(one)
-                text = inspect.getdoc(one)
-                words = "" if not text or text in _INHERITED else " ".join(text.split()) + "\n\n"
+                words = f"{about(one)}\n\n" if about(one) else ""
                 out.append(f"**{one.__name__}**\n\n{words}{_fields(one)}\n")
     return "\n".join(out)
 

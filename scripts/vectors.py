@@ -28,6 +28,7 @@ from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.storage.checkpoint import pack_snapshot
 from quiverlog.storage.index import IndexSummary, SparseIndex
 from quiverlog.wire.registry import APIS
+from scripts.record_tables import record_types
 from tests.golden import regenerate
 from tests.golden.samples import BATCH_ROWS, CREATED_US, sample
 
@@ -145,7 +146,9 @@ def metadata_records() -> list[dict[str, Any]]:
         r.SchemaRecord(TOPIC_ID, 1, CREATED_US, schema),
         r.RemoveTopicRecord(TOPIC_ID),
         r.ProducerIdBlockRecord(1_000),
+        r.ProducerEpochRecord(7, 2),
     ]
+    assert [type(one) for one in samples] == record_types(), "a vector for every record"
     return [
         {
             "name": type(record).__name__,

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from quiverlog import limits
+from quiverlog.wire import messages as m
 from scripts import limits_table, protocol_model, protocol_tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
@@ -57,6 +58,29 @@ def test_the_json_says_what_the_classes_say() -> None:
         for field in struct["fields"]:
             kind = field["type"].removeprefix("array of ")
             assert kind in {*names, "int32", "int64", "str", "bin", "bool", "map of str to str"}
+
+
+def test_no_message_says_what_its_base_says() -> None:
+    """A docstring that a class inherits is no text about that class."""
+    document = json.loads((PAGE.parent / "protocol.json").read_text())
+    structs = [*document["parts"], *(a[side] for a in document["apis"] for side in SIDES)]
+    texts = [struct["about"] for struct in structs if struct["about"]]
+    assert len(texts) == len(set(texts))
+    for base in (m.Message, m.Part, m.Request, m.Response):
+        assert " ".join((base.__doc__ or "").split()) not in texts
+
+
+def test_no_meaning_is_for_one_side_only() -> None:
+    """What holds for requests alone is said where a request has the field."""
+    assert not [text for text in protocol_model.MEANINGS.values() if "in requests" in text]
+
+
+def test_errors_that_do_not_always_close_say_so() -> None:
+    document = json.loads((PAGE.parent / "protocol.json").read_text())
+    errors = {error["name"]: error for error in document["errors"]}
+    open_at_times = {name for name, error in errors.items() if error["stays_open"]}
+    assert open_at_times == {"UNSUPPORTED_VERSION", "FRAME_TOO_LARGE"}
+    assert all(errors[name]["closes_connection"] for name in open_at_times)
 
 
 def test_bounds_in_the_text_are_the_real_ones() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 import time
 from typing import Any
+
+import msgspec
+import pytest
 
 from quiverlog.errors import CorruptFrame, error_class
 from quiverlog.node.effects import Effect, Respond, StartJob
@@ -132,6 +136,18 @@ async def test_a_response_too_large_for_a_frame_becomes_an_error() -> None:
         (response,) = await client.receive(1)
         assert error_class(response.error_code).code_name() == "FRAME_TOO_LARGE"
         assert (response.api, response.correlation_id) == (m.Api.METADATA, 1)
+
+
+@pytest.mark.parametrize("correlation_id", [0, -1, 2**31, 2**63])
+async def test_an_answer_under_no_id_is_about_no_api(correlation_id: int) -> None:
+    """API 0 and id 0: about the connection itself, however the bad id was written."""
+    header = msgspec.msgpack.encode([int(m.Api.METADATA), 1, correlation_id])
+    async with serving() as server:
+        client = await server.connect()
+        client.writer.write(struct.pack("<II", 4 + len(header), len(header)) + header)
+        (answer,) = await client.receive(1)
+        assert (answer.api, answer.correlation_id) == (0, 0)
+        assert error_class(answer.error_code) is CorruptFrame
 
 
 async def test_flushes_come_back_to_the_node_with_their_error() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgpack
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from quiverlog.batch.codec import decode_batch, split_batches
 from quiverlog.batch.schema import SchemaHistory, deserialize_schema
 from quiverlog.cli.app import cli
+from quiverlog.core.controller.records import Record
 from scripts import vectors
 from tests.stranger.client import crc32c, key_hash, partition_of
 
@@ -96,6 +98,17 @@ def test_the_segment_is_one_for_our_own_tools(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "40" in shown.output
     assert "43" in shown.output
+
+
+def test_every_record_has_a_vector_and_a_line() -> None:
+    """A stranger's reader must know each: an unknown type of record stops a start."""
+    types = sorted(cls.__struct_config__.tag for cls in get_args(Record))
+    assert types == list(range(1, len(types) + 1))
+    assert [vector["type"] for vector in load("metadata-records.json")] == types
+    page = (vectors.DIRECTORY.parent / "storage-format.md").read_text()
+    table = re.search(r"<!-- generated: metadata-records -->\n(.*?)<!-- end -->", page, re.DOTALL)
+    assert table
+    assert [int(row) for row in re.findall(r"^\| (\d+) \|", table[1], re.MULTILINE)] == types
 
 
 @pytest.mark.parametrize("vector", load("metadata-records.json"), ids=lambda v: v["name"])

@@ -78,9 +78,12 @@ class RequestFeed:
 
 
 def _preamble(header: memoryview) -> tuple[int, int]:
-    """(api, correlation id) of a request that could not be decoded, as far as they can be read."""
+    """(api, correlation id) to answer a request under that could not be decoded.
+
+    Both are 0 where the id cannot be read or is no request's: such an answer has no request.
+    """
     try:
         api, _version, correlation_id = peek_preamble(header)
     except CorruptFrame:
         return 0, 0
-    return api, correlation_id
+    return (api, correlation_id) if correlation_id else (0, 0)

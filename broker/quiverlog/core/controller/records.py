@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
@@ -148,7 +148,7 @@ Record = (
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(list[Record])
 _TYPES: Final = msgspec.msgpack.Decoder(list[list[object]])
-_TAG_MAX: Final = 10
+_TAG_MAX: Final = max(kind.__struct_config__.tag for kind in get_args(Record))
 _ARRAY_32: Final = struct.Struct(">BI")
 _ARRAY_32_TAG: Final = 0xDD
 

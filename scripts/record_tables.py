@@ -1,0 +1,119 @@
+"""The table of metadata records in docs/storage-format.md, made from the records themselves.
+
+Owns what the code does not say: the meaning of every record and field in a few words. Types and
+nullability come from the classes. A record or a field without a meaning is a KeyError here, so
+docs and vectors cannot lack one.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from quiverlog.core.controller import records as r
+
+__all__ = ["RECORDS", "record_types", "records_table"]
+
+RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
+    "SnapshotRecord": (
+        "a compacted log begins; what follows is the state at that metadata version",
+        {"version": "version", "removed_topic_ids": "ids of removed topics"},
+    ),
+    "BrokerRecord": (
+        "a broker registered; the incarnation is new at every start of its process",
+        {
+            "node_id": "node id",
+            "incarnation": "incarnation of 16 bytes",
+            "host": "host",
+            "port": "port",
+            "rack": "rack",
+        },
+    ),
+    "TopicRecord": (
+        "topic",
+        {
+            "topic_id": "topic id of 16 bytes",
+            "name": "name",
+            "created_us": "created in µs",
+            "replication_factor": "replication factor",
+            "key_columns": "key columns",
+        },
+    ),
+    "PartitionRecord": (
+        f"partition; they come in the order of their numbers. Leader {r.NO_LEADER}: none",
+        {
+            "topic_id": "topic id",
+            "partition": "partition",
+            "replicas": "replicas",
+            "in_sync_replicas": "in-sync replicas",
+            "leader_id": "leader id",
+            "leader_epoch": "leader epoch",
+        },
+    ),
+    "PartitionChangeRecord": (
+        f"partition change; leader {r.LEADER_STAYS}, epoch -1 and nil leave what is, leader"
+        f" {r.LEADER_GONE}: the partition has none from now on",
+        {
+            "topic_id": "topic id",
+            "partition": "partition",
+            "leader_id": "leader id",
+            "leader_epoch": "leader epoch",
+            "in_sync_replicas": "in-sync replicas",
+        },
+    ),
+    "ConfigRecord": (
+        "configuration of a topic; value nil: back to the default",
+        {"topic_id": "topic id", "key": "key", "value": "value"},
+    ),
+    "SchemaRecord": (
+        "schema; ids count from 1",
+        {
+            "topic_id": "topic id",
+            "schema_id": "schema id",
+            "created_us": "created in µs",
+            "schema": "Arrow IPC schema message",
+        },
+    ),
+    "RemoveTopicRecord": ("topic removed", {"topic_id": "topic id"}),
+    "ProducerIdBlockRecord": (
+        "producer ids below this may have been given out",
+        {"next_producer_id": "next producer id"},
+    ),
+    "ProducerEpochRecord": (
+        "epochs of this producer up to this one were given out",
+        {"producer_id": "producer id", "epoch": "epoch"},
+    ),
+}
+
+
+def record_types() -> list[type[msgspec.Struct]]:
+    """Every record that a metadata log may hold, in the order of their numbers."""
+    return sorted(get_args(r.Record), key=_tag)
+
+
+def records_table() -> str:
+    """One line per record."""
+    lines = ["| type | record | fields |", "|---|---|---|"]
+    for cls in record_types():
+        meaning, fields = RECORDS[cls.__name__]
+        hints = get_type_hints(cls)
+        told = [f"{fields[name]} ({_type(hints[name])})" for name in cls.__struct_fields__]
+        lines.append(f"| {_tag(cls)} | {meaning} | {', '.join(told)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _tag(cls: type[msgspec.Struct]) -> int:
+    tag = cls.__struct_config__.tag
+    assert isinstance(tag, int)
+    return tag
+
+
+def _type(hint: Any) -> str:
+    """As docs/protocol.md calls it."""
+    if isinstance(hint, types.UnionType):
+        return " or ".join(sorted((_type(one) for one in get_args(hint)), key="nil".__ne__))
+    if get_origin(hint) is tuple:
+        return f"array of {_type(get_args(hint)[0])}"
+    return {int: "int", str: "str", bytes: "bin", type(None): "nil"}[hint]
