@@ -131,6 +131,18 @@ PRODUCER_EXPIRY_MS: Final = 24 * 3_600_000
 DISK_RESERVE_BYTES_DEFAULT: Final = 64 * MIB
 """Free room below which writes are refused, so that indexes and marks can still be written."""
 
+# --- quorum -----------------------------------------------------------------------------------
+RAFT_ELECTION_TIMEOUT_MS: Final = 750
+"""A follower that hears no leader asks for votes after this to twice this, so that a controller is
+replaced within 2 s; ten times what the loop or a slow flush of a loaded broker takes."""
+RAFT_HEARTBEAT_MS: Final = 100
+RAFT_APPEND_BYTES_MAX: Final = 1 * MIB
+"""Entries in one message of the quorum, and the largest proposal."""
+RAFT_CHUNK_BYTES_MAX: Final = 1 * MIB
+"""Bytes of a snapshot in one message: a follower holds one chunk at a time."""
+RAFT_OBSERVERS_MAX: Final = 1_000
+"""Replicas without a vote that a leader sends the log to."""
+
 # --- client -----------------------------------------------------------------------------------
 PRODUCER_BATCH_ROWS_DEFAULT: Final = 65_536
 PRODUCER_BATCH_BYTES_DEFAULT: Final = 1 * MIB
@@ -179,6 +191,9 @@ assert 2 * TOPICS_PER_REQUEST_MAX * REQUEST_ENTRY_BYTES + 4 * HEADER_BYTES_MAX <
     REQUESTS_WAITING_BYTES_MAX
 ), "the largest request may wait"
 assert FETCH_PARTITION_BYTES_DEFAULT <= FETCH_BYTES_DEFAULT
+assert RAFT_APPEND_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
+assert RAFT_CHUNK_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
+assert 3 * RAFT_HEARTBEAT_MS <= RAFT_ELECTION_TIMEOUT_MS, "two heartbeats may be lost"
 assert RETENTION_CHECK_MS * 2 <= 60_000
 assert BATCH_ROWS_MAX <= SEGMENT_ROWS_MAX < 2**32
 assert BATCH_BYTES_MAX <= SEGMENT_BYTES_MAX < 2**32

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections import Counter
 
-from .bugs import hunt, hunt_all
+from .bugs import hunt, hunt_all, print_table
 from .checker import Violation
 from .planted import BUGS
 from .run import simulate
@@ -63,21 +63,13 @@ def main() -> int:
 
 
 def _bugs(options: argparse.Namespace) -> int:
-    print(f"{'planted bug':49} {'caught by seed':>14}  what the checker said")
     seeds, duration_ms = options.seeds, options.duration_ms
     if options.bug is None:
         caught = hunt_all(seeds=seeds, duration_ms=duration_ms)
     else:
         chosen = [bug for bug in BUGS if options.bug in bug.name]
         caught = (hunt(bug, seeds=range(seeds), duration_ms=duration_ms) for bug in chosen)
-    missed = count = 0
-    for one in caught:
-        count += 1
-        missed += one.seed is None
-        where = "MISSED" if one.seed is None else str(one.seed)
-        print(f"{one.bug:49} {where:>14}  {one.said[:70]}", flush=True)
-    print(f"{count - missed} of {count} planted bugs caught")
-    return 1 if missed else 0
+    return 1 if print_table(caught) else 0
 
 
 if __name__ == "__main__":

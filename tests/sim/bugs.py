@@ -5,7 +5,7 @@ Owns the hunt, on one process or several. The list of bugs is in `planted`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -15,7 +15,7 @@ from .mutations import NotThere
 from .planted import BUGS, Bug
 from .run import simulate
 
-__all__ = ["Caught", "hunt", "hunt_all"]
+__all__ = ["Caught", "hunt", "hunt_all", "print_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +27,33 @@ class Caught:
     said: str
 
 
-def hunt(bug: Bug, *, seeds: Iterable[int], duration_ms: int) -> Caught:
-    """A seed that catches the bug and that sound code passes: the known one, or the first."""
+def hunt(
+    bug: Bug,
+    *,
+    seeds: Iterable[int],
+    duration_ms: int,
+    run: Callable[..., object] = simulate,
+) -> Caught:
+    """A seed that catches the bug and that sound code passes: the known one, or the first.
+
+    Args:
+        run: the simulation, `simulate` or one that takes the same arguments.
+    """
     try:
         for change in bug.changes:
             change.code()
     except NotThere as error:
         return Caught(bug.name, None, f"cannot be planted: {error}")
     for seed in dict.fromkeys((bug.seed, *seeds)):
-        said = _run(bug, seed, duration_ms, plant=True)
-        if said and not _run(bug, seed, duration_ms, plant=False):
+        said = _run(run, bug, seed, duration_ms, plant=True)
+        if said and not _run(run, bug, seed, duration_ms, plant=False):
             return Caught(bug.name, seed, said)
     return Caught(bug.name, None, "")
 
 
-def _run(bug: Bug, seed: int, duration_ms: int, *, plant: bool) -> str:
+def _run(run: Callable[..., object], bug: Bug, seed: int, duration_ms: int, *, plant: bool) -> str:
     try:
-        simulate(
+        run(
             seed,
             duration_ms=duration_ms,
             opened=bug.opened,
@@ -53,6 +63,19 @@ def _run(bug: Bug, seed: int, duration_ms: int, *, plant: bool) -> str:
     except Violation as violation:
         return str(violation).splitlines()[0].partition(": ")[2]
     return ""
+
+
+def print_table(caught: Iterable[Caught]) -> int:
+    """One line for each bug. Returns how many were missed."""
+    print(f"{'planted bug':60} {'caught by seed':>14}  what the checker said")
+    missed = count = 0
+    for one in caught:
+        count += 1
+        missed += one.seed is None
+        where = "MISSED" if one.seed is None else str(one.seed)
+        print(f"{one.bug:60} {where:>14}  {one.said[:70]}", flush=True)
+    print(f"{count - missed} of {count} planted bugs caught")
+    return missed
 
 
 def _hunt_number(number: int, seeds: int, duration_ms: int) -> Caught:

@@ -1,0 +1,269 @@
+"""Who leads: roles, terms, votes and the time that followers wait for a leader.
+
+Owns the role, the hard state (term and vote), the known leader and the election deadline.
+
+```
+                  deadline                  majority would vote            majority voted
+   FOLLOWER ──────────────────▶ PRE_CANDIDATE ───────────────▶ CANDIDATE ───────────────▶ LEADER
+      ▲  ▲  └──────── asked by the leader to take over ─────────▶ │                          │
+      │  └─ a leader of this term is heard, or a newer term ──────┘                          │
+      └──────── a newer term, no majority heard for an election timeout, no voter any more ──┘
+```
+
+A replica that is no voter is a FOLLOWER that does not ask for votes. It answers such requests all
+the same: a candidate may know of voters that are not known here (thesis, 4.2.2; KIP-853).
+
+Pre-vote (thesis 9.6, KIP-996): before it begins a term, a candidate asks whether it would win.
+Nobody who has heard the leader within an election timeout says yes, so a replica that comes back
+from behind a partition, or that was removed without knowing it, disturbs nobody.
+
+Invariants: the term never falls; one vote in a term; a candidate's requests and its own vote wait
+until term, vote and the log that it boasts of are durable: after a crash it might come back
+with a shorter log and still collect votes that were given to the longer one.
+
+Must not know: what a leader does.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from quiverlog.core.raft.log import LogView, Place
+from quiverlog.core.raft.membership import Membership
+from quiverlog.core.raft.messages import (
+    HardState,
+    PreVote,
+    PreVoteResponse,
+    RaftConfig,
+    RandomSource,
+    ReplicaKey,
+    Vote,
+    VoteResponse,
+)
+from quiverlog.core.raft.outbox import Outbox
+from quiverlog.core.raft.quorum import votes_suffice
+
+__all__ = ["Election", "Role"]
+
+
+class Role(enum.Enum):
+    """See the drawing above."""
+
+    FOLLOWER = "follower"
+    PRE_CANDIDATE = "pre-candidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+_LEGAL: Final = {
+    Role.FOLLOWER: (Role.FOLLOWER, Role.PRE_CANDIDATE, Role.CANDIDATE),
+    Role.PRE_CANDIDATE: (Role.FOLLOWER, Role.PRE_CANDIDATE, Role.CANDIDATE),
+    Role.CANDIDATE: (Role.FOLLOWER, Role.PRE_CANDIDATE, Role.CANDIDATE, Role.LEADER),
+    Role.LEADER: (Role.FOLLOWER,),
+}
+
+
+class Election:
+    """See the module docstring."""
+
+    __slots__ = (
+        "_config",
+        "_granted",
+        "_heard_us",
+        "_key",
+        "_log",
+        "_membership",
+        "_outbox",
+        "_random",
+        "deadline_us",
+        "hard_state",
+        "leader",
+        "role",
+    )
+
+    def __init__(
+        self,
+        key: ReplicaKey,
+        config: RaftConfig,
+        random: RandomSource,
+        hard_state: HardState,
+        log: LogView,
+        membership: Membership,
+        outbox: Outbox,
+        now_us: int,
+    ) -> None:
+        assert hard_state.term >= log.last.term, "the hard state is written before the entries"
+        self._key = key
+        self._config = config
+        self._random = random
+        self._log = log
+        self._membership = membership
+        self._outbox = outbox
+        self.hard_state = hard_state
+        self.role = Role.FOLLOWER
+        self.leader: ReplicaKey | None = None
+        self._heard_us = now_us
+        self._granted: set[ReplicaKey] = set()
+        self.deadline_us = 0
+        self._wait(now_us)
+
+    # --- looking -------------------------------------------------------------------------------
+    @property
+    def term(self) -> int:
+        return self.hard_state.term
+
+    @property
+    def may_campaign(self) -> bool:
+        return self._membership.may_campaign(self._key, self._log.commit)
+
+    def has_live_leader(self, now_us: int) -> bool:
+        """True when a leader was heard within the shortest time that anybody waits for one."""
+        if self.role is Role.LEADER:
+            return True  # Check-quorum ends a leadership that has lost its majority.
+        if self.leader is None:
+            return False
+        return now_us - self._heard_us < self._config.election_timeout_us
+
+    # --- following -----------------------------------------------------------------------------
+    def follow(self, term: int, leader: ReplicaKey | None, now_us: int) -> None:
+        """Be a follower, in this term or a newer one."""
+        assert term >= self.term
+        if term > self.term:
+            self._change(HardState(term, None))
+        self._become(Role.FOLLOWER)
+        self.leader = leader
+        if leader is not None:
+            self._heard_us = now_us
+        self._wait(now_us)
+
+    def hear_leader(self, leader: ReplicaKey, now_us: int) -> None:
+        """A message that only the leader of this term sends."""
+        assert self.role is not Role.LEADER, "two leaders in one term"
+        assert self.leader in (None, leader), "two leaders in one term"
+        self.follow(self.term, leader, now_us)
+
+    def _wait(self, now_us: int) -> None:
+        # Drawn anew each time, or replicas that once collided would collide again (paper, 5.2).
+        timeout_us = self._config.election_timeout_us
+        self.deadline_us = now_us + timeout_us + self._random.randrange(timeout_us)
+
+    # --- asking for votes ------------------------------------------------------------------------
+    def timed_out(self, now_us: int) -> bool:
+        """No leader for too long: ask who would vote. True when that is a majority already."""
+        assert self.role is not Role.LEADER
+        self._wait(now_us)
+        if self.role is Role.CANDIDATE and not self._outbox.is_state_durable:
+            return False  # The disk is slow: nobody has been asked yet.
+        if not self.may_campaign:
+            self.leader = None
+            return False
+        self._become(Role.PRE_CANDIDATE)
+        self.leader = None
+        last = self._log.last
+        for voter in self._membership.voters:
+            if voter != self._key:
+                self._outbox.send(
+                    PreVote(
+                        source=self._key,
+                        target=voter,
+                        term=self.term,
+                        last_index=last.index,
+                        last_term=last.term,
+                    )
+                )
+        return self._count(self._key)
+
+    def campaign(self, now_us: int) -> None:
+        """Begin a term and ask for votes."""
+        assert self.may_campaign
+        self._become(Role.CANDIDATE)
+        self.leader = None
+        self._wait(now_us)
+        self._change(HardState(self.term + 1, self._key))
+        last = self._log.last
+        for voter in self._membership.voters:
+            if voter == self._key:
+                own = VoteResponse(source=self._key, target=voter, term=self.term, granted=True)
+                self._outbox.send_durable(own, last.index)
+                continue
+            vote = Vote(
+                source=self._key,
+                target=voter,
+                term=self.term,
+                last_index=last.index,
+                last_term=last.term,
+            )
+            self._outbox.send_durable(vote, last.index)
+
+    def on_pre_vote_response(self, message: PreVoteResponse) -> bool:
+        """True when a majority would vote for this replica."""
+        if self.role is not Role.PRE_CANDIDATE or message.asked_term != self.term:
+            return False
+        return message.granted and self._count(message.source)
+
+    def on_vote_response(self, message: VoteResponse) -> bool:
+        """True when the election is won."""
+        if self.role is not Role.CANDIDATE or message.term != self.term:
+            return False
+        return message.granted and self._count(message.source)
+
+    def _count(self, voter: ReplicaKey) -> bool:
+        if self._membership.is_voter(voter):
+            self._granted.add(voter)
+        return votes_suffice(self._granted, len(self._membership.voters))
+
+    def lead(self) -> None:
+        """The election is won."""
+        self._become(Role.LEADER)
+        self.leader = self._key
+
+    # --- being asked ---------------------------------------------------------------------------
+    def on_pre_vote(self, message: PreVote, now_us: int) -> None:
+        """Say whether a vote would be granted. Nothing changes, nothing needs to be durable."""
+        granted = (
+            message.term >= self.term
+            and not self.has_live_leader(now_us)
+            and not self._is_newer_than(message)
+        )
+        self._outbox.send(
+            PreVoteResponse(
+                source=self._key,
+                target=message.source,
+                term=self.term,
+                granted=granted,
+                asked_term=message.term,
+            )
+        )
+
+    def on_vote(self, message: Vote, now_us: int) -> None:
+        """Grant or refuse a vote. The answer waits until the term, and the vote, is durable."""
+        assert message.term <= self.term, "a newer term was taken over before"
+        granted = (
+            message.term == self.term
+            and self.hard_state.vote in (None, message.source)
+            and self.leader in (None, message.source)
+            and not self._is_newer_than(message)
+        )
+        if granted:
+            self._change(HardState(self.term, message.source))
+            self._wait(now_us)
+        response = VoteResponse(
+            source=self._key, target=message.source, term=self.term, granted=granted
+        )
+        self._outbox.send_durable(response)
+
+    def _is_newer_than(self, message: PreVote | Vote) -> bool:
+        """The election restriction (paper, section 5.4.1): a winner has every committed entry."""
+        return not Place(message.last_index, message.last_term).is_at_least(self._log.last)
+
+    # --- state ---------------------------------------------------------------------------------
+    def _become(self, role: Role) -> None:
+        assert role in _LEGAL[self.role], f"{self.role} cannot become {role}"
+        self.role = role
+        self._granted.clear()
+
+    def _change(self, hard_state: HardState) -> None:
+        if hard_state != self.hard_state:
+            self.hard_state = hard_state
+            self._outbox.change_hard_state(hard_state)

@@ -1,0 +1,164 @@
+"""What a replica does with the messages of its leader, and how an observer finds one.
+
+Owns the answers to appends, heartbeats and chunks, and the moment at which a replica without a vote
+asks for the log again. (A voter asks when it finds no majority: it may be none any more.)
+
+Invariants:
+- An append is acknowledged only up to what is durable here (paper, section 5.3); the answer
+  waits in the outbox. A heartbeat is answered at once: a slow disk is no dead replica.
+- Nothing is appended or committed while a snapshot is about to take the place of the log.
+
+Must not know: roles and terms (whoever calls has settled that the sender leads this term).
+"""
+
+from __future__ import annotations
+
+from quiverlog.core.raft.log import LogView
+from quiverlog.core.raft.membership import Membership
+from quiverlog.core.raft.messages import (
+    Append,
+    AppendResponse,
+    Heartbeat,
+    HeartbeatResponse,
+    Observe,
+    RaftConfig,
+    ReplicaKey,
+    SnapshotChunk,
+    SnapshotMeta,
+)
+from quiverlog.core.raft.outbox import Outbox, Write
+from quiverlog.core.raft.snapshots import SnapshotReceiver
+
+__all__ = ["Follower"]
+
+_SILENT_HEARTBEATS = 3
+"""After so many heartbeats without a leader an observer asks for the log again."""
+
+
+class Follower:
+    """See the module docstring."""
+
+    __slots__ = (
+        "_key",
+        "_log",
+        "_membership",
+        "_outbox",
+        "_receiver",
+        "_seeds",
+        "_silence_us",
+        "observe_due_us",
+    )
+
+    def __init__(
+        self,
+        key: ReplicaKey,
+        config: RaftConfig,
+        log: LogView,
+        membership: Membership,
+        outbox: Outbox,
+        seeds: tuple[int, ...],
+        now_us: int,
+    ) -> None:
+        self._key = key
+        self._log = log
+        self._membership = membership
+        self._outbox = outbox
+        self._receiver = SnapshotReceiver(key, log, outbox)
+        self._seeds = seeds
+        self._silence_us = _SILENT_HEARTBEATS * config.heartbeat_us
+        self.observe_due_us = now_us
+
+    # --- entries -------------------------------------------------------------------------------
+    def on_append(self, message: Append) -> bool:
+        """Take entries over, and answer. True when the voters changed."""
+        if self._receiver.is_installing:
+            return False  # The leader sends it again.
+        if message.prev_index < self._log.commit:
+            # An old message: what is committed here is in the leader's log (leader completeness).
+            self._accept(message, self._log.commit)
+            return False
+        if not self._log.matches(message.prev_index, message.prev_term):
+            self._refuse(message)
+            return False
+        new = self._log.append_from_leader(message.prev_index, message.entries)
+        changed = self._membership.appended(new)
+        # Only up to the end of this message is the log known to be the leader's.
+        last_equal = message.prev_index + len(message.entries)
+        self._log.commit_to(min(message.commit, last_equal))
+        self._accept(message, last_equal)
+        return changed
+
+    def _accept(self, message: Append, index: int) -> None:
+        response = AppendResponse(
+            source=self._key,
+            target=message.source,
+            term=message.term,
+            accepted=True,
+            index=index,
+        )
+        self._outbox.send_durable(response, index)
+
+    def _refuse(self, message: Append) -> None:
+        hint = self._log.newest_possible_match(message.prev_index, message.prev_term)
+        response = AppendResponse(
+            source=self._key,
+            target=message.source,
+            term=message.term,
+            accepted=False,
+            index=message.prev_index,
+            hint_index=hint.index,
+            hint_term=hint.term,
+        )
+        self._outbox.send_durable(response)
+
+    def on_heartbeat(self, message: Heartbeat) -> None:
+        """The leader lives, and has committed up to an index that this replica acknowledged."""
+        if not self._receiver.is_installing:
+            self._log.commit_to(min(message.commit, self._log.last_index))
+        response = HeartbeatResponse(source=self._key, target=message.source, term=message.term)
+        self._outbox.send_durable(response)
+
+    def answer_stale(self, message: Append | Heartbeat | SnapshotChunk, term: int) -> None:
+        """Somebody leads an older term and does not know it. The answer's term tells, also where
+        pre-vote keeps this replica from asking for votes (etcd's raft does so for that reason)."""
+        assert message.term < term
+        response = HeartbeatResponse(source=self._key, target=message.source, term=term)
+        self._outbox.send_durable(response)
+
+    # --- snapshots -----------------------------------------------------------------------------
+    def on_chunk(self, message: SnapshotChunk) -> None:
+        """Take bytes of a snapshot."""
+        self._receiver.on_chunk(message)
+
+    def chunk_written(self, write: Write, term: int) -> SnapshotMeta | None:
+        """A write with a chunk is durable. Returns the snapshot that is the log from now on."""
+        chunk = write.chunk
+        assert chunk is not None
+        restored = None
+        if self._receiver.written(chunk):
+            restored = self._log.restored()
+            assert restored == chunk.snapshot, "the store shows another snapshot"
+            self._membership.restored(restored.index, restored.voters)
+        if chunk.term == term:
+            self._receiver.answer_written(chunk)
+        return restored
+
+    def term_changed(self) -> None:
+        """Chunks of an older leader that are in no write yet are not wanted."""
+        self._receiver.forget_unwritten()
+
+    # --- observing -----------------------------------------------------------------------------
+    def heard_leader(self, now_us: int) -> None:
+        """No need to ask."""
+        self.observe_due_us = now_us + self._silence_us
+
+    def observe(self, term: int, now_us: int) -> None:
+        """Ask every voter that is known, by the log or by the host, for the log. Who leads answers
+        with appends; the others keep silent."""
+        self.observe_due_us = now_us + self._silence_us
+        voters = self._membership.voters
+        known = {voter.node_id for voter in voters}
+        seeds = [ReplicaKey(node_id, "") for node_id in self._seeds if node_id not in known]
+        for target in (*voters, *seeds):
+            if target.node_id != self._key.node_id:
+                self._outbox.send(Observe(source=self._key, target=target, term=term))

@@ -1,0 +1,155 @@
+"""One leadership: what a replica does from the election that it wins until it steps down.
+
+Owns what is proposed and which answer goes to which part: `replication` (entries, commit,
+heartbeats, check-quorum) and `snapshots` (followers that the log does not reach). It is made when
+an election is won and thrown away with the role, so nothing of an older term can be counted.
+
+Must not know: elections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quiverlog.core.raft.log import LogView, Place
+from quiverlog.core.raft.membership import Membership, pack_voters
+from quiverlog.core.raft.messages import (
+    ENTRY_OVERHEAD_BYTES,
+    AppendResponse,
+    EntryKind,
+    HeartbeatResponse,
+    ProposalRefused,
+    RaftConfig,
+    Refusal,
+    ReplicaKey,
+    SnapshotChunkResponse,
+    Voters,
+)
+from quiverlog.core.raft.outbox import Outbox
+from quiverlog.core.raft.replication import Replication
+from quiverlog.core.raft.snapshots import SnapshotRead, SnapshotSender
+
+__all__ = ["Leader"]
+
+
+class Leader:
+    """See the module docstring."""
+
+    __slots__ = ("_config", "_log", "_membership", "_replication", "_sender", "_term")
+
+    def __init__(
+        self,
+        key: ReplicaKey,
+        term: int,
+        config: RaftConfig,
+        log: LogView,
+        membership: Membership,
+        outbox: Outbox,
+        now_us: int,
+    ) -> None:
+        self._term = term
+        self._config = config
+        self._log = log
+        self._membership = membership
+        self._replication = Replication(key, term, config, log, membership, outbox, now_us)
+        self._sender = SnapshotSender(key, term, config, log, outbox)
+        # An entry of the own term, without which nothing older can be committed (paper, section 8).
+        self._replication.append(EntryKind.NO_OP, b"", now_us)
+        self._replication.tick(now_us)
+
+    # --- proposals -----------------------------------------------------------------------------
+    def propose(self, data: Sequence[bytes], now_us: int) -> Place:
+        """See `Raft.propose`."""
+        assert data
+        if max(map(len, data)) + ENTRY_OVERHEAD_BYTES > self._config.append_bytes_max:
+            raise ProposalRefused(Refusal.TOO_LARGE)
+        self._replication.check_proposal(sum(len(d) + ENTRY_OVERHEAD_BYTES for d in data))
+        index = 0
+        for each in data:
+            index = self._replication.append(EntryKind.DATA, each, now_us)
+        return Place(index, self._term)
+
+    def add_voter(self, key: ReplicaKey, endpoint: str, now_us: int) -> Place:
+        """See `Raft.add_voter`."""
+        voters = self._membership.with_voter(key, endpoint)
+        self._replication.check_caught_up(key, now_us)
+        return self.propose_voters(voters, now_us)
+
+    def propose_voters(self, voters: Voters, now_us: int) -> Place:
+        """Propose another set of voters, one change away from the one that counts."""
+        data = pack_voters(voters)
+        self._membership.check_change(self._log, self._term)
+        self._replication.check_proposal(len(data) + ENTRY_OVERHEAD_BYTES)
+        return Place(self._replication.append(EntryKind.VOTERS, data, now_us), self._term)
+
+    def transfer(self, target: ReplicaKey, now_us: int) -> None:
+        """See `Raft.transfer_leadership`."""
+        self._replication.transfer(target, now_us)
+
+    def hand_over_now(self) -> None:
+        """This leader must go: tell all what is committed, and the best successor to begin."""
+        self._replication.send()
+        successor = self._replication.closest_voter()
+        if successor is not None:
+            self._replication.ask_to_take_over(successor)
+
+    # --- answers -------------------------------------------------------------------------------
+    def on_observe(self, key: ReplicaKey, now_us: int) -> None:
+        """A replica that is no voter here wants the log."""
+        self._replication.on_observe(key, now_us)
+
+    def on_message(
+        self,
+        message: AppendResponse | HeartbeatResponse | SnapshotChunkResponse,
+        now_us: int,
+    ) -> bool:
+        """An answer in this term. True when more is committed now."""
+        assert message.term == self._term
+        progress = self._replication.heard(message.source, now_us)
+        if progress is None:
+            return False
+        if isinstance(message, AppendResponse):
+            return self._replication.on_append_response(progress, message)
+        if isinstance(message, HeartbeatResponse):
+            self._replication.on_heartbeat_response(progress)
+            return False
+        installed = self._sender.on_response(progress, message, now_us)
+        return installed and self._replication.advance_commit()
+
+    def chunk_read(self, read: SnapshotRead, data: bytes | None, done: bool, now_us: int) -> None:
+        """See `Raft.chunk_read`."""
+        progress = self._replication.progress.get(read.target)
+        if progress is not None:
+            self._sender.on_read(progress, read, data, done, now_us)
+            self._replication.wants_to_send = True
+
+    def advance_commit(self) -> bool:
+        """More of the own log is durable. True when more is committed."""
+        return self._replication.advance_commit()
+
+    # --- time and sending ------------------------------------------------------------------------
+    @property
+    def quorum_deadline_us(self) -> int:
+        """When to step down unless more is heard."""
+        return self._replication.quorum_deadline_us
+
+    @property
+    def deadline_us(self) -> int:
+        """When there is something to do."""
+        return self._replication.deadline_us
+
+    def tick(self, now_us: int) -> None:
+        """Time has passed."""
+        self._replication.tick(now_us)
+
+    @property
+    def wants_to_send(self) -> bool:
+        """True when `send` may have something to do."""
+        return self._replication.wants_to_send or self._sender.has_reads
+
+    def send(self, now_us: int) -> tuple[SnapshotRead, ...]:
+        """Send what may be sent. Returns what has to be read first."""
+        self._replication.send()
+        for progress in self._replication.progress.values():
+            self._sender.continue_transfer(progress, now_us)
+        return self._sender.take_reads()

@@ -1,0 +1,259 @@
+"""The log as its Raft sees it: what the host has stored, and the tail that is not durable yet.
+
+Owns the tail in memory, how far the log is durable, committed and applied, and the questions about
+places in the log that replication and elections ask. `LogStore` is what a host must offer.
+
+```
+              snapshot.index     durable_index    in the write under way      last_index
+   ────────────────┼──────────────────┼───────────────────┼──────────────────────┤
+   snapshot        │ store            │ tail                                     │
+```
+
+Invariants:
+- applied <= commit <= last_index, and applied <= durable_index: what the state machine has seen is
+  in this replica's own log, so that a snapshot of it never runs ahead of the disk.
+- The tail begins right behind `durable_index` and shadows whatever the store has there: after a
+  conflict the store shows entries that a later write replaces.
+- Entries up to `commit` never change.
+
+Must not know: who leads, what a majority has, how the store writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from quiverlog.core.raft.messages import Entry, EntryKind, SnapshotMeta
+
+__all__ = ["LogStore", "LogView", "Place"]
+
+
+class LogStore(Protocol):
+    """The durable log, as it was when the last write was reported. Entries are in memory.
+
+    The host changes it in the same call of its loop in which it reports a write (`persisted`) or a
+    snapshot (`snapshot_taken`), and never in between.
+    """
+
+    @property
+    def snapshot(self) -> SnapshotMeta:
+        """The newest snapshot. A new log has index 0, with the voters of its beginning, if any."""
+
+    @property
+    def first_index(self) -> int:
+        """The oldest entry that is kept: at most `snapshot.index + 1`. Entries below the snapshot
+        may be kept, so that slow followers do not need the whole of it."""
+
+    @property
+    def last_index(self) -> int:
+        """The newest durable entry, or `snapshot.index`."""
+
+    def term(self, index: int) -> int:
+        """For `first_index <= index <= last_index`."""
+
+    def entries(self, first: int, bytes_max: int) -> Sequence[Entry]:
+        """From `first` on, at least one, and no more than fit into `bytes_max`."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """An index and the term of the entry there (0: below what is known)."""
+
+    index: int
+    term: int
+
+    def is_at_least(self, other: Place) -> bool:
+        """A log that ends here is newer than one that ends there, or as new (paper, 5.4.1)."""
+        return (self.term, self.index) >= (other.term, other.index)
+
+
+class LogView:
+    """See the module docstring."""
+
+    __slots__ = ("_flight_last", "_store", "_tail", "_unwritten_first", "applied", "commit")
+
+    def __init__(self, store: LogStore) -> None:
+        assert store.first_index <= store.snapshot.index + 1
+        assert store.last_index >= store.snapshot.index
+        self._store = store
+        self._tail: list[Entry] = []
+        self._flight_last = 0
+        """The last entry of the write under way; 0 without one."""
+        self._unwritten_first = store.last_index + 1
+        """Entries from here on are in no write yet."""
+        # The commit index is not stored: a leader tells it again, and a snapshot is committed.
+        self.commit = store.snapshot.index
+        self.applied = store.snapshot.index
+
+    # --- looking -------------------------------------------------------------------------------
+    @property
+    def snapshot(self) -> SnapshotMeta:
+        return self._store.snapshot
+
+    @property
+    def first_index(self) -> int:
+        return self._store.first_index
+
+    @property
+    def durable_index(self) -> int:
+        """Entries up to here are durable, as they are now."""
+        return self._tail[0].index - 1 if self._tail else self._store.last_index
+
+    @property
+    def last_index(self) -> int:
+        return self._tail[-1].index if self._tail else self._store.last_index
+
+    @property
+    def last(self) -> Place:
+        """Where the log ends."""
+        index = self.last_index
+        term = self.term(index)
+        assert term is not None
+        return Place(index, term)
+
+    def term(self, index: int) -> int | None:
+        """The term of an entry; None when it is not known (any more, or yet)."""
+        if self._tail and index >= self._tail[0].index:
+            place = index - self._tail[0].index
+            return self._tail[place].term if place < len(self._tail) else None
+        if index == self._store.snapshot.index:
+            return self._store.snapshot.term
+        if self._store.first_index <= index <= self._store.last_index:
+            return self._store.term(index)
+        return None
+
+    def matches(self, index: int, term: int) -> bool:
+        """True when the entry at `index` is of `term` (paper, section 5.3)."""
+        return self.term(index) == term
+
+    def entries(self, first: int, bytes_max: int) -> list[Entry]:
+        """Entries from `first` on, at least one, and no more than fit into `bytes_max`."""
+        assert self.first_index <= first <= self.last_index, (self.first_index, first)
+        found: list[Entry] = []
+        size = 0
+        if first <= self.durable_index:
+            durable = self.durable_index
+            found = [e for e in self._store.entries(first, bytes_max) if e.index <= durable]
+            size = sum(entry.size_bytes for entry in found)
+            first = found[-1].index + 1
+        if first > self.durable_index:
+            for entry in self._tail[first - self.durable_index - 1 :]:
+                size += entry.size_bytes
+                if found and size > bytes_max:
+                    break
+                found.append(entry)
+        return found
+
+    def newest_possible_match(self, index: int, term: int) -> Place:
+        """The newest place up to `index` whose term is at most `term`.
+
+        Both sides use it to skip a whole term of disagreement in one exchange, instead of one entry
+        (paper, end of section 5.3; etcd's raft does the same with its reject hint).
+        """
+        index = min(index, self.last_index)
+        while index > 0:
+            own = self.term(index)
+            if own is None:
+                return Place(index, 0)
+            if own <= term:
+                return Place(index, own)
+            index -= 1
+        return Place(0, 0)
+
+    # --- growing -------------------------------------------------------------------------------
+    def append(self, term: int, kind: EntryKind, data: bytes) -> Entry:
+        """A leader's new entry."""
+        assert term >= self.last.term
+        entry = Entry(self.last_index + 1, term, kind, data)
+        self._tail.append(entry)
+        return entry
+
+    def append_from_leader(self, prev_index: int, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Take over what follows `prev_index`, which matches. Returns the entries that are new.
+
+        An entry is replaced only when it conflicts, because the message may be an old one and the
+        log may be ahead of it (paper, figure 2, receiver's rule 3).
+        """
+        for position, entry in enumerate(entries):
+            assert entry.index == prev_index + 1 + position
+            if not self.matches(entry.index, entry.term):
+                if entry.index <= self.last_index:
+                    self._truncate(entry.index)
+                self._tail.extend(entries[position:])
+                return entries[position:]
+        return ()
+
+    def _truncate(self, index: int) -> None:
+        """Drop entries from `index` on; new ones follow at once, so the next write replaces them.
+
+        What is in the write under way may be dropped as well: then that write makes nothing durable
+        from here on, although its entries have the same numbers.
+        """
+        assert index > self.commit, "a committed entry is never replaced"
+        durable = self.durable_index
+        if index <= durable:
+            self._tail.clear()
+        else:
+            del self._tail[index - durable - 1 :]
+        self._unwritten_first = min(self._unwritten_first, index)
+
+    # --- becoming durable ------------------------------------------------------------------------
+    @property
+    def has_unwritten(self) -> bool:
+        return self.last_index >= self._unwritten_first
+
+    def begin_write(self) -> tuple[Entry, ...]:
+        """The entries for the next write. The first one's index is where the file is to be cut."""
+        assert self._flight_last == 0, "one write at a time"
+        if not self.has_unwritten:
+            return ()
+        entries = tuple(self._tail[self._unwritten_first - self._tail[0].index :])
+        self._flight_last = entries[-1].index
+        self._unwritten_first = self._flight_last + 1
+        return entries
+
+    def complete_write(self) -> None:
+        """The write is durable, and the store shows it."""
+        if self._flight_last:
+            # After a conflict during the write `_unwritten_first` lies within it.
+            durable = min(self._flight_last, self._unwritten_first - 1)
+            if self._tail and self._tail[0].index <= durable:
+                del self._tail[: durable - self._tail[0].index + 1]
+            self._flight_last = 0
+
+    # --- committing and applying ---------------------------------------------------------------
+    def commit_to(self, index: int) -> bool:
+        """Entries up to `index` are committed. True when that is news."""
+        assert index <= self.last_index, "only what is here can be committed here"
+        if index <= self.commit:
+            return False
+        self.commit = index
+        return True
+
+    @property
+    def has_to_apply(self) -> bool:
+        return self.applied < min(self.commit, self.durable_index)
+
+    def to_apply(self, bytes_max: int) -> tuple[Entry, ...]:
+        """Committed entries that the state machine has not seen."""
+        if not self.has_to_apply:
+            return ()
+        end = min(self.commit, self.durable_index)
+        return tuple(e for e in self.entries(self.applied + 1, bytes_max) if e.index <= end)
+
+    def applied_to(self, index: int) -> None:
+        assert self.applied <= index <= min(self.commit, self.durable_index)
+        self.applied = index
+
+    def restored(self) -> SnapshotMeta:
+        """The store shows a snapshot that took the place of the whole log."""
+        snapshot = self._store.snapshot
+        assert snapshot.index > self.commit, "a snapshot never takes back what is committed"
+        assert self._store.last_index == snapshot.index
+        self._tail.clear()
+        self._flight_last = 0
+        self._unwritten_first = snapshot.index + 1
+        self.commit = self.applied = snapshot.index
+        return snapshot

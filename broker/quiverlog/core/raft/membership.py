@@ -1,0 +1,176 @@
+"""Who the voters are, at every place of the log that may still matter.
+
+Owns the history of voter sets and the rules for changing them. A voter set is an entry of the log
+and counts from the moment it is appended, committed or not (thesis, section 4.1); when the entry is
+truncated, the set before it counts again. One replica is added or removed at a time, so that
+any majority before a change shares a replica with any majority after it, and no joint phase is
+needed.
+
+Invariants:
+- `history` ascends by index; its first entry is the set at or before the snapshot.
+- At most one set is above the commit index in the log of a leader: `check_change` sees to it.
+- Two disks of one node are never voters at the same time.
+
+Must not know: who is reachable, how far a replica has come (the leader asks before it proposes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from quiverlog.core.raft.log import LogView
+from quiverlog.core.raft.messages import (
+    Entry,
+    EntryKind,
+    ProposalRefused,
+    Refusal,
+    ReplicaKey,
+    Voters,
+)
+
+__all__ = ["Membership", "pack_voters", "unpack_voters"]
+
+_VERSION: Final = 1
+_SCAN_BYTES: Final = 1024 * 1024
+
+
+class _VotersRecord(msgspec.Struct, array_like=True):
+    """`data` of a VOTERS entry. Fields are appended, never changed."""
+
+    version: int
+    voters: list[tuple[int, str, str]]
+    """Node id, directory id, endpoint."""
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(_VotersRecord)
+
+
+def pack_voters(voters: Voters) -> bytes:
+    """The data of a VOTERS entry. Equal sets give equal bytes."""
+    flat = [(*key, endpoint) for key, endpoint in sorted(voters.items())]
+    return _encoder.encode(_VotersRecord(_VERSION, flat))
+
+
+def unpack_voters(data: bytes) -> dict[ReplicaKey, str]:
+    """What `pack_voters` packed."""
+    record = _decoder.decode(data)
+    assert record.version >= _VERSION
+    return {ReplicaKey(node, directory): endpoint for node, directory, endpoint in record.voters}
+
+
+class _Version(msgspec.Struct, frozen=True):
+    index: int
+    voters: Voters
+
+
+class Membership:
+    """See the module docstring."""
+
+    __slots__ = ("_history",)
+
+    def __init__(self, log: LogView) -> None:
+        self._history = [_Version(log.snapshot.index, dict(log.snapshot.voters))]
+        index = log.snapshot.index + 1
+        while index <= log.last_index:
+            entries = log.entries(index, _SCAN_BYTES)
+            self.appended(entries)
+            index = entries[-1].index + 1
+
+    # --- looking -------------------------------------------------------------------------------
+    @property
+    def voters(self) -> Voters:
+        """The set that counts now."""
+        return self._history[-1].voters
+
+    @property
+    def index(self) -> int:
+        """Where in the log the set that counts now comes from."""
+        return self._history[-1].index
+
+    def is_voter(self, key: ReplicaKey) -> bool:
+        return key in self.voters
+
+    def is_only_voter(self, key: ReplicaKey) -> bool:
+        """True when this replica is the whole quorum."""
+        return len(self.voters) == 1 and key in self.voters
+
+    def may_campaign(self, key: ReplicaKey, commit: int) -> bool:
+        """True for voters, and for a voter until the entry that removes it is committed: it may be
+        the only one whose log is new enough to win (thesis, section 4.2.2 and figure 4.6)."""
+        if key in self.voters:
+            return True
+        return self.index > commit and key in self._history[-2].voters
+
+    def at(self, index: int) -> Voters:
+        """The set as of an index that is not below the last snapshot."""
+        assert index >= self._history[0].index
+        return next(v.voters for v in reversed(self._history) if v.index <= index)
+
+    # --- following the log ---------------------------------------------------------------------
+    def appended(self, entries: Iterable[Entry]) -> bool:
+        """Entries came into the log, in place of what was there. True when the voters changed."""
+        before = self.voters
+        first = True
+        for entry in entries:
+            if first:
+                self._truncated(entry.index)
+                first = False
+            if entry.kind is EntryKind.VOTERS:
+                self._history.append(_Version(entry.index, unpack_voters(entry.data)))
+        return self.voters != before
+
+    def _truncated(self, index: int) -> None:
+        while self._history[-1].index >= index:
+            assert len(self._history) > 1, "the set of a snapshot is committed"
+            del self._history[-1]
+
+    def snapshot_taken(self, index: int) -> None:
+        """Sets that were replaced at or before `index` are not asked for any more."""
+        while len(self._history) > 1 and self._history[1].index <= index:
+            del self._history[0]
+
+    def restored(self, index: int, voters: Voters) -> None:
+        """A snapshot took the place of the log."""
+        self._history = [_Version(index, dict(voters))]
+
+    # --- changing --------------------------------------------------------------------------------
+    def check_change(self, log: LogView, term: int) -> None:
+        """Raises ProposalRefused when a leader of `term` may not change the voters now.
+
+        The leader's own first entry must be committed before: without it, a set that an earlier
+        leader left behind may still win elections, and the two sets need not overlap (Ongaro's
+        correction of 2015 to the single-server change of the thesis).
+        """
+        if log.term(log.commit) != term:
+            raise ProposalRefused(Refusal.NOTHING_COMMITTED_YET)
+        if self.index > log.commit:
+            raise ProposalRefused(Refusal.CHANGE_PENDING)
+
+    def with_voter(self, key: ReplicaKey, endpoint: str) -> dict[ReplicaKey, str]:
+        """The set with one voter more. Raises ProposalRefused.
+
+        Another disk of the same node must be removed first (KIP-853): it would be two voters that
+        fail together.
+        """
+        assert key.directory_id
+        if any(voter.node_id == key.node_id for voter in self.voters):
+            raise ProposalRefused(Refusal.ALREADY_VOTER)
+        return {**self.voters, key: endpoint}
+
+    def without_voter(self, key: ReplicaKey) -> dict[ReplicaKey, str]:
+        """The set with one voter less. Raises ProposalRefused."""
+        if key not in self.voters:
+            raise ProposalRefused(Refusal.NOT_VOTER)
+        if len(self.voters) == 1:
+            raise ProposalRefused(Refusal.LAST_VOTER)
+        return {k: endpoint for k, endpoint in self.voters.items() if k != key}
+
+    def with_endpoint(self, key: ReplicaKey, endpoint: str) -> dict[ReplicaKey, str]:
+        """The same set, one voter being reached elsewhere. Raises ProposalRefused."""
+        if key not in self.voters:
+            raise ProposalRefused(Refusal.NOT_VOTER)
+        return {**self.voters, key: endpoint}

@@ -1,0 +1,180 @@
+"""What the host is to send and to write, and which message waits for which write.
+
+Owns the writes (at most one under way), what of the hard state is durable, and the messages that
+promise something: a granted vote, an acknowledged append. Such a message leaves only when what it
+promises is durable, because a replica that promises, crashes and forgets lets two leaders win one
+term or lets a committed entry vanish (thesis, section 3.8; KRaft writes its quorum-state file first
+in the same way).
+
+A message to this replica itself waits in the same row and comes back as a message: that is how a
+candidate counts its own vote only when it is durable.
+
+Invariants: a waiting message is of the current term: when the term changes, older promises are
+dropped, since nobody needs them and the log that they speak of may be truncated.
+
+Must not know: what a message means.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from quiverlog.core.raft.log import LogView
+from quiverlog.core.raft.messages import (
+    Entry,
+    HardState,
+    Message,
+    ReplicaKey,
+    SnapshotChunk,
+)
+
+__all__ = ["Outbox", "Write"]
+
+
+class Write(NamedTuple):
+    """One job of the host. Its parts become durable in this order, or not at all from some part on.
+
+    `hard_state`: replaces the one before. `entries`: the log is cut at the first one's index, then
+    they are appended. `chunk`: bytes of a snapshot for a temporary file, at their offset (offset 0
+    begins a new file); a chunk that is `done` is followed by fsync and a rename, and then the
+    snapshot stands for the whole log: entries are dropped, whatever their index.
+    """
+
+    number: int
+    hard_state: HardState | None
+    entries: tuple[Entry, ...]
+    chunk: SnapshotChunk | None
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    message: Message
+    hard_state: HardState
+    index: int
+
+
+class Outbox:
+    """See the module docstring."""
+
+    __slots__ = (
+        "_chunk",
+        "_durable_state",
+        "_hard_state",
+        "_key",
+        "_log",
+        "_messages",
+        "_number",
+        "_own",
+        "_waiting",
+        "is_failed",
+        "under_way",
+    )
+
+    def __init__(self, key: ReplicaKey, hard_state: HardState, log: LogView) -> None:
+        self._key = key
+        self._log = log
+        self._hard_state = hard_state
+        self._durable_state = hard_state
+        self._messages: list[Message] = []
+        self._waiting: list[_Waiting] = []
+        self._own: list[_Waiting] = []
+        self._chunk: SnapshotChunk | None = None
+        self._number = 0
+        self.under_way: Write | None = None
+        self.is_failed = False
+
+    # --- sending -------------------------------------------------------------------------------
+    def send(self, message: Message) -> None:
+        """A message that promises nothing."""
+        assert message.target != self._key
+        self._messages.append(message)
+
+    def send_durable(self, message: Message, index: int = 0) -> None:
+        """A message that rests on the hard state as it is now, and on the log up to `index`."""
+        assert message.term == self._hard_state.term
+        assert index <= self._log.last_index
+        row = self._own if message.target == self._key else self._waiting
+        row.append(_Waiting(message, self._hard_state, index))
+
+    def take_messages(self) -> tuple[Message, ...]:
+        """What may be sent now."""
+        taken = [*self._messages, *(w.message for w in self._waiting if self._is_durable(w))]
+        self._messages.clear()
+        self._waiting = [w for w in self._waiting if not self._is_durable(w)]
+        return tuple(taken)
+
+    def take_own(self) -> list[Message]:
+        """Messages of this replica to itself whose promise has become durable."""
+        durable = [w.message for w in self._own if self._is_durable(w)]
+        self._own = [w for w in self._own if not self._is_durable(w)]
+        return durable
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(self._messages) or any(map(self._is_durable, self._waiting))
+
+    def _is_durable(self, waiting: _Waiting) -> bool:
+        # A vote is given once in a term, so within a term the newer hard state contains the older.
+        state = self._durable_state
+        return (
+            state.term == waiting.hard_state.term
+            and (waiting.hard_state.vote is None or state.vote == waiting.hard_state.vote)
+            and self._log.durable_index >= waiting.index
+        )
+
+    # --- writing -------------------------------------------------------------------------------
+    def change_hard_state(self, hard_state: HardState) -> None:
+        """The term grew, or a vote was given in it; the next write contains it."""
+        assert hard_state.term >= self._hard_state.term
+        if hard_state.term > self._hard_state.term:
+            self._waiting.clear()
+            self._own.clear()
+        else:
+            assert self._hard_state.vote in (None, hard_state.vote), "one vote in a term"
+        self._hard_state = hard_state
+
+    def write_chunk(self, chunk: SnapshotChunk) -> None:
+        """The next write contains these bytes of a snapshot."""
+        assert self._chunk is None, "one chunk at a time"
+        self._chunk = chunk
+
+    def drop_chunk(self) -> None:
+        """A chunk that is in no write yet is not wanted any more."""
+        self._chunk = None
+
+    @property
+    def is_state_durable(self) -> bool:
+        return self._hard_state == self._durable_state
+
+    @property
+    def has_write(self) -> bool:
+        if self.under_way is not None or self.is_failed:
+            return False
+        return not self.is_state_durable or self._chunk is not None or self._log.has_unwritten
+
+    def begin_write(self) -> Write | None:
+        """The next write, if there is something to write and none is under way."""
+        if not self.has_write:
+            return None
+        chunk, self._chunk = self._chunk, None
+        # A snapshot may drop the entries, so these come before or after it, never with it.
+        entries = () if chunk else self._log.begin_write()
+        changed = not self.is_state_durable
+        self._number += 1
+        self.under_way = Write(self._number, self._hard_state if changed else None, entries, chunk)
+        return self.under_way
+
+    def complete_write(self, write: Write) -> None:
+        """The write is durable, and the store shows it."""
+        assert write is self.under_way, "a write is reported once, in its order"
+        self.under_way = None
+        if write.hard_state is not None:
+            self._durable_state = write.hard_state
+        self._log.complete_write()
+
+    def fail(self) -> None:
+        """Nothing becomes durable any more; what waits for it is never sent."""
+        self._waiting.clear()
+        self._own.clear()
+        self.is_failed = True

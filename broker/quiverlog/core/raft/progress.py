@@ -1,0 +1,179 @@
+"""How far one follower has come, as its leader knows it.
+
+Owns the state machine of one follower (etcd's raft has the same three states):
+
+```
+            accepted                            log is compacted there
+   PROBE ─────────────▶ REPLICATE        PROBE, REPLICATE ──────────▶ SNAPSHOT
+     ▲  ◀───────────────────┘                                            │
+     │       refused                                                     │
+     └────────────────── installed, or found to be further ──────────────┘
+```
+
+- PROBE: where the logs agree is not known. One message at a time, sent again after a heartbeat.
+- REPLICATE: entries are sent ahead, up to a bound on messages and bytes in flight.
+- SNAPSHOT: what the follower needs is not in the log any more; no entries are sent.
+
+Invariants: match < next; `match` never falls, because an acknowledgement was durable when it was
+sent and a replica that loses its disk comes back under another key. `match` is only what the
+follower acknowledged in this term, so up to there it has this leader's log.
+
+Must not know: other followers, what is committed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quiverlog.core.raft.messages import Entry, RaftConfig, ReplicaKey, SnapshotMeta
+
+__all__ = ["Progress", "ProgressState", "SnapshotSend"]
+
+
+class ProgressState(enum.Enum):
+    """See the drawing above."""
+
+    PROBE = "probe"
+    REPLICATE = "replicate"
+    SNAPSHOT = "snapshot"
+
+
+class SnapshotSend:
+    """Which bytes of which snapshot a follower gets next. One chunk is under way at a time.
+
+    `read_under_way`: the host reads it from its disk. `sent_us`: it was sent and not answered.
+    """
+
+    __slots__ = ("offset", "read_under_way", "sent_us", "snapshot")
+
+    def __init__(self, snapshot: SnapshotMeta) -> None:
+        self.snapshot = snapshot
+        self.offset = 0
+        self.read_under_way = False
+        self.sent_us: int | None = None
+
+
+class _Sent(NamedTuple):
+    last_index: int
+    size_bytes: int
+
+
+class Progress:
+    """See the module docstring."""
+
+    __slots__ = (
+        "_bytes_in_flight",
+        "_config",
+        "_in_flight",
+        "_probe_sent",
+        "commit_sent",
+        "heard_us",
+        "key",
+        "match",
+        "next",
+        "state",
+        "transfer",
+    )
+
+    def __init__(self, key: ReplicaKey, next_index: int, config: RaftConfig, now_us: int) -> None:
+        assert next_index >= 1
+        self.key = key
+        self.match = 0
+        self.next = next_index
+        self.state = ProgressState.PROBE
+        # A new leader gives everybody a full timeout before it doubts its majority.
+        self.heard_us = now_us
+        self.commit_sent = 0
+        """The newest commit index that an append has carried there."""
+        self.transfer: SnapshotSend | None = None
+        self._config = config
+        self._probe_sent = False
+        self._in_flight: deque[_Sent] = deque()
+        self._bytes_in_flight = 0
+
+    @property
+    def is_paused(self) -> bool:
+        """True when no entries may be sent now."""
+        if self.state is ProgressState.PROBE:
+            return self._probe_sent
+        if self.state is ProgressState.SNAPSHOT:
+            return True
+        return (
+            len(self._in_flight) >= self._config.inflight_messages_max
+            or self._bytes_in_flight >= self._config.inflight_bytes_max
+        )
+
+    @property
+    def is_unacknowledged(self) -> bool:
+        """True when entries were sent ahead and not acknowledged: they may be lost."""
+        return self.state is ProgressState.REPLICATE and self.match + 1 < self.next
+
+    # --- sending -------------------------------------------------------------------------------
+    def sent(self, entries: Sequence[Entry], commit: int) -> None:
+        """An append with these entries, from `next` on, was sent."""
+        assert not self.is_paused
+        self.commit_sent = max(self.commit_sent, commit)
+        if self.state is ProgressState.PROBE:
+            self._probe_sent = True
+        elif entries:
+            assert entries[0].index == self.next
+            sent = _Sent(entries[-1].index, sum(entry.size_bytes for entry in entries))
+            self._in_flight.append(sent)
+            self._bytes_in_flight += sent.size_bytes
+            self.next = sent.last_index + 1
+
+    # --- answers -------------------------------------------------------------------------------
+    def accepted(self, index: int) -> None:
+        """The follower's log is equal up to `index`, durably. Answers may come twice, or late."""
+        self.match = max(self.match, index)
+        self.next = max(self.next, self.match + 1)
+        while self._in_flight and self._in_flight[0].last_index <= index:
+            self._bytes_in_flight -= self._in_flight.popleft().size_bytes
+        if self.state is ProgressState.PROBE:
+            self._become(ProgressState.REPLICATE)
+        elif self.transfer is not None and self.match >= self.transfer.snapshot.index:
+            # Behind a snapshot the next place is known as exactly as behind an append.
+            self._become(ProgressState.REPLICATE)
+        assert self.match < self.next
+
+    def refused(self, index: int, next_index: int) -> bool:
+        """What was sent behind `index` did not fit; try from `next_index`. False for an old answer.
+
+        An answer about a place that is acknowledged, or that is not being probed, was overtaken.
+        """
+        if self.state is ProgressState.SNAPSHOT or index <= self.match:
+            return False
+        if self.state is ProgressState.PROBE and index != self.next - 1:
+            return False
+        self.next = max(self.match + 1, min(index, next_index))
+        self._become(ProgressState.PROBE)
+        return True
+
+    def probe_again(self) -> None:
+        """The follower is alive, so a message without an answer was lost."""
+        self._probe_sent = False
+
+    # --- snapshots -----------------------------------------------------------------------------
+    def needs_snapshot(self, snapshot: SnapshotMeta) -> None:
+        """What comes behind `next - 1` cannot be sent from the log."""
+        assert self.state is not ProgressState.SNAPSHOT
+        assert self.match < snapshot.index
+        self._become(ProgressState.SNAPSHOT)
+        self.transfer = SnapshotSend(snapshot)
+
+    def abandon_snapshot(self) -> None:
+        """The snapshot is gone; probing finds out what the follower needs now."""
+        assert self.state is ProgressState.SNAPSHOT
+        self._become(ProgressState.PROBE)
+
+    def _become(self, state: ProgressState) -> None:
+        self.state = state
+        self.transfer = None
+        self._probe_sent = False
+        self._in_flight.clear()
+        self._bytes_in_flight = 0
+        if state is ProgressState.REPLICATE:
+            self.next = self.match + 1

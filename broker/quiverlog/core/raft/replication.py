@@ -1,0 +1,306 @@
+"""What a leader does: bring everybody's log up to its own, and know what a majority has.
+
+Owns the followers' progress (voters and observers), the commit rule, heartbeats, check-quorum and
+the handing over of leadership. It exists for one leadership and is thrown away with it.
+
+Invariants:
+- An entry is committed by count only when it is of the leader's own term; older ones are committed
+  with it (paper, section 5.4.2 and figure 8). So a leader begins with an entry of its own.
+- This replica counts itself only up to what is durable here, and may commit without itself
+  (thesis, section 10.2.1): the others need not wait for the leader's disk.
+- A leader that has not heard a majority for an election timeout steps down (thesis, section 6.2;
+  check-quorum in etcd and KRaft), so that nobody waits for decisions that cannot come.
+
+Must not know: elections, files, what entries mean.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from quiverlog.core.raft.log import LogView
+from quiverlog.core.raft.membership import Membership
+from quiverlog.core.raft.messages import (
+    Append,
+    AppendResponse,
+    Entry,
+    EntryKind,
+    Heartbeat,
+    ProposalRefused,
+    RaftConfig,
+    Refusal,
+    ReplicaKey,
+    TimeoutNow,
+)
+from quiverlog.core.raft.outbox import Outbox
+from quiverlog.core.raft.progress import Progress, ProgressState
+from quiverlog.core.raft.quorum import reached_by_majority
+
+__all__ = ["Replication"]
+
+_OBSERVER_TIMEOUTS = 8
+"""An observer that was silent for so many election timeouts is forgotten; it may ask again."""
+_NEVER_US = 1 << 62
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """Leadership goes to `target` as soon as it has the whole log, or not at all."""
+
+    target: ReplicaKey
+    deadline_us: int
+    asked: bool = False
+
+
+class Replication:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        key: ReplicaKey,
+        term: int,
+        config: RaftConfig,
+        log: LogView,
+        membership: Membership,
+        outbox: Outbox,
+        now_us: int,
+    ) -> None:
+        self._key = key
+        self._term = term
+        self._config = config
+        self._log = log
+        self._membership = membership
+        self._outbox = outbox
+        self._uncommitted: deque[tuple[int, int]] = deque()
+        """(index, bytes) of what was proposed here."""
+        self._uncommitted_bytes = 0
+        self._transfer: _Transfer | None = None
+        self.progress: dict[ReplicaKey, Progress] = {}
+        self.heartbeat_due_us = now_us
+        self.wants_to_send = True
+        """Something happened that may let entries go out."""
+        self.voters_changed(now_us)
+
+    # --- members -------------------------------------------------------------------------------
+    def voters_changed(self, now_us: int) -> None:
+        """Follow the set of voters. One that was removed stays as an observer until it is silent,
+        because it needs the entry that removes it."""
+        for voter in self._membership.voters:
+            if voter != self._key and voter not in self.progress:
+                self._add(voter, now_us)
+        self.wants_to_send = True
+
+    def on_observe(self, key: ReplicaKey, now_us: int) -> None:
+        """A replica without a vote wants the log. Over the bound it is not answered."""
+        known = self.progress.get(key)
+        if known is not None:
+            known.probe_again()
+            if not self._membership.is_voter(key):
+                known.heard_us = now_us
+        elif self._observer_count < self._config.observers_max:
+            self._add(key, now_us)
+        self.wants_to_send = True
+
+    @property
+    def _observer_count(self) -> int:
+        return sum(not self._membership.is_voter(key) for key in self.progress)
+
+    def _add(self, key: ReplicaKey, now_us: int) -> None:
+        self.progress[key] = Progress(key, self._log.last_index + 1, self._config, now_us)
+
+    def _forget_silent_observers(self, now_us: int) -> None:
+        silent_us = _OBSERVER_TIMEOUTS * self._config.election_timeout_us
+        for key, progress in list(self.progress.items()):
+            if not self._membership.is_voter(key) and now_us - progress.heard_us >= silent_us:
+                del self.progress[key]
+
+    def check_caught_up(self, key: ReplicaKey, now_us: int) -> None:
+        """Raises ProposalRefused unless this replica may become a voter: it holds (nearly) the
+        whole log and is alive. Otherwise the next commits might wait for it (thesis, 4.2.1)."""
+        progress = self.progress.get(key)
+        if (
+            progress is None
+            or progress.state is not ProgressState.REPLICATE
+            or progress.match + self._config.catch_up_entries_max < self._log.last_index
+            or progress.match < self._log.commit
+            or now_us - progress.heard_us >= self._config.election_timeout_us
+        ):
+            raise ProposalRefused(Refusal.NOT_CAUGHT_UP)
+
+    # --- proposals -----------------------------------------------------------------------------
+    def check_proposal(self, size_bytes: int) -> None:
+        """Raises ProposalRefused when no entry of this size may be appended now."""
+        if self._transfer is not None:
+            raise ProposalRefused(Refusal.TRANSFERRING)
+        if size_bytes > self._config.append_bytes_max:
+            raise ProposalRefused(Refusal.TOO_LARGE)
+        if self._uncommitted_bytes + size_bytes > self._config.uncommitted_bytes_max:
+            raise ProposalRefused(Refusal.TOO_MUCH_UNCOMMITTED)
+
+    def append(self, kind: EntryKind, data: bytes, now_us: int) -> int:
+        """Put an entry at the end of the leader's log. Returns its index."""
+        entry = self._log.append(self._term, kind, data)
+        self._uncommitted.append((entry.index, entry.size_bytes))
+        self._uncommitted_bytes += entry.size_bytes
+        if self._membership.appended((entry,)):
+            self.voters_changed(now_us)
+        self.wants_to_send = True
+        return entry.index
+
+    # --- sending -------------------------------------------------------------------------------
+    def send(self) -> None:
+        """Whatever may be sent now: entries as far as each follower's window reaches, and the
+        commit index where it is news."""
+        self.wants_to_send = False
+        for progress in self.progress.values():
+            while not progress.is_paused and self._has_news(progress):
+                if not self._send_append(progress):
+                    break
+
+    def _has_news(self, progress: Progress) -> bool:
+        return (
+            progress.state is ProgressState.PROBE
+            or progress.next <= self._log.last_index
+            or progress.commit_sent < min(self._log.commit, progress.match)
+        )
+
+    def _send_append(self, progress: Progress, *, empty: bool = False) -> bool:
+        """One append. False when the log does not reach back so far: a snapshot must go."""
+        prev_index = progress.next - 1
+        prev_term = self._log.term(prev_index)
+        if prev_term is None or progress.next < self._log.first_index:
+            progress.needs_snapshot(self._log.snapshot)
+            return False
+        entries: tuple[Entry, ...] = ()
+        if not empty and progress.next <= self._log.last_index:
+            entries = tuple(self._log.entries(progress.next, self._config.append_bytes_max))
+        if not empty:
+            progress.sent(entries, self._log.commit)
+        self._outbox.send(
+            Append(
+                source=self._key,
+                target=progress.key,
+                term=self._term,
+                prev_index=prev_index,
+                prev_term=prev_term,
+                entries=entries,
+                commit=self._log.commit,
+            )
+        )
+        return True
+
+    # --- answers -------------------------------------------------------------------------------
+    def heard(self, key: ReplicaKey, now_us: int) -> Progress | None:
+        """A message of this term came from a follower. None when it is nobody's we know."""
+        progress = self.progress.get(key)
+        if progress is not None:
+            progress.heard_us = now_us
+        return progress
+
+    def on_append_response(self, progress: Progress, message: AppendResponse) -> bool:
+        """True when more is committed now."""
+        self.wants_to_send = True
+        if not message.accepted:
+            fits = self._log.newest_possible_match(message.hint_index, message.hint_term)
+            progress.refused(message.index, fits.index + 1)
+            return False
+        # Durable on the follower, in this term: it counts (paper, section 5.3).
+        assert message.index <= self._log.last_index, "a follower acknowledges what it was sent"
+        progress.accepted(message.index)
+        self._hand_over_when_ready()
+        return self.advance_commit()
+
+    def on_heartbeat_response(self, progress: Progress) -> None:
+        """The follower lives; find out whether what was sent to it has arrived."""
+        progress.probe_again()
+        self.wants_to_send = True
+        if progress.is_unacknowledged:
+            # No entries: a follower with a slow disk has them in memory and must not get them
+            # twice, one that has lost them refuses, and probing begins.
+            self._send_append(progress, empty=True)
+
+    def advance_commit(self) -> bool:
+        """Commit what a majority of the voters holds durably. True when that is news."""
+        voters = self._membership.voters
+        reached = reached_by_majority(self._match(voter) for voter in voters)
+        if reached <= self._log.commit:
+            return False
+        if self._log.term(reached) != self._term:
+            return False
+        self._log.commit_to(reached)
+        while self._uncommitted and self._uncommitted[0][0] <= reached:
+            self._uncommitted_bytes -= self._uncommitted.popleft()[1]
+        self.wants_to_send = True
+        return True
+
+    def _match(self, voter: ReplicaKey) -> int:
+        if voter == self._key:
+            return self._log.durable_index
+        return self.progress[voter].match
+
+    # --- time ----------------------------------------------------------------------------------
+    def tick(self, now_us: int) -> None:
+        """Send heartbeats that are due."""
+        if now_us >= self.heartbeat_due_us:
+            self.heartbeat_due_us = now_us + self._config.heartbeat_us
+            self._forget_silent_observers(now_us)
+            for progress in self.progress.values():
+                commit = min(progress.match, self._log.commit)
+                heartbeat = Heartbeat(
+                    source=self._key, target=progress.key, term=self._term, commit=commit
+                )
+                self._outbox.send(heartbeat)
+        if self._transfer is not None and now_us >= self._transfer.deadline_us:
+            self._transfer = None  # The target did not make it: go on leading (thesis, 3.10).
+
+    @property
+    def quorum_deadline_us(self) -> int:
+        """When this leader must step down unless it hears more."""
+        if self._membership.is_only_voter(self._key):
+            return _NEVER_US
+        voters = self._membership.voters
+        heard = [p.heard_us for key, p in self.progress.items() if key in voters]
+        if self._key in voters:
+            heard.append(_NEVER_US)
+        return reached_by_majority(heard) + self._config.election_timeout_us
+
+    @property
+    def deadline_us(self) -> int:
+        """When `tick` has something to do."""
+        due_us = min(self.heartbeat_due_us, self.quorum_deadline_us)
+        return due_us if self._transfer is None else min(due_us, self._transfer.deadline_us)
+
+    # --- handing over ----------------------------------------------------------------------------
+    def transfer(self, target: ReplicaKey, now_us: int) -> None:
+        """Hand leadership to a voter: proposals stop, it gets the rest of the log, then the word.
+
+        Raises:
+            ProposalRefused: the target is no other voter, or another transfer is under way.
+        """
+        if target not in self.progress or not self._membership.is_voter(target):
+            raise ProposalRefused(Refusal.NOT_VOTER)
+        if self._transfer is not None:
+            raise ProposalRefused(Refusal.TRANSFERRING)
+        self._transfer = _Transfer(target, now_us + self._config.election_timeout_us)
+        self._hand_over_when_ready()
+        self.wants_to_send = True
+
+    def _hand_over_when_ready(self) -> None:
+        transfer = self._transfer
+        if transfer is None or transfer.asked:
+            return
+        progress = self.progress.get(transfer.target)
+        if progress is not None and progress.match == self._log.last_index:
+            transfer.asked = True
+            self.ask_to_take_over(transfer.target)
+
+    def ask_to_take_over(self, target: ReplicaKey) -> None:
+        """Tell one voter to begin an election without waiting for its timeout."""
+        self._outbox.send(TimeoutNow(source=self._key, target=target, term=self._term))
+
+    def closest_voter(self) -> ReplicaKey | None:
+        """The other voter whose log is the newest, for a leader that must go."""
+        others = (p for key, p in self.progress.items() if self._membership.is_voter(key))
+        best = max(others, key=lambda p: (p.match, p.heard_us), default=None)
+        return None if best is None else best.key

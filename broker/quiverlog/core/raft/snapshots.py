@@ -1,0 +1,216 @@
+"""Bringing a snapshot to a follower, chunk by chunk.
+
+Owns both ends of the transfer: what a leader sends next (`SnapshotSender`) and what a follower has
+taken so far (`SnapshotReceiver`). The bytes are read and written by jobs of the host; here are the
+offsets (paper, section 7; KIP-630).
+
+```
+ leader    read (job) ─▶ SnapshotChunk(offset, data, done) ─▶ the answer's offset ─▶ read ...
+ follower  chunk fits ─▶ write to a temporary file (job) ──▶ answer
+           last chunk ─▶ write, fsync, rename (job) ────────▶ the snapshot is the log; answer
+```
+
+Invariants:
+- One chunk of a transfer is under way, so a follower holds one chunk in memory.
+- A follower continues only the snapshot it began, from the leader and term it began with: two
+  replicas may have written different bytes for the same index.
+- A chunk is answered when it is in the file; the last one when the snapshot is durable.
+- A snapshot that the log has reached meanwhile is not installed: acknowledged entries would go.
+
+Must not know: what is in a snapshot, where the files are.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quiverlog.core.raft.log import LogView
+from quiverlog.core.raft.messages import (
+    RaftConfig,
+    ReplicaKey,
+    SnapshotChunk,
+    SnapshotChunkResponse,
+    SnapshotMeta,
+)
+from quiverlog.core.raft.outbox import Outbox
+from quiverlog.core.raft.progress import Progress
+
+__all__ = ["SnapshotRead", "SnapshotReceiver", "SnapshotSender"]
+
+
+class SnapshotRead(NamedTuple):
+    """A job of the host: read at most `bytes_max` of this snapshot's file, from `offset` on."""
+
+    target: ReplicaKey
+    snapshot: SnapshotMeta
+    offset: int
+    bytes_max: int
+
+
+class SnapshotSender:
+    """The leader's end. Where each transfer stands is in the follower's progress."""
+
+    __slots__ = ("_config", "_key", "_log", "_outbox", "_reads", "_term")
+
+    def __init__(
+        self, key: ReplicaKey, term: int, config: RaftConfig, log: LogView, outbox: Outbox
+    ) -> None:
+        self._key = key
+        self._term = term
+        self._config = config
+        self._log = log
+        self._outbox = outbox
+        self._reads: list[SnapshotRead] = []
+
+    def continue_transfer(self, progress: Progress, now_us: int) -> None:
+        """Have the next chunk read, unless one is under way and may still be answered."""
+        transfer = progress.transfer
+        if transfer is None or transfer.read_under_way:
+            return
+        if transfer.sent_us is not None:
+            if now_us - transfer.sent_us < self._config.election_timeout_us:
+                return
+            transfer.sent_us = None  # Lost, or its answer was.
+        transfer.read_under_way = True
+        self._reads.append(
+            SnapshotRead(
+                progress.key, transfer.snapshot, transfer.offset, self._config.chunk_bytes_max
+            )
+        )
+
+    def take_reads(self) -> tuple[SnapshotRead, ...]:
+        reads, self._reads = tuple(self._reads), []
+        return reads
+
+    @property
+    def has_reads(self) -> bool:
+        return bool(self._reads)
+
+    def on_read(
+        self, progress: Progress, read: SnapshotRead, data: bytes | None, done: bool, now_us: int
+    ) -> None:
+        """The host has read a chunk; None: the file is gone, because there is a newer snapshot."""
+        transfer = progress.transfer
+        if transfer is None or transfer.snapshot != read.snapshot:
+            return  # The follower got on without it.
+        transfer.read_under_way = False
+        if data is None:
+            progress.abandon_snapshot()
+            return
+        if transfer.offset != read.offset:
+            return
+        assert len(data) <= read.bytes_max
+        transfer.sent_us = now_us
+        self._outbox.send(
+            SnapshotChunk(
+                source=self._key,
+                target=progress.key,
+                term=self._term,
+                snapshot=read.snapshot,
+                offset=read.offset,
+                data=data,
+                done=done,
+            )
+        )
+
+    def on_response(self, progress: Progress, message: SnapshotChunkResponse, now_us: int) -> bool:
+        """True when the follower has the snapshot: it stands at least at its index, durably."""
+        transfer = progress.transfer
+        if transfer is None or message.snapshot_index != transfer.snapshot.index:
+            return False
+        if message.installed:
+            progress.accepted(transfer.snapshot.index)
+            return True
+        # The follower says where it goes on. It may have begun again after a crash; an answer that
+        # was overtaken costs a chunk that the follower does not take, and another answer.
+        if message.offset != transfer.offset:
+            transfer.offset = message.offset
+            transfer.sent_us = None
+        self.continue_transfer(progress, now_us)
+        return False
+
+
+class _Incoming(NamedTuple):
+    source: ReplicaKey
+    term: int
+    snapshot: SnapshotMeta
+
+
+class SnapshotReceiver:
+    """The follower's end."""
+
+    __slots__ = ("_incoming", "_key", "_log", "_offset", "_outbox", "_writing")
+
+    def __init__(self, key: ReplicaKey, log: LogView, outbox: Outbox) -> None:
+        self._key = key
+        self._log = log
+        self._outbox = outbox
+        self._incoming: _Incoming | None = None
+        self._offset = 0
+        """Bytes that are in the file."""
+        self._writing: SnapshotChunk | None = None
+
+    @property
+    def is_installing(self) -> bool:
+        """True while a write is going to put a snapshot in the place of the log: nothing may be
+        appended meanwhile, because it would be dropped after it was acknowledged."""
+        return self._writing is not None and self._writing.done
+
+    def on_chunk(self, message: SnapshotChunk) -> None:
+        """Take a chunk if it is the next one, and say which is."""
+        snapshot = message.snapshot
+        if self._writing is not None:
+            return  # Its answer tells the offset.
+        if self._is_reached(snapshot):
+            self._incoming = None
+            self._answer(message, installed=True)
+            return
+        incoming = _Incoming(message.source, message.term, snapshot)
+        if incoming != self._incoming:
+            self._incoming = incoming
+            self._offset = 0
+        if message.offset != self._offset:
+            self._answer(message, installed=False)
+            return
+        self._writing = message
+        self._outbox.write_chunk(message)
+
+    def _is_reached(self, snapshot: SnapshotMeta) -> bool:
+        """True when the log holds all that the snapshot stands for (paper, figure 13, rule 6)."""
+        if self._log.commit >= snapshot.index:
+            return True
+        if self._log.matches(snapshot.index, snapshot.term):
+            self._log.commit_to(snapshot.index)
+            return True
+        return False
+
+    def written(self, chunk: SnapshotChunk) -> bool:
+        """A chunk is durable. True when it was the last one: the store shows the snapshot."""
+        assert chunk is self._writing
+        self._writing = None
+        self._offset = chunk.offset + len(chunk.data)
+        if chunk.done:
+            self._incoming = None
+        return chunk.done
+
+    def answer_written(self, chunk: SnapshotChunk) -> None:
+        """Tell the leader, if it still leads."""
+        self._answer(chunk, installed=chunk.done)
+
+    def _answer(self, chunk: SnapshotChunk, *, installed: bool) -> None:
+        response = SnapshotChunkResponse(
+            source=self._key,
+            target=chunk.source,
+            term=chunk.term,
+            snapshot_index=chunk.snapshot.index,
+            offset=self._offset,
+            installed=installed,
+        )
+        self._outbox.send_durable(response, chunk.snapshot.index if installed else 0)
+
+    def forget_unwritten(self) -> None:
+        """The term changed: a chunk that is in no write yet comes from a leader that is gone."""
+        under_way = self._outbox.under_way
+        if self._writing is not None and (under_way is None or under_way.chunk is None):
+            self._outbox.drop_chunk()
+            self._writing = None
