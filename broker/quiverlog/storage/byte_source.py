@@ -3,7 +3,8 @@
 Owns the rule that such bytes are copied with pread, a window at a time, and never looked at through
 a mapping: a sector that the disk cannot give is then an error of some range instead of SIGBUS, the
 end of the process. The unreadable blocks are replaced by bytes that no batch has, so that a
-walk finds damage there and goes on behind it.
+walk finds damage there and goes on behind it. So are bytes that the file should have and has no
+more, because somebody has cut it: a source gives as many bytes as its size says.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ByteSource(Protocol):
         """The number of bytes."""
 
     def read(self, position: int, size: int) -> memoryview:
-        """A copy; short at the end."""
+        """A copy; short only where `size` of the source ends."""
 
 
 class BufferBytes:
@@ -66,7 +67,7 @@ class FileBytes:
         window_bytes: read so much at once, because a walk asks for its neighbours next.
     """
 
-    __slots__ = ("_file", "_start", "_window", "_window_bytes", "size")
+    __slots__ = ("_file", "_start", "_whole", "_window", "_window_bytes", "size")
 
     def __init__(self, file: File, size: int, *, window_bytes: int = _WINDOW_BYTES) -> None:
         assert 0 <= size <= file.size
@@ -74,11 +75,12 @@ class FileBytes:
         self._window_bytes = window_bytes
         self._window = memoryview(b"")
         self._start = 0
+        self._whole = True
         self.size = size
 
     def holds(self, start: int, end: int) -> bool:
-        """True when the window has the whole range."""
-        return self._start <= start and end <= self._start + len(self._window)
+        """True when the window has the whole range, as it is in the file."""
+        return self._whole and self._start <= start and end <= self._start + len(self._window)
 
     def read(self, position: int, size: int) -> memoryview:
         assert position >= 0
@@ -86,15 +88,22 @@ class FileBytes:
         at = position - self._start
         if at < 0 or at + size > len(self._window):
             wanted = min(max(size, self._window_bytes), self.size - position)
-            self._window = memoryview(_read_around_errors(self._file, position, wanted))
+            data, self._whole = _read_around_errors(self._file, position, wanted)
+            self._window = memoryview(data)
             self._start, at = position, 0
         return self._window[at : at + size]
 
 
-def _read_around_errors(file: File, position: int, size: int) -> bytes:
-    """The bytes, blocks that the disk refuses replaced. Other errors are the caller's."""
+def _read_around_errors(file: File, position: int, size: int) -> tuple[bytes, bool]:
+    """(`size` bytes, are they the file's). What it does not give is replaced.
+
+    Raises OSError when the file cannot be opened.
+    """
     try:
-        return file.read_copy(position, size)
+        data = file.read_copy(position, size)
+        if len(data) == size:
+            return data, True
+        return data + _UNREADABLE * (size - len(data)), False  # Somebody has cut the file.
     except OSError as error:
         if not is_unreadable(error):
             raise
@@ -103,33 +112,33 @@ def _read_around_errors(file: File, position: int, size: int) -> bytes:
     while position < end:
         block = min(BLOCK_BYTES - position % BLOCK_BYTES, end - position)
         try:
-            parts.append(file.read_copy(position, block))
+            data = file.read_copy(position, block)
         except OSError as error:
             if not is_unreadable(error):
                 raise
-            parts.append(_UNREADABLE * block)
+            data = b""
+        parts.append(data + _UNREADABLE * (block - len(data)))
         position += block
-    return b"".join(parts)
+    return b"".join(parts), False
 
 
 def readable_bytes(file: File, position: int, size: int) -> int:
-    """Count the bytes from `position` on that the disk gives: all, or those up to a bad block."""
-    end = position + size
+    """Count the bytes from `position` on that can be read: up to a bad block, or a cut."""
     try:
-        file.read_copy(position, size)
+        return len(file.read_copy(position, size))
     except OSError as error:
         if not is_unreadable(error):
             raise
-    else:
-        return size
-    at = position
+    at, end = position, position + size
     while at < end:
         block = min(BLOCK_BYTES - at % BLOCK_BYTES, end - at)
         try:
-            file.read_copy(at, block)
+            count = len(file.read_copy(at, block))
         except OSError:
             break
-        at += block
+        at += count
+        if count < block:
+            break
     return at - position
 
 

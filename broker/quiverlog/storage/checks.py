@@ -14,7 +14,7 @@ from quiverlog.errors import CorruptLog
 from quiverlog.storage.byte_source import FileBytes
 from quiverlog.storage.disk import File
 from quiverlog.storage.epochs import LeaderEpochs
-from quiverlog.storage.scan import Damage, Found, damaged_stamp, scan
+from quiverlog.storage.scan import Damage, Found, Torn, damaged_stamp, scan
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
 __all__ = ["Undiagnosed", "Unverified", "Verdict", "clip", "find_damages", "verify"]
@@ -73,9 +73,14 @@ def find_damages(file: File, base_offset: int, size: int, end_offset: int) -> tu
     """
     assert size <= file.size
     source = FileBytes(file, size)
-    entries = scan(source, SEGMENT_HEADER_BYTES, base_offset, verify=True)
-    found = (clip(entry, size, end_offset) for entry in entries if isinstance(entry, Damage))
-    return tuple(damage for damage in found if damage is not None)
+    found: list[Damage] = []
+    for entry in scan(source, SEGMENT_HEADER_BYTES, base_offset, verify=True):
+        if isinstance(entry, Torn):
+            entry = Damage(entry.position, size, entry.offset, max(entry.offset, end_offset))
+        damage = clip(entry, size, end_offset) if isinstance(entry, Damage) else None
+        if damage is not None and damage.offset < damage.end_offset:
+            found.append(damage)
+    return tuple(found)
 
 
 def clip(damage: Damage, size: int, end_offset: int) -> Damage | None:

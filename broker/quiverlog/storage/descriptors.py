@@ -33,6 +33,10 @@ class Descriptor:
         self.fd = -1
         self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
 
+    def file_size(self) -> int:
+        """Bytes that the file has now, whoever wrote or cut it."""
+        return os.fstat(self.fd).st_size
+
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)

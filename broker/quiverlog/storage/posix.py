@@ -105,11 +105,9 @@ class PosixFile:
         return position
 
     def read(self, position: int, size: int) -> memoryview:
-        if size <= READ_COPY_BYTES_MAX:
+        if size <= READ_COPY_BYTES_MAX or position >= self.size:
             return memoryview(self.read_copy(position, size))
         end = min(position + size, self.size)
-        if position >= end:
-            return memoryview(b"")
         return self._mapped(end).view(position, end)
 
     def read_copy(self, position: int, size: int) -> bytes:
@@ -144,14 +142,16 @@ class PosixFile:
             return True  # Reading it will tell what is wrong.
 
     def _mapped(self, end: int) -> Mapping:
-        """A mapping that reaches to `end`, a position in the file."""
+        """A mapping that reaches to `end`; the file has these bytes. Others would be SIGBUS."""
         assert 0 < end <= self.size
         mapping = self._mapping
+        descriptor = self._descriptor or self._open()
+        if (file_size := descriptor.file_size()) < end:
+            raise OSError(errno.EIO, f"the file was cut to {file_size} bytes", self.path)
         if mapping is None or mapping.capacity < end:
             self.passes = max(self.passes, _READ)
-            descriptor = self._descriptor or self._open()
             try:
-                mapping = Mapping(descriptor.fd, self.size)
+                mapping = Mapping(descriptor.fd, min(self.size, file_size))
             except OSError as error:
                 raise OSError(error.errno, error.strerror, self.path) from error
             self._mapping = mapping

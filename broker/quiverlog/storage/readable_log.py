@@ -150,14 +150,15 @@ class ReadableLog:
                 if views:
                     break
                 raise
-            byte_count = sum(map(len, more))
+            byte_count = sum(map(len, more.views))
             if views and byte_count > bytes_max:
                 break
-            views += more
+            views += more.views
             bytes_max -= byte_count
             if bytes_max <= 0:
                 break
-            offset = BatchHeader.unpack(views[-1]).next_offset
+            assert offset < more.next_offset
+            offset = more.next_offset
             number += offset >= segment.end_offset
         if not views:
             raise self._missing(len(self.segments) - 1)

@@ -10,7 +10,7 @@ and behind them go on.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from quiverlog.batch.header import link
 from quiverlog.limits import BATCH_HEADER_BYTES
@@ -20,7 +20,7 @@ from quiverlog.storage.scan import Damage
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
-__all__ = ["read", "read_newest", "spans"]
+__all__ = ["Answer", "read", "read_newest", "spans"]
 
 _COPY_BYTES_MAX: Final = 64 * 1024
 """Up to here one pread serves the walk and the answer."""
@@ -30,7 +30,22 @@ _ROWS_SHIFT: Final = 32
 _BYTES_MASK: Final = 2**32 - 1
 
 
-def read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> list[memoryview]:
+class Answer(NamedTuple):
+    """Whole batches in order, the last of them in a view of its own; `next_offset` follows them."""
+
+    views: list[memoryview]
+    next_offset: int
+
+
+class _Batch(NamedTuple):
+    """A batch that was walked over: its bytes [start, end), and the row behind it."""
+
+    start: int
+    end: int
+    next_offset: int
+
+
+def read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> Answer:
     """As `Log.read`, within one segment.
 
     Raises:
@@ -42,29 +57,28 @@ def read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> list
     position, expected = _floor(segment, offset)
     size = segment.file.size
     source = FileBytes(segment.file, size, window_bytes=_window_bytes(bytes_max))
-    # One cursor, (position, expected): the next batch's first byte and first row. It goes from the
-    # index entry to the batch that holds `offset`, then to where the answer ends.
-    while True:
-        step = _step(segment, source, position, expected)
-        if expected + (step >> _ROWS_SHIFT) > offset:
-            break
-        position += step & _BYTES_MASK
-        expected += step >> _ROWS_SHIFT
-    start, first = position, expected
-    last, end = _walk_to_end(segment, source, start, first, bytes_max, end_offset)
+    # The first batch of the answer holds `offset`; the walk to it begins at an index entry.
+    first = _pass(segment, source, position, expected)
+    while first.next_offset <= offset:
+        expected = first.next_offset
+        first = _pass(segment, source, first.end, expected)
+    start = first.start
+    last = _last(segment, source, first, bytes_max, end_offset)
     good_end = segment.verified_end(start)
-    if good_end < end:
+    if good_end < last.end:
         if good_end - start not in range(1, bytes_max):
-            raise Unverified(start, end, first)
+            raise Unverified(start, last.end, expected)
         # Only so much is known to be good: no more goes out.
-        last, end = _walk_to_end(segment, source, start, first, good_end - start, end_offset)
-        if end > good_end:
-            raise Unverified(start, end, first)
-    assert start <= last <= end <= size
-    window = _bytes_of(segment, source, start, end)
-    if last in (start, end):
-        return [window]
-    return [window[: last - start], window[last - start :]]
+        last = _last(segment, source, first, good_end - start, end_offset)
+        if last.end > good_end:
+            raise Unverified(start, last.end, expected)
+    assert start <= last.start < last.end <= size
+    assert offset < last.next_offset <= segment.end_offset
+    window = _bytes_of(segment, source, start, last.end)
+    if last.start == start:
+        return Answer([window], last.next_offset)
+    at = last.start - start
+    return Answer([window[:at], window[at:]], last.next_offset)
 
 
 def _window_bytes(bytes_max: int) -> int:
@@ -73,34 +87,29 @@ def _window_bytes(bytes_max: int) -> int:
     return near if near <= _COPY_BYTES_MAX else _WALK_BYTES
 
 
-def _walk_to_end(
-    segment: Segment,
-    source: ByteSource,
-    start: int,
-    first: int,
-    bytes_max: int,
-    end_offset: int,
-) -> tuple[int, int]:
-    """(last batch, end) of an answer that begins at byte `start` with row `first`.
+def _last(
+    segment: Segment, source: ByteSource, first: _Batch, bytes_max: int, end_offset: int
+) -> _Batch:
+    """The last batch of an answer that begins with `first`, which goes out in any case.
 
-    The last batch gets a view of its own. One batch goes out in any case.
+    Only a batch that was walked over can be the last one: where the index leads is believed when a
+    batch begins there that joins up, and when it goes out, too.
     """
-    step = _step(segment, source, start, first)
-    last, position = start, start + (step & _BYTES_MASK)
-    expected = first + (step >> _ROWS_SHIFT)
-    if expected < end_offset and position - start < bytes_max:
-        position, expected = _jump(segment, position, expected, start + bytes_max, end_offset)
-        while expected < end_offset and position < source.size:
-            try:
-                step = _step(segment, source, position, expected)
-            except Undiagnosed:
-                break  # What is good in front of it goes out; the next read tells.
-            if position + (step & _BYTES_MASK) - start > bytes_max:
-                break
-            last = position
-            position += step & _BYTES_MASK
-            expected += step >> _ROWS_SHIFT
-    return last, position
+    last, limit = first, first.start + bytes_max
+    if last.next_offset >= end_offset or last.end >= limit:
+        return last
+    position, expected = _jump(segment, last.end, last.next_offset, limit, end_offset)
+    while expected < end_offset and position < source.size:
+        try:
+            batch = _pass(segment, source, position, expected)
+        except Undiagnosed:
+            batch = None
+        if batch is not None and batch.end <= limit:
+            last = batch
+        elif position == last.end:
+            break  # What is good in front of it goes out; the next read tells.
+        position, expected = last.end, last.next_offset
+    return last
 
 
 def read_newest(segment: Segment, offset: int, bytes_max: int) -> list[memoryview]:
@@ -183,27 +192,30 @@ def _jump(
     return position, expected
 
 
-def _step(segment: Segment, source: ByteSource, position: int, expected: int) -> int:
-    """`batch.header.link` of the batch at `position`. Raises Undiagnosed if none is there."""
+def _pass(segment: Segment, source: ByteSource, position: int, expected: int) -> _Batch:
+    """The batch at `position`, if it begins with row `expected`. Raises Undiagnosed otherwise."""
     view = source.read(position, BATCH_HEADER_BYTES)
     room = source.size - position
     step = link(view, 0, expected, room) if len(view) == BATCH_HEADER_BYTES else 0
-    if not step:
+    end, next_offset = position + (step & _BYTES_MASK), expected + (step >> _ROWS_SHIFT)
+    if not step or next_offset > segment.end_offset:
         bad = Damage(position, source.size, expected, segment.end_offset)
         raise Undiagnosed(segment.corrupt(bad))
-    return step
+    return _Batch(position, end, next_offset)
 
 
 def _bytes_of(segment: Segment, source: FileBytes, start: int, end: int) -> memoryview:
     if end - start <= _COPY_BYTES_MAX and source.holds(start, end):
         return source.read(start, end - start)
     try:
-        return segment.file.read(start, end - start)
+        window = segment.file.read(start, end - start)
+        if len(window) == end - start:
+            return window
     except OSError as error:
         if not is_unreadable(error):
             raise
-        segment.distrust()
-        raise segment.corrupt(Damage(start, end, segment.base_offset, segment.end_offset)) from None
+    segment.distrust()
+    raise Undiagnosed(segment.corrupt(Damage(start, end, segment.base_offset, segment.end_offset)))
 
 
 def spans(

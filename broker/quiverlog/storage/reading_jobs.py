@@ -70,7 +70,7 @@ class LoadIndexJob:
 
 
 class ReadResult(NamedTuple):
-    """`unreadable_from`: the disk refused to give the bytes from this position on; -1: none."""
+    """`unreadable_from`: the disk does not give the bytes from this position on; -1: none."""
 
     unreadable_from: int = -1
 
@@ -94,12 +94,15 @@ class ReadJob:
         """Raises OSError when the file cannot be opened."""
         end = min(self.position + self.size, self.file.size)
         for at in range(self.position, end, _READ_BYTES):
+            size = min(_READ_BYTES, end - at)
             try:
-                self.file.read_copy(at, min(_READ_BYTES, end - at))
+                count = len(self.file.read_copy(at, size))
             except OSError as error:
                 if not is_unreadable(error):
                     raise
                 return ReadResult(at)
+            if count < size:  # Somebody has cut the file.
+                return ReadResult(at + count)
         return ReadResult()
 
 
