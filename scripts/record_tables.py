@@ -61,6 +61,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "leader_id": "leader id",
             "leader_epoch": "leader epoch",
             "in_sync_replicas": "in-sync replicas",
+            "replicas": "replicas; absent: nil",
         },
     ),
     "ConfigRecord": (

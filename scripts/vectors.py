@@ -141,7 +141,7 @@ def metadata_records() -> list[dict[str, Any]]:
         r.BrokerRecord(0, TOPIC_ID[::-1], "broker.example", 9000, "r1"),
         r.TopicRecord(TOPIC_ID, "events", CREATED_US, 1, ("n",)),
         r.PartitionRecord(TOPIC_ID, 0, (0,), (0,), 0, 0),
-        r.PartitionChangeRecord(TOPIC_ID, 0, 0, 1, None),
+        r.PartitionChangeRecord(TOPIC_ID, 0, r.LEADER_GONE, 2, (7,), (0, 7)),
         r.ConfigRecord(TOPIC_ID, "retention.ms", "60000"),
         r.SchemaRecord(TOPIC_ID, 1, CREATED_US, schema),
         r.RemoveTopicRecord(TOPIC_ID),

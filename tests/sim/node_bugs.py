@@ -58,7 +58,7 @@ METADATA = (
     ),
     make_bug(
         "no new leader epoch after an unclean stop",
-        "node.lifecycle:start",
+        "node.lifecycle:_start_in",
         "records.extend(decide.bump_leader_epochs(image, config.node_id))",
         "pass",
         seed=5,

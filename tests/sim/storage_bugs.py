@@ -28,8 +28,8 @@ DURABILITY = (
     make_bug(
         "a repetition is acknowledged before its flush",
         "node.staging:Staging._needed",
-        "elif end_offset > state.flushed_offset and",
-        "elif not result.duplicate and end_offset > state.flushed_offset and",
+        "elif level != Durability.MEMORY and",
+        "elif not result.duplicate and level != Durability.MEMORY and",
         shape={**QUIET, "slow_job": 1.0, "hasty": 1.0, "rows_max": 8},
     ),
     make_bug(

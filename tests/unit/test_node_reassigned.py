@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quiverlog.errors import NotLeader
+from quiverlog.batch.header import BatchHeader, stamp
+from quiverlog.core.controller.records import LEADER_GONE, PartitionChangeRecord, Record
+from quiverlog.errors import NotLeader, OutOfOrderSequence, RequestTimedOut, ThrottledBroker
 from quiverlog.node.events import Tick
-from tests.support.node import NodeDriver, batch_of
+from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.types import Durability
+from quiverlog.wire import messages as m
+from tests.support.node import START_WALL_US, NodeDriver, batch_of
 
 
 @pytest.fixture
@@ -53,3 +59,167 @@ def test_no_long_poll_stays_with_a_replica_that_leads_no_more(node: NodeDriver) 
         assert answer is not None
         assert answer[0].partitions[0].error_code == NotLeader.code
     assert not replica.waiters
+
+
+# --- by records ---------------------------------------------------------------------------------
+HERE, OTHER = 0, 7
+
+
+def change(node: NodeDriver, topic: bytes, partition: int = 0, **fields: Any) -> None:
+    """Decide it, as a controller will; returns when it holds and this broker has acted on it."""
+    told: list[BaseException | None] = []
+    record: Record = PartitionChangeRecord(topic, partition, **fields)
+    broker = node.node.broker
+    broker.propose([record], node.now, lambda _result, error, _now: told.append(error))
+    node.send(Tick())
+    assert told == [None]
+
+
+def code_of(node: NodeDriver, correlation: int) -> int:
+    answer = node.answer(correlation)
+    assert answer is not None
+    return int(answer[0].partitions[0].error_code)
+
+
+def described(node: NodeDriver) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    """(leader, epoch, replicas, in-sync replicas) as METADATA says."""
+    (topic,) = node.call(m.MetadataRequest())[0].topics
+    p = topic.partitions[0]
+    return p.leader_id, p.leader_epoch, tuple(p.replicas), tuple(p.in_sync_replicas)
+
+
+def copied(values: list[int], offset: int, epoch: int, **options: Any) -> bytearray:
+    batch = batch_of(values, **options)
+    stamp(memoryview(batch), 0, offset, epoch)
+    return batch
+
+
+def test_a_partition_is_led_followed_led_again_and_removed(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = node.create(retention_ms="1000")
+    both = (HERE, OTHER)
+    node.produced(topic, batch_of([1, 2]))
+    change(node, topic, replicas=both, in_sync_replicas=both, leader_id=OTHER, leader_epoch=3)
+    assert described(node) == (OTHER, 3, both, both)
+    broker = node.node.broker
+    replica = broker.assignment.find((topic, 0))
+    assert replica is not None
+    assert not replica.state.leads
+    assert code_of(node, node.produce(topic, batch_of([9]))) == NotLeader.code
+    # It copies what the leader has, and knows what the producers did.
+    node.give_out(5, 0)
+    batch = copied([3, 4, 5], 2, 3, producer=(5, 0, 0))
+    replica.append_copied([(BatchHeader.unpack(batch), memoryview(batch))], node.now)
+    assert (replica.state.log_end_offset, replica.state.high_watermark) == (5, 2)
+    replica.state.leader_said(4)
+    assert replica.state.high_watermark == 4
+    # Retention is the leader's.
+    node.advance(60_000)
+    assert replica.state.log_start_offset == 0
+    # A snapshot of the metadata says the same.
+    monkeypatch.setattr(MetadataLog, "wants_compaction", True)
+    change(node, topic, in_sync_replicas=(OTHER,))
+    monkeypatch.undo()
+    node.restart()
+    assert described(node) == (OTHER, 3, both, (OTHER,))
+    broker = node.node.broker
+    assert (topic, 0) not in broker.replicas
+    # It leads again, and remembers the producer.
+    change(node, topic, leader_id=HERE, leader_epoch=4, in_sync_replicas=(HERE,))
+    repeated = batch_of([3, 4, 5], producer=(5, 0, 0), at_us=START_WALL_US)
+    result = node.produced(topic, repeated)
+    assert (result.duplicate, result.base_offset) == (True, 2)
+    assert code_of(node, node.produce(topic, batch_of([1], producer=(5, 0, 7)))) == (
+        OutOfOrderSequence.code
+    )
+    node.advance(60_000)
+    assert broker.replicas[topic, 0].state.log_start_offset == 5, "and retention is its own"
+    # Nobody leads.
+    change(node, topic, leader_id=LEADER_GONE, leader_epoch=5)
+    assert described(node)[:2] == (-1, 5)
+    assert code_of(node, node.produce(topic, batch_of([9]))) == NotLeader.code
+    # It goes, with its files, and comes back without any.
+    change(node, topic, replicas=(OTHER,), in_sync_replicas=(OTHER,), leader_id=OTHER)
+    directory = Path(node.config.data_dir) / "data" / "t-0"
+    assert not directory.exists()
+    assert broker.assignment.all_open() == []
+    node.restart()
+    assert not directory.exists()
+    change(node, topic, replicas=(HERE,), in_sync_replicas=(HERE,), leader_id=HERE, leader_epoch=6)
+    assert node.produced(topic, batch_of([1])).base_offset == 0
+    assert [line for line in node.lines if line.level == "error"] == []
+    assert node.metrics.internal_errors == 0
+
+
+def test_a_partition_does_not_come_back_while_it_is_on_its_way_out(node: NodeDriver) -> None:
+    """What removes its directory would take the new one."""
+    topic = node.create()
+    node.produced(topic, batch_of([1]))
+    broker = node.node.broker
+    node.hold_jobs = True
+    nobody: Any = lambda _result, _error, _now: None  # noqa: E731
+    away: Record = PartitionChangeRecord(topic, 0, leader_id=OTHER, replicas=(OTHER,))
+    back: Record = PartitionChangeRecord(topic, 0, leader_id=HERE, replicas=(HERE,))
+    broker.propose([away], node.now, nobody)
+    node.send(Tick())
+    refused = 0
+    for _ in range(10):
+        try:
+            broker.propose([back], node.now, nobody)
+            break
+        except ThrottledBroker:
+            refused += 1
+        node.step()
+    assert refused >= 2, "decided and not true, true and not removed"
+    node.hold_jobs = False
+    node.send(Tick())
+    assert node.produced(topic, batch_of([1])).base_offset == 0
+
+
+def test_a_partition_that_went_before_a_crash_is_removed_by_the_next_start(
+    node: NodeDriver,
+) -> None:
+    topic = node.create(partitions=2)
+    node.produced(topic, batch_of([1]))
+    node.hold_jobs = True
+    record: Record = PartitionChangeRecord(topic, 0, leader_id=OTHER, replicas=(OTHER,))
+    node.node.broker.propose([record], node.now, lambda _result, _error, _now: None)
+    while not any(start.job.kind == "remove directories" for start in node.jobs):
+        node.send(Tick())
+        if node.jobs[0].job.kind != "remove directories":
+            node.step()
+    node.hold_jobs = False
+    node.crash()
+    names = {path.name for path in (Path(node.config.data_dir) / "data").iterdir()}
+    assert names == {"t-1"}
+    assert node.produced(topic, batch_of([1]), partition=1).base_offset == 0
+
+
+def test_a_replicated_row_is_acknowledged_when_the_in_sync_followers_have_it(
+    node: NodeDriver,
+) -> None:
+    topic = node.create()
+    replica = node.node.broker.replicas[topic, 0]
+    both = (HERE, OTHER)
+    change(node, topic, replicas=both, in_sync_replicas=both)
+    replica.state.set_durability(Durability.REPLICATED)
+    first = node.produce(topic, batch_of([1]))
+    second = node.produce(topic, batch_of([2]))
+    while node.syncs:
+        node.flush()
+    node.advance(60_000)
+    assert replica.state.high_watermark == 0
+    third = node.produce(topic, batch_of([3]))
+    node.node.broker.assignment.follower_at(replica, OTHER, 2)
+    node.send(Tick())
+    assert (code_of(node, first), code_of(node, second)) == (RequestTimedOut.code,) * 2
+    assert node.answer(third) is None
+    assert replica.state.high_watermark == 2
+    node.node.broker.assignment.follower_at(replica, OTHER, 3)
+    node.send(Tick())
+    assert code_of(node, third) == 0
+    fourth = node.produce(topic, batch_of([4]))
+    assert node.answer(fourth) is None
+    change(node, topic, in_sync_replicas=(HERE,))
+    assert code_of(node, fourth) == 0, "the follower is out of sync: nothing waits for it"

@@ -6,12 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiverlog.core.partition.partition import PartitionState
+from quiverlog.core.partition.partition import PartitionState, replicated
 from quiverlog.errors import FencedLeaderEpoch, UnknownLeaderEpoch, UnsupportedDurability
 from quiverlog.types import NO_EPOCH, Durability, TopicPartition
 
 
 def state(
+    durability: Durability = Durability.FLUSHED, *, end: int = 0, flushed: int = 0, epoch: int = 3
+) -> PartitionState:
+    partition = following(durability, end=end, flushed=flushed, epoch=epoch)
+    partition.lead(epoch)
+    return partition
+
+
+def following(
     durability: Durability = Durability.FLUSHED, *, end: int = 0, flushed: int = 0, epoch: int = 3
 ) -> PartitionState:
     return PartitionState(
@@ -101,3 +109,41 @@ def test_high_watermark_never_falls_nor_passes_the_end(steps: list[tuple[str, in
         assert before <= partition.high_watermark <= partition.log_end_offset
         if partition.durability == Durability.FLUSHED and moved:
             assert partition.high_watermark <= partition.flushed_offset
+
+
+# --- several replicas ---------------------------------------------------------------------------
+def test_rows_are_replicated_as_far_as_the_slowest_in_sync_follower_has_said() -> None:
+    assert replicated(10, ()) == 10, "a single replica has all"
+    assert replicated(10, (7, 9)) == 7
+    partition = following(Durability.REPLICATED, end=10, flushed=10)
+    assert not partition.lead(4, (7, 9)), "they have said nothing yet"
+    assert partition.replicated_offset == 0
+    assert not partition.follower_at(7, 10)
+    assert partition.follower_at(9, 6)
+    assert partition.high_watermark == partition.replicated_offset == 6
+    assert not partition.follower_at(5, 10), "it is not in sync"
+    assert partition.lead(4, (7,)), "the slow one has left the in-sync replicas"
+    assert partition.high_watermark == 10
+
+
+def test_a_new_leader_does_not_know_what_was_said_to_the_old_one() -> None:
+    partition = following(Durability.REPLICATED, end=10, flushed=10)
+    partition.lead(4, (7,))
+    partition.follower_at(7, 10)
+    partition.follow(5)
+    partition.lead(6, (7,))
+    assert partition.replicated_offset == 0
+    assert partition.high_watermark == 10, "what was shown stays shown"
+
+
+def test_a_follower_shows_what_its_leader_shows() -> None:
+    partition = following(Durability.MEMORY, end=10, flushed=10)
+    assert partition.high_watermark == 0
+    assert not partition.appended(20)
+    assert not partition.flushed(20)
+    assert not partition.set_durability(Durability.FLUSHED)
+    assert partition.leader_said(15)
+    assert partition.high_watermark == 15
+    assert partition.leader_said(30)
+    assert partition.high_watermark == 20, "as far as rows are here"
+    assert not partition.leader_said(12)

@@ -6,7 +6,7 @@ unanswered, and the broker remembers as many to recognise a repetition. Were an 
 another partition's disk while later ones go out, more than five could lie behind it, and its
 repetition after a crash would be refused although it is stored.
 
-An entry waits twice: until the flushed offset has reached its own (`unflushed`), then until the
+An entry waits twice: until its rows are as safe as its level says (`unflushed`), then until the
 whole request is confirmed and all earlier answers of its partitions are out (`confirmed`).
 
 Invariants: both queues are in the order of the requests, everything in `confirmed` is older than
@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from typing import ClassVar, Final
 
+from quiverlog.core.partition.partition import Positions, acknowledged
 from quiverlog.errors import QuiverlogError, RequestTimedOut
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
@@ -65,11 +66,14 @@ class Answers:
         self.confirmed = deque(waiter for waiter in self.confirmed if not waiter.done)
         self._sweep_at = max(_SWEEP_MIN, 2 * (len(self.unflushed) + len(self.confirmed)))
 
-    def flushed(self, flushed_offset: int) -> None:
-        """The disk has everything below: confirm what it covers, answer what that completes."""
+    def advance(self, positions: Positions) -> None:
+        """Confirm what has become as safe as its answer says, answer what that completes."""
         unflushed = self.unflushed
-        while unflushed and unflushed[0][0] <= flushed_offset:
-            _, waiter, result = unflushed.popleft()
+        while unflushed:
+            end_offset, waiter, result = unflushed[0]
+            if end_offset and end_offset > acknowledged(result.durability, positions):
+                break
+            del unflushed[0]
             try:
                 self._confirm(waiter, result)
             except Exception as error:

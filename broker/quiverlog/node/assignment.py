@@ -18,7 +18,7 @@ Must not know: requests, how records come about.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -151,7 +151,8 @@ class Assignment:
                 self._drop(topic.topic_id, (partition.partition,), "is not here any more")
         elif partition.partition not in held:
             held.add(partition.partition)
-            self._open_soon(key, topic.name, clean=clean)
+            if key not in self._opening:  # It went, and came back before it was open.
+                self._open_soon(key, topic.name, clean=clean)
         else:
             replica = self.find(key)
             if replica is not None:
@@ -161,20 +162,35 @@ class Assignment:
     def _lead_or_follow(self, replica: Replica, partition: PartitionImage) -> None:
         key = (replica.topic.topic_id, partition.partition)
         if partition.leader_id != self._config.node_id:
-            self._follow(key, replica)
+            self._follow(key, replica, partition.leader_epoch)
             return
         state = replica.state
-        if key not in self.replicas or partition.leader_epoch != state.leader_epoch:
-            state.led(partition.leader_epoch)
+        begins = not state.leads or partition.leader_epoch != state.leader_epoch
+        followers = [one for one in partition.in_sync_replicas if one != self._config.node_id]
+        moved = state.lead(partition.leader_epoch, followers)
+        if begins:
             # On becoming leader, not with the first row: a reader that asks where the epoch before
             # ended must be answered even when nothing was written since (KAFKA-10706).
             replica.log.epochs.assign(partition.leader_epoch, replica.log.log_end_offset)
             self._followed.pop(key, None)
             self.replicas[key] = replica
             self._metrics.partitions_led = len(self.replicas)
+        self._advanced(replica, moved=moved)
 
-    def _follow(self, key: Key, replica: Replica) -> None:
+    def follower_at(self, replica: Replica, broker: int, log_end_offset: int) -> None:
+        """A follower's log ends there: more rows may be replicated."""
+        self._advanced(replica, moved=replica.state.follower_at(broker, log_end_offset))
+
+    def _advanced(self, replica: Replica, *, moved: bool) -> None:
+        if moved:
+            self._wakeups.changed(replica)
+        if replica.answers:
+            replica.answers.advance(replica.state)
+
+    def _follow(self, key: Key, replica: Replica, leader_epoch: int) -> None:
         """Another broker leads, or none does. (Fetching from it comes with replication.)"""
+        assert not replica.admitted, "a produce is staged and appended before a decision is applied"
+        replica.state.follow(leader_epoch)
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)
             replica.answers.fail(NotLeader(f"{replica.name} is led elsewhere."))
@@ -358,7 +374,12 @@ class Assignment:
                 return key[0]
         return None
 
-    def check_free(self, names: Collection[str]) -> None:
+    def check_left(self, key: Key) -> None:
+        """Raise ThrottledBroker while a partition is here that has been decided to go."""
+        if key[1] in self._held.get(key[0], ()) or key in self._opening:
+            raise ThrottledBroker("the partition is still on its way out: try again.")
+
+    def check_free(self, names: Mapping[str, bytes]) -> None:
         """Raise ThrottledBroker while partitions of these names cannot be created."""
         self._removal.check_free(names)
         opening = {

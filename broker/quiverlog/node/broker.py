@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from quiverlog.core.controller.records import ProducerIdBlockRecord, Record, topic_of
+from quiverlog.core.controller.records import (
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdBlockRecord,
+    Record,
+    TopicRecord,
+    topic_of,
+)
 from quiverlog.errors import (
     CorruptLog,
     NotLeader,
@@ -24,7 +31,7 @@ from quiverlog.node.config import NodeConfig
 from quiverlog.node.directory_jobs import CreateDirectoriesJob
 from quiverlog.node.effects import Job
 from quiverlog.node.flushes import Flushes
-from quiverlog.node.jobs import Jobs
+from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
@@ -39,7 +46,7 @@ from quiverlog.node.trims import Trims
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
-from quiverlog.types import Now
+from quiverlog.types import Now, TopicPartition
 from quiverlog.wire import messages as m
 from quiverlog.wire.registry import APIS
 
@@ -139,6 +146,32 @@ class Broker:
         topic_ids = dict.fromkeys(topic_id for record in records if (topic_id := topic_of(record)))
         if topic_ids:
             self.assignment.reconcile(self.metadata.image, topic_ids, now)
+
+    def propose(self, records: list[Record], now: Now, then: Then) -> None:
+        """`Metadata.propose`, with the directories of the partitions that are to be here.
+
+        Raises:
+            ThrottledBroker: the name of one of them is not free yet.
+        """
+        pending = self.metadata.pending
+        names: dict[bytes, str] = {}  # Of topics that these records create.
+        directories: dict[str, bytes] = {}
+        for record in records:
+            if isinstance(record, TopicRecord):
+                names[record.topic_id] = record.name
+            elif isinstance(record, PartitionRecord | PartitionChangeRecord):
+                topic = pending.topics_by_id.get(record.topic_id)
+                if self.config.node_id not in (record.replicas or ()):
+                    continue
+                is_new = topic is None or record.partition >= len(topic.partitions)
+                if not is_new and topic is not None:
+                    if self.config.node_id in topic.partitions[record.partition].replicas:
+                        continue  # It is here: a directory that is missing is a loss.
+                    self.assignment.check_left((record.topic_id, record.partition))
+                name = names[record.topic_id] if topic is None else topic.name
+                directories[str(TopicPartition(name, record.partition))] = record.topic_id
+        self.assignment.check_free(directories)
+        self.metadata.propose(records, now, then, directories)
 
     # --- looking up ----------------------------------------------------------------------------
     def replica(self, topic_id: bytes, partition: int) -> Replica:

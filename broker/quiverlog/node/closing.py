@@ -146,7 +146,8 @@ class Closing:
     @staticmethod
     def _answer_rest(replica: Replica) -> None:
         """A flush that could not be tried was left to the closing: answer those who wait for it."""
-        replica.answers.flushed(replica.log.flushed_offset)
+        replica.state.flushed(replica.log.flushed_offset)
+        replica.answers.advance(replica.state)
         replica.answers.fail(RequestTimedOut("the broker stopped before the rows were flushed."))
         assert not replica.answers.unflushed
 

@@ -174,7 +174,7 @@ class Flushes:
         self._metrics.syncs_completed += 1
         if replica.state.flushed(flushed_offset):
             self._wakeups.changed(replica)
-        replica.answers.flushed(flushed_offset)
+        replica.answers.advance(replica.state)
         self._look_again(replica)
 
     def _look_again(self, replica: Replica) -> None:

@@ -96,8 +96,15 @@ def _remove_leftovers(broker: Broker) -> None:
         str(TopicPartition(topic.name, partition.partition)): topic.topic_id
         for topic in image.topics.values()
         for partition in topic.partitions
+        if broker.config.node_id in partition.replicas
     }
-    deleted, written = image.removed_topic_ids, broker.directory.written
+    # A partition that went elsewhere is here no more, like one of a topic that was deleted.
+    elsewhere = {
+        topic.topic_id
+        for topic in image.topics.values()
+        if any(broker.config.node_id not in one.replicas for one in topic.partitions)
+    }
+    deleted, written = {*image.removed_topic_ids, *elsewhere}, broker.directory.written
     removed, aside = broker.directory.remove_leftovers(owners, deleted, written=written)
     if removed:
         broker.outbox.log("info", "leftovers removed", count=len(removed))

@@ -10,7 +10,7 @@ Must not know: why a replica is gone.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Final
 
@@ -34,7 +34,7 @@ _SLICE_BYTES: Final = 256 * MIB
 class Removal:
     """See the module docstring."""
 
-    __slots__ = ("_busy", "_jobs", "_outbox", "_queue", "_unopened", "directory")
+    __slots__ = ("_busy", "_jobs", "_outbox", "_queue", "_removing", "_unopened", "directory")
 
     directory: DataDirectory
 
@@ -44,6 +44,7 @@ class Removal:
         self._queue: dict[str, Replica] = {}
         # Topic ids by name: partitions that were never opened, or could not be.
         self._unopened: dict[str, bytes] = {}
+        self._removing: dict[str, bytes] = {}  # By the job that is under way.
         self._busy = False
 
     @property
@@ -84,24 +85,34 @@ class Removal:
         if not owners:
             return
         job = RemoveDirectoriesJob(self.directory, owners)
+        self._removing = owners
         self._busy = True
         self._jobs.start(job, partial(self._done, len(owners)), Urgency.BACKGROUND)
 
     def _done(self, count: int, _result: object, error: BaseException | None, now: Now) -> None:
         self._busy = False
+        self._removing = {}
         if error is not None:
             self._outbox.log("warning", "directories not removed", count=count, why=str(error))
         self.run()
 
-    def check_free(self, names: Collection[str]) -> None:
+    def check_free(self, names: Mapping[str, bytes]) -> None:
         """Refuse names whose old files a running job still knows: they cannot be created yet.
+
+        Nor can a partition that comes back: what removes its directory would take the new one.
+
+        Args:
+            names: topic ids by partition name.
 
         Raises:
             ThrottledBroker: not yet.
         """
-        for name in names:
+        for name, topic_id in names.items():
             old = self._queue.get(name)
-            if old is not None and old.jobs_running:
+            owners = [self._unopened.get(name), self._removing.get(name)]
+            if old is not None:
+                owners.append(old.topic.topic_id)
+            if topic_id in owners or (old is not None and old.jobs_running):
                 raise ThrottledBroker("the deleted topic of this name still has files: try again.")
 
     def close(self) -> None:

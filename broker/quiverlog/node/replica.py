@@ -138,6 +138,7 @@ class Replica:
             DiskFull, ThrottledBroker: no room, or no descriptor; nothing was stored.
             StorageFault: the disk failed; the caller must declare the fault.
         """
+        assert self.state.leads
         batches, self.admitted = self.admitted, []
         rows, self.admitted_rows = self.admitted_rows, 0
         byte_count, self.admitted_bytes = self.admitted_bytes, 0
@@ -161,3 +162,22 @@ class Replica:
         counters.rows_in += rows
         counters.batches_in += len(batches)
         return state.appended(base_offset + rows)
+
+    def append_copied(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> None:
+        """Append batches as the leader's log has them. What their producers did is known here too.
+
+        Raises:
+            CorruptLog: they do not go on where this log ends.
+            DiskFull, ThrottledBroker: no room, or no descriptor; nothing was stored.
+            StorageFault: the disk failed; the caller must declare the fault.
+        """
+        state = self.state
+        assert not state.leads
+        assert not self.admitted, "what was admitted is dropped when another leads"
+        try:
+            end_offset = self.log.append_copied(batches, now)
+        except OSError as error:
+            raise StorageFault(f"{self.name}: append failed: {error}.") from error
+        for header, _ in batches:
+            self.producers.record(header, header.base_offset, now.wall_us)
+        state.appended(end_offset)

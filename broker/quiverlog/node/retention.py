@@ -1,7 +1,8 @@
 """When retention looks at which log, and which clock it believes.
 
 Owns the round: every partition once per `retention_check_ms`, a slice at a time, so that thousands
-of partitions neither stall the loop nor wait longer than the round. What is too old or too much is
+of partitions neither stall the loop nor wait longer than the round. Only where this broker leads:
+followers are told the log start. What is too old or too much is
 the log's to decide; what is taken is logged, one line per partition and round.
 
 Rows that are deleted do not come back when a clock is set right again, so a wall clock that runs
@@ -153,7 +154,7 @@ class Retention:
         self.next_us = now.mono_us + self._period_us // slices
         todo, self._todo = self._todo[:_SLICE], self._todo[_SLICE:]
         for replica in todo:
-            if not replica.deleted:
+            if replica.state.leads and not replica.deleted:
                 self._look(replica, believed, Loaded())
 
     def _look(self, replica: Replica, now: Now, loaded: Loaded) -> None:
@@ -201,7 +202,7 @@ class Retention:
     ) -> None:
         if error is not None:
             self._failed(replica, error)
-        elif not replica.deleted:
+        elif replica.state.leads and not replica.deleted:
             self._look(replica, believed, loaded)
 
     def _taken(

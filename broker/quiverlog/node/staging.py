@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from quiverlog.core.partition.partition import acknowledged
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, ThrottledBroker
 from quiverlog.limits import MIB
 from quiverlog.node.acknowledgements import ProduceWaiter, fail_result
@@ -154,10 +155,10 @@ class Staging:
             waiter = self.wait_for(staged.connection_id, staged.request, staged.response, now)
         for (replica, _, result), needed in zip(staged.entries, ends, strict=True):
             waiter.wait(replica.answers, needed, result)
-            if needed:
+            if needed and result.durability == Durability.FLUSHED:
                 self._flushes.want(replica, staged.connection_id)
-        for answers in dict.fromkeys(replica.answers for replica, _, _ in staged.entries):
-            answers.flushed(0)  # What needs no flush only waits for its turn.
+        for replica in dict.fromkeys(replica for replica, _, _ in staged.entries):
+            replica.answers.advance(replica.state)  # What is safe only waits for its turn.
 
     @staticmethod
     def _needed(
@@ -166,13 +167,14 @@ class Staging:
         result: m.ProducePartitionResult,
         errors: dict[Replica, QuiverlogError],
     ) -> int:
-        """The offset to which the disk must have come before the answer; 0: none."""
+        """The offset below which rows must be safe before the answer; 0: none."""
         state = replica.state
+        level = result.durability
         assert state.flushed_offset <= state.log_end_offset
         if end_offset > state.log_end_offset:
             error = errors.get(replica) or StorageFault(f"{replica.name}: not stored.")
             fail_result(result, error)
-        elif end_offset > state.flushed_offset and result.durability == Durability.FLUSHED:
+        elif level != Durability.MEMORY and end_offset > acknowledged(level, state):
             if replica.fault is None:
                 return end_offset
             fail_result(result, replica.fault)

@@ -21,7 +21,6 @@ from quiverlog.errors import InvalidRequest, QuiverlogError
 from quiverlog.limits import TOPICS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.tasks import Call, Future, Steps, Wait
-from quiverlog.types import TopicPartition
 from quiverlog.wire import messages as m
 
 __all__ = ["check_count", "handle_alter_topic", "handle_create_topics", "handle_delete_topics"]
@@ -61,7 +60,7 @@ def handle_create_topics(broker: Broker, call: Call) -> Steps:
             try:
                 records = _decide_create(broker, call, new)
                 if not request.validate_only:
-                    proposed.append((result, _propose(broker, call, new.name, records)))
+                    proposed.append((result, _propose(broker, call, records)))
             except QuiverlogError as error:
                 _refuse(result, error)
             yield None
@@ -104,16 +103,9 @@ def _decide_create(broker: Broker, call: Call, new: m.NewTopic) -> list[Record]:
     )
 
 
-def _propose(broker: Broker, call: Call, name: str, records: list[Record]) -> Future:
-    """Records, with the directories of the partitions that are to be here."""
-    directories = {
-        str(TopicPartition(name, record.partition)): record.topic_id
-        for record in records
-        if isinstance(record, PartitionRecord) and broker.config.node_id in record.replicas
-    }
-    broker.assignment.check_free(directories)
+def _propose(broker: Broker, call: Call, records: list[Record]) -> Future:
     future = Future()
-    broker.metadata.propose(records, call.now, future.set, directories)
+    broker.propose(records, call.now, future.set)
     return future
 
 
@@ -142,7 +134,7 @@ def handle_delete_topics(broker: Broker, call: Call) -> Steps:
             try:
                 topic = decide.find_topic(broker.metadata.pending, name)
                 result.topic_id = topic.topic_id
-                proposed.append((result, _propose(broker, call, name, decide.delete_topic(topic))))
+                proposed.append((result, _propose(broker, call, decide.delete_topic(topic))))
             except QuiverlogError as error:
                 _refuse(result, error)
             yield None
@@ -174,7 +166,7 @@ def handle_alter_topic(broker: Broker, call: Call) -> Steps:
         return m.AlterTopicResponse(schema_id=topic.schema_id)
     if any(isinstance(record, PartitionRecord) for record in records):
         broker.admission.check_writable()
-    yield _propose(broker, call, topic.name, records).wait
+    yield _propose(broker, call, records).wait
     yield broker.assignment.opened(topic.topic_id, call.now)
     broker.outbox.log("info", "topic altered", topic=topic.name, records=len(records))
     altered = broker.metadata.image.topics_by_id.get(topic.topic_id, topic)

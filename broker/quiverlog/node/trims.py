@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-from quiverlog.errors import DiskFull, StorageFault, UnknownTopicId
+from quiverlog.errors import DiskFull, NotLeader, StorageFault, UnknownTopicId
 from quiverlog.node.admission import Admission
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.jobs import Jobs, Starter, Then, Urgency
@@ -112,6 +112,9 @@ class Trims:
     def _again(self, replica: Replica, offset: int, now: Now, then: Then, promised: bool) -> None:
         if replica.deleted:
             then(None, UnknownTopicId(f"{replica.name} was deleted."), now)
+            return
+        if not replica.state.leads:
+            then(None, NotLeader(f"{replica.name} is led elsewhere."), now)
             return
         try:
             self.trim(replica, offset, now, then, promised=promised)

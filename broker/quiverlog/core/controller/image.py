@@ -189,6 +189,8 @@ class Image:
             partition.leader_id = record.leader_id
         if record.in_sync_replicas is not None:
             partition.in_sync_replicas = record.in_sync_replicas
+        if record.replicas is not None:
+            partition.replicas = record.replicas
 
     def _replay_config(self, record: ConfigRecord) -> None:
         if record.key in RETIRED:

@@ -96,6 +96,7 @@ class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5)
     leader_id: int = LEADER_STAYS
     leader_epoch: int = NO_EPOCH
     in_sync_replicas: tuple[int, ...] | None = None
+    replicas: tuple[int, ...] | None = None
 
 
 class ConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=6):

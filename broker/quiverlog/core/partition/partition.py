@@ -5,12 +5,16 @@ apart, and `acknowledged` is the one function that says which of them a level re
 
 - `log_start_offset`  the first row that is kept;
 - `flushed_offset`    rows below it are on this broker's disk;
-- `replicated_offset` rows below it are in the log of every in-sync replica;
+- `replicated_offset` rows below it are in the log of every in-sync replica: see `replicated`;
 - `log_end_offset`    rows below it are in this broker's log.
 
 Readers see rows below the high watermark, which follows the topic's level, so that what a reader
 has seen cannot vanish by the failure that the level promises to survive. It is a position of its
-own: it never falls, even when the topic is altered to a safer level.
+own: it never falls, even when the topic is altered to a safer level. While another broker leads, it
+is what that leader has said, as far as rows are here.
+
+The leader knows how far the in-sync followers have come by what they ask for. One that has not
+asked yet has nothing.
 
 Invariants: start <= end, flushed <= end, replicated <= end, high watermark <= end. The start may
 pass the flushed and the replicated offset (rows of `memory` topics are given up unflushed).
@@ -20,12 +24,13 @@ Must not know: files, connections, requests.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 from quiverlog.errors import FencedLeaderEpoch, UnknownLeaderEpoch, UnsupportedDurability
 from quiverlog.types import NO_EPOCH, Durability, TopicPartition
 
-__all__ = ["PartitionState", "Positions", "acknowledged"]
+__all__ = ["PartitionState", "Positions", "acknowledged", "replicated"]
 
 # Plain numbers: comparing with a member of an enum costs a lookup more, on every append.
 _MEMORY: Final = int(Durability.MEMORY)
@@ -56,25 +61,31 @@ def acknowledged(level: int, positions: Positions) -> int:
     return positions.replicated_offset
 
 
+def replicated(log_end_offset: int, follower_ends: Iterable[int]) -> int:
+    """Rows below the answer are in the log of every in-sync replica; a single one has all."""
+    return min((log_end_offset, *follower_ends))
+
+
 class PartitionState:
-    """See the module docstring.
+    """See the module docstring. A new one follows, until `lead`.
 
     Args:
         name: topic and partition, for messages.
-        leader_epoch: the epoch under which this broker leads.
+        leader_epoch: the newest that is known.
         durability: the topic's level; acknowledgements are never weaker.
         log_start_offset, log_end_offset, flushed_offset: as recovery found them.
     """
 
     __slots__ = (
+        "_follower_ends",
         "durability",
         "flushed_offset",
         "high_watermark",
         "leader_epoch",
+        "leads",
         "log_end_offset",
         "log_start_offset",
         "name",
-        "replicated_offset",
     )
 
     def __init__(
@@ -95,10 +106,15 @@ class PartitionState:
         self.log_start_offset = log_start_offset
         self.log_end_offset = log_end_offset
         self.flushed_offset = flushed_offset
-        # The leader is the only replica: what it holds, every in-sync replica holds.
-        self.replicated_offset = log_end_offset
         self.high_watermark = log_start_offset
-        self._advance()
+        self.leads = False
+        # Of the in-sync followers, by broker: where their logs end, as far as they have said.
+        self._follower_ends: dict[int, int] = {}
+
+    @property
+    def replicated_offset(self) -> int:
+        """Rows below it are in the log of every in-sync replica, as far as the leader knows."""
+        return replicated(self.log_end_offset, self._follower_ends.values())
 
     # --- checking a request ------------------------------------------------------------------
     def check_leader_epoch(self, epoch: int) -> None:
@@ -141,7 +157,7 @@ class PartitionState:
     def appended(self, log_end_offset: int) -> bool:
         """The log grew. True when readers may see more."""
         assert log_end_offset >= self.log_end_offset
-        self.log_end_offset = self.replicated_offset = log_end_offset
+        self.log_end_offset = log_end_offset
         return self.durability != _FLUSHED and self._advance()
 
     def flushed(self, flushed_offset: int) -> bool:
@@ -162,12 +178,46 @@ class PartitionState:
         self.durability = durability
         return self._advance()
 
-    def led(self, leader_epoch: int) -> None:
-        """Lead under a new epoch from now on."""
+    # --- leading and following -----------------------------------------------------------------
+    def lead(self, leader_epoch: int, in_sync_followers: Iterable[int] = ()) -> bool:
+        """Lead under this epoch, with these brokers in sync. True when readers may see more."""
+        assert leader_epoch >= self.leader_epoch
+        if not self.leads or leader_epoch > self.leader_epoch:
+            self._follower_ends = {}  # What they said was said to another leader, or before it.
+        self.leader_epoch = leader_epoch
+        self.leads = True
+        ends = self._follower_ends
+        self._follower_ends = {broker: ends.get(broker, 0) for broker in in_sync_followers}
+        return self._advance()
+
+    def follow(self, leader_epoch: int) -> None:
+        """Another broker leads under this epoch, or none does."""
         assert leader_epoch >= self.leader_epoch
         self.leader_epoch = leader_epoch
+        self.leads = False
+        self._follower_ends = {}
+
+    def follower_at(self, broker: int, log_end_offset: int) -> bool:
+        """A follower's log ends there. True when readers may see more."""
+        assert self.leads
+        if broker not in self._follower_ends:
+            return False  # It is not in sync: nothing rests on it.
+        assert 0 <= log_end_offset <= self.log_end_offset
+        self._follower_ends[broker] = log_end_offset
+        return self._advance()
+
+    def leader_said(self, high_watermark: int) -> bool:
+        """The leader's high watermark, which holds for the rows that are here."""
+        assert not self.leads
+        limit = min(high_watermark, self.log_end_offset)
+        if limit <= self.high_watermark:
+            return False
+        self.high_watermark = limit
+        return True
 
     def _advance(self) -> bool:
+        if not self.leads:
+            return False
         limit = acknowledged(self.durability, self)
         assert limit <= self.log_end_offset
         if limit <= self.high_watermark:
