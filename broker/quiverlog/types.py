@@ -1,6 +1,6 @@
 """Frozen values that every floor shares.
 
-Owns the vocabulary (durability levels, roles, offsets with a special meaning, a moment in time);
+Owns the vocabulary (durability, isolation, offsets with a special meaning, a moment in time);
 knows nothing of bytes, files or sockets. Names follow Kafka's where the meaning is the same.
 """
 
@@ -19,7 +19,6 @@ __all__ = [
     "Durability",
     "IsolationLevel",
     "Now",
-    "Role",
     "TopicPartition",
 ]
 
@@ -64,13 +63,6 @@ class IsolationLevel(enum.IntEnum):
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
-
-
-class Role(enum.StrEnum):
-    """What a node does in its cluster."""
-
-    BROKER = "broker"
-    CONTROLLER = "controller"
 
 
 class Compression(enum.IntEnum):

@@ -284,6 +284,26 @@ def test_ids_and_epochs_that_were_never_given_out_are_refused(
     assert node.produced(topic, batch_of([1], producer=(5, 0, 1))).base_offset == 1
 
 
+def test_an_older_epoch_is_refused_where_the_newer_has_not_written_yet(node: NodeDriver) -> None:
+    """Whoever asked for epoch 1 relies on epoch 0 being over, also after a crash."""
+    topic = node.create()
+    node.give_out(5, 0)
+    assert node.produced(topic, batch_of([1, 2], producer=(5, 0, 0))).base_offset == 0
+    node.give_out(5, 1)
+    old = [batch_of([3], producer=(5, 0, 2)), batch_of([1, 2], producer=(5, 0, 0))]
+    for _ in range(2):
+        for batch in old:  # New or a repetition: its sender has been followed by another.
+            result = result_of(node, node.produce(topic, batch))
+            assert result is not None
+            assert result.error_code == errors.InvalidProducerEpoch.code
+        node.crash()
+    assert node.broker_end(topic) == 2
+    result = result_of(node, node.produce(topic, batch_of([4], producer=(5, 1, 2))))
+    assert result is not None
+    assert result.error_code == errors.OutOfOrderSequence.code, "a new epoch begins at 0"
+    assert node.produced(topic, batch_of([4], producer=(5, 1, 0))).base_offset == 2
+
+
 def test_epochs_never_go_back_and_survive_restarts(node: NodeDriver) -> None:
     topic = node.create()
 
@@ -351,7 +371,7 @@ def test_a_producer_may_ask_for_its_next_epoch(node: NodeDriver) -> None:
         request = m.InitProducerIdRequest(producer_id=pid, producer_epoch=epoch)
         response, _ = node.call(request)
         assert response.error_code == errors.UnknownProducerId.code
-    for pid, epoch in [(mine.producer_id, -5), (-7, 0)]:
+    for pid, epoch in [(mine.producer_id, -5), (-7, 0), (-1, 0), (-1, 3)]:
         request = m.InitProducerIdRequest(producer_id=pid, producer_epoch=epoch)
         response, _ = node.call(request)
         assert response.error_code == errors.InvalidRequest.code

@@ -21,6 +21,7 @@ from quiverlog.node.effects import Respond
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.fetch_answer import FetchAnswer, is_short, partition_limit, read_entry
 from quiverlog.node.purgatory import Waiter
+from quiverlog.node.readers import check_is_consumer, check_isolation
 from quiverlog.node.tasks import Call, Wait, gather
 from quiverlog.storage.reading_jobs import NotResident
 from quiverlog.types import Now
@@ -177,6 +178,8 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
     """See the module docstring."""
     request = event.request
     assert isinstance(request, m.FetchRequest)
+    check_isolation(request.isolation_level)
+    check_is_consumer(request.replica_id)
     count = len(request.partitions)
     if count > PARTITIONS_PER_REQUEST_MAX:
         raise InvalidRequest(

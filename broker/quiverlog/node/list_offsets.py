@@ -19,6 +19,7 @@ from quiverlog.node.cold import Loaded
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.offsets import ENTRIES_PER_STEP, answer_each, check_count, fail_entry
 from quiverlog.node.purgatory import Waiter
+from quiverlog.node.readers import check_isolation
 from quiverlog.node.replica import Replica
 from quiverlog.node.tasks import Call, Wait
 from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, Now
@@ -135,6 +136,7 @@ def handle_list_offsets(broker: Broker, event: RequestReceived, now: Now) -> Non
     """See the module docstring."""
     request = event.request
     assert isinstance(request, m.ListOffsetsRequest)
+    check_isolation(request.isolation_level)
     count = len(request.partitions)
     check_count(request.partitions)
     connection_id = event.connection_id

@@ -41,7 +41,7 @@ from quiverlog.node.jobs import Urgency
 from quiverlog.node.replica import Replica
 from quiverlog.node.staging import STAGED_BYTES_MAX, STAGED_ROWS_MAX, Staged, StagedEntry
 from quiverlog.node.tasks import Call, Steps, Wait
-from quiverlog.types import NO_PRODUCER_ID, Durability, Now
+from quiverlog.types import NO_EPOCH, NO_PRODUCER_ID, Durability, Now
 from quiverlog.wire import messages as m
 
 __all__ = [
@@ -291,7 +291,7 @@ def _check_producer(
     Raises:
         InvalidRequest: an entry of several batches has a producer id.
         UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequence: see `ProducerStates.check`;
-            or id or epoch were never given out.
+            or id or epoch were never given out, or a newer epoch was.
     """
     header = batches[0][0]
     if len(batches) > 1:
@@ -308,11 +308,12 @@ def _check_producer(
     if producer_id >= ids.next:
         raise UnknownProducerId(f"producer id {producer_id} was never given out.")
     epoch = header.producer_epoch
-    if (
-        epoch > 0
-        and epoch > replica.producers.newest_epoch(producer_id)
-        and not ids.has_epoch(producer_id, epoch)
-    ):
+    given = ids.given_epoch(producer_id)
+    if epoch < given:  # Also where the newer holder has not written yet: it has taken over.
+        raise InvalidProducerEpoch(
+            f"producer {producer_id} wrote with epoch {epoch}, {given} was given out since."
+        )
+    if epoch > given and epoch > replica.producers.newest_epoch(producer_id):
         raise InvalidProducerEpoch(
             f"epoch {epoch} of producer {producer_id} was never given out: INIT_PRODUCER_ID does."
         )
@@ -335,8 +336,10 @@ def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
         raise InvalidRequest("this broker has no transactions: leave transactional_id empty.")
     ids = broker.producer_ids
     producer_id = request.producer_id
+    epoch = request.producer_epoch
+    if producer_id == NO_PRODUCER_ID and epoch != NO_EPOCH:
+        raise InvalidRequest(f"epoch {epoch} is no new producer's: leave it -1.")
     if producer_id != NO_PRODUCER_ID:
-        epoch = request.producer_epoch
         if producer_id < 0 or epoch < 0:
             raise InvalidRequest(f"producer id {producer_id} with epoch {epoch} cannot be.")
         newest = ids.newest_epoch(producer_id)

@@ -51,6 +51,6 @@ class ProducerIds:
         """The newest epoch that was given out, or is about to be."""
         return self._metadata.pending.producer_epochs.get(producer_id, 0)
 
-    def has_epoch(self, producer_id: int, epoch: int) -> bool:
-        """True for an epoch of the producer that was given out."""
-        return epoch <= self._metadata.image.producer_epochs.get(producer_id, 0)
+    def given_epoch(self, producer_id: int) -> int:
+        """The newest epoch that somebody may have heard of; 0 also where it is not known any more."""
+        return self._metadata.image.producer_epochs.get(producer_id, 0)

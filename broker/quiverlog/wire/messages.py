@@ -28,7 +28,7 @@ from quiverlog.limits import (
     SCHEMAS_PER_TOPIC_MAX,
     TOPICS_PER_REQUEST_MAX,
 )
-from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, NO_PRODUCER_ID, Durability
+from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, NO_PRODUCER_ID, Durability, IsolationLevel
 
 CORRELATION_ID_MAX: Final = 2**31 - 1
 """Requests have ids from 1 on; id 0 is in an answer that belongs to no readable request."""
@@ -249,7 +249,7 @@ class FetchRequest(Request, array_like=True, gc=False):
     max_wait_ms: Int32 = 0
     min_bytes: Int64 = 1
     bytes_max: Int64 = 0
-    isolation_level: Int32 = 1
+    isolation_level: Int32 = IsolationLevel.READ_COMMITTED
     rack: str = ""
     replica_id: Int32 = -1
     partitions: PerPartition[FetchPartition] = []
@@ -304,7 +304,7 @@ class ListOffsetsRequest(Request, array_like=True, gc=False):
     API: ClassVar[Api] = Api.LIST_OFFSETS
     max_wait_ms: Int32 = 0
     metadata_version: Int64 = -1
-    isolation_level: Int32 = 1
+    isolation_level: Int32 = IsolationLevel.READ_COMMITTED
     partitions: PerPartition[ListOffsetsPartition] = []
 
 

@@ -1,0 +1,119 @@
+"""Every field of every request does something: the broker reads it, or the docs say "ignored".
+
+A field that nobody reads is an option that does nothing, seen by every client in every language.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from quiverlog import errors
+from quiverlog.batch.schema import serialize_schema
+from quiverlog.node.events import RequestReceived
+from quiverlog.wire import messages as m
+from quiverlog.wire.registry import APIS
+from scripts.protocol_model import MEANINGS, fields_of, parts_of
+from tests.support.node import SCHEMA, NodeDriver, batch_of
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeDriver:
+    return NodeDriver(tmp_path)
+
+
+Fields = set[tuple[str, str]]
+IGNORED: Fields = {
+    ("HelloRequest", "software"),
+    ("HelloRequest", "software_version"),
+    ("FetchRequest", "rack"),
+}
+
+
+def watch(cls: type[msgspec.Struct], read: Fields, patch: pytest.MonkeyPatch) -> Fields:
+    """Whenever a field of `cls` is read, it goes to `read`. Returns all its fields."""
+    names = {field.name for field in fields_of(cls)}
+
+    def look(self: Any, name: str) -> Any:
+        if name in names:
+            read.add((cls.__name__, name))
+        return object.__getattribute__(self, name)
+
+    patch.setattr(cls, "__getattribute__", look)
+    return {(cls.__name__, name) for name in names}
+
+
+def ask(cls: type[m.Request], *fields: object) -> m.Request:
+    """With these fields behind API, version and correlation id."""
+    return cls(int(cls.API), 1, 0, *fields)  # type: ignore[arg-type]
+
+
+def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
+    """One of every API, so that every field matters."""
+    return [
+        (ask(m.HelloRequest, "c", "s", "1"), b""),
+        (ask(m.MetadataRequest, [], [topic], None), b""),
+        (ask(m.MetadataRequest, None, [], ""), b""),
+        (ask(m.ProduceRequest, -1, 9, [m.ProducePartition(topic, 0, 0, len(batch))]), batch),
+        (
+            ask(m.FetchRequest, 1, 1, 1, 0, "r", -1, [m.FetchPartition(topic, 0, 0, 0, 0, 9, 1)]),
+            b"",
+        ),
+        (ask(m.ListOffsetsRequest, 1, -1, 0, [m.ListOffsetsPartition(topic, 0, 0, -1, 0)]), b""),
+        (ask(m.InitProducerIdRequest, "", -1, -1), b""),
+        (ask(m.CreateTopicsRequest, [m.NewTopic("u", serialize_schema(SCHEMA))], True), b""),
+        (ask(m.AlterTopicRequest, "t", {}, [], 2, b"", True), b""),
+        (ask(m.DescribeTopicsRequest, ["t"], None), b""),
+        (ask(m.TopicSchemasRequest, topic, 1), b""),
+        (ask(m.EpochEndOffsetsRequest, [m.EpochEndOffsetsPartition(topic, 0, 0, 0)]), b""),
+        (ask(m.DescribeRangesRequest, [m.RangePartition(topic, 0, 0, 1, 1)]), b""),
+        (ask(m.DeleteRecordsRequest, [m.DeleteRecordsPartition(topic, 0, 1)]), b""),
+        (ask(m.DeleteTopicsRequest, ["t"]), b""),
+    ]
+
+
+def test_every_field_is_read_or_said_to_be_ignored(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = node.create("t")
+    node.produced(topic, batch_of([1]))
+    read: Fields = set()
+    requests = requests_of(topic, bytes(batch_of([2])))
+    assert {request.API for request, _ in requests} == set(APIS)
+    asked = [spec.request for spec in APIS.values()]
+    all_fields: Fields = set()
+    for cls in {*asked, *(part for one in asked for part in parts_of(one))}:
+        all_fields |= watch(cls, read, monkeypatch)
+    for number, (request, body) in enumerate(requests, start=500_000):
+        request.correlation_id = number
+        node.send(RequestReceived(1, request, memoryview(bytearray(body))))
+        node.run_until_idle()
+        node.flush()
+        node.advance(1_000)
+    for response in node.responses:
+        assert not getattr(response.response, "error_code", 0), response
+    assert all_fields - read == IGNORED
+    for cls, name in IGNORED:
+        assert "ignored" in (MEANINGS.get(f"{cls}.{name}") or MEANINGS[name])
+
+
+@pytest.mark.parametrize("level", [-1, 2, 7])
+def test_a_level_of_isolation_that_does_not_exist_is_refused(node: NodeDriver, level: int) -> None:
+    for request in (
+        m.FetchRequest(isolation_level=level),
+        m.ListOffsetsRequest(isolation_level=level),
+    ):
+        response, _ = node.call(request)
+        assert response.error_code == errors.InvalidRequest.code
+        assert str(level) in response.error_message
+
+
+@pytest.mark.parametrize("replica_id", [-2, 0, 5])
+def test_a_follower_is_refused_where_nothing_is_replicated(
+    node: NodeDriver, replica_id: int
+) -> None:
+    response, _ = node.call(m.FetchRequest(replica_id=replica_id))
+    assert response.error_code == errors.InvalidRequest.code
