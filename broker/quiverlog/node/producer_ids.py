@@ -52,5 +52,5 @@ class ProducerIds:
         return self._metadata.pending.producer_epochs.get(producer_id, 0)
 
     def given_epoch(self, producer_id: int) -> int:
-        """The newest epoch that somebody may have heard of; 0 also where it is not known any more."""
+        """The newest epoch that somebody may have heard of; 0 where it is not known any more."""
         return self._metadata.image.producer_epochs.get(producer_id, 0)
