@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import DataDirectoryInUse, QuiverlogError, UnsupportedFormat
+from quiverlog.storage import posix_lock
 from quiverlog.storage.data_directory import RESERVE_BYTES, DataDirectory
 from quiverlog.storage.partition_files import NAME_BYTES_MAX, doomed_name, orphan_name
 from quiverlog.storage.posix import PosixDisk
@@ -298,3 +299,42 @@ def live(place: Path) -> None:
         directory.remove_partitions({"new-0": OTHER, "new-1": OTHER})
     finally:
         directory.close(clean=True)
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
+@pytest.mark.parametrize("name", ["lock", "clean-shutdown", "reserve", "clean-shutdown.tmp"])
+def test_what_lies_in_place_of_a_small_file_is_moved_aside(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    """A start was refused, because the mark that it consumes could not be removed."""
+    path = tmp_path / "data"
+    take(path).close(clean=True, metadata_bytes=24)
+    (path / name).unlink(missing_ok=True)
+    if kind == "directory":
+        (path / name / "x").mkdir(parents=True)
+    elif kind == "fifo":
+        os.mkfifo(path / name)
+    else:
+        (path / name).symlink_to(path)
+    directory = take(path)
+    assert directory.clean is (name != "clean-shutdown")
+    assert directory.is_owned()
+    assert f"{name} was not a regular file: moved to {name}.unusable" in directory.notes
+    directory.close(clean=True, metadata_bytes=24)
+    assert take(path).clean
+
+
+def test_half_a_claim_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short write of the lock file looked like another broker's claim: writes were refused."""
+    real = os.pwrite
+
+    def short(fd: int, data: bytes, offset: int) -> int:
+        return real(fd, data[:7] if os.fstat(fd).st_size == 0 else data, offset)
+
+    path = tmp_path / "data"
+    take(path).close(clean=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(posix_lock.os, "pwrite", short)
+        directory = take(path)
+    assert directory.is_owned()
+    assert (path / "lock").read_bytes() == b""

@@ -26,6 +26,7 @@ from typing import Final
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError
 from quiverlog.storage.disk import Disk, DiskLock, out_of_descriptors
 from quiverlog.storage.frames import pack_file, unpack_file
+from quiverlog.storage.log_files import move_aside
 from quiverlog.storage.node_file import NodeFile, load_node
 from quiverlog.storage.partition_directories import PartitionDirectories, typed_errors
 
@@ -38,6 +39,10 @@ _RESERVE_FREE_FACTOR: Final = 4
 _CLEAN_MAGIC: Final = b"QVCLEAN\0"
 _CLEAN_VERSION: Final = 1
 _CLEAN: Final = struct.Struct("<16sQ")
+_REPLACEABLE: Final = (
+    "clean-shutdown", "clean-shutdown.tmp", "node.json.tmp", "reserve", "reserve.tmp",
+)  # fmt: skip
+"""Files that a start can do without: what lies in their place and is no file is moved aside."""
 
 
 class DataDirectory(PartitionDirectories):
@@ -109,8 +114,10 @@ class DataDirectory(PartitionDirectories):
         with typed_errors(path):
             disk.make_dir(f"{path}/data")
             disk.make_dir(f"{path}/metadata")
+            notes = move_aside(disk, path, ("lock",))
             lock = disk.lock(path, guarded=("data", "metadata"))
             try:
+                notes += move_aside(disk, path, _REPLACEABLE)
                 node, fresh = load_node(disk, path, node_id, cluster_id, entropy)
                 metadata_bytes, written = _consume_clean_mark(disk, path)
                 incarnation = entropy(16)
@@ -128,6 +135,7 @@ class DataDirectory(PartitionDirectories):
             metadata_bytes=metadata_bytes,
             written=written,
         )
+        directory.notes += notes
         directory._restrict()
         directory._use_or_make_reserve()
         return directory

@@ -8,12 +8,13 @@ missing. What is not the log's is left alone. Both are told by name.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from quiverlog.errors import StorageFault
 from quiverlog.storage.disk import Disk, short_name
 
-__all__ = ["SetAside", "own_offset", "set_aside"]
+__all__ = ["SetAside", "move_aside", "own_offset", "set_aside"]
 
 _NUMBERED: Final = re.compile(r"(?:producers-)?([0-9]{20})\.(log|index|snapshot)")
 _OWN: Final = re.compile(
@@ -78,6 +79,21 @@ def set_aside(disk: Disk, directory: str) -> SetAside:
             lost = "the rows in it are missing" if name.endswith(".log") else "it is made anew"
             notes.append(f"{short_name(path)} was not a regular file: moved to {new}; {lost}.")
     return SetAside(tuple(moved), tuple(notes))
+
+
+def move_aside(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
+    """Move what has one of these names, and is no file, out of the way. Returns notes of it.
+
+    Raises OSError: it cannot be moved.
+    """
+    notes: list[str] = []
+    for name in names:
+        path = f"{directory}/{name}"
+        if disk.exists(path) and not disk.is_file(path):
+            new = _free_name(name, disk.list(directory))
+            disk.rename(path, f"{directory}/{new}")
+            notes.append(f"{name} was not a regular file: moved to {new}")
+    return notes
 
 
 def _free_name(name: str, taken: list[str]) -> str:

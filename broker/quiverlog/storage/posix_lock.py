@@ -79,8 +79,11 @@ class PosixLock:
         assert self._file is not None, "a lock that was released claims nothing"
         with contextlib.suppress(OSError):  # A full disk must not keep a broker from starting.
             os.ftruncate(self._file.fd, 0)
-            os.pwrite(self._file.fd, owner, 0)
-            self._claim = owner
+            if os.pwrite(self._file.fd, owner, 0) == len(owner):
+                self._claim = owner
+        if not self._claim:  # Half a claim would be taken for another broker's.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fd, 0)
 
     def holds(self) -> bool:
         if self._file is None:
