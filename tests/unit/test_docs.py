@@ -29,3 +29,12 @@ def test_make_targets_that_are_named_exist(page: str) -> None:
 def _code(markdown: str) -> str:
     """What stands in backticks or fences: prose may make up its mind."""
     return "\n".join(re.findall(r"```.*?```|`[^`]*`", markdown, re.DOTALL))
+
+
+def test_the_architecture_names_every_module_once() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for package in ("broker/quiverlog", "connector/pyspark_quiverlog"):
+        for path in (ROOT / package).rglob("*.py"):
+            if path.name != "__init__.py":
+                name = path.relative_to((ROOT / package).parent).as_posix()
+                assert page.count(f"| `{name}` |") == 1, name
