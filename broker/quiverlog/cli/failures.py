@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import click
 
-from quiverlog.cli.output import printable
+from quiverlog.cli.terminal import printable
 from quiverlog.errors import ConnectionClosed, ConnectionFailed, QuiverlogError
 
 __all__ = [

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from quiverlog.cli.terminal import printable, unshielded
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,7 +22,6 @@ __all__ = [
     "print_fields",
     "print_json",
     "print_table",
-    "printable",
 ]
 
 
@@ -30,7 +31,8 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 240
-    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=not stream.isatty())
+    soft_wrap = not stream.isatty()
+    return Console(file=unshielded(stream), width=width, highlight=False, soft_wrap=soft_wrap)
 
 
 def print_json(value: object) -> None:
@@ -77,11 +79,6 @@ def _cell(value: Any, *, markup: bool = True) -> str:
         return "yes" if value else "no"
     text = printable(str(value))
     return text.replace("[", "\\[") if markup else text
-
-
-def printable(text: str) -> str:
-    """`text` with its control characters escaped: a stranger's data must not steer a terminal."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def human_count(value: float) -> str:

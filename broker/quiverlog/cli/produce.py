@@ -24,6 +24,7 @@ from quiverlog.cli.options import (
     topic_option,
 )
 from quiverlog.cli.output import console, human_bytes, human_count, print_json, print_table
+from quiverlog.cli.terminal import printable
 from quiverlog.errors import QuiverlogError, UnknownTopic
 
 if TYPE_CHECKING:
@@ -229,7 +230,8 @@ def _progress(file: str, source: Source, *, quiet: bool) -> Iterator[Any]:
         disable=quiet or not shown.is_terminal,
         transient=True,
     ) as bar:
-        task = bar.add_task("stdin" if file == "-" else Path(file).name, total=source.total)
+        name = "stdin" if file == "-" else printable(Path(file).name).replace("[", "\\[")
+        task = bar.add_task(name, total=source.total)
         yield lambda done: bar.update(task, completed=done)
 
 

@@ -1,4 +1,5 @@
-"""Standard streams as a command may find them: closed, or of an encoding that lacks characters.
+"""Standard streams as a command may find them: closed, a terminal, of an encoding that lacks
+characters.
 
 Owns that a command can always print. A stream that the shell closed (`>&-`) is None in Python, and
 its number would go to the next file that is opened.
@@ -13,6 +14,7 @@ import sys
 from typing import Any
 
 from quiverlog.cli.failures import ExitCode, report
+from quiverlog.cli.terminal import shield
 
 __all__ = ["flush_output", "prepare_streams"]
 
@@ -28,7 +30,7 @@ class _ClosedOutput(io.RawIOBase):
 
 
 def prepare_streams() -> None:
-    """Give closed streams stand-ins, by their numbers; escape what cannot be encoded."""
+    """Give closed streams stand-ins, by their numbers; escape what cannot be encoded or shown."""
     if sys.stdin is None:
         sys.stdin = _null("r")
     if sys.stdout is None:
@@ -39,6 +41,7 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = shield(sys.stdout), shield(sys.stderr)
 
 
 _kept: list[io.TextIOWrapper] = []

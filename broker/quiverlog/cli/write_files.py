@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.output import printable
+from quiverlog.cli.terminal import ShieldedBytes, printable
 from quiverlog.errors import QuiverlogError
 
 __all__ = ["Sink", "format_of", "open_sink"]
@@ -33,6 +33,7 @@ _BY_SUFFIX = {
     ".arrows": "arrow",
     ".parquet": "parquet",
 }
+_TEXT_FORMATS = ("table", "json", "csv")
 _CELL_CHARS_MAX = 40
 
 
@@ -68,6 +69,8 @@ def open_sink(output: str, file_format: str, schema: pa.Schema) -> Iterator[Sink
     with contextlib.ExitStack() as stack:
         target: IO[bytes]
         target = sys.stdout.buffer if output == "-" else stack.enter_context(open(output, "wb"))
+        if output != "-" and target.isatty() and file_format in _TEXT_FORMATS:
+            target = stack.enter_context(ShieldedBytes(target, "utf-8"))
         sink: Sink = kinds[file_format](target, schema)
         try:
             yield sink

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from quiverlog.cli.demo.processes import DemoBroker, SparkQuery
 from quiverlog.cli.demo.report import Leg
 from quiverlog.cli.failures import CommandFailed, ExitCode
 from quiverlog.cli.output import print_json
+from quiverlog.cli.terminal import unshielded
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
@@ -87,9 +89,10 @@ def _interrupt(number: int, _frame: object) -> None:
 
 
 def _console(*, stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False)
+    stream = unshielded(sys.stderr if stderr else sys.stdout)
+    console = Console(file=stream, highlight=False)
     # What is not a terminal has no width: take one that the tables fit.
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=110)
+    return console if console.is_terminal else Console(file=stream, highlight=False, width=110)
 
 
 def _check_requirements() -> None:
