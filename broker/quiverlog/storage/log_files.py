@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from quiverlog.errors import StorageFault
 from quiverlog.storage.disk import Disk, short_name
 
-__all__ = ["SetAside", "move_aside", "own_offset", "set_aside"]
+__all__ = ["SetAside", "move_aside", "own_offset", "rename_aside", "set_aside"]
 
 _NUMBERED: Final = re.compile(r"(?:producers-)?([0-9]{20})\.(log|index|snapshot)")
 _OWN: Final = re.compile(
@@ -66,15 +66,7 @@ def set_aside(disk: Disk, directory: str) -> SetAside:
             if _SUFFIX not in name:
                 notes.append(f"{short_name(path)} is no file of a partition: it was left alone.")
         elif not disk.is_file(path):
-            new = _free_name(name, names)
-            try:
-                disk.rename(path, f"{directory}/{new}")
-            except OSError as error:
-                raise StorageFault(
-                    f"{short_name(path)} is not a regular file and cannot be moved aside"
-                    f" ({error.strerror}): remove it.",
-                    file=short_name(path),
-                ) from error
+            new = rename_aside(disk, directory, name, names)
             moved.append(name)
             lost = "the rows in it are missing" if name.endswith(".log") else "it is made anew"
             notes.append(f"{short_name(path)} was not a regular file: moved to {new}; {lost}.")
@@ -96,7 +88,26 @@ def move_aside(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
     return notes
 
 
-def _free_name(name: str, taken: list[str]) -> str:
+def rename_aside(disk: Disk, directory: str, name: str, taken: Sequence[str]) -> str:
+    """Give what is none of the log's a name that is not; the new name.
+
+    Raises:
+        StorageFault: it cannot be moved.
+    """
+    new = _free_name(name, taken)
+    try:
+        disk.rename(f"{directory}/{name}", f"{directory}/{new}")
+    except OSError as error:
+        shown = short_name(f"{directory}/{name}")
+        raise StorageFault(
+            f"{shown} is no file of the log and cannot be moved aside ({error.strerror}):"
+            " remove it.",
+            file=shown,
+        ) from error
+    return new
+
+
+def _free_name(name: str, taken: Sequence[str]) -> str:
     for attempt in range(_ATTEMPTS_MAX):
         new = f"{name}{_SUFFIX}" if attempt == 0 else f"{name}{_SUFFIX}.{attempt}"
         if new not in taken:

@@ -26,6 +26,7 @@ from quiverlog.storage.log_files import set_aside
 from quiverlog.storage.recovery import RecoveryReport, assign_epochs, recover_segments
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark
+from quiverlog.storage.stray_segments import set_aside_strays
 from quiverlog.types import Now
 
 __all__ = ["Opened", "given_up_files", "open_files"]
@@ -64,7 +65,7 @@ def open_files(
     truncation.finish(disk, directory)
     opening = _Opening(disk, directory, epochs, now, epoch_newest, aside.names)
     found = opening.run(clean=clean)
-    found.report.notes = list(aside.notes)
+    found.report.notes = [*aside.notes, *opening.strays]
     return found
 
 
@@ -85,7 +86,9 @@ class _Opening:
         self._now = now
         self._epoch_newest = epoch_newest
         self._names = disk.list(directory)
-        self._found = Opened(truncation.find_segments(disk, directory, self._names))
+        segments = truncation.find_segments(disk, directory, self._names)
+        self.strays = set_aside_strays(disk, directory, segments, self._names)
+        self._found = Opened(segments)
 
     def run(self, *, clean: bool) -> Opened:
         found = self._found

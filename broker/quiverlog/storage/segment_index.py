@@ -15,7 +15,7 @@ from quiverlog.errors import CorruptLog
 from quiverlog.storage.byte_source import ByteSource, FileBytes, is_unreadable
 from quiverlog.storage.disk import Disk, File, short_name
 from quiverlog.storage.frames import check_version
-from quiverlog.storage.index import NO_TIME, SparseIndex
+from quiverlog.storage.index import NO_TIME, IndexSummary, SparseIndex
 from quiverlog.storage.scan import Damage, Found, Torn, scan
 
 __all__ = [
@@ -173,16 +173,31 @@ class SegmentFiles:
             damage = error.message
         return self._load(created_us, damage) or self._rebuild(created_us, damage)
 
-    def _load(self, created_us: int, header_damage: str) -> LoadedIndex | None:
+    def ends_by_index(self, offset: int) -> bool:
+        """True when the index file covers all bytes, and their rows end at `offset`."""
+        stored = self._stored()
+        return stored is not None and (stored[0].covered_bytes, stored[0].end_offset) == (
+            self.size,
+            offset,
+        )
+
+    def _stored(self) -> tuple[IndexSummary, SparseIndex] | None:
+        """The index file, whatever bytes it is of; None when there is no good one."""
         path = index_path(self.file.path)
         try:
-            summary, entries = SparseIndex.load(path, self.disk.read_file(path))
+            return SparseIndex.load(path, self.disk.read_file(path))
         except (FileNotFoundError, CorruptLog):
             return None
         except OSError as error:
             if not is_unreadable(error):
                 raise
             return None
+
+    def _load(self, created_us: int, header_damage: str) -> LoadedIndex | None:
+        stored = self._stored()
+        if stored is None:
+            return None
+        summary, entries = stored
         if (
             summary.covered_bytes != self.size
             or summary.base_offset != self.base_offset
