@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import Final
 
@@ -18,4 +19,6 @@ _KEEPALIVE: Final = (
 def keep_alive(sock: socket.socket) -> None:
     """Have the kernel find out that a peer vanished without a word, within two minutes."""
     for level, option, value in _KEEPALIVE:
-        sock.setsockopt(level, option, value)
+        # The peer may be gone already, or the system short of buffers: doing without is no error.
+        with contextlib.suppress(OSError):
+            sock.setsockopt(level, option, value)
