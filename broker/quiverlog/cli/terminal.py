@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import codecs
 import io
-from typing import IO, Any, BinaryIO, Final, TextIO
+from typing import IO, Any, Final, TextIO
 
 __all__ = ["ShieldedBytes", "printable", "shield", "unshielded"]
 
@@ -72,7 +72,7 @@ class _ShieldedText(io.TextIOWrapper):
     """A standard stream on a terminal; `behind` is the stream that it was."""
 
     def __init__(self, behind: io.TextIOWrapper) -> None:
-        target: BinaryIO = behind.buffer
+        target: Any = behind.buffer
         shielded: Any = ShieldedBytes(target, behind.encoding)
         super().__init__(shielded, behind.encoding, "backslashreplace", line_buffering=True)
         self.behind = behind

@@ -70,7 +70,8 @@ def open_sink(output: str, file_format: str, schema: pa.Schema) -> Iterator[Sink
         target: IO[bytes]
         target = sys.stdout.buffer if output == "-" else stack.enter_context(open(output, "wb"))
         if output != "-" and target.isatty() and file_format in _TEXT_FORMATS:
-            target = stack.enter_context(ShieldedBytes(target, "utf-8"))
+            shielded: Any = ShieldedBytes(target, "utf-8")
+            target = shielded
         sink: Sink = kinds[file_format](target, schema)
         try:
             yield sink
