@@ -13,6 +13,7 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.node.replica import Replica
+from quiverlog.storage.segment_index import SegmentFiles
 from quiverlog.types import LATEST
 from quiverlog.wire import messages as m
 from tests.support.node import START_WALL_US, NodeDriver, batch_of, rows_of
@@ -238,3 +239,80 @@ def test_retention_looks_at_cold_logs_by_jobs(node: NodeDriver) -> None:
         node.flush()
     assert log.log_start_offset == log.log_end_offset
     assert not [line for line in node.lines if line.level == "error"]
+
+
+# --- jobs that come to nothing ------------------------------------------------------------------
+def unload(node: NodeDriver, topic: bytes) -> None:
+    """No index and no row is in memory."""
+    for segment in replica_of(node, topic).log.segments:
+        segment.release_index()
+    node.disk.evict()
+
+
+def give_up(node: NodeDriver, topic: bytes, before: int) -> None:
+    """Delete rows with their files, while other jobs wait."""
+    held, node.jobs = node.jobs, []
+    node.hold_jobs = False
+    entry = m.DeleteRecordsPartition(topic, 0, before_offset=before)
+    response, _ = node.call(m.DeleteRecordsRequest(partitions=[entry]))
+    assert response.partitions[0].error_code == 0
+    node.run_until_idle()
+    node.jobs = held
+
+
+def test_a_cold_lookup_that_a_trim_overtakes_is_answered(node: NodeDriver) -> None:
+    topic = node.create(segment_bytes=str(64 * 1024))
+    segments(node, topic, 4)
+    log = replica_of(node, topic).log
+    kept = log.segments[2].base_offset
+    unload(node, topic)
+    node.hold_jobs = True
+    entry = m.ListOffsetsPartition(topic, 0, at=START_WALL_US)
+    asked = node.request(m.ListOffsetsRequest(partitions=[entry]))
+    assert [start.job.kind for start in node.jobs] == ["load index"]
+    give_up(node, topic, kept)
+    node.run_until_idle()
+    answer = node.answer(asked)
+    assert answer is not None
+    result = answer[0].partitions[0]
+    assert (result.error_code, result.offset) == (0, kept)
+
+
+def test_a_cold_fetch_that_a_trim_overtakes_is_out_of_range(node: NodeDriver) -> None:
+    topic = node.create(segment_bytes=str(64 * 1024))
+    segments(node, topic, 4)
+    unload(node, topic)
+    node.hold_jobs = True
+    asked = node.request(node.fetch_request(topic, 0))
+    assert node.jobs
+    give_up(node, topic, replica_of(node, topic).log.segments[2].base_offset)
+    node.run_until_idle()
+    answer = node.answer(asked)
+    assert answer is not None
+    assert answer[0].partitions[0].error_code == errors.OffsetOutOfRange.code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.UnsupportedFormat("written by a newer one."), errors.StorageFault.code),
+        (OSError(5, "Input/output error"), errors.StorageFault.code),
+        (OSError(24, "Too many open files"), errors.ThrottledBroker.code),
+    ],
+    ids=["format", "disk", "descriptors"],
+)
+def test_an_index_that_cannot_be_loaded_says_why(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    topic = node.create(segment_bytes=str(64 * 1024))
+    segments(node, topic, 2)
+    unload(node, topic)
+
+    def failing(_self: object) -> None:
+        raise error
+
+    monkeypatch.setattr(SegmentFiles, "read_index", failing)
+    result, body = node.fetched(topic, 0)
+    assert (result.error_code, body) == (code, b"")
+    if code != errors.ThrottledBroker.code:
+        assert node.offset_of(topic, START_WALL_US).error_code == code

@@ -10,9 +10,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from quiverlog.errors import ThrottledBroker
+from quiverlog.errors import QuiverlogError, StorageFault, ThrottledBroker, UnsupportedFormat
 from quiverlog.node.jobs import Jobs, Starter, Then, Urgency
 from quiverlog.node.replica import Replica
+from quiverlog.storage.disk import out_of_descriptors, what_failed
 from quiverlog.storage.reading_jobs import LoadIndexJob, NotResident, ReadingJob
 from quiverlog.storage.segment import Segment
 from quiverlog.types import Now
@@ -27,15 +28,16 @@ class Loaded:
     """What jobs have loaded for one question: the log is asked again with it.
 
     `reads`: the ranges that were read or checked. `offset`, `counted`: where a walk goes on, and
-    the bytes counted before.
+    the bytes counted before. `error`: why the last job failed; no job will do better.
     """
 
-    __slots__ = ("_loads", "_segment", "counted", "offset", "reads")
+    __slots__ = ("_loads", "_segment", "counted", "error", "offset", "reads")
 
     def __init__(self) -> None:
         self.reads: list[ReadingJob] = []
         self.offset = 0
         self.counted = 0
+        self.error: QuiverlogError | None = None
         self._segment: Segment | None = None
         self._loads = 0
 
@@ -55,6 +57,14 @@ class Loaded:
         if not isinstance(job, LoadIndexJob):
             self.reads.append(job)
         self.offset, self.counted = cold.offset, cold.counted
+
+    def failed(self, error: BaseException | None) -> None:
+        """What was to be loaded is back, or not. Without a descriptor it is tried again."""
+        if error is None or out_of_descriptors(error):
+            return
+        if isinstance(error, OSError):
+            error = StorageFault(f"reading failed: {what_failed(error)}.")
+        self.error = error if isinstance(error, QuiverlogError) else QuiverlogError()
 
 
 def start_cold(
@@ -82,6 +92,11 @@ def _done(
         return  # Called again because `then` raised: it is no business of the log's.
     then = waiting.pop()
     replica.jobs_running -= 1
+    if job.segment.dropped:
+        error = None  # Its rows were given up meanwhile: the log says so when it is asked again.
+    elif isinstance(error, UnsupportedFormat):
+        # Found when a partition is opened, nearly always; clients know no such error of a read.
+        error = StorageFault(error.message)
     try:
         if error is None and not replica.deleted:
             replica.log.complete_read(job, result)

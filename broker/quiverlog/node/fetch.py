@@ -98,9 +98,11 @@ class FetchWaiter(Waiter):
                 call.cost = 1 + (len(answer.rows) - reads) // _READS_PER_COST
                 self.watch(answer, first)
                 if missing:
-                    # What went wrong shows when the rows are read.
-                    loads = [cold_read(broker.jobs, replica, cold) for replica, cold in missing]
-                    yield gather(loads, len(loads), call.now)
+                    loads = [cold_read(broker.jobs, one.replica, one.cold) for one in missing]
+                    outcomes = yield gather(loads, len(loads), call.now)
+                    assert isinstance(outcomes, list)
+                    for one, outcome in zip(missing, outcomes, strict=True):
+                        one.loaded.failed(outcome.error)
                 elif not answer.complete:
                     yield None
                 if self.done:

@@ -8,7 +8,7 @@ Bodies are views of the log's files: nothing is copied or decoded.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from quiverlog.batch.header import BatchHeader, peek
 from quiverlog.errors import (
@@ -31,8 +31,13 @@ __all__ = ["FetchAnswer", "is_short", "out_of_range", "partition_limit", "read_e
 
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
 
-Missing = tuple[Replica, NotResident]
-"""What has to be loaded, and of which partition."""
+
+class Missing(NamedTuple):
+    """What has to be loaded, of which partition; `loaded` is to hear what came of it."""
+
+    replica: Replica
+    cold: NotResident
+    loaded: Loaded
 
 
 class FetchAnswer:
@@ -78,19 +83,24 @@ class FetchAnswer:
             entry = entries[index]
             room = min(self._bytes_max - self.byte_count, partition_limit(entry))
             loaded = self._loaded.get(index) if self._loaded else None
+            views: list[memoryview] = []
+            replica: Replica | None = None
             try:
-                result, views, replica = read_entry(
-                    self.broker, entry, room, loaded.reads if loaded is not None else ()
-                )
+                if loaded is not None and loaded.error is not None:
+                    result = _failed(entry, loaded.error)
+                else:
+                    result, views, replica = read_entry(
+                        self.broker, entry, room, loaded.reads if loaded is not None else ()
+                    )
             except NotResident as cold:
                 try:
-                    self._loaded.setdefault(index, Loaded()).take(cold)
+                    loaded = self._loaded.setdefault(index, Loaded())
+                    loaded.take(cold)
                 except ThrottledBroker as error:
-                    result = m.FetchPartitionResult(entry.topic_id, entry.partition)
-                    _fail(result, error)
-                    views, replica = [], None
+                    result = _failed(entry, error)
                 else:
-                    missing.append((self.broker.replicas[entry.topic_id, entry.partition], cold))
+                    replica = self.broker.replicas[entry.topic_id, entry.partition]
+                    missing.append(Missing(replica, cold, loaded))
                     missing_bytes += getattr(cold.job, "size", 0)
                     if self.byte_count + missing_bytes >= self._bytes_max:
                         break
@@ -180,6 +190,12 @@ def read_entry(
         result.error_message = f"reading failed: {error}."
     result.batch_bytes = sum(map(len, views))
     return result, views, replica
+
+
+def _failed(entry: m.FetchPartition, error: QuiverlogError) -> m.FetchPartitionResult:
+    result = m.FetchPartitionResult(entry.topic_id, entry.partition)
+    _fail(result, error)
+    return result
 
 
 def _fail(result: m.FetchPartitionResult, error: QuiverlogError) -> None:
