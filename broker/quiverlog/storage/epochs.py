@@ -80,6 +80,7 @@ class LeaderEpochs:
 
     def epoch_for(self, offset: int) -> int:
         """The epoch of the row at `offset`; -1 when that is not known any more."""
+        assert len(self._starts) == len(self._epochs)
         index = bisect_right(self._starts, offset) - 1
         return self._epochs[index] if index >= 0 else NO_EPOCH
 
@@ -98,6 +99,7 @@ class LeaderEpochs:
             return NO_EPOCH, -1
         if epoch == self.newest:
             return epoch, self._log_end_offset()
+        assert self._epochs[-1] == self.newest
         index = bisect_right(self._epochs, epoch)
         assert index < len(self._starts), "the newest epoch was answered above"
         if index == 0:
@@ -106,9 +108,12 @@ class LeaderEpochs:
 
     def truncate_to(self, offset: int) -> None:
         """Rows from `offset` on are gone: so are the epochs that began there."""
+        assert offset >= 0
         while self._starts and self._starts[-1] >= offset:
             del self._epochs[-1], self._starts[-1]
             self.dirty = True
+        assert len(self._epochs) == len(self._starts)
+        assert not self._starts or self._starts[-1] < offset
         self.newest = self._epochs[-1] if self._epochs else NO_EPOCH
 
     def trim(self, offset: int) -> None:
@@ -123,6 +128,7 @@ class LeaderEpochs:
     def dump(self) -> bytes:
         """The file's bytes."""
         assert all(a < b for a, b in pairwise(self._starts)), "no two epochs begin at one row"
+        assert all(a < b for a, b in pairwise(self._epochs)), "epochs never fall along a log"
         parts = [_COUNT.pack(len(self._epochs))]
         parts += [_ENTRY.pack(epoch, start) for epoch, start in self.entries()]
         return pack_file(_MAGIC, _VERSION, b"".join(parts))

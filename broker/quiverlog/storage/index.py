@@ -79,6 +79,7 @@ class SparseIndex:
         assert 0 <= count <= len(self)
         for column in (self.relative_offsets, self.positions, self.times):
             del column[count:]
+            assert len(column) == count
 
     @property
     def byte_count(self) -> int:
@@ -87,10 +88,12 @@ class SparseIndex:
 
     def floor_offset(self, relative_offset: int) -> int:
         """The last entry whose batch begins at or before the row; at least 0."""
+        assert relative_offset >= 0
         return max(0, bisect_right(self.relative_offsets, relative_offset) - 1)
 
     def floor_position(self, position: int) -> int:
         """The last entry at or before the position; at least 0."""
+        assert position >= 0
         return max(0, bisect_right(self.positions, position) - 1)
 
     def floor_time(self, at_us: int) -> int:
@@ -101,6 +104,7 @@ class SparseIndex:
         """The file's bytes."""
         assert summary.base_offset <= summary.end_offset
         assert not self.positions or self.positions[-1] < summary.covered_bytes
+        assert len(self.relative_offsets) == len(self.positions) == len(self.times)
         head = _SUMMARY.pack(*summary, len(self))
         columns = (self.relative_offsets, self.positions, self.times)
         return pack_file(_MAGIC, _VERSION, head + b"".join(c.tobytes() for c in columns))
@@ -124,4 +128,5 @@ class SparseIndex:
         index.relative_offsets.frombytes(payload[_SUMMARY.size : _SUMMARY.size + 4 * count])
         index.positions.frombytes(payload[_SUMMARY.size + 4 * count : times_at])
         index.times.frombytes(payload[times_at:])
+        assert len(index.relative_offsets) == len(index.positions) == len(index.times) == count
         return IndexSummary(*numbers), index

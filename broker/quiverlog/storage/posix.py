@@ -1,12 +1,8 @@
-"""The real disk: positional writes, mapped reads, descriptors that come and go.
+"""The real disk: names, directories, and which files hold a descriptor.
 
-Owns descriptors and mappings. At most `files_open_max` files hold one (thousands of partitions lie
-idle); a file that is not open is opened again at its next use. Mappings hold none (mapping.py).
-Descriptors are closed when the last reference goes, never by hand: another thread may be in
-fdatasync on one that was just evicted. So whoever uses a number holds the `Descriptor` meanwhile.
-
-Mappings are never closed either: a view keeps its mapping alive. A file that outgrew its mapping is
-mapped anew and the old mapping lives as long as its views.
+At most `files_open_max` files hold one (thousands of partitions lie idle); a file that is not open
+is opened again at its next use (posix_file.py). Mappings hold none (mapping.py). Descriptors are
+closed when the last reference goes, never by hand.
 
 A `DescriptorReserve` keeps some back, so that neither a flush nor a removal fails because clients
 have taken all that the process may have.
@@ -18,217 +14,21 @@ import contextlib
 import errno
 import os
 import stat
-import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from quiverlog.storage.descriptors import Descriptor, DescriptorReserve
 from quiverlog.storage.disk import Buffer, File, is_special_file, special_file, write_error
-from quiverlog.storage.mapping import Mapping
+from quiverlog.storage.posix_file import WRITTEN, PosixFile, write_all
 from quiverlog.storage.posix_lock import PosixLock
 
 __all__ = ["RESERVED_DESCRIPTORS", "PosixDisk", "PosixFile"]
 
-READ_COPY_BYTES_MAX: Final = 64 * 1024
-"""Up to here a pread into fresh bytes is cheaper than mapping, faulting and unmapping."""
 FILES_OPEN_MAX: Final = 1024
 RESERVED_DESCRIPTORS: Final = 16
 """More than the jobs that run at the same time, each of which opens one file at a time."""
 DIRECTORY_MODE: Final = 0o700
-_BUFFERS_PER_WRITE_MAX: Final = 1024
-"""IOV_MAX on Linux."""
-_READ: Final = 1
-_WRITTEN: Final = 2
-"""How often the eviction hand passes a file that was read, and one that was written: a file with
-unflushed bytes keeps its descriptor until the flush wherever that is possible."""
-
-
-class PosixFile:
-    """See `disk.File`. `passes`: how often the eviction hand lets it go on."""
-
-    __slots__ = (
-        "_descriptor",
-        "_disk",
-        "_identity",
-        "_mapping",
-        "_regions",
-        "passes",
-        "path",
-        "size",
-    )
-
-    def __init__(self, disk: PosixDisk, path: str, found: os.stat_result) -> None:
-        self._disk = disk
-        self._identity = (found.st_dev, found.st_ino)
-        self._descriptor: Descriptor | None = None
-        self._mapping: Mapping | None = None
-        self._regions: list[weakref.ref[Any]] = []
-        self.path = path
-        self.size = found.st_size
-        self.passes = 0
-
-    def _open(self) -> Descriptor:
-        descriptor = self._disk.open_descriptor(self.path, os.O_RDWR)
-        self._check_identity(os.fstat(descriptor.fd))
-        self._descriptor = descriptor
-        self._disk.opened(self)
-        return descriptor
-
-    def _check_identity(self, found: os.stat_result) -> None:
-        if (found.st_dev, found.st_ino) != self._identity:
-            raise OSError(errno.ESTALE, "the file was replaced by another one", self.path)
-
-    def append(self, buffers: Sequence[Buffer]) -> int:
-        position = self.size
-        self.passes = _WRITTEN
-        try:
-            descriptor = self._descriptor or self._open()
-        except OSError as error:
-            raise write_error(self.path, error) from error
-        fd = descriptor.fd
-        try:
-            if len(buffers) == 1:
-                total = len(buffers[0])
-                written = os.pwrite(fd, buffers[0], position)
-            else:
-                total = sum(map(len, buffers))
-                written = os.pwritev(fd, buffers[:_BUFFERS_PER_WRITE_MAX], position)
-            if written != total:
-                _write_rest(fd, buffers, position, written)
-        except OSError as error:
-            # Best effort: what stays behind is overwritten by the next append at this position.
-            with contextlib.suppress(OSError):
-                os.ftruncate(fd, position)
-            raise write_error(self.path, error) from error
-        self.size = position + total
-        return position
-
-    def read(self, position: int, size: int) -> memoryview:
-        if size <= READ_COPY_BYTES_MAX or position >= self.size:
-            return memoryview(self.read_copy(position, size))
-        end = min(position + size, self.size)
-        return self._mapped(end).view(position, end)
-
-    def read_copy(self, position: int, size: int) -> bytes:
-        self.passes = max(self.passes, _READ)
-        descriptor = self._descriptor or self._open()
-        data = os.pread(descriptor.fd, size, position)
-        while len(data) < size and (
-            more := os.pread(descriptor.fd, size - len(data), position + len(data))
-        ):
-            data += more
-        return data
-
-    def read_cached(self, position: int, size: int) -> bytearray | None:
-        descriptor = self._descriptor
-        if descriptor is None:
-            return None
-        data = bytearray(size)
-        try:
-            # One call where `resident` and `read_copy` are two; some file systems refuse the flag.
-            count = os.preadv(descriptor.fd, [data], position, os.RWF_NOWAIT)
-        except OSError:
-            return None
-        return data if count == size else None
-
-    def resident(self, position: int, size: int) -> bool:
-        end = min(position + size, self.size)
-        if position >= end:
-            return True
-        try:
-            return self._mapped(end).resident(position, end)
-        except OSError:
-            return True  # Reading it will tell what is wrong.
-
-    def _mapped(self, end: int) -> Mapping:
-        """A mapping that reaches to `end`; the file has these bytes. Others would be SIGBUS."""
-        assert 0 < end <= self.size
-        mapping = self._mapping
-        descriptor = self._descriptor or self._open()
-        if (file_size := descriptor.file_size()) < end:
-            raise OSError(errno.EIO, f"the file was cut to {file_size} bytes", self.path)
-        if mapping is None or mapping.capacity < end:
-            self.passes = max(self.passes, _READ)
-            try:
-                mapping = Mapping(descriptor.fd, min(self.size, file_size))
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, self.path) from error
-            self._mapping = mapping
-            alive = [region for region in self._regions if region() is not None]
-            self._regions = [*alive, mapping.region]
-        return mapping
-
-    def rewrite(self, position: int, data: Buffer) -> None:
-        assert position >= 0
-        assert position + len(data) <= self.size
-        self.passes = _WRITTEN
-        try:
-            descriptor = self._descriptor or self._open()
-            _write_rest(descriptor.fd, [data], position, 0)
-        except OSError as error:
-            raise write_error(self.path, error) from error
-
-    def write_head(self, data: Buffer) -> None:
-        assert len(data) <= self.size
-        try:
-            descriptor = self._descriptor or self._open()
-            _write_rest(descriptor.fd, [data], 0, 0)
-        except OSError as error:
-            raise write_error(self.path, error) from error
-
-    def truncate(self, size: int) -> None:
-        assert 0 <= size <= self.size
-        self._mapping = None
-        views = sum(region() is not None for region in self._regions)
-        assert not views, f"{self.path} is cut under {views} mappings that somebody looks at"
-        descriptor = self._descriptor or self._open()
-        os.ftruncate(descriptor.fd, size)
-        self.size = size
-
-    def retract(self, size: int) -> None:
-        assert 0 <= size <= self.size
-        self.size = size
-        with contextlib.suppress(OSError):
-            descriptor = self._descriptor or self._open()
-            os.ftruncate(descriptor.fd, size)
-
-    def sync(self) -> None:
-        # Taken once: another thread may evict this file's descriptor meanwhile.
-        descriptor = self._descriptor
-        if descriptor is None:
-            descriptor = self._disk.open_descriptor(self.path, os.O_RDWR)
-        os.fdatasync(descriptor.fd)
-        # Nothing may be acknowledged that lies where no start will look for it.
-        self._check_identity(os.stat(self.path))
-
-    def close(self) -> None:
-        self._descriptor = None
-        self._mapping = None
-
-    @property
-    def is_open(self) -> bool:
-        """True while the file holds a descriptor."""
-        return self._descriptor is not None
-
-
-def _write_rest(fd: int, buffers: Sequence[Buffer], position: int, written: int) -> None:
-    """Go on after a short write (a signal, a full disk, more buffers than one call takes)."""
-    skip = written
-    at = position + written
-    for buffer in buffers:
-        view = memoryview(buffer)
-        if skip >= len(view):
-            skip -= len(view)
-            continue
-        view = view[skip:]
-        skip = 0
-        while len(view):
-            count = os.pwrite(fd, view, at)
-            if count == 0:
-                raise OSError(errno.EIO, "nothing was written")
-            at += count
-            view = view[count:]
 
 
 class PosixDisk:
@@ -266,7 +66,7 @@ class PosixDisk:
         """
         files = self._open_files
         files.append(file)
-        for _ in range((_WRITTEN + 1) * len(files)):
+        for _ in range((WRITTEN + 1) * len(files)):
             if len(files) <= self._files_open_max:
                 return
             try:
@@ -302,13 +102,15 @@ class PosixDisk:
         data = os.pread(fd, size, 0)
         while len(data) < size and (more := os.pread(fd, size - len(data), len(data))):
             data += more
+        assert len(data) <= size, "a small file is replaced, never grown"
         return data
 
     def write_file_atomic(self, path: str, data: Buffer, *, durable: bool = True) -> None:
+        assert not path.endswith(("/", ".tmp"))
         temporary = f"{path}.tmp"
         try:
             descriptor = self.open_descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            _write_rest(descriptor.fd, [data], 0, 0)
+            write_all(descriptor.fd, [data], 0, 0)
             if durable:
                 os.fsync(descriptor.fd)
             os.rename(temporary, path)
@@ -320,6 +122,7 @@ class PosixDisk:
             raise write_error(path, error) from error
 
     def rename(self, old: str, new: str) -> None:
+        assert os.path.dirname(old) == os.path.dirname(new), "one directory makes it durable"
         os.rename(old, new)
 
     def replace(self, file: File, path: str) -> None:

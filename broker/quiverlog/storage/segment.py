@@ -92,6 +92,8 @@ class Segment:
     )
 
     def __init__(self, disk: Disk, path: str, file: File, base_offset: int) -> None:
+        assert base_offset >= 0
+        assert file.path == path
         self._disk = disk
         self.path = path
         self.file = file
@@ -199,6 +201,8 @@ class Segment:
         """A load came back. What was loaded for other bytes than there are now is dropped."""
         if self.index is not None or loaded.size != self.file.size:
             return
+        assert not self.dropped
+        assert not len(loaded.entries) or loaded.entries.positions[-1] < self.file.size
         self.recent = True
         index = self.index = loaded.entries
         self.newest_us = loaded.newest_us
@@ -277,11 +281,13 @@ class Segment:
             _, self.newest_us, self._indexed_at, self.tail = before
             raise
         self.end_offset = end_offset
+        assert self.tail[1] < self.end_offset
 
     # --- damage and trust ----------------------------------------------------------------------
     def note_damage(self, damage: Damage) -> None:
         """Remember rows that cannot be read."""
-        assert damage.offset <= damage.end_offset
+        assert self.base_offset <= damage.offset <= damage.end_offset
+        assert damage.position <= damage.end_position <= self.file.size
         if all(known.position != damage.position for known in self.damages):
             self.damages.append(damage)
             self.damages.sort()
@@ -329,6 +335,7 @@ class Segment:
 
         `start` itself when it has not.
         """
+        assert SEGMENT_HEADER_BYTES <= start <= self.file.size
         if start >= self.trusted_from:
             return self.file.size
         return max((end for first, end in self._verified if first <= start < end), default=start)
