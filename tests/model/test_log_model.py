@@ -123,8 +123,10 @@ class LogMachine(RuleBasedStateMachine):
         self.sequence += rows
         return made
 
-    def record(self, header: BatchHeader, offset: int) -> None:
-        self.producers.record(header, offset, self.now.wall_us)
+    def record(self, header: BatchHeader, offset: int, *, known: bool = False) -> None:
+        """`known`: the log has told its producers of it."""
+        if not known:
+            self.producers.record(header, offset, self.now.wall_us)
         self.sent.append((header, offset))
 
     def retries_are_repetitions(self) -> None:
@@ -207,7 +209,7 @@ class LogMachine(RuleBasedStateMachine):
             offset = stored.end
         assert self.log.append_copied(copies, self.now) == offset == self.end
         for header, at in records:
-            self.record(header, at)
+            self.record(header, at, known=True)
 
     @rule(ms=st.integers(1, 40))
     def wait(self, ms: int) -> None:

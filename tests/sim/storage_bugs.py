@@ -14,13 +14,13 @@ DURABILITY = (
     make_bug(
         "acknowledge before fsync",
         "storage.jobs:FlushJob.run",
-        "segment.file.sync()\n        except",
-        "pass\n        except",
+        "self.fsyncs.rows(segment)\n    if",
+        "pass\n    if",
     ),
     make_bug(
         "name of a new segment is not flushed",
         "storage.jobs:FlushJob.run",
-        "if self.names_changed:\n        self.disk.sync_dir(self.key)\n",
+        "if self.names_changed:\n        self.fsyncs.names(self.disk, self.key)\n",
         "return FlushResult(self.epochs is None, False)\n",
         seed=3,
         shape={**QUIET},

@@ -8,6 +8,7 @@ import pytest
 
 from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.header import CRC_START, BatchHeader, stamp
+from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import BatchTooLarge, CorruptLog
 from quiverlog.limits import BATCH_ROWS_MAX, SEGMENT_ROWS_MAX
 from quiverlog.storage.index import SparseIndex
@@ -176,3 +177,99 @@ def test_the_first_copy_of_an_empty_log_may_straddle_its_start() -> None:
 def test_the_checksum_of_the_helper_is_the_real_one() -> None:
     header, view = copied(4, 2, 1)
     assert header.crc32c == crc32c(view[CRC_START:])
+
+
+def test_a_copy_that_ends_at_the_log_start_holds_no_row_of_it() -> None:
+    log = skipped_to(SimDisk(), 5)
+    with pytest.raises(CorruptLog):
+        log.append_copied([copied(3, 2, 2)], NOW)
+    with pytest.raises(CorruptLog):
+        log.append_copied([copied(3, 2, 2), copied(5, 2, 2)], NOW)
+    assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (5, 5, 0)
+    assert log.append_copied([copied(5, 2, 2)], NOW) == 7
+
+
+@pytest.mark.parametrize("first", [5, 3], ids=["at-the-start", "straddling"])
+@pytest.mark.parametrize("rows", [0, 6], ids=["empty", "with-rows"])
+@pytest.mark.parametrize("power", [True, False], ids=["power", "kill"])
+def test_a_copy_begins_where_its_leader_s_log_does(first: int, rows: int, power: bool) -> None:
+    disk = SimDisk(3)
+    log = open_log(disk)
+    at = 5 + 2 * rows
+    if rows:
+        log.append([batch(rows)], 1, NOW)
+        flush(log)
+    skip(log, at)
+    assert (log.log_start_offset, log.log_end_offset, log.flushed_offset) == (at, at, at)
+    assert log.segment_count == 0
+    begin = at - 5 + first
+    assert log.append_copied([copied(begin, 6, 2), copied(begin + 6, 1, 2)], NOW) == begin + 7
+    flush(log)
+    if power:
+        disk.crash()
+    else:
+        disk.kill()
+    log = open_log(disk)
+    assert (log.log_start_offset, log.log_end_offset) == (at, begin + 7)
+    assert not log.recovery.damages
+    assert log.read(at, bytes_max=1, end_offset=begin + 7)
+    assert log.epochs.latest()[0] == 2
+
+
+def test_a_crash_before_a_skip_is_written_down_keeps_the_log() -> None:
+    disk = SimDisk(3)
+    log = open_log(disk)
+    log.append([batch(6)], 1, NOW)
+    flush(log)
+    job = log.begin_skip(50)
+    with pytest.raises(AssertionError):
+        log.append_copied([copied(6, 1, 2)], NOW)
+    log.fail_trim(job, OSError(5, "Input/output error"))
+    assert log.append_copied([copied(6, 1, 2)], NOW) == 7
+    flush(log)
+    disk.crash()
+    assert (open_log(disk).log_start_offset, open_log(disk).log_end_offset) == (0, 7)
+
+
+def test_copies_reach_the_producer_states() -> None:
+    disk = SimDisk(1)
+    disk.make_dir("data/t-1")
+    producers = ProducerStates(NOW.wall_us)
+    log = Log.open(disk, "data/t-1", config=LogConfig(), clean=False, now=NOW, producers=producers)
+    sent = []
+    for number in range(4):
+        header, view = make_batch(3, NOW.wall_us, 1, number + 1, producer=(7, 0, 3 * number))
+        stamp(view, 0, 3 * number, number // 2)
+        sent.append((BatchHeader.unpack(view), view))
+    log.append_copied(sent[:3], NOW)
+    log.append_copied(sent[3:], NOW)
+    for header, _ in sent:
+        assert producers.check(header) == header.base_offset
+    flush(log)
+    again = ProducerStates(NOW.wall_us)
+    Log.open(disk, "data/t-1", config=LogConfig(), clean=False, now=NOW, producers=again)
+    assert again.snapshot() == producers.snapshot()
+
+
+def test_an_epoch_without_rows_does_not_refuse_its_own_rows() -> None:
+    log = open_log(SimDisk())
+    log.append_copied([copied(0, 3, 1)], NOW)
+    log.epochs.assign(4, 3)
+    assert log.append_copied([copied(3, 2, 4), copied(5, 2, 4)], NOW) == 7
+    assert log.epochs.entries() == [(1, 0), (4, 3)]
+    with pytest.raises(CorruptLog):
+        log.append_copied([copied(7, 1, 3)], NOW)
+
+
+def skip(log: Log, offset: int) -> None:
+    """Begin anew at `offset`."""
+    job = log.begin_skip(offset)
+    files = log.complete_trim(job, job.run())
+    if files is not None:
+        files.run()
+
+
+def skipped_to(disk: SimDisk, offset: int) -> Log:
+    log = open_log(disk)
+    skip(log, offset)
+    return log

@@ -6,14 +6,19 @@ the cache; its successor reads them, and a bare fsync of them succeeds without w
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import StorageFault
+from quiverlog.storage.jobs import FlushJob, TrimJob
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.segment_index import FlushedMark, read_header
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
@@ -62,6 +67,67 @@ def test_what_recovery_calls_flushed_survives_a_power_loss(
         assert log.read(offset, bytes_max=1, end_offset=end)
 
 
+@pytest.mark.parametrize("first", ["trim", "flush"])
+@pytest.mark.parametrize("segment_bytes", [1, 1 << 20], ids=["own-segments", "one-segment"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_job_behind_a_failed_fsync_vouches_for_nothing(
+    seed: int, segment_bytes: int, first: str
+) -> None:
+    """It was started before the loop heard of the failure. Its own fsyncs would succeed."""
+    disk = SimDisk(seed)
+    disk.make_dir(DIRECTORY)
+    config = LogConfig(segment_bytes=segment_bytes)
+    producers = ProducerStates(NOW.wall_us)
+    log = Log.open(disk, DIRECTORY, config=config, clean=False, now=NOW, producers=producers)
+    for number in range(4):
+        append(log)
+        if number == 1:
+            flush(log)
+    before = (disk.list(DIRECTORY), marks(log))
+    jobs: dict[str, TrimJob | FlushJob | None] = {
+        "trim": log.begin_trim(10),
+        "flush": log.begin_flush(background=True),
+    }
+    job, behind = jobs.pop(first), next(iter(jobs.values()))
+    assert job is not None
+    assert behind is not None
+    disk.fail_syncs = 1
+    with pytest.raises((OSError, StorageFault)):
+        job.run()
+    with pytest.raises(StorageFault):
+        behind.run()
+    assert (disk.list(DIRECTORY), marks(log)) == before
+    disk.kill()
+    disk.crash()
+    log = open_log(disk, segment_bytes=segment_bytes)
+    assert 6 <= log.log_end_offset <= 12
+    assert not log.recovery.damages
+
+
+def test_a_flush_that_had_no_descriptor_does_not_fail_the_next_one() -> None:
+    disk = SimDisk(1)
+    disk.make_dir(DIRECTORY)
+    log = open_log(disk)
+    append(log)
+    job = log.begin_flush()
+    file = job.segments[0].file
+    sync = file.sync
+
+    def none_left() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    file.sync = none_left  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="Too many"):
+        job.run()
+    file.sync = sync  # type: ignore[method-assign]
+    assert not log.fail_flush(job, OSError(errno.EMFILE, "Too many open files"))
+    assert flush(log) == 3
+
+
+def marks(log: Log) -> list[FlushedMark]:
+    return [read_header(segment.file, segment.base_offset).mark for segment in log.segments]
+
+
 def test_a_decision_that_was_read_at_the_start_survives_a_power_loss() -> None:
     for seed in range(8):
         disk = SimDisk(seed)
@@ -83,8 +149,9 @@ def test_a_snapshot_ahead_of_the_log_does_not_come_back() -> None:
     class Producers:
         state = b"old life"
 
-        def snapshot(self) -> bytes:
-            return self.state
+        def capture(self) -> Callable[[], bytes]:
+            now = self.state
+            return lambda: now
 
         def restore(self, blob: bytes) -> None:
             self.state = blob

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -65,8 +66,15 @@ class Producers:
     def __init__(self) -> None:
         self.seen: list[int] = []
 
-    def snapshot(self) -> bytes:
-        return bytes(self.seen)
+    def capture(self) -> Callable[[], bytes]:
+        now = bytes(self.seen)
+        return lambda: now
+
+    def blank(self) -> Producers:
+        return Producers()
+
+    def adopt(self, restored: Producers) -> None:
+        self.seen = restored.seen
 
     def restore(self, blob: bytes) -> None:
         self.seen = list(blob)

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.storage.reading_jobs import LoadIndexJob, NotResident
@@ -138,3 +139,25 @@ def test_a_missing_index_is_a_job_for_who_may_not_wait() -> None:
     assert load is not None, "an append would wait for the last segment's index"
     log.complete_load(load, load.run())
     assert log.begin_load() is None
+
+
+def test_a_start_keeps_no_index_that_the_bound_does_not_count() -> None:
+    disk = FaultyDisk(1)
+    log = open_log(disk)
+    append(log, 60)
+    flush(log)
+    disk.process_death()
+    indexes = IndexCache(bytes_max=200)
+    producers = ProducerStates(NOW.wall_us)
+    log = Log.open(
+        disk,
+        DIRECTORY,
+        config=CONFIG,
+        clean=False,
+        now=NOW,
+        producers=producers,
+        indexes=indexes,
+    )
+    loaded = [s.index.byte_count for s in log.segments if s.finished and s.index is not None]
+    assert log.segment_count > 10
+    assert sum(loaded) == indexes.byte_count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -189,8 +190,15 @@ class Seen:
         self.offsets: list[int] = []
         self.replayed: list[int] = []
 
-    def snapshot(self) -> bytes:
-        return b",".join(b"%d" % offset for offset in self.offsets)
+    def capture(self) -> Callable[[], bytes]:
+        now = b",".join(b"%d" % offset for offset in self.offsets)
+        return lambda: now
+
+    def blank(self) -> Seen:
+        return Seen()
+
+    def adopt(self, restored: Seen) -> None:
+        self.offsets, self.replayed = restored.offsets, restored.replayed
 
     def restore(self, blob: bytes) -> None:
         self.offsets = [int(part) for part in blob.split(b",") if part]
@@ -210,10 +218,8 @@ def open_with(disk: SimDisk, *, clean: bool = False) -> tuple[Log, Seen]:
 
 def append_seen(log: Log, seen: Seen, count: int) -> None:
     for _ in range(count):
-        # As the node does it: the state follows the append.
-        offset = log.log_end_offset
-        append(log)
-        seen.offsets.append(offset)
+        append(log)  # As the node does it: the state follows the append.
+        seen.offsets.append(log.log_end_offset - 3)
 
 
 def snapshots(disk: SimDisk) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -112,8 +112,9 @@ class Remembered:
     def __init__(self) -> None:
         self.seen: list[int] = []
 
-    def snapshot(self) -> bytes:
-        return ",".join(map(str, self.seen)).encode()
+    def capture(self) -> Callable[[], bytes]:
+        now = ",".join(map(str, self.seen)).encode()
+        return lambda: now
 
     def restore(self, blob: bytes) -> None:
         self.seen = [int(text) for text in blob.decode().split(",") if text]

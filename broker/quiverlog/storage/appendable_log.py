@@ -40,6 +40,7 @@ class AppendableLog(ReadableLog):
         "_changed",
         "_disk",
         "_producers",
+        "_skipping",
         "_truncation",
         "_unflushed",
         "fault",
@@ -54,6 +55,7 @@ class AppendableLog(ReadableLog):
         self._unflushed = Unflushed(disk, directory)
         self._changed = False
         self._producers: Producers | None = None
+        self._skipping = False
         self._truncation: TruncateJob | None = None
         self.flushed_offset = 0
         self.fault = ""
@@ -85,7 +87,8 @@ class AppendableLog(ReadableLog):
         """Write batches as another broker's log has them: stamps stay. Returns the log's new end.
 
         They must go on where this log ends. The first batch of a log without rows may begin before
-        the log start, when that lies inside of it.
+        the log start, when that lies inside of it; one that ends there holds no row of this log.
+        What the batches tell of their producers is taken in, too: nobody checked them here.
 
         Raises: as `append`, and
             CorruptLog: the offsets or epochs do not join up; nothing was appended.
@@ -119,12 +122,16 @@ class AppendableLog(ReadableLog):
             total += len(view)
         segment = self._writable(base_offset, total, offset, now)
         self._write(segment, batches, offset, total, now, epochs)
+        if self._producers is not None:
+            for header, _ in batches:
+                self._producers.record(header, header.base_offset, now.wall_us)
         return offset
 
     def _check_writable(self) -> None:
         if self.fault:
             raise StorageFault(f"{short_name(self.directory)} takes no writes: {self.fault}.")
         assert self._truncation is None, "a truncation is outstanding"
+        assert not self._skipping, "the log is about to begin elsewhere"
 
     def _writable(self, base_offset: int, byte_count: int, end_offset: int, now: Now) -> Segment:
         """The segment that takes these rows: the last one, or a new one.

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol, Self
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog
@@ -69,7 +69,16 @@ SNAPSHOTS_KEPT: Final = 2
 class Producers(Protocol):
     """The part of a partition's producer states (core/partition/producers.py) that the log uses."""
 
-    def snapshot(self) -> bytes: ...
+    def capture(self) -> Callable[[], bytes]:
+        """What there is now, cheaply; a job encodes it."""
+
+    def blank(self) -> Self:
+        """Empty ones of the same kind, for a job to restore."""
+
+    def adopt(self, restored: Self) -> None:
+        """Be what `restored` is; nobody else uses that any more."""
+
+    def record(self, header: BatchHeader, base_offset: int, now_us: int) -> None: ...
 
     def restore(self, blob: bytes) -> None: ...
 

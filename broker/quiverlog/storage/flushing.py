@@ -16,6 +16,7 @@ from quiverlog.limits import UNFLUSHED_BYTES_MAX, UNFLUSHED_MS_MAX
 from quiverlog.storage.checkpoint import SNAPSHOTS_KEPT, Producers, RecoveryPoint
 from quiverlog.storage.disk import Disk
 from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.fsyncs import Fsyncs
 from quiverlog.storage.jobs import FlushJob, FlushResult, IndexFile, MarkWrite, SnapshotFile
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import FlushedMark
@@ -49,6 +50,7 @@ class Unflushed:
         "_since_us",
         "byte_count",
         "covered",
+        "fsyncs",
         "indexes",
         "names_changed",
         "outstanding",
@@ -67,6 +69,7 @@ class Unflushed:
         self._since_us: int | None = None
         self.byte_count = 0
         self.covered = -1
+        self.fsyncs = Fsyncs()
         self.indexes: list[IndexFile] = []
         self.names_changed = False
         self.outstanding: FlushJob | None = None
@@ -78,6 +81,8 @@ class Unflushed:
     # --- what happened -------------------------------------------------------------------------
     def appended(self, segment: Segment, byte_count: int, now: Now) -> None:
         """Rows were written to the page cache."""
+        assert byte_count > 0
+        assert not segment.dropped
         if not self.segments or self.segments[-1] is not segment:
             self.segments.append(segment)
         self.byte_count += byte_count
@@ -96,7 +101,7 @@ class Unflushed:
 
     def snapshot(self, end_offset: int, producers: Producers) -> None:
         """The next flush writes what the partition knows of its producers now."""
-        self.snapshots_unsaved.append(SnapshotFile(end_offset, producers.snapshot()))
+        self.snapshots_unsaved.append(SnapshotFile(end_offset, producers.capture()))
         del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
 
     def snapshot_saved(self, offset: int) -> None:
@@ -139,6 +144,7 @@ class Unflushed:
         job = FlushJob(
             self._disk,
             self._directory,
+            self.fsyncs,
             end_offset,
             tuple(self.segments),
             self.names_changed,
@@ -148,6 +154,7 @@ class Unflushed:
             snapshots=tuple(self.snapshots_unsaved),
             snapshots_doomed=tuple(kept[SNAPSHOTS_KEPT:]),
             mark=self._next_mark(end_offset, last),
+            first=self.point.base_offset < 0 and self.names_changed,
         )
         epochs.dirty = epochs.dirty and job.epochs is None
         self.segments = []

@@ -21,6 +21,7 @@ job of which `run` raised has no result; those with a `fail_...` must hear of it
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -29,7 +30,9 @@ from quiverlog.storage import checkpoint
 from quiverlog.storage.checkpoint import RecoveryPoint
 from quiverlog.storage.disk import Disk, out_of_descriptors
 from quiverlog.storage.epochs import EPOCHS_FILE
+from quiverlog.storage.fsyncs import Fsyncs
 from quiverlog.storage.index import IndexSummary, SparseIndex
+from quiverlog.storage.partition_files import PARTITION_FILE
 from quiverlog.storage.segment import Segment
 
 __all__ = [
@@ -70,10 +73,13 @@ class IndexFile(NamedTuple):
 
 
 class SnapshotFile(NamedTuple):
-    """The state of the partition's producers when the log ended at `offset`."""
+    """The state of the partition's producers when the log ended at `offset`.
+
+    `encode`: the file's contents. Called in the job: there may be ten thousand producers.
+    """
 
     offset: int
-    blob: bytes
+    encode: Callable[[], bytes]
 
 
 class MarkWrite(NamedTuple):
@@ -96,13 +102,20 @@ class FlushJob:
     """Everything below `end_offset` to the disk; then the notes that shorten the next start.
 
     `names_changed`: files were made since the last flush, so the directory needs an fsync.
+    `first`: nothing of this log was ever flushed. Then the file that says whose rows these are is
+    flushed with them; making thousands of directories costs no fsync for each.
     `mark`: written when the rows are on the disk, and durable with the next flush: that costs no
     fsync, and a start after a crash knows all flushes but the last one (adr/0017).
+
+    Mark and recovery point vouch for all rows below `end_offset`: for those that are not in
+    `segments`, because earlier flushes of this process have covered them, each completed before the
+    next is begun; for these, because `fsyncs` raises once any fsync of this log has failed.
     """
 
     kind: ClassVar[str] = "flush"
     disk: Disk
     key: str
+    fsyncs: Fsyncs
     end_offset: int
     segments: tuple[Segment, ...]
     names_changed: bool
@@ -112,24 +125,31 @@ class FlushJob:
     snapshots: tuple[SnapshotFile, ...] = ()
     snapshots_doomed: tuple[int, ...] = ()
     mark: MarkWrite | None = None
+    first: bool = False
 
     def run(self) -> FlushResult:
         """Raises OSError or StorageFault; `Log.fail_flush` judges whether that is a fault."""
+        if self.first:
+            self._flush_owner()
         for segment in self.segments:
-            try:
-                segment.file.sync()
-            except FileNotFoundError:
-                if not segment.dropped:
-                    raise
+            self.fsyncs.rows(segment)
         if self.names_changed:
-            self.disk.sync_dir(self.key)
+            self.fsyncs.names(self.disk, self.key)
         marked = self._write_mark()
         result = self._save_notes()
         if marked and self.point is not None and result.point is None:
             # Whatever recovery point there is may be far behind: the mark takes its place.
             assert self.mark is not None
-            self.mark.segment.file.sync()
+            self.fsyncs.rows(self.mark.segment)
         return result._replace(snapshots_saved=self._save_what_can_be_rebuilt())
+
+    def _flush_owner(self) -> None:
+        """Without it the rows are nobody's once their topic is deleted, and stay for ever.
+
+        Its failure is none of the rows'.
+        """
+        with contextlib.suppress(OSError):
+            self.disk.open(f"{self.key}/{PARTITION_FILE}", create=False).sync()
 
     def _write_mark(self) -> bool:
         """No error counts: the rows are on the disk, and a start believes the older mark."""
@@ -149,8 +169,8 @@ class FlushJob:
         try:
             for path, summary, index in self.indexes:
                 self.disk.write_file_atomic(path, index.dump(summary), durable=False)
-            for offset, blob in self.snapshots:
-                checkpoint.write_snapshot(self.disk, self.key, offset, blob)
+            for file in self.snapshots:
+                checkpoint.write_snapshot(self.disk, self.key, file.offset, file.encode())
             for offset in self.snapshots_doomed:
                 checkpoint.drop_snapshot(self.disk, self.key, offset)
             return True
@@ -204,6 +224,7 @@ class TrimJob:
     kind: ClassVar[str] = "trim"
     disk: Disk
     key: str
+    fsyncs: Fsyncs
     offset: int
     scratch: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
@@ -234,18 +255,19 @@ class TrimJob:
         try:
             for segment in self.segments:
                 if not segment.dropped:
-                    segment.file.sync()
+                    self.fsyncs.rows(segment)
         except DiskFull as error:  # As final as any failed fsync, unlike a snapshot without room.
             raise StorageFault(f"flush failed: {error}") from error
         if self.segments:
-            self.disk.sync_dir(self.key)
+            self.fsyncs.names(self.disk, self.key)
 
     def _save_snapshot(self, scratch: list[str]) -> bool:
         if self.snapshot is None:
             return False
+        blob = self.snapshot.encode()
         while True:
             try:
-                checkpoint.write_snapshot(self.disk, self.key, *self.snapshot)
+                checkpoint.write_snapshot(self.disk, self.key, self.snapshot.offset, blob)
                 return True
             except DiskFull:
                 if not scratch:
@@ -290,7 +312,8 @@ class RemoveFilesJob:
     def _save_snapshot(self) -> bool:
         assert self.snapshot is not None
         try:
-            checkpoint.write_snapshot(self.disk, self.key, *self.snapshot)
+            blob = self.snapshot.encode()
+            checkpoint.write_snapshot(self.disk, self.key, self.snapshot.offset, blob)
         except DiskFull:
             return False
         return True

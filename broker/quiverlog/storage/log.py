@@ -27,6 +27,7 @@ from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.jobs import FlushJob, FlushResult, RemoveFilesJob
 from quiverlog.storage.log_config import LogConfig
 from quiverlog.storage.producer_replay import restore_producers
+from quiverlog.storage.reading_jobs import LoadIndexJob
 from quiverlog.storage.recovery import RecoveryReport
 from quiverlog.storage.resync import EPOCHS_ALL
 from quiverlog.storage.segment import Segment
@@ -84,6 +85,8 @@ class Log(TrimmableLog):
         log.log_end_offset = log.flushed_offset = found.log_end_offset
         log._producers = producers
         log._restore_producers(found.given_up)
+        for segment in log.segments:
+            segment.release_index()  # Nobody has asked for its rows yet, and no cache counts it.
         return log
 
     def _restore_producers(self, given_up: Sequence[Segment] = ()) -> None:
@@ -179,7 +182,7 @@ class Log(TrimmableLog):
             self.log_end_offset,
             self.epochs.dump(),
             self.log_start_offset,
-            self._producers is not None,
+            None if self._producers is None else self._producers.blank(),
         )
         return self._truncation
 
@@ -207,10 +210,13 @@ class Log(TrimmableLog):
         self._unflushed.truncated(end, result.point)
         self._oldest_us = None
         self._changed = True
-        if self._producers is not None and result.replay is not None:
+        if self.segments and result.last_index is not None:
+            # An append needs it, and must not wait for the disk.
+            self.complete_load(LoadIndexJob(self.directory, self.segments[-1]), result.last_index)
+        if self._producers is not None and result.producers is not None:
             self._unflushed.snapshots = list(result.snapshots)
             self.recovery.damages += [d for d in result.damages if d not in self.recovery.damages]
-            result.replay.give(self._producers)
+            self._producers.adopt(result.producers)
         return end
 
     def fail_truncate(self, job: TruncateJob) -> None:

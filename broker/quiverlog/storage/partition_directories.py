@@ -80,8 +80,9 @@ class PartitionDirectories:
         """Make a partition's directory, replacing what another topic left there; its path.
 
         The directory of this very topic is kept as it is. Its name is durable after
-        `sync_partitions`; its `partition.json` may be torn by a power failure, which
-        `remove_leftovers` expects: thousands of partitions must not cost as many flushes.
+        `sync_partitions`; its `partition.json` is with the first rows (jobs.FlushJob). Before that
+        a power failure may tear it, which `remove_leftovers` expects: thousands of partitions must
+        not cost as many flushes.
         """
         assert is_partition_name(name)
         path = self.partition_path(name)

@@ -120,7 +120,7 @@ def read_topic_id(disk: Disk, directory: str) -> bytes | None:
 
 
 def write_partition_file(disk: Disk, directory: str, name: str, topic_id: bytes) -> None:
-    """Say whose directory this is. Not durable: see `DataDirectory.create_partition`."""
+    """Say whose directory this is. Durable with the first rows: see `create_partition`."""
     file = PartitionFile(topic_id=topic_id.hex(), name=printable(name))
     try:
         disk.write_file_atomic(

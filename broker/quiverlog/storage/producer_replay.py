@@ -1,8 +1,6 @@
 """What a partition knows of its producers, read again from its files.
 
 Owns the order: the newest good snapshot that is not ahead of the log, then the headers behind it.
-A job has no producer states of its own: it collects what there is to restore in a `Replay`, and the
-loop takes that in.
 """
 
 from __future__ import annotations
@@ -18,34 +16,7 @@ from quiverlog.storage.disk import Disk
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segments import Segments
 
-__all__ = ["Replay", "restore_producers"]
-
-
-class Replay:
-    """A snapshot and the headers behind it: what `restore` and `replay` were called with."""
-
-    __slots__ = ("blob", "headers")
-
-    def __init__(self) -> None:
-        self.blob = b""
-        self.headers: list[BatchHeader] = []
-
-    def snapshot(self) -> bytes:
-        raise AssertionError("a replay is taken in, not written down")
-
-    def restore(self, blob: bytes) -> None:
-        self.blob = blob
-        self.headers.clear()
-
-    def replay(self, header: BatchHeader) -> None:
-        if header.producer_id >= 0:
-            self.headers.append(header)
-
-    def give(self, producers: Producers) -> None:
-        """Bring `producers` to this state. Raises CorruptLog for a snapshot that is none."""
-        producers.restore(self.blob)
-        for header in self.headers:
-            producers.replay(header)
+__all__ = ["restore_producers"]
 
 
 def restore_producers(

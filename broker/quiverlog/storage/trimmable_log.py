@@ -71,8 +71,31 @@ class TrimmableLog(AppendableLog):
         indexes = tuple(segment.index_path for segment in doomed)
         epochs = self.epochs.dump() if doomed and self._unflushed.owes(self.epochs) else None
         self._trim = TrimJob(
-            self._disk, self.directory, offset, indexes, unflushed, snapshot, epochs
+            self._disk,
+            self.directory,
+            self._unflushed.fsyncs,
+            offset,
+            indexes,
+            unflushed,
+            snapshot,
+            epochs,
         )
+        return self._trim
+
+    def begin_skip(self, offset: int) -> TrimJob:
+        """Give up all rows and begin at `offset`, beyond the log's end. One at a time, as a trim.
+
+        For a copy of a log whose rows from this end on were given up. Nothing may be appended until
+        it is complete. What is known of producers stays: the rows between cannot tell of more.
+        """
+        assert self._trim is None, "a trim is outstanding"
+        assert self._truncation is None, "a truncation is outstanding"
+        assert offset > self.log_end_offset, "an end that is reached is trimmed to"
+        self._check_writable()
+        indexes = tuple(segment.index_path for segment in self.segments)
+        fsyncs = self._unflushed.fsyncs
+        self._trim = TrimJob(self._disk, self.directory, fsyncs, offset, indexes)
+        self._skipping = True
         return self._trim
 
     def complete_trim(self, job: TrimJob, result: TrimResult) -> RemoveFilesJob | None:
@@ -84,6 +107,10 @@ class TrimmableLog(AppendableLog):
         assert job is self._trim
         self._trim = None
         self._start_saved = max(self._start_saved, job.offset)
+        if self._skipping:
+            assert self.log_end_offset < job.offset
+            self.log_end_offset = self.flushed_offset = job.offset
+            self._skipping = False
         self._move_start(min(job.offset, self.log_end_offset))
         snapshot = job.snapshot
         if snapshot is not None and self.fault:
@@ -100,6 +127,7 @@ class TrimmableLog(AppendableLog):
         """
         assert job is self._trim
         self._trim = None
+        self._skipping = False
         if job.segments and not (isinstance(error, DiskFull) or out_of_descriptors(error)):
             self.fault = self.fault or f"flush failed: {error}"
 
@@ -164,4 +192,4 @@ class TrimmableLog(AppendableLog):
         """The snapshot to make durable before files with rows below `end_offset` go, or None."""
         if self._producers is None or self._unflushed.covered >= end_offset:
             return None
-        return SnapshotFile(self.log_end_offset, self._producers.snapshot())
+        return SnapshotFile(self.log_end_offset, self._producers.capture())

@@ -22,14 +22,14 @@ from typing import ClassVar, Final, NamedTuple
 from quiverlog.errors import CorruptLog, UnsupportedFormat
 from quiverlog.storage import checkpoint
 from quiverlog.storage.byte_source import FileBytes
-from quiverlog.storage.checkpoint import TRUNCATION_FILE, RecoveryPoint
+from quiverlog.storage.checkpoint import TRUNCATION_FILE, Producers, RecoveryPoint
 from quiverlog.storage.disk import Disk, File
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.log_files import own_offset
-from quiverlog.storage.producer_replay import Replay, restore_producers
+from quiverlog.storage.producer_replay import restore_producers
 from quiverlog.storage.scan import Damage, Found, Torn, scan
 from quiverlog.storage.segment import Segment, segment_path
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark, LoadedIndex
 from quiverlog.storage.segments import Segments
 
 __all__ = ["TruncateJob", "TruncateResult", "find_segments", "finish", "remove_files"]
@@ -42,23 +42,25 @@ class TruncateResult(NamedTuple):
     """The log ends at `end_offset`; its last segment begins at `last_base` (-1: none is left).
 
     `file`: that segment's new file, if it was written anew. `point`: the lowered recovery point.
-    `replay`: what is known of producers now, with the `snapshots` that are left.
+    `producers`: what is known of them now, with the `snapshots` that are left.
+    `last_index`: of the last segment, so that the next append does not wait for it.
     """
 
     end_offset: int
     last_base: int
     file: File | None
     point: RecoveryPoint
-    replay: Replay | None = None
+    producers: Producers | None = None
     snapshots: tuple[int, ...] = ()
     damages: tuple[str, ...] = ()
+    last_index: LoadedIndex | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TruncateJob:
     """Cut the rows from `offset` on. `end_offset`: where the log ends now.
 
-    `producers`: somebody wants to know what is left of them.
+    `producers`: empty ones, to be restored here; None where nobody asks for them.
     """
 
     kind: ClassVar[str] = "truncate"
@@ -68,26 +70,37 @@ class TruncateJob:
     end_offset: int
     epochs: bytes
     start_offset: int = 0
-    producers: bool = False
+    producers: Producers | None = None
 
     def run(self) -> TruncateResult:
         """Raises DiskFull, StorageFault or OSError; run it again, or the next start will."""
         # Epochs that were assigned since the last flush are known in memory only.
         self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
         result = _carry_out(self.disk, self.key, self.offset, self.end_offset)
-        return self._with_replay(result) if self.producers else result
-
-    def _with_replay(self, result: TruncateResult) -> TruncateResult:
         names = self.disk.list(self.key)
-        segments = Segments(find_segments(self.disk, self.key, names))
-        if segments.items:
-            segments.items[-1].end_offset = result.end_offset
-        start = self.start_offset if segments.items else result.end_offset
-        replay, damages = Replay(), list[str]()
+        segments = find_segments(self.disk, self.key, names)
+        if segments:
+            last = segments[-1]
+            last.end_offset = result.end_offset
+            result = result._replace(last_index=last.files.read_index())
+        if self.producers is None:
+            return result
         snapshots = checkpoint.snapshot_offsets(names)
-        end = result.end_offset
-        restore_producers(self.disk, self.key, replay, snapshots, segments, start, end, damages)
-        return result._replace(replay=replay, snapshots=tuple(snapshots), damages=tuple(damages))
+        start = self.start_offset if segments else result.end_offset
+        damages: list[str] = []
+        restore_producers(
+            self.disk,
+            self.key,
+            self.producers,
+            snapshots,
+            Segments(segments),
+            start,
+            result.end_offset,
+            damages,
+        )
+        return result._replace(
+            producers=self.producers, snapshots=tuple(snapshots), damages=tuple(damages)
+        )
 
 
 def finish(disk: Disk, directory: str) -> None:

@@ -18,6 +18,8 @@ Must not know: files, clocks (moments come in), who asks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -45,7 +47,11 @@ _SNAPSHOT_VERSION: Final = 1
 
 
 class _Producer:
-    """One producer. `batches`: (base_sequence, row_count, base_offset), oldest first."""
+    """One producer. `batches`: (base_sequence, row_count, base_offset), oldest first.
+
+    Once it is among the states of a partition it never changes: another one takes its place, so
+    that a capture of all of them is a copy of references.
+    """
 
     __slots__ = ("batches", "epoch", "next_sequence", "seen_us")
 
@@ -191,7 +197,8 @@ class ProducerStates:
         pid = header.producer_id
         if pid < 0:
             return
-        producer = self._producers.get(pid) or _Producer(header.producer_epoch)
+        known = self._producers.get(pid)
+        producer = _Producer(header.producer_epoch) if known is None else _copy(known)
         producer.add(header, base_offset, now_us)
         self._put(pid, producer)
 
@@ -219,17 +226,25 @@ class ProducerStates:
         return count
 
     # --- snapshots -----------------------------------------------------------------------------
+    def capture(self) -> Callable[[], bytes]:
+        """The states of now, to be encoded as a snapshot at any time and in any thread."""
+        return partial(_encode, self._producers.copy())
+
     def snapshot(self) -> bytes:
         """Everything that `restore` needs; the storage adds magic, checksum and offset."""
-        return msgspec.msgpack.encode(
-            _Snapshot(
-                _SNAPSHOT_VERSION,
-                [
-                    (pid, producer.epoch, producer.next_sequence, producer.batches)
-                    for pid, producer in self._producers.items()
-                ],
-            )
+        return _encode(self._producers)
+
+    def blank(self) -> ProducerStates:
+        """States of no producers, with the same bounds."""
+        return ProducerStates(
+            self._opened_us, producers_max=self._producers_max, expiry_us=self._expiry_us
         )
+
+    def adopt(self, restored: ProducerStates) -> None:
+        """Take the place of one's own states; nothing may be on its way to the log."""
+        assert restored is not self
+        assert not self._staged, "nothing is appended while a log is cut"
+        self._producers = restored._producers
 
     def restore(self, blob: bytes) -> None:
         """Replace the state by a snapshot's; empty bytes stand for no producers.
@@ -253,6 +268,11 @@ class ProducerStates:
             producer.next_sequence = next_sequence
             producer.batches = batches[-PRODUCER_BATCHES_REMEMBERED:]
             self._producers[pid] = producer
+
+
+def _encode(producers: dict[int, _Producer]) -> bytes:
+    entries = [(pid, p.epoch, p.next_sequence, p.batches) for pid, p in producers.items()]
+    return msgspec.msgpack.encode(_Snapshot(_SNAPSHOT_VERSION, entries))
 
 
 def _copy(producer: _Producer) -> _Producer:
