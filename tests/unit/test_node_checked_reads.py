@@ -160,3 +160,24 @@ def test_the_oldest_row_s_time_is_found_behind_damage_by_jobs(node: NodeDriver) 
     assert log._oldest_us == START_WALL_US + 1_000_000
     assert node.offset_of(topic, EARLIEST).offset == 0
     assert node.disk.bytes_on_loop < LOOKED_AT_MAX
+
+
+def test_a_lookup_by_time_walks_over_a_segment_of_older_rows_in_a_job(node: NodeDriver) -> None:
+    """A row of the future was given up; the index by time says nothing of the older ones behind."""
+    topic = node.create()
+    node.produced(topic, bytes(batch_of([1], at_us=START_WALL_US + 3_600_000_000)))
+    for at in range(0, 8_000, 200):
+        batches = [bytes(batch_of([1], at_us=START_WALL_US + at + n)) for n in range(200)]
+        node.produced(topic, *batches)
+    entry = m.DeleteRecordsPartition(topic, 0, before_offset=1)
+    node.call(m.DeleteRecordsRequest(partitions=[entry]))
+    log = log_of(node, topic)
+    assert log.segment_count == 1
+    assert log.size_bytes > 3 * LOOKED_AT_MAX // 2
+    for sought, expected in ((START_WALL_US + 7_900, 7_901), (START_WALL_US + 1_000_000, -1)):
+        node.disk.bytes_on_loop = 0
+        found = node.offset_of(topic, sought)
+        assert (found.error_code, found.offset) == (0, expected)
+        assert node.disk.bytes_on_loop < LOOKED_AT_MAX
+    node.disk.evict()
+    assert node.offset_of(topic, START_WALL_US + 7_900).offset == 7_901

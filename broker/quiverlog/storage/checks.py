@@ -3,7 +3,8 @@
 Owns the two ways to find out: verify a range whose headers join up, and scan a whole segment in
 which a walk has met something else than the next batch. Both look at many bytes: they only read,
 and may run in another thread than the one that owns the segment. A walk that needs one of them
-raises `Unverified` or `Undiagnosed`; whoever asked decides where it is done (readable_log.py).
+raises `Unverified` or `Undiagnosed` (and `LongWalk`, before it takes too long); whoever asked
+decides where it is done (readable_log.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.scan import Damage, Found, Torn, damaged_stamp, scan
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
-__all__ = ["Undiagnosed", "Unverified", "Verdict", "clip", "find_damages", "verify"]
+__all__ = ["LongWalk", "Undiagnosed", "Unverified", "Verdict", "clip", "find_damages", "verify"]
 
 
 class Unverified(Exception):
@@ -40,6 +41,15 @@ class Undiagnosed(Exception):
     def __init__(self, error: CorruptLog) -> None:
         super().__init__(error.message)
         self.error = error
+
+
+class LongWalk(Exception):
+    """A walk has found nothing for long: the next header lies at `position`, of row `offset`."""
+
+    def __init__(self, position: int, offset: int) -> None:
+        super().__init__(f"a walk to byte {position} and on")
+        self.position = position
+        self.offset = offset
 
 
 class Verdict(NamedTuple):

@@ -7,28 +7,34 @@ has the segment scanned where it may wait for the disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from quiverlog.batch.header import BatchHeader, link
 from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.storage.byte_source import FileBytes
-from quiverlog.storage.checks import Undiagnosed
+from quiverlog.storage.checks import LongWalk, Undiagnosed
+from quiverlog.storage.disk import File
 from quiverlog.storage.scan import Damage
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
 __all__ = [
+    "Cursor",
     "all_headers",
     "first_at_or_after",
     "first_header",
     "first_header_spans",
     "measure",
     "measure_spans",
+    "skip_older",
     "time_spans",
 ]
 
 _WINDOW_BYTES: Final = 16 * 1024
+_NO_LIMIT: Final = 2**63
+Cursor = tuple[int, int]
+"""A batch's first byte and first row."""
 
 
 def _header_span(segment: Segment, offset: int) -> tuple[int, int]:
@@ -73,11 +79,25 @@ def all_headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeade
 def _headers_from(
     segment: Segment, entry: int, offset: int, *, may_wait: bool = False
 ) -> Iterator[tuple[int, BatchHeader]]:
+    if not len(segment.load()):
+        return iter(())
+    return _headers_at(segment, _entry_cursor(segment, entry), offset, may_wait=may_wait)
+
+
+def _entry_cursor(segment: Segment, entry: int) -> Cursor:
     index = segment.load()
-    if not len(index):
-        return
-    position = index.positions[entry]
-    expected = segment.base_offset + index.relative_offsets[entry]
+    return index.positions[entry], segment.base_offset + index.relative_offsets[entry]
+
+
+def _headers_at(
+    segment: Segment,
+    cursor: Cursor,
+    offset: int,
+    *,
+    may_wait: bool = False,
+    limit: int = _NO_LIMIT,
+) -> Iterator[tuple[int, BatchHeader]]:
+    position, expected = cursor
     for damage in segment.damages:
         if damage.position < position < damage.end_position:
             # The entry lies inside: what is good begins behind, what is asked for maybe before.
@@ -91,6 +111,8 @@ def _headers_from(
             assert damage_here.end_position > position or damage_here.position == size
             position, expected = damage_here.end_position, damage_here.end_offset
             continue
+        if position >= limit:
+            raise LongWalk(position, expected)
         view = source.read(position, BATCH_HEADER_BYTES)
         whole = len(view) == BATCH_HEADER_BYTES and link(view, 0, expected, size - position)
         if whole:
@@ -125,25 +147,79 @@ def first_header_spans(segment: Segment, offset: int) -> Iterator[tuple[int, int
     yield _header_span(segment, offset)
 
 
-def time_spans(segment: Segment, at_us: int, offset: int) -> Iterator[tuple[int, int]]:
+def time_spans(
+    segment: Segment, at_us: int, offset: int, cursor: Cursor | None = None
+) -> Iterator[tuple[int, int]]:
     """(position, size) of what `first_at_or_after` looks at, nearly always."""
     index = segment.load()
     if segment.newest_us < at_us or not len(index):
+        return
+    if cursor is not None:
+        position, size = cursor[0], segment.file.size
+        yield position, min(size - position, _WINDOW_BYTES)
         return
     by_offset = index.floor_offset(max(0, offset - segment.base_offset))
     yield _entry_span(segment, max(index.floor_time(at_us), by_offset))
 
 
-def first_at_or_after(segment: Segment, at_us: int, offset: int) -> BatchHeader | None:
-    """The first batch with rows at or after `offset` whose time is `at_us` or later."""
+def first_at_or_after(
+    segment: Segment,
+    at_us: int,
+    offset: int,
+    cursor: Cursor | None = None,
+    *,
+    bounded: bool = False,
+) -> BatchHeader | None:
+    """The first batch with rows at or after `offset` whose time is `at_us` or later.
+
+    Nearly always it is one of a few: the index tells where older ones end. Not where a younger one
+    lies in front of `offset`: then there may be a segment of older ones in between.
+
+    Args:
+        cursor: where an earlier try goes on (`skip_older`).
+        bounded: look at nothing but `time_spans`.
+
+    Raises:
+        Undiagnosed: as every walk.
+        LongWalk: it is not among those; only when `bounded`.
+    """
     index = segment.load()
-    if segment.newest_us < at_us or segment.empty:
+    if segment.newest_us < at_us or segment.empty or not len(index):
         return None
-    by_offset = index.floor_offset(max(0, offset - segment.base_offset))
-    for _, header in _headers_from(segment, max(index.floor_time(at_us), by_offset), offset):
+    if cursor is None:
+        by_offset = index.floor_offset(max(0, offset - segment.base_offset))
+        entry = max(index.floor_time(at_us), by_offset)
+        cursor = _entry_cursor(segment, entry)
+        end = sum(_entry_span(segment, entry))
+        limit = end if end == segment.file.size else end - _WINDOW_BYTES
+    else:
+        limit = cursor[0] + 1
+    walk = _headers_at(segment, cursor, offset, limit=limit if bounded else _NO_LIMIT)
+    return next((header for _, header in walk if header.timestamp_max_us >= at_us), None)
+
+
+def skip_older(
+    file: File, size: int, cursor: Cursor, at_us: int, damages: Sequence[Damage]
+) -> Cursor:
+    """Go on to the first batch whose time is `at_us` or later, to anything else, or to the end."""
+    position, expected = cursor
+    known = {damage.position: damage for damage in damages}
+    source = FileBytes(file, size)
+    while position < size:
+        damage = known.get(position)
+        if damage is not None:
+            position, expected = damage.end_position, damage.end_offset
+            continue
+        view = source.read(position, BATCH_HEADER_BYTES)
+        if len(view) < BATCH_HEADER_BYTES or not link(view, 0, expected, size - position):
+            break
+        header = BatchHeader.unpack(view)
         if header.timestamp_max_us >= at_us:
-            return header
-    return None
+            break
+        position += header.total_bytes
+        expected = header.next_offset
+    assert cursor[0] <= position <= size
+    return position, expected
 
 
 def measure_spans(

@@ -18,7 +18,7 @@ from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, OffsetOutOfRange, QuiverlogError
 from quiverlog.limits import KIB
 from quiverlog.storage import header_walk, reading
-from quiverlog.storage.checks import Undiagnosed, Unverified, Verdict
+from quiverlog.storage.checks import LongWalk, Undiagnosed, Unverified, Verdict
 from quiverlog.storage.disk import short_name
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.index import NO_TIME
@@ -32,6 +32,7 @@ from quiverlog.storage.reading_jobs import (
     ReadingJob,
     ReadJob,
     ReadResult,
+    SkipOlderJob,
     VerifyJob,
     check_for,
 )
@@ -249,6 +250,9 @@ class ReadableLog:
                 segment.verified(job.position, result.good_end)
             if result.damage is not None:
                 segment.note_damage(result.damage)
+        elif isinstance(job, SkipOlderJob):
+            assert isinstance(result, tuple)
+            job.cursor = result
         else:
             assert isinstance(job, DiagnoseJob)
             assert isinstance(result, tuple)
@@ -286,15 +290,24 @@ class ReadableLog:
         """
         start = max(self.log_start_offset, from_offset)
         for segment in self._segments.holding(start):
-            asked = (segment, at_us, start)
+            skipped = [
+                j for j in just_read if isinstance(j, SkipOlderJob) and j.is_for(segment, at_us)
+            ]
+            cursor = skipped[-1].cursor if skipped else None
+            asked = (segment, at_us, start, cursor)
+            find = partial(header_walk.first_at_or_after, *asked, bounded=not cold_ok)
+            spans = partial(header_walk.time_spans, *asked)
             try:
-                header = self._ask(
-                    segment,
-                    partial(header_walk.first_at_or_after, *asked),
-                    partial(header_walk.time_spans, *asked),
-                    cold_ok,
-                    just_read,
+                header = self._ask(segment, find, spans, cold_ok, just_read)
+            except LongWalk as walk:
+                file, cursor = segment.file, (walk.position, walk.offset)
+                damages = tuple(segment.damages)
+                skip = SkipOlderJob(
+                    self.directory, segment, file, file.size, at_us, cursor, damages
                 )
+                cold = NotResident(skip)
+                cold.offset = max(start, segment.base_offset)
+                raise cold from None
             except NotResident as cold:
                 cold.offset = max(start, segment.base_offset)
                 raise

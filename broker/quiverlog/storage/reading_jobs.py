@@ -11,11 +11,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple
 
-from quiverlog.storage import checks
+from quiverlog.storage import checks, header_walk
 from quiverlog.storage.byte_source import is_unreadable
 from quiverlog.storage.checks import Undiagnosed, Unverified, Verdict
 from quiverlog.storage.disk import File
 from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.header_walk import Cursor
 from quiverlog.storage.scan import Damage
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import LoadedIndex, SegmentFiles
@@ -28,6 +29,7 @@ __all__ = [
     "ReadJob",
     "ReadResult",
     "ReadingJob",
+    "SkipOlderJob",
     "VerifyJob",
     "check_for",
 ]
@@ -142,7 +144,32 @@ class DiagnoseJob:
         return checks.find_damages(self.file, self.base_offset, self.size, self.end_offset)
 
 
-ReadingJob = LoadIndexJob | ReadJob | VerifyJob | DiagnoseJob
+@dataclass(slots=True, eq=False)
+class SkipOlderJob:
+    """Walk on over batches older than `at_us`.
+
+    `cursor`: where the walk goes on; moved by `complete_read`, on the loop.
+    """
+
+    kind: ClassVar[str] = "look up time"
+    key: str
+    segment: Segment
+    file: File
+    size: int
+    at_us: int
+    cursor: Cursor
+    damages: tuple[Damage, ...]
+
+    def is_for(self, segment: Segment, at_us: int) -> bool:
+        """True when the job belongs to this question."""
+        return self.segment is segment and self.at_us == at_us
+
+    def run(self) -> Cursor:
+        """Raises OSError when the file cannot be opened."""
+        return header_walk.skip_older(self.file, self.size, self.cursor, self.at_us, self.damages)
+
+
+ReadingJob = LoadIndexJob | ReadJob | VerifyJob | DiagnoseJob | SkipOlderJob
 JustRead = Collection[ReadingJob]
 """Jobs of this question that are back."""
 
