@@ -57,6 +57,22 @@ def test_flushed_rows_of_a_deleted_topic_are_removed_after_a_power_failure(seed:
     assert (gone, aside) == (names, [])
 
 
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("more", [False, True], ids=["recovered", "appended"])
+def test_rows_that_a_start_has_flushed_are_somebody_s_too(seed: int, more: bool) -> None:
+    disk = SimDisk(seed)
+    directories = create(disk, 1)
+    append(open_log(disk, 0))
+    disk.kill()
+    log = open_log(disk, 0)
+    assert log.flushed_offset == 3
+    if more:
+        append(log)
+        flush(log)
+    disk.crash()
+    assert directories.remove_leftovers({}, {TOPIC}) == (["t-0"], [])
+
+
 def test_new_partitions_cost_no_fsync_each_and_a_first_flush_one_more() -> None:
     disk = CountingDisk(1)
     create(disk, 50)

@@ -154,7 +154,7 @@ class Unflushed:
             snapshots=tuple(self.snapshots_unsaved),
             snapshots_doomed=tuple(kept[SNAPSHOTS_KEPT:]),
             mark=self._next_mark(end_offset, last),
-            first=self.point.base_offset < 0 and self.names_changed,
+            first=self.point.base_offset < 0,
         )
         epochs.dirty = epochs.dirty and job.epochs is None
         self.segments = []

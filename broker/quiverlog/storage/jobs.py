@@ -32,7 +32,7 @@ from quiverlog.storage.disk import Disk, out_of_descriptors
 from quiverlog.storage.epochs import EPOCHS_FILE
 from quiverlog.storage.fsyncs import Fsyncs
 from quiverlog.storage.index import IndexSummary, SparseIndex
-from quiverlog.storage.partition_files import PARTITION_FILE
+from quiverlog.storage.partition_files import sync_partition_file
 from quiverlog.storage.segment import Segment
 
 __all__ = [
@@ -130,7 +130,7 @@ class FlushJob:
     def run(self) -> FlushResult:
         """Raises OSError or StorageFault; `Log.fail_flush` judges whether that is a fault."""
         if self.first:
-            self._flush_owner()
+            sync_partition_file(self.disk, self.key)
         for segment in self.segments:
             self.fsyncs.rows(segment)
         if self.names_changed:
@@ -142,14 +142,6 @@ class FlushJob:
             assert self.mark is not None
             self.fsyncs.rows(self.mark.segment)
         return result._replace(snapshots_saved=self._save_what_can_be_rebuilt())
-
-    def _flush_owner(self) -> None:
-        """Without it the rows are nobody's once their topic is deleted, and stay for ever.
-
-        Its failure is none of the rows'.
-        """
-        with contextlib.suppress(OSError):
-            self.disk.open(f"{self.key}/{PARTITION_FILE}", create=False).sync()
 
     def _write_mark(self) -> bool:
         """No error counts: the rows are on the disk, and a start believes the older mark."""

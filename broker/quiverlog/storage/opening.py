@@ -23,6 +23,7 @@ from quiverlog.storage.checkpoint import RecoveryPoint
 from quiverlog.storage.disk import Disk, short_name
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.log_files import set_aside
+from quiverlog.storage.partition_files import sync_partition_file
 from quiverlog.storage.recovery import RecoveryReport, assign_epochs, recover_segments
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark
@@ -188,6 +189,8 @@ class _Opening:
             if not segment.dropped:
                 self._flush_again(segment)
         if touched:
+            if point.base_offset < 0:
+                sync_partition_file(self._disk, self._directory)
             self._disk.sync_dir(self._directory)
         reached = segments[-1].end_offset if segments else 0
         end = max(reached, found.start_saved, point.offset)

@@ -10,6 +10,7 @@ were on its way out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from typing import Final
@@ -34,6 +35,7 @@ __all__ = [
     "orphan_name",
     "printable",
     "read_topic_id",
+    "sync_partition_file",
     "write_partition_file",
 ]
 
@@ -129,3 +131,13 @@ def write_partition_file(disk: Disk, directory: str, name: str, topic_id: bytes)
     except QuiverlogError as error:
         error.details.setdefault("partition", name)
         raise
+
+
+def sync_partition_file(disk: Disk, directory: str) -> None:
+    """Bring what says whose rows these are to the disk, with the first of them.
+
+    Without it they are nobody's once their topic is deleted, and stay for ever. Its failure is none
+    of the rows'.
+    """
+    with contextlib.suppress(OSError):
+        disk.open(f"{directory}/{PARTITION_FILE}", create=False).sync()

@@ -385,13 +385,14 @@ class ReadableLog:
         if self._oldest_us is None:
             start = self.log_start_offset
             for segment in self._segments.holding(start):
-                header = self._ask(
-                    segment,
-                    partial(header_walk.first_header, segment, start),
-                    partial(header_walk.first_header_spans, segment, start),
-                    cold_ok,
-                    just_read,
-                )
+                find = partial(header_walk.first_header, segment, start)
+                spans = partial(header_walk.first_header_spans, segment, start)
+                try:
+                    header = self._ask(segment, find, spans, cold_ok, just_read)
+                except CorruptLog as error:
+                    if error.message not in self.recovery.damages:  # Asked for every round.
+                        self.recovery.damages.append(error.message)
+                    continue
                 if header is not None:
                     self._oldest_us = header.timestamp_max_us
                     break
