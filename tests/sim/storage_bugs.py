@@ -37,6 +37,7 @@ DURABILITY = (
         "node.flushes:Flushes._failed",
         "if not replica.log.fail_flush(job, error):",
         "replica.log.fail_flush(job, error)\n    replica.log.fault = ''\n    if True:",
+        also=(("storage.fsyncs:Fsyncs._sync", "if self._failure:", "if False:"),),
         shape={**QUIET, "failed_sync": 0.1, "rows_max": 8},
     ),
     make_bug(
