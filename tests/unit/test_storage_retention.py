@@ -232,3 +232,17 @@ def test_the_newest_time_is_known_where_the_last_file_is_empty() -> None:
     log = open_log(disk)
     log.load_newest_time()
     assert log.newest_us() == START_US + 7_000
+
+
+def test_the_oldest_time_is_found_behind_a_segment_that_nobody_can_walk() -> None:
+    """Its index lies and its bytes are good: it is told once, and the next segment answers."""
+    log = open_log(SimDisk(), segment_bytes=300)
+    for ms in range(4):
+        append(log, ms)
+    first, second = log.segments[:2]
+    assert first.index is not None
+    first.index.relative_offsets[0] += 1
+    for _ in range(2):
+        log._oldest_us = None
+        assert log.oldest_us() == START_US + second.base_offset * 1000
+    assert len(log.recovery.damages) == 1
