@@ -337,24 +337,48 @@ class Reader(Actor):
 
 
 class Trimmer(Actor):
-    """Deletes rows up to odd offsets, mostly inside batches."""
+    """Deletes rows up to odd offsets, mostly inside batches, or all there are."""
 
     def __init__(self, world: World, checker: Checker, number: int) -> None:
+        self._pause_us = world.scenario.trim_interval_ms * 1_000
         super().__init__(world, checker, f"trimmer-{number}")
+        checker.on_full.append(self._clear)
+
+    def _clear(self) -> None:
+        """A disk is full: give up all that is known, when what is under way has come to an end."""
+        connection = self.connection
+
+        def clear() -> None:
+            if self.connection is connection and connection is not None and not self.retired:
+                ends = {key: self._end(key) for key in self.checker.live()}
+                self._delete(ends)
+
+        for _ in range(3):
+            self.world.at(self.rng.randrange(5_000, 600_000), clear)
+
+    def _end(self, key: Key) -> int:
+        model = self.checker.partitions[key]
+        known = (model.seen, model.acknowledged, model.acknowledged_memory)
+        return max(max(rows, default=-1) for rows in known) + 1
 
     def act(self) -> None:
-        entries: list[m.DeleteRecordsPartition] = []
+        offsets: dict[Key, int] = {}
         keys = self.checker.live()
         for key in self.rng.sample(keys, min(len(keys), self.rng.choice((1, 1, 2)))):
-            model = self.checker.partitions[key]
-            newest = max(model.seen, default=0)
-            before = self.rng.choice((newest, self.rng.randint(0, newest)))
-            if before > model.log_start_offset:
+            newest = max(self.checker.partitions[key].seen, default=0)
+            inside = self.rng.randint(0, newest)
+            offsets[key] = self.rng.choice((newest, inside, self._end(key), self._end(key)))
+        self._delete(offsets)
+        self.later(self.rng.randrange(self._pause_us // 10, self._pause_us))
+
+    def _delete(self, offsets: dict[Key, int]) -> None:
+        entries: list[m.DeleteRecordsPartition] = []
+        for key, before in offsets.items():
+            if before > self.checker.partitions[key].log_start_offset:
                 self.checker.trimmed(key, before)
                 entries.append(m.DeleteRecordsPartition(*key, before))
         if entries:
             self.ask(m.DeleteRecordsRequest(partitions=entries))
-        self.later(self.rng.randrange(200_000, 3_000_000))
 
     def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:
         if isinstance(response, m.HelloResponse):
@@ -370,3 +394,4 @@ class Trimmer(Actor):
                 else:
                     self.log_start(key, got.log_start_offset)
                     self.checker.trim_done(key, min(got.log_start_offset, asked.before_offset))
+                    self.world.events["rows deleted"] += 1

@@ -20,6 +20,8 @@ __all__ = [
     "ONE_TOPIC",
     "OVERTAKING",
     "QUIET",
+    "TINY_SEGMENTS",
+    "TRIMMED",
     "TWO_PARTITIONS",
     "Bug",
     "make_bug",
@@ -67,11 +69,19 @@ ONE_TOPIC = (
         partitions=1,
         configs={
             "segment.bytes": "65536",
+            "segment.ms": "604800000",
             "index.interval.bytes": "1024",
             "retention.ms": "-1",
             "retention.bytes": "-1",
             "durability": "flushed",
         },
+    ),
+)
+TINY_SEGMENTS = (
+    # Files have an eighth of the bound.
+    replace(
+        ONE_TOPIC[0],
+        configs={**ONE_TOPIC[0].configs, "retention.bytes": "65536", "segment.ms": "1000"},
     ),
 )
 LOSSY_TOPIC = (replace(ONE_TOPIC[0], configs={**ONE_TOPIC[0].configs, "durability": "memory"}),)
@@ -103,6 +113,11 @@ QUIET: dict[str, object] = {
     "cut_interval_ms": 0,
     "naps": 0.0,
     "hasty": 0.0,
+    "stronger_again": 0.0,
+    "full_segments": 0.0,
+    "failed_trim": 0.0,
+    "trim_interval_ms": 3_000,
+    "death_after_trim": 0.0,
     "death_interval_ms": 400,
     "full_disk_interval_ms": 0,
 }
@@ -123,3 +138,15 @@ CHANGING: dict[str, object] = {
     "admins": 2,
     "death_interval_ms": 100_000,
 }
+
+TRIMMED: dict[str, object] = {
+    **QUIET,
+    "topics": TINY_SEGMENTS,
+    "producers": 3,
+    "trimmers": 2,
+    "rows_max": 24,
+    "trim_interval_ms": 200,
+    "slow_job": 0.5,
+    "death_interval_ms": 1_000,
+}
+"""Files come and go, and several jobs of one log are under way."""

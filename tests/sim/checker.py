@@ -148,6 +148,10 @@ class Checker:
         """Numbers of producers that send rows again under another identity."""
         self.on_acked: list[Callable[[Key, int], None]] = []
         """Called with a partition and the offset after rows that were acknowledged."""
+        self.on_trimmed: list[Callable[[], None]] = []
+        """Called when a trim was confirmed."""
+        self.on_full: list[Callable[[], None]] = []
+        """Called when a disk has become full."""
 
     # --- topics --------------------------------------------------------------------------------
     def add(self, topic: TopicModel, partitions: int) -> None:
@@ -279,6 +283,8 @@ class Checker:
         """A trim was answered: it is for ever."""
         model = self.partitions[key]
         model.trim_confirmed = max(model.trim_confirmed, log_start_offset)
+        for listener in self.on_trimmed:
+            listener()
 
     def process_died(self) -> None:
         """However it died: what retention took may show again for a moment."""

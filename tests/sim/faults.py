@@ -15,8 +15,10 @@ import random
 from collections import Counter
 from typing import Final
 
-from quiverlog.batch.header import magic_positions
+from quiverlog.batch.header import BatchHeader
+from quiverlog.errors import DiskFull
 from quiverlog.limits import BATCH_HEADER_BYTES
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
 from .disk import SimDisk
 
@@ -54,6 +56,8 @@ class FaultyDisk(SimDisk):
         self.write_error_rate = 0.0
         self.sync_error_rate = 0.0
         """Chance that an operation fails with EIO, in partitions; fsyncs everywhere."""
+        self.full_segment_rate = 0.0
+        """Chance that there is room for a segment and none for the first rows in it."""
         self.descriptors_gone = False
         """Every operation that would open a file fails with EMFILE."""
         self.on_loop = False
@@ -111,6 +115,15 @@ class FaultyDisk(SimDisk):
         self.happened["EIO fsync"] += failed
         return failed
 
+    def take_room(self, byte_count: int, path: str) -> None:
+        first = "/data/" in path and path.endswith(".log") and byte_count > SEGMENT_HEADER_BYTES
+        first = first and len(self.inode(path).data) == SEGMENT_HEADER_BYTES
+        if first and self._happens(self.full_segment_rate):
+            self.failures["no room for first rows"] += 1
+            self.happened["no room for first rows"] += 1
+            raise DiskFull(f"writing {path}: simulated full disk.")
+        super().take_room(byte_count, path)
+
     def evicts(self) -> bool:
         return self._happens(self.evict_rate)
 
@@ -120,6 +133,7 @@ class FaultyDisk(SimDisk):
     def quiet(self) -> None:
         """No more faults."""
         self.read_error_rate = self.write_error_rate = self.sync_error_rate = 0.0
+        self.full_segment_rate = 0.0
         self.descriptors_gone = False
         self.fail_syncs = 0
 
@@ -144,9 +158,9 @@ class FaultyDisk(SimDisk):
         self.failures.clear()
         self.descriptors_gone = False
 
-    def set_full(self, full: bool) -> None:
-        """No further byte fits, or any number."""
-        self.capacity = self.used_bytes if full else None
+    def set_full(self, room_bytes: int | None) -> None:
+        """So many bytes fit and not one more; None: any number."""
+        self.capacity = None if room_bytes is None else self.used_bytes + room_bytes
 
     def flip_header(self, rng: random.Random) -> str | None:
         """Flip a durable bit in the header of some batch; its path, None when there is none.
@@ -159,7 +173,7 @@ class FaultyDisk(SimDisk):
             return None
         path = rng.choice(paths)
         durable = bytes(self.inode(path).data[: self.durable_size(path)])
-        found = [at for at in magic_positions(durable) if at]  # Not the file's own header.
+        found = _batches(durable)
         if len(found) < 2:
             return None
         # Where it says which rows it holds, or anywhere.
@@ -177,3 +191,16 @@ class FaultyDisk(SimDisk):
         path = rng.choice(paths)
         self.flip_bit(path, rng.randrange(spared * 8, self.durable_size(path) * 8))
         return path
+
+
+def _batches(data: bytes) -> list[int]:
+    """Where the batches of a segment begin: those of the log, not what a payload may hold."""
+    found: list[int] = []
+    at = SEGMENT_HEADER_BYTES
+    while len(data) - at >= BATCH_HEADER_BYTES:
+        header = BatchHeader.unpack(data, at)
+        if not header.is_plausible:
+            break
+        found.append(at)
+        at += header.total_bytes
+    return found

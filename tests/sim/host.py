@@ -188,11 +188,11 @@ class Host:
         self.world.at(self.rng.randrange(1_000, 500_000), self.start)
 
     # --- running the node ----------------------------------------------------------------------
-    def feed(self, event: Event) -> None:
-        """One event for the node, if there is one."""
+    def feed(self, *events: Event) -> None:
+        """Events for the node, if there is one."""
         node = self.node
         if node is not None:
-            self._guarded(lambda: node.handle(event, self.now))
+            self._guarded(lambda: node.handle_many(events, self.now))
 
     def _guarded(self, call: Callable[[], list[Effect]], *, starting: bool = False) -> None:
         """Run the node; the disk may decide that everything ends in the middle of it."""

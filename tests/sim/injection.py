@@ -20,6 +20,7 @@ __all__ = ["Injection"]
 _REBUILT = (".index", "leader-epochs", ".snapshot", "recovery-point")
 _JUMP_US = 8 * 24 * 3_600_000_000
 _SEGMENT_HEADER_BYTES = 64
+_MEASURED_MS = 300
 
 
 class Injection:
@@ -50,6 +51,7 @@ class Injection:
         """From now on until the world is calm."""
         world, scenario = self.world, self.scenario
         world.on_died.append(self._on_died)
+        self.checker.on_trimmed.append(self._on_trimmed)
         network = world.network
         network.loss, network.slow = scenario.loss, scenario.slow_network
         network.half_open, network.cut_up = scenario.half_open, scenario.cut_up
@@ -61,6 +63,9 @@ class Injection:
             disk.read_error_rate = scenario.read_errors
             disk.write_error_rate = scenario.write_errors
             disk.sync_error_rate = scenario.sync_errors
+            disk.full_segment_rate = scenario.full_segments
+            if scenario.full_segments:
+                self._now_and_then(_MEASURED_MS, lambda h=host: self._measure(h))
             self._now_and_then(scenario.death_interval_ms, lambda h=host: self._die(h))
             self._now_and_then(scenario.full_disk_interval_ms, lambda h=host: self._fill(h))
             self._now_and_then(scenario.emfile_interval_ms, lambda h=host: self._no_descriptors(h))
@@ -93,6 +98,25 @@ class Injection:
     def _die(self, host: Host) -> None:
         if host.node is not None:
             self.rng.choice((host.power_loss, host.kill, host.stop))()
+
+    def _on_trimmed(self) -> None:
+        """Whoever was told that rows are gone must not see them again.
+
+        On a full disk the operator who gave them up may make more room himself.
+        """
+        host = self.world.hosts[0]
+        if host.disk.capacity is not None and self.rng.random() < 0.5:
+            self.world.at(self.rng.randrange(1, 20_000), lambda: self._make_room(host))
+        if not self.world.calm and self.rng.random() < self.scenario.death_after_trim:
+            self.world.faults["death right after a trim"] += 1
+            die = self.rng.choice((host.power_loss, host.kill))
+            life = host.life
+
+            def strike() -> None:
+                if host.node is not None and host.life == life:
+                    die()
+
+            self.world.at(self.rng.randrange(1, 5_000), strike)
 
     def _on_died(self, host: Host, clean: bool) -> None:
         disk, scenario = host.disk, self.scenario
@@ -204,14 +228,22 @@ class Injection:
 
     # --- what lasts for a while ----------------------------------------------------------------
     def _fill(self, host: Host) -> None:
-        host.disk.set_full(True)
+        # Some room is left now and then: for a file, and not for what was to come into it.
+        host.disk.set_full(self.rng.choice((0, self.rng.randrange(200), self.rng.randrange(3_000))))
         self.world.faults["full disk"] += 1
         for model in self.checker.partitions.values():
             model.snapshots_lost = True
+        for listener in self.checker.on_full:
+            listener()
         self.world.at(self.rng.randrange(10_000, 1_000_000), lambda: self._make_room(host))
 
+    def _measure(self, host: Host) -> None:
+        """As the server does: writes resume by themselves."""
+        if host.disk.capacity is None:
+            host.disk_space(1 << 40)
+
     def _make_room(self, host: Host) -> None:
-        host.disk.set_full(False)
+        host.disk.set_full(None)
         host.disk_space(1 << 40)
 
     def _no_descriptors(self, host: Host) -> None:

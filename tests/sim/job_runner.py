@@ -1,8 +1,9 @@
 """The jobs of one process: serial by key, each taking time, the notice of it taking more.
 
 Owns when a job does its work and when the node hears of it. Between the two moments everything goes
-on, and the process may die in either. A job changes nothing that the loop reads: while it runs,
-what the logs show is compared.
+on, and the process may die in either. As in the server's pool, the loop is woken once for all jobs
+that have run by then, and is told of them in one call, in the order in which they ran. A job
+changes nothing that the loop reads: while it runs, what the logs show is compared.
 
 Must not know: what a job does.
 """
@@ -34,12 +35,15 @@ class JobRunner:
         self._host = host
         self._life = host.life
         self._queues: dict[str, deque[Job]] = {}
+        self._finished: list[tuple[JobDone, int]] = []
+        """Not told yet, each with the number of calls when it ran."""
 
     def start(self, job: Job) -> None:
         """Run `job` when those of its key before it are done."""
         queue = self._queues.get(job.key)
         if queue is not None:
             queue.append(job)
+            self._host.world.events["several jobs of one log"] += len({j.kind for j in queue}) > 1
             return
         self._queues[job.key] = deque((job,))
         self._run_later(job)
@@ -63,8 +67,11 @@ class JobRunner:
         host = self._host
         world, disk, rng = host.world, host.disk, host.rng
         if not world.calm and rng.random() < world.scenario.death_in_job:
-            disk.die_after(rng.randrange(10), power=rng.random() < 0.7)
-        if not world.calm and rng.random() < world.scenario.failed_sync:
+            disk.die_after(rng.randrange(rng.choice((4, 10, 30))), power=rng.random() < 0.7)
+        rate = world.scenario.failed_sync
+        if job.kind == "trim":
+            rate = max(rate, world.scenario.failed_trim)
+        if not world.calm and rng.random() < rate:
             disk.fail_syncs = 1
         result: object = None
         error: BaseException | None = None
@@ -91,23 +98,24 @@ class JobRunner:
             self._run_later(queue[0])
         else:
             del self._queues[job.key]
-        self._tell_later(job, result, error, slow=slow)
+        self._tell_later(JobDone(job, result, error), slow=slow)
 
-    def _tell_later(
-        self, job: Job, result: object, error: BaseException | None, *, slow: bool
-    ) -> None:
-        host = self._host
-        world = host.world
-        calls = host.calls
+    def _tell_later(self, done: JobDone, *, slow: bool) -> None:
+        """Wake the loop, if nobody has yet."""
+        self._finished.append((done, self._host.calls))
+        if len(self._finished) == 1:
+            self._host.world.at(self._host.rng.randrange(1, 100_000 if slow else 500), self._tell)
 
-        def tell() -> None:
-            if self._is_over():
-                world.faults["death between a job and its notice"] += 1
-                return
-            world.events["calls between a job and its notice"] += host.calls - calls
-            host.feed(JobDone(job, result, error))
-
-        world.at(host.rng.randrange(1, 100_000 if slow else 500), tell)
+    def _tell(self) -> None:
+        host, world = self._host, self._host.world
+        finished, self._finished = self._finished, []
+        if self._is_over():
+            world.faults["death between a job and its notice"] += len(finished)
+            return
+        calls = sum(host.calls - before for _, before in finished)
+        world.events["calls between a job and its notice"] += calls
+        world.events["jobs told together"] += len(finished) > 1
+        host.feed(*(done for done, _ in finished))
 
     def _fingerprint(self) -> object:
         """What the loop reads of the logs."""

@@ -158,9 +158,8 @@ class Producer(Actor):
                 self._send(entries)
 
     def _send(self, entries: list[_Entry]) -> None:
-        level = self.rng.choice((Durability.TOPIC_DEFAULT, Durability.TOPIC_DEFAULT, 1))
         request = m.ProduceRequest(
-            durability=int(level),
+            durability=self._level(entries),
             timeout_ms=20 if self.rng.random() < self.world.scenario.hasty else 30_000,
             partitions=[
                 m.ProducePartition(*entry.key, self.epoch(entry.key), len(entry.data))
@@ -171,6 +170,14 @@ class Producer(Actor):
             self._order += 1
             entry.connection, entry.order = self.connection, self._order
         self._requests[self.ask(request, b"".join(e.data for e in entries))] = entries
+
+    def _level(self, entries: list[_Entry]) -> int:
+        """What to ask for: anything, or more of what is sent again than at first."""
+        if self.rng.random() < self.world.scenario.stronger_again:
+            again = any(entry.order for entry in entries)
+            return int(Durability.FLUSHED if again else Durability.TOPIC_DEFAULT)
+        levels = (Durability.TOPIC_DEFAULT, Durability.TOPIC_DEFAULT, Durability.FLUSHED)
+        return int(self.rng.choice(levels))
 
     # --- answers -------------------------------------------------------------------------------
     def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:

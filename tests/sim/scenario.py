@@ -51,6 +51,8 @@ class Scenario:
     death_in_job: float
     slow_job: float
     failed_sync: float
+    failed_trim: float
+    """The same for the first fsync of a trim alone."""
     sync_errors: float
     read_errors: float
     write_errors: float
@@ -58,6 +60,8 @@ class Scenario:
     death_interval_ms: int
     """Mean time between deaths from outside (power, kill, clean stop)."""
     full_disk_interval_ms: int
+    full_segments: float
+    """Chance that a new segment finds no room for its first rows."""
     emfile_interval_ms: int
     clock_jump_interval_ms: int
     bit_flip: float
@@ -75,8 +79,14 @@ class Scenario:
     log_start_damaged: float
     naps: float
     """Chance that a follower of a log looks away for so long that other rows take its place."""
+    trim_interval_ms: int
+    """Longest time between two trims of one trimmer."""
+    death_after_trim: float
+    """Chance that the machine or the process dies within a moment of a confirmed trim."""
     hasty: float
     """Share of produces whose time is up before a slow flush is back."""
+    stronger_again: float
+    """Share of produces that ask for `flushed` only when they are sent again."""
     anonymous: int
     """Producers without an identity, which send several batches in one entry."""
 
@@ -142,7 +152,12 @@ class Scenario:
             segment_gone=gated("segment-gone", 0.0, 0.0, 0.3),
             log_start_damaged=gated("log-start-damaged", 0.0, 0.0, 0.3),
             naps=rng.choice((0.0, 0.05)),
+            trim_interval_ms=rng.choice((300, 3_000, 3_000)),
+            death_after_trim=rng.choice((0.0, 0.0, 0.3)),
             hasty=rng.choice((0.0, 0.25)),
+            failed_trim=rng.choice((0.0, 0.1)) if faulty_disk else 0.0,
+            full_segments=rng.choice((0.0, 0.0, 0.0, 0.1)),
+            stronger_again=rng.choice((0.0, 0.5)),
             anonymous=rng.choice((0, 0, 1)),
         )
 
@@ -151,9 +166,10 @@ def draw_configs(rng: random.Random) -> dict[str, str]:
     """A topic's settings."""
     return {
         "segment.bytes": str(rng.choice((65_536, 131_072))),
+        "segment.ms": str(rng.choice((1_000, 604_800_000))),
         "index.interval.bytes": str(rng.choice((1_024, 4_096))),
         "retention.ms": str(rng.choice((-1, -1, 2_000, 6_000))),
-        "retention.bytes": str(rng.choice((-1, -1, -1, 400_000))),
+        "retention.bytes": str(rng.choice((-1, -1, -1, 65_536, 400_000))),
         "durability": rng.choice(("flushed", "flushed", "flushed", "memory")),
     }
 

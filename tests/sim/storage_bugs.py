@@ -6,7 +6,7 @@ the defect that it brings back, `seed` is where it was caught last: there a hunt
 
 from __future__ import annotations
 
-from .bug import QUIET, make_bug
+from .bug import LOSSY_TOPIC, QUIET, TINY_SEGMENTS, TRIMMED, make_bug
 
 __all__ = ["DURABILITY", "RECOVERY"]
 
@@ -30,7 +30,16 @@ DURABILITY = (
         "node.staging:Staging._needed",
         "elif level != Durability.MEMORY and",
         "elif not result.duplicate and level != Durability.MEMORY and",
-        shape={**QUIET, "slow_job": 1.0, "hasty": 1.0, "rows_max": 8},
+        # Stored as `memory`, the answer lost, sent again as `flushed`.
+        shape={
+            **QUIET,
+            "topics": LOSSY_TOPIC,
+            "rows_max": 8,
+            "loss": 0.05,
+            "slow_job": 0.5,
+            "stronger_again": 1.0,
+            "death_interval_ms": 1_000,
+        },
     ),
     make_bug(
         "failed fsync ignored",
@@ -55,6 +64,62 @@ DURABILITY = (
         seed=1,
     ),
     make_bug(
+        "mark written before its rows are flushed",
+        "storage.jobs:FlushJob.run",
+        "for segment in self.segments:",
+        "self._write_mark()\n    for segment in self.segments:",
+        issue="1.4",
+        shape={**QUIET, "rows_max": 24, "death_in_job": 0.3},
+    ),
+    make_bug(
+        "a trim that meets an empty last segment removes the next file",
+        "storage.trimmable_log:TrimmableLog._is_given_up",
+        "segment.end_offset <= start_offset and not next_name",
+        "segment.end_offset <= start_offset",
+        shape={**TRIMMED, "producers": 1, "slow_job": 0.5, "full_segments": 0.5},
+    ),
+    make_bug(
+        "a flush behind a trim whose fsync failed acknowledges its rows",
+        "node.flushes:Flushes._done",
+        "if error is None and replica.log.fault:",
+        "if False:",
+        also=(
+            ("storage.fsyncs:Fsyncs._sync", "if self._failure:", "if False:"),
+            ("storage.log:Log.complete_flush", "if self.fault:", "if False:"),
+            ("node.trims:Trims._written", "if replica.log.fault and", "if False and"),
+        ),
+        seed=3,
+        shape={
+            **TRIMMED,
+            "topics": LOSSY_TOPIC,
+            "failed_trim": 0.3,
+            "rows_max": 8,
+            "death_interval_ms": 300,
+        },
+    ),
+    make_bug(
+        "a snapshot of producers goes before the rows that it speaks of",
+        "storage.jobs:TrimJob._flush",
+        "self.fsyncs.rows(segment)",
+        "pass",
+        issue="1.6",
+        also=(
+            (
+                "storage.producer_replay:restore_producers",
+                "if offset <= log_end_offset and",
+                "if True and",
+            ),
+        ),
+        shape={**TRIMMED, "death_after_trim": 0.5},
+    ),
+    make_bug(
+        "epochs go with the only files that know of them",
+        "storage.trimmable_log:TrimmableLog.begin_trim",
+        "self.epochs.dump() if doomed and self._unflushed.owes(self.epochs) else None",
+        "None",
+        shape={**TRIMMED, "followers": 2, "trim_interval_ms": 3_000, "death_interval_ms": 400},
+    ),
+    make_bug(
         "readers see rows that are not flushed",
         "node.fetch_answer:_read_replica",
         "end = high_watermark",
@@ -69,7 +134,7 @@ RECOVERY = (
         "storage.scan:_Judge._judge_fitting",
         "return Damage(at, end, offset, header.next_offset)",
         "return Torn(at, offset)",
-        seed=28,
+        seed=12,
         also=(
             (
                 "storage.recovery:_Recovery._cut",
@@ -77,7 +142,14 @@ RECOVERY = (
                 "if False:",
             ),
         ),
-        shape={**QUIET, "bit_flip": 1.0, "rows_max": 8},
+        shape={
+            **QUIET,
+            "producers": 3,
+            "bit_flip": 1.0,
+            "rows_max": 8,
+            "death_in_job": 0.1,
+            "death_interval_ms": 200,
+        },
     ),
     make_bug(
         "a torn tail is kept",
@@ -93,7 +165,13 @@ RECOVERY = (
         "True and",
         issue="1.4",
         opened=("payload-batches",),
-        shape={**QUIET, "payload_batches": 1.0, "header_flips": 1.0, "rows_max": 8},
+        shape={
+            **QUIET,
+            "payload_batches": 1.0,
+            "header_flips": 1.0,
+            "rows_max": 8,
+            "followers": 2,
+        },
     ),
     make_bug(
         "index ahead of the log",
@@ -128,7 +206,16 @@ RECOVERY = (
                 "self._save_what_can_be_rebuilt()\n    for segment in self.segments:",
             ),
         ),
-        shape={**QUIET, "producers": 4, "rows_max": 24, "death_in_job": 0.3},
+        shape={
+            **QUIET,
+            "topics": TINY_SEGMENTS,
+            "producers": 4,
+            "rows_max": 24,
+            "slow_job": 1.0,
+            "death_in_job": 0.1,
+            "death_in_call": 0.0,
+            "death_interval_ms": 4_000,
+        },
     ),
     make_bug(
         "files of a lost oldest segment are not missed",

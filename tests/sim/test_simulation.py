@@ -82,8 +82,8 @@ def test_the_runs_are_not_vacuous() -> None:
     assert {DiskFull.code, OffsetOutOfRange.code, StorageFault.code} <= errors.keys()
     assert sum(result.lives for result in results) > 3 * _SEEDS
     assert sum(result.power_losses for result in results) > _SEEDS
-    assert sum(result.rows_acknowledged for result in results) > 1_000 * _SEEDS
-    assert sum(result.rows_seen for result in results) > 1_000 * _SEEDS
+    assert sum(result.rows_acknowledged for result in results) > 800 * _SEEDS
+    assert sum(result.rows_seen for result in results) > 800 * _SEEDS
     idle = [result.seed for result in results if not result.rows_acknowledged]
     assert len(idle) <= 2, f"nothing was written in {idle}"
 

@@ -85,7 +85,7 @@ class Closing:
         self._broker = broker
         self._step = _Step.SERVING
         self._clean = True
-        self._open: set[Replica] = set()
+        self._open: dict[Replica, None] = {}
 
     def begin(self, now: Now) -> None:
         """Stop; a second call changes nothing."""
@@ -122,7 +122,7 @@ class Closing:
         self._step = _Step.CLOSING_LOGS
         broker.flushes.stop()
         broker.removal.close()
-        self._open = set(broker.assignment.all_open())
+        self._open = dict.fromkeys(broker.assignment.all_open())  # In an order that repeats.
         for replica in list(self._open):
             broker.jobs.start(CloseLogJob(replica), partial(self._log_closed, replica))
         if not self._open:
@@ -131,7 +131,7 @@ class Closing:
     def _log_closed(
         self, replica: Replica, result: object, error: BaseException | None, _now: Now
     ) -> None:
-        self._open.discard(replica)
+        self._open.pop(replica, None)
         if error is not None:
             self._clean = False
             self._broker.outbox.log(
