@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pyarrow as pa
+import pytest
 
 from quiverlog.batch.codec import split_batches
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.node.config import NodeConfig
+from quiverlog.node.directory_jobs import CreateDirectoriesJob
 from quiverlog.node.effects import (
     CloseConnection,
     Effect,
@@ -389,3 +391,9 @@ class NodeDriver:
                 return found
             found += [header for header, _ in split_batches(memoryview(body))]
             offset = found[-1].next_offset
+
+
+def open_new_logs_by_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the directories of new partitions had been there before, and might hold something."""
+    run = CreateDirectoriesJob.run
+    monkeypatch.setattr(CreateDirectoriesJob, "run", lambda job: run(job)._replace(made={}))

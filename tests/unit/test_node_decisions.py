@@ -53,7 +53,7 @@ def test_nothing_holds_before_it_is_durable(node: NodeDriver) -> None:
         assert [start.job.kind for start in node.jobs] == [kind]
         assert node.answer(created) is None
         assert node.node.broker.metadata.image.topics == {}
-        node.step()
+        node._run(node.jobs.pop(0))
     node.hold_jobs = False
     node.run_until_idle()
     assert node.answer(created) is not None
@@ -184,8 +184,9 @@ def test_opening_is_tried_again_when_descriptors_were_short(tmp_path: Path) -> N
 
     disk = Short()
     node = NodeDriver(tmp_path, lambda: disk)
-    disk.short = True
     topic = node.create()
+    disk.short = True
+    node.restart()
     assert node.offset_of(topic, -1).error_code == errors.StorageFault.code
     disk.short = False
     node.advance(6_000)

@@ -21,7 +21,14 @@ from quiverlog.limits import MIB, UNFLUSHED_MS_MAX
 from quiverlog.storage import metadata_log
 from quiverlog.wire import messages as m
 from tests.support.failing_os import CALLS, failing_calls
-from tests.support.node import GIB, SCHEMA, NodeDriver, batch_of, serialize_schema
+from tests.support.node import (
+    GIB,
+    SCHEMA,
+    NodeDriver,
+    batch_of,
+    open_new_logs_by_jobs,
+    serialize_schema,
+)
 
 PARTS = 6
 CALLS_MAX = 1_000
@@ -231,6 +238,7 @@ def one_run(root: Path, nth: int, number: int) -> tuple[str, int]:
 def _soon_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_log, "_COMPACT_ENTRIES_MIN", 6)
     monkeypatch.setattr(metadata_log, "_COMPACT_BYTES_MIN", 1)
+    open_new_logs_by_jobs(monkeypatch)  # Making a new log calls nothing.
     for name in ("fsync", "fdatasync"):  # A crash here is one of the process: nothing is lost.
         monkeypatch.setattr(os, name, lambda _: None)
 

@@ -11,14 +11,15 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.node.effects import StartJob
 from quiverlog.node.events import JobDone, Shutdown, Tick
 from quiverlog.wire import messages as m
-from tests.support.node import SCHEMA, NodeDriver
+from tests.support.node import SCHEMA, NodeDriver, open_new_logs_by_jobs
 
 PARTITIONS = 1_500
 """More than Python's stack has room for frames."""
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> NodeDriver:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeDriver:
+    open_new_logs_by_jobs(monkeypatch)
     return NodeDriver(tmp_path)
 
 

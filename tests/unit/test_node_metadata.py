@@ -12,7 +12,7 @@ from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import Record
 from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.wire import messages as m
-from tests.support.node import SCHEMA, NodeDriver, batch_of
+from tests.support.node import SCHEMA, NodeDriver, batch_of, open_new_logs_by_jobs
 
 
 @pytest.fixture
@@ -89,11 +89,14 @@ def test_a_creation_that_waits_for_an_end_does_not_wait_for_later_decisions(
     assert node.answer(deleted) is not None
 
 
+@pytest.mark.parametrize("by_jobs", [False, True])
 @pytest.mark.parametrize("partitions", [1, 30])
 def test_created_deleted_and_created_again_in_one_pipeline(
-    node: NodeDriver, partitions: int
+    node: NodeDriver, partitions: int, monkeypatch: pytest.MonkeyPatch, *, by_jobs: bool
 ) -> None:
     """Neither takes the directories from under the other, and nobody is told of a failure."""
+    if by_jobs:
+        open_new_logs_by_jobs(monkeypatch)
     requests: list[m.Request] = [
         create_request("t", partitions=partitions),
         m.DeleteTopicsRequest(names=["t"]),
@@ -117,15 +120,18 @@ def test_created_deleted_and_created_again_in_one_pipeline(
         assert answer[0].topics[0].error_code == 0, answer[0].topics[0].error_message
     assert [line for line in node.lines if line.level in ("error", "warning")] == []
     assert not node.node.broker.assignment.offline
+    node.hold_jobs = False
     (topic,) = node.call(m.MetadataRequest())[0].topics
     assert len(topic.partitions) == partitions
-    node.hold_jobs = False
     for partition in range(partitions):
         node.produced(topic.topic_id, batch_of([1]), partition=partition)
 
 
-def test_a_topic_that_goes_while_it_is_opened_is_no_failure(node: NodeDriver) -> None:
+def test_a_topic_that_goes_while_it_is_opened_is_no_failure(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its directory went with it: an operator was told that a partition is offline."""
+    open_new_logs_by_jobs(monkeypatch)
     node.hold_jobs = True
     node.request_many([(create_request("t"), b""), (m.DeleteTopicsRequest(names=["t"]), b"")])
     while not any(start.job.kind == "open log" for start in node.jobs):

@@ -31,7 +31,7 @@ GUARDS = {
     "Tasks._advance", "Jobs.done", "Jobs._start_next", "Waiter.answer", "Outbox.take",
     "Outbox.internal_error", "Outbox.respond", "Outbox.emit", "offsets.fail_entry",
     "acknowledgements.fail_result", "Metadata._fail", "Metadata._guarded", "Purgatory.finish",
-    "Purgatory._unpark",
+    "Purgatory._unpark", "Openings._begin",
     "Purgatory.of_request", "Purgatory.all_live",
 }  # fmt: skip
 ONLY_AT_START_OR_STOP = ("lifecycle", "closing", "closing_jobs", "config", "metrics")

@@ -146,3 +146,25 @@ def test_a_stop_refuses_what_has_not_begun() -> None:
         asked.run()
     assert counting.ended == begun
     assert asked.tasks.live == 0
+
+
+def test_a_call_between_ticks_begins_what_is_new_and_goes_on_with_nothing() -> None:
+    """A row and the flush that acknowledges it would each wait for a piece of a long answer."""
+    tasks = Tasks(Outbox(NodeMetrics()), fail=lambda connection, request, error: None)
+    made: list[str] = []
+
+    def steps(name: str) -> Steps:
+        for _ in range(STEPS):
+            made.append(name)
+            yield None
+        return m.MetadataResponse()
+
+    tasks.start(Call(1, m.MetadataRequest(correlation_id=1), NOW), steps("old"))
+    tasks.begin(NOW)
+    assert made == ["old"]
+    tasks.start(Call(2, m.MetadataRequest(correlation_id=2), NOW), steps("new"))
+    tasks.begin(NOW)
+    tasks.begin(NOW)
+    assert made == ["old", "new"]
+    tasks.run(NOW)
+    assert made.count("old") > 1

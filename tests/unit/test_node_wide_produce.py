@@ -12,7 +12,7 @@ from quiverlog import errors
 from quiverlog.node.events import RequestReceived, Tick
 from quiverlog.node.replica import Replica
 from quiverlog.node.tasks import STEPS_PER_CALL
-from quiverlog.node.wide_produce import ENTRIES_INLINE_MAX, ENTRIES_PER_STEP
+from quiverlog.node.wide_produce import ENTRIES_INLINE_MAX, ENTRIES_PER_STEP, STAGE_COST
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 
@@ -87,7 +87,7 @@ def test_a_call_of_the_node_appends_a_few(node: NodeDriver) -> None:
             most = max(most, admitted)
             admitted = 0
             node.step()
-    assert 0 < most <= STEPS_PER_CALL // 4 * ENTRIES_PER_STEP
+    assert 0 < most <= STEPS_PER_CALL // STAGE_COST * ENTRIES_PER_STEP
     assert rows(node, topic) == LONG
 
 

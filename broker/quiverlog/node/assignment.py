@@ -17,19 +17,18 @@ Must not know: requests, how records come about.
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 from typing import Final
 
 from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
 from quiverlog.errors import NotLeader, QuiverlogError, ThrottledBroker, UnknownTopicId
 from quiverlog.node.config import NodeConfig
-from quiverlog.node.directory_jobs import Opened, OpenJob
+from quiverlog.node.directory_jobs import Opened
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.offline import Offline, Opening, offline_reason
+from quiverlog.node.openings import Key, Openings
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.recovered import report_recovery
 from quiverlog.node.removal import Removal
@@ -37,17 +36,10 @@ from quiverlog.node.replica import Replica, log_config
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
-from quiverlog.storage.index_cache import IndexCache
 from quiverlog.types import Now, TopicPartition
 
 __all__ = ["Assignment", "Key"]
 
-Key = tuple[bytes, int]
-"""Topic id and partition."""
-
-_OPENS_IN_FLIGHT_MAX: Final = 12
-"""Enough that the threads are not woken for one new log after the other, which takes longer than
-opening it; few enough that a cold read does not stand behind thousands of them."""
 _RETRY_US: Final = 5_000_000
 
 
@@ -56,28 +48,19 @@ class Assignment:
 
     __slots__ = (
         "_config",
-        "_disk",
         "_flushes",
         "_followed",
         "_held",
-        "_indexes",
-        "_jobs",
         "_metrics",
-        "_opening",
-        "_opening_of",
+        "_openings",
         "_outbox",
-        "_queue",
         "_removal",
         "_retry",
         "_wakeups",
-        "_watchers",
-        "directory",
         "image",
         "offline",
         "replicas",
     )
-
-    directory: DataDirectory
 
     def __init__(
         self,
@@ -91,8 +74,6 @@ class Assignment:
         metrics: NodeMetrics,
     ) -> None:
         self._config = config
-        self._disk = disk
-        self._jobs = jobs
         self._flushes = flushes
         self._removal = removal
         self._wakeups = wakeups
@@ -102,34 +83,47 @@ class Assignment:
         self.replicas: dict[Key, Replica] = {}
         self.offline: dict[Key, Offline] = {}
         self._followed: dict[Key, Replica] = {}
-        self._indexes = IndexCache()  # One bound for all logs.
+        self._openings = Openings(
+            config, disk, jobs, self, lambda topic_id: self.image.topics_by_id.get(topic_id)
+        )
         # Keys that are open, opening or offline here, by topic.
         self._held: dict[bytes, set[int]] = {}
-        # Partitions that a job opens or will open.
-        self._opening: dict[Key, Opening] = {}
-        self._opening_of: Counter[bytes] = Counter()  # How many of them, by topic.
-        self._queue: deque[Key] = deque()
         # Offline partitions: when they are opened again, in this order.
         self._retry: dict[Key, int] = {}
-        self._watchers: dict[bytes, list[Then]] = {}
 
     @property
     def opening(self) -> bool:
         """True while a partition is being opened."""
-        return bool(self._opening)
+        return bool(self._openings.under_way)
+
+    @property
+    def directory(self) -> DataDirectory:
+        """Where the partitions lie."""
+        return self._openings.directory
+
+    @directory.setter
+    def directory(self, directory: DataDirectory) -> None:
+        self._openings.directory = directory
 
     def next_us(self) -> int | None:
-        """When the next offline partition is opened again."""
-        return next(iter(self._retry.values()), None)
+        """When the next partition is opened, for the first time or again; 0: at once."""
+        return 0 if self._openings.busy else next(iter(self._retry.values()), None)
 
     # --- what the image says -------------------------------------------------------------------
     def reconcile(
-        self, image: Image, topic_ids: Iterable[bytes], now: Now, *, clean: bool = True
+        self,
+        image: Image,
+        topic_ids: Iterable[bytes],
+        now: Now,
+        *,
+        clean: bool = True,
+        made: Collection[str] = (),
     ) -> None:
         """Bring what is here to what the image says of these topics.
 
         Args:
             clean: partitions that are opened now are new, or were left in order.
+            made: names of partitions whose directories were made for this, and are empty.
         """
         self.image = image
         for topic_id in topic_ids:
@@ -138,11 +132,11 @@ class Assignment:
                 self._drop(topic_id, self._held.get(topic_id, ()), "was deleted")
                 continue
             for partition in topic.partitions:
-                self._reconcile_partition(topic, partition, clean)
-        self._open_next(now)
+                self._reconcile_partition(topic, partition, clean, made)
+        self._openings.start_jobs(now)
 
     def _reconcile_partition(
-        self, topic: TopicImage, partition: PartitionImage, clean: bool
+        self, topic: TopicImage, partition: PartitionImage, clean: bool, made: Collection[str]
     ) -> None:
         key = (topic.topic_id, partition.partition)
         held = self._held.setdefault(topic.topic_id, set())
@@ -151,8 +145,9 @@ class Assignment:
                 self._drop(topic.topic_id, (partition.partition,), "is not here any more")
         elif partition.partition not in held:
             held.add(partition.partition)
-            if key not in self._opening:  # It went, and came back before it was open.
-                self._open_soon(key, topic.name, clean=clean)
+            if key not in self._openings.under_way:  # It went, and came back before it was open.
+                name = TopicPartition(topic.name, partition.partition)
+                self._openings.add(key, Opening(name, clean, new=str(name) in made))
         else:
             replica = self.find(key)
             if replica is not None:
@@ -208,54 +203,8 @@ class Assignment:
             self._flushes.want(replica)
 
     # --- opening -------------------------------------------------------------------------------
-    def _open_soon(self, key: Key, topic_name: str, *, clean: bool) -> None:
-        assert key not in self._opening
-        self._opening[key] = Opening(TopicPartition(topic_name, key[1]), clean)
-        self._opening_of[key[0]] += 1
-        self._queue.append(key)
-
-    def _open_next(self, now: Now) -> None:
-        while self._queue and len(self._opening) - len(self._queue) < _OPENS_IN_FLIGHT_MAX:
-            key = self._queue.popleft()
-            topic = self.image.topics_by_id.get(key[0])
-            if topic is None:
-                self._let_go_unopened(key[0], self._opening[key].name)
-                self._opened_or_not(key, now)
-                continue
-            name, clean = self._opening[key]
-            job = OpenJob(
-                self._disk,
-                self.directory.partition_path(str(name)),
-                log_config(topic.config),
-                now,
-                clean=clean,
-                epoch_newest=topic.partitions[key[1]].leader_epoch,
-                indexes=self._indexes,
-                producers_max=self._config.producers_per_partition_max,
-                producer_expiry_us=self._config.producer_expiry_ms * 1000,
-            )
-            self._jobs.start(job, partial(self._opened, key, topic))
-
-    def _opened(
-        self,
-        key: Key,
-        topic: TopicImage,
-        result: object,
-        error: BaseException | None,
-        now: Now,
-    ) -> None:
-        opening = self._opening.get(key)
-        if opening is None:
-            return  # Called again after a failure of ours: it was counted before.
-        if error is not None:
-            self._went_offline(key, opening, error, now)
-        else:
-            assert isinstance(result, Opened)
-            self._take(key, opening.name, topic, result)
-        self._opened_or_not(key, now)
-        self._open_next(now)
-
-    def _take(self, key: Key, name: TopicPartition, topic: TopicImage, opened: Opened) -> None:
+    def take_open(self, key: Key, name: TopicPartition, topic: TopicImage, opened: Opened) -> None:
+        """See `Taker`."""
         topic_image = self.image.topics_by_id.get(key[0])
         counters = self._metrics.topic(name.topic)
         partition = topic.partitions[key[1]]
@@ -264,6 +213,7 @@ class Assignment:
         )
         report_recovery(replica, self._outbox, self._metrics)
         self.offline.pop(key, None)
+        self._metrics.partitions_offline = len(self.offline)
         self._followed[key] = replica
         if topic_image is None or key[1] not in self._held.get(key[0], ()):
             self._drop(key[0], (key[1],), "was deleted")
@@ -271,8 +221,8 @@ class Assignment:
             self._lead_or_follow(replica, partition)
             self._reconfigure(replica)
 
-    def _went_offline(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
-        """Say why once, and try again where that can help."""
+    def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
+        """See `Taker`. Says why once, and has it tried again where that can help."""
         name = opening.name
         if key[1] not in self._held.get(key[0], ()):
             # It went while it was being opened, and perhaps its directory with it.
@@ -286,46 +236,33 @@ class Assignment:
                 "error", "partition offline", partition=str(name), why=reason.message, retry=passing
             )
         self.offline[key] = Offline(reason, opening)
+        self._metrics.partitions_offline = len(self.offline)
         if passing:
             self._retry[key] = now.mono_us + _RETRY_US
 
-    def _opened_or_not(self, key: Key, now: Now) -> None:
-        del self._opening[key]
-        self._opening_of[key[0]] -= 1
-        self._metrics.partitions_offline = len(self.offline)
-        if not self._opening_of[key[0]]:
-            del self._opening_of[key[0]]
-            for then in self._watchers.pop(key[0], ()):
-                then(None, None, now)
+    def take_unopened(self, key: Key, opening: Opening) -> None:
+        """See `Taker`."""
+        self._let_go_unopened(key[0], opening.name)
 
     def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
-        """To be yielded by a handler that waits until all of a topic's partitions are open, or
-        known not to be."""
+        """See `Openings.opened`."""
+        return self._openings.opened(topic_id, now)
 
-        def start(then: Then) -> None:
-            if self._opening_of[topic_id]:
-                self._watchers.setdefault(topic_id, []).append(then)
-            else:
-                then(None, None, now)
-
-        return start
-
-    def retry(self, now: Now) -> None:
-        """Try again to open what is due."""
+    def tick(self, now: Now) -> None:
+        """Open the next partitions, and once more those that are due."""
+        self._openings.tick(now)
         while self._retry:
             key, due_us = next(iter(self._retry.items()))
             if due_us > now.mono_us:
                 break
             del self._retry[key]
             opening = self.offline[key].opening
-            self._open_soon(key, opening.name.topic, clean=opening.clean)
-        self._open_next(now)
+            self._openings.add(key, Opening(opening.name, opening.clean))
+        self._openings.start_jobs(now)
 
     def stop(self, now: Now) -> None:
         """Open no more partitions: the next start does."""
-        queue, self._queue = self._queue, deque()
-        for key in queue:
-            self._opened_or_not(key, now)
+        self._openings.stop(now)
 
     def find(self, key: Key) -> Replica | None:
         """The replica, led or followed."""
@@ -346,7 +283,7 @@ class Assignment:
             self._retry.pop(key, None)
             replica = self.replicas.pop(key, None) or self._followed.pop(key, None)
             if replica is None:
-                if offline is not None and key not in self._opening:
+                if offline is not None and key not in self._openings.under_way:
                     self._let_go_unopened(topic_id, offline.opening.name)
                 continue
             replica.deleted = True
@@ -369,24 +306,17 @@ class Assignment:
 
     def opening_deleted(self, topic_name: str) -> bytes | None:
         """Id of a deleted topic of this name, a partition of which is being opened."""
-        for key, opening in self._opening.items():
-            if opening.name.topic == topic_name and key[0] not in self.image.topics_by_id:
-                return key[0]
-        return None
+        return self._openings.deleted_of(topic_name)
 
     def check_left(self, key: Key) -> None:
         """Raise ThrottledBroker while a partition is here that has been decided to go."""
-        if key[1] in self._held.get(key[0], ()) or key in self._opening:
+        if key[1] in self._held.get(key[0], ()) or key in self._openings.under_way:
             raise ThrottledBroker("the partition is still on its way out: try again.")
 
     def check_free(self, names: Mapping[str, bytes]) -> None:
         """Raise ThrottledBroker while partitions of these names cannot be created."""
         self._removal.check_free(names)
-        opening = {
-            str(opening.name)
-            for key, opening in self._opening.items()
-            if key[0] not in self.image.topics_by_id
-        }
+        opening = self._openings.names_of_others(self.image.topics_by_id)
         if not opening.isdisjoint(names):
             raise ThrottledBroker(
                 "the deleted topic of this name is still being opened: try again."

@@ -6,7 +6,7 @@ it and use the parts; parts do not know each other beyond what their constructor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from quiverlog.core.controller.records import (
     PartitionChangeRecord,
@@ -138,14 +138,14 @@ class Broker:
     def _make_directories(self, owners: Mapping[str, bytes]) -> Job:
         return CreateDirectoriesJob(self.directory, owners)
 
-    def _applied(self, records: Sequence[Record], now: Now) -> None:
+    def _applied(self, records: Sequence[Record], made: Set[str], now: Now) -> None:
         """Decisions have become true: bring what is here to what they say."""
         for record in records:
             if isinstance(record, ProducerIdBlockRecord):
                 self.producer_ids.block_added(record)
         topic_ids = dict.fromkeys(topic_id for record in records if (topic_id := topic_of(record)))
         if topic_ids:
-            self.assignment.reconcile(self.metadata.image, topic_ids, now)
+            self.assignment.reconcile(self.metadata.image, topic_ids, now, made=made)
 
     def propose(self, records: list[Record], now: Now, then: Then) -> None:
         """`Metadata.propose`, with the directories of the partitions that are to be here.

@@ -20,7 +20,24 @@ from quiverlog.storage.log import Log, LogConfig
 from quiverlog.storage.partition_files import EMPTIED_FILE
 from quiverlog.types import Now
 
-__all__ = ["CreateDirectoriesJob", "OpenJob", "Opened", "RemoveDirectoriesJob"]
+__all__ = [
+    "CreateDirectoriesJob",
+    "MadeDirectories",
+    "OpenJob",
+    "Opened",
+    "RemoveDirectoriesJob",
+    "new_log",
+]
+
+
+class MadeDirectories(NamedTuple):
+    """`made`: topic id by name of the partitions whose directories were made, and hold no rows.
+
+    `failed`: by id, topics whose directories cannot be made, with DiskFull or StorageFault.
+    """
+
+    made: Mapping[str, bytes]
+    failed: Mapping[bytes, QuiverlogError]
 
 
 class CreateDirectoriesJob:
@@ -34,8 +51,8 @@ class CreateDirectoriesJob:
         self._directory = directory
         self._owners = owners
 
-    def run(self) -> dict[bytes, QuiverlogError]:
-        """Topics whose directories cannot be made, with DiskFull or StorageFault for each."""
+    def run(self) -> MadeDirectories:
+        """A directory that was there already is not among those that were made."""
         failed: dict[bytes, QuiverlogError] = {}
         made: dict[bytes, list[str]] = {}
         for name, topic_id in self._owners.items():
@@ -57,7 +74,8 @@ class CreateDirectoriesJob:
             for name in made.get(topic_id, ()):
                 with contextlib.suppress(OSError, QuiverlogError):
                     self._directory.remove_partition(name)
-        return failed
+        new = {name: t for t, names in made.items() if t not in failed for name in names}
+        return MadeDirectories(new, failed)
 
 
 def _creation_error(error: OSError | QuiverlogError) -> QuiverlogError:
@@ -73,6 +91,25 @@ class Opened(NamedTuple):
 
     log: Log
     producers: ProducerStates
+
+
+def new_log(
+    disk: Disk,
+    path: str,
+    config: LogConfig,
+    now: Now,
+    *,
+    indexes: IndexCache,
+    producers_max: int,
+    producer_expiry_us: int,
+) -> Opened:
+    """The log of a directory that was just made: what `OpenJob` finds there, without a look."""
+    producers = ProducerStates(
+        now.wall_us, producers_max=producers_max, expiry_us=producer_expiry_us
+    )
+    return Opened(
+        Log.new(disk, path, config=config, producers=producers, indexes=indexes), producers
+    )
 
 
 class OpenJob:

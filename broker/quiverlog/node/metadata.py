@@ -27,15 +27,17 @@ Must not know: what partitions are made of, requests.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import Record, TopicRecord, encode_entry, topic_of
 from quiverlog.core.controller.records import encode_long_entry as encode_long
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.node.admission import Admission
+from quiverlog.node.decision import Decision, Directories
+from quiverlog.node.directory_jobs import MadeDirectories
 from quiverlog.node.effects import Job
 from quiverlog.node.jobs import Jobs, Starter, Then
 from quiverlog.node.outbox import Outbox
@@ -45,21 +47,10 @@ from quiverlog.storage.metadata_log import AppendJob, CompactJob, MetadataLog
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
-__all__ = ["Directories", "Metadata"]
+__all__ = ["Metadata"]
 
 _APPEND_BYTES_MAX: Final = 4 * 1024 * 1024
 """Decisions that wait together are logged together, up to so many bytes."""
-
-Directories = Mapping[str, bytes]
-"""Topic id by partition name: directories that must be there before the records are logged."""
-
-
-class _Decision(NamedTuple):
-    records: list[Record]
-    entry: bytes
-    directories: Directories
-    then: Then
-    after: list[Then]  # Others who wait until it holds or has failed.
 
 
 class Metadata:
@@ -67,7 +58,8 @@ class Metadata:
 
     Args:
         make_directories: the job that makes them.
-        on_applied: called with the records that have just become true, before `then` is.
+        on_applied: called with the records that have just become true and with the partitions
+            whose directories were made for them, before `then` is.
     """
 
     __slots__ = (
@@ -101,7 +93,7 @@ class Metadata:
         *,
         topic_defaults: Mapping[str, str],
         make_directories: Callable[[Directories], Job],
-        on_applied: Callable[[Sequence[Record], Now], None],
+        on_applied: Callable[[Sequence[Record], Set[str], Now], None],
     ) -> None:
         self._jobs = jobs
         self._wakeups = wakeups
@@ -109,9 +101,9 @@ class Metadata:
         self._outbox = outbox
         self._make_directories = make_directories
         self._on_applied = on_applied
-        self._queue: deque[_Decision] = deque()
-        self._logging: deque[_Decision] = deque()
-        self._failed: deque[_Decision] = deque()
+        self._queue: deque[Decision] = deque()
+        self._logging: deque[Decision] = deque()
+        self._failed: deque[Decision] = deque()
         # Topics that decisions under way create, by name: how many of these.
         self._creating: Counter[str] = Counter()
         self._busy = False
@@ -178,7 +170,7 @@ class Metadata:
         after a restart, if the log's fsync failed).
         """
         assert records
-        decision = _Decision(records, encode_entry(records), directories or {}, then, [])
+        decision = Decision(records, encode_entry(records), directories or {}, set(), then, [])
         try:
             self.pending.replay_entry(records)
         except Exception:
@@ -255,8 +247,10 @@ class Metadata:
                 for topic_id in decision.directories.values()
             }
         else:
-            assert isinstance(result, dict)
-            failed = result
+            assert isinstance(result, MadeDirectories)
+            failed = result.failed
+            for decision in self._logging:
+                decision.note_made(result.made)
         if failed:
             self._refuse(failed, now)
         if self._logging:
@@ -267,7 +261,7 @@ class Metadata:
 
     def _refuse(self, failed: Mapping[bytes, BaseException], now: Now) -> None:
         """Refuse the decisions about topics whose directories cannot be made."""
-        refused: list[tuple[_Decision, BaseException]] = []
+        refused: list[tuple[Decision, BaseException]] = []
         for decisions in (self._logging, self._queue):
             for decision in list(decisions):
                 topic_ids = {*decision.directories.values(), *map(topic_of, decision.records)}
@@ -310,17 +304,17 @@ class Metadata:
             self._compact()
         self._start_next(now)
 
-    def _apply(self, decision: _Decision, now: Now) -> None:
+    def _apply(self, decision: Decision, now: Now) -> None:
         self.cache.clear()
         self.image.replay_entry(decision.records)
         try:
-            self._on_applied(decision.records, now)
+            self._on_applied(decision.records, decision.made, now)
         except Exception as error:
             self._outbox.internal_error("applying a decision", error)
         self._wakeups.changed(self)
         self._tell(decision, None, now)
 
-    def _tell(self, decision: _Decision, error: BaseException | None, now: Now) -> None:
+    def _tell(self, decision: Decision, error: BaseException | None, now: Now) -> None:
         """It holds, or has failed: tell who proposed it, and who waits for that."""
         for name in _names_created(decision.records):
             self._creating[name] -= 1

@@ -139,15 +139,17 @@ class Node:
         Better than one `handle` each: produces to one log share a write, and all share a flush.
         Every body must stay valid until this returns.
         """
+        is_tick = False
         for event in events:
             try:
                 if type(event) is RequestReceived:
                     self._request(event, now)
                 else:
+                    is_tick = is_tick or type(event) is Tick
                     self._take(event, now)
             except Exception as error:
                 self._event_broken(event, error, now)
-        return self._effects(now)
+        return self._effects(now, is_tick=is_tick)
 
     @property
     def held_bytes(self) -> int:
@@ -187,7 +189,7 @@ class Node:
         return earliest
 
     # --- events --------------------------------------------------------------------------------
-    def _effects(self, now: Now) -> list[Effect]:
+    def _effects(self, now: Now, *, is_tick: bool = False) -> list[Effect]:
         """The end of a call: what events have left to be done, each part on its own."""
         broker = self.broker
         if broker.staging.produces:
@@ -195,7 +197,7 @@ class Node:
             if broker.staging.produces:
                 broker.staging.abandon()
         if broker.tasks.busy:
-            self._guarded(broker.tasks.run, now)
+            self._guarded(broker.tasks.run if is_tick else broker.tasks.begin, now)
         if broker.wakeups.busy:
             self._guarded(broker.wakeups.run, now)
         if broker.flushes.waiting:
@@ -256,7 +258,7 @@ class Node:
         self._guarded(broker.flushes.run, now)
         if broker.admission.phase is Phase.RUNNING:
             self._guarded(broker.retention.run, now)
-            self._guarded(broker.assignment.retry, now)
+            self._guarded(broker.assignment.tick, now)
 
     def _expire(self, waiters: list[Waiter], now: Now) -> None:
         for waiter in waiters:

@@ -21,10 +21,15 @@ _PASSING: Final = frozenset(
 
 
 class Opening(NamedTuple):
-    """A partition that is to be opened. `clean`: its files may be trusted without a scan."""
+    """A partition that is to be opened.
+
+    `clean`: its files may be trusted without a scan. `new`: there are none, its directory has just
+    been made.
+    """
 
     name: TopicPartition
     clean: bool
+    new: bool = False
 
 
 class Offline(NamedTuple):

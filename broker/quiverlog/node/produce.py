@@ -45,6 +45,7 @@ from quiverlog.types import NO_EPOCH, NO_PRODUCER_ID, Durability, Now
 from quiverlog.wire import messages as m
 
 __all__ = [
+    "Entry",
     "admit_all",
     "check_sizes",
     "handle_init_producer_id",
@@ -81,7 +82,7 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
         raise
 
 
-class _Entry(EntryCheck):
+class Entry(EntryCheck):
     """One entry's check, where the entry goes, and the level of its answer."""
 
     __slots__ = ("level", "replica")
@@ -92,13 +93,13 @@ class _Entry(EntryCheck):
         self.level = Durability.MEMORY
 
 
-def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[_Entry]:
+def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[Entry]:
     """What can be said of every entry without its bytes."""
-    found: list[_Entry] = []
+    found: list[Entry] = []
     at = 0
     for asked in request.partitions:
         end = at + asked.batch_bytes
-        entry = _Entry(body[at:end])
+        entry = Entry(body[at:end])
         found.append(entry)
         at = end
         try:
@@ -122,7 +123,7 @@ def _stage(
     connection_id: int,
     request: m.ProduceRequest,
     body: memoryview,
-    entries: list[_Entry],
+    entries: list[Entry],
     now: Now,
 ) -> None:
     """Admit what was checked; `Staging.finish` appends it with all that is admitted meanwhile."""
@@ -144,7 +145,7 @@ def _stage(
 
 def admit_all(
     broker: Broker,
-    entries: list[_Entry],
+    entries: list[Entry],
     results: list[m.ProducePartitionResult],
     staged: list[StagedEntry],
     now: Now,
@@ -169,7 +170,7 @@ def admit_all(
 
 
 # --- checks that take long --------------------------------------------------------------------
-def _start_check(broker: Broker, held: HeldProduce, entries: list[_Entry], now: Now) -> None:
+def _start_check(broker: Broker, held: HeldProduce, entries: list[Entry], now: Now) -> None:
     job = CheckJob(held.connection_id, entries, now.wall_us)
     broker.jobs.start(job, partial(_checked, broker, held, entries), Urgency.CHECK)
 
@@ -177,7 +178,7 @@ def _start_check(broker: Broker, held: HeldProduce, entries: list[_Entry], now: 
 def _checked(
     broker: Broker,
     held: HeldProduce,
-    checked: list[_Entry],
+    checked: list[Entry],
     _result: object,
     error: BaseException | None,
     now: Now,
@@ -251,7 +252,7 @@ def check_sizes(entries: list[m.ProducePartition], body_bytes: int) -> None:
 def _admit(
     broker: Broker,
     replica: Replica,
-    entry: _Entry,
+    entry: Entry,
     result: m.ProducePartitionResult,
     now: Now,
 ) -> int:

@@ -8,8 +8,11 @@ Owns the steps. A handler of such a request is a generator that returns the resp
 
 Whatever a generator raises becomes the answer of its request, so a request is answered once,
 however it ends. At most `STEPS_PER_CALL` steps are made in one call of the node, round robin, fewer
-where a step says that it was worth several (`Call.cost`); when
-some are left, `busy` says so, and the node asks to be called again at once.
+where a step says that it was worth several (`Call.cost`); when some are left, `busy` says so, and
+the node asks to be called again at once.
+
+What has begun goes on in ticks only: a call that brings requests or finished jobs begins what has
+come with it, so that a row and its acknowledgement do not each wait for the steps of others.
 
 At most `COMPUTING_MAX` tasks are half way through an answer at the same time: what they have made
 so far is counted nowhere. The others have not begun, and hold nothing but their request; they begin
@@ -201,20 +204,32 @@ class Tasks:
 
     def run(self, now: Now) -> None:
         """Make the steps that are due, at most so many."""
-        ready, new = self._ready, self._new
         left = STEPS_PER_CALL
-        while (ready or new) and left > 0:
-            if new and len(ready) < COMPUTING_MAX:
-                self._begin_next()
-            call, value, error = ready.popleft()
-            call.now = now
-            call.cost = 1
-            call.step += 1
-            self._advance(call, value, error)
-            left -= call.cost
+        while self.busy and left > 0:
+            if self._new and len(self._ready) < COMPUTING_MAX:
+                self._ready_next()
+            left -= self._step(now)
 
-    def _begin_next(self) -> None:
-        """The first task of the connection whose turn it is."""
+    def begin(self, now: Now) -> None:
+        """Make the first steps of those that have not begun, at most so many."""
+        left = STEPS_PER_CALL
+        while self._new and left > 0 and len(self._ready) < COMPUTING_MAX:
+            if not self._ready_next():
+                break
+            self._ready.rotate()
+            left -= self._step(now)
+
+    def _step(self, now: Now) -> int:
+        """The next step of the task whose turn it is; what it was worth."""
+        call, value, error = self._ready.popleft()
+        call.now = now
+        call.cost = 1
+        call.step += 1
+        self._advance(call, value, error)
+        return call.cost
+
+    def _ready_next(self) -> bool:
+        """The first task of the connection whose turn it is; False when none may have one."""
         computing = Counter(call.connection_id for call, _, _ in self._ready)
         for connection_id, line in self._new.items():
             if computing[connection_id] < COMPUTING_PER_CONNECTION_MAX:
@@ -222,8 +237,9 @@ class Tasks:
                 self._ready.append((line.popleft(), None, None))
                 if line:
                     self._new[connection_id] = line  # The next turn is the others'.
-                return
+                return True
         assert self._ready, "a connection that has no more turns has tasks half way"
+        return False
 
     def _advance(self, call: Call, value: object, error: BaseException | None) -> None:
         assert call.steps is not None

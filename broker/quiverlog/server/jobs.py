@@ -85,8 +85,8 @@ class JobPool:
         # These are not: appending to a deque and setting a flag are atomic.
         self._finished: deque[FinishedJob] = deque()
         self._woken = False
-        self.uncollected = 0
-        """Jobs submitted and not collected yet. Only the loop looks at it."""
+        self.uncollected = self.uncollected_flushes = 0
+        """Jobs submitted and not collected yet. Only the loop looks at these."""
         counts = (
             (self._flushes, flush_threads, FLUSH),
             (self._checks, _CHECK_THREADS, "check"),
@@ -108,6 +108,7 @@ class JobPool:
         """
         now_ns = time.perf_counter_ns()
         self.uncollected += len(jobs)
+        self.uncollected_flushes += sum(job.kind == FLUSH for job in jobs)
         with self._lock:
             assert not self._closing, "the pool is closed"
             self._unfinished += len(jobs)
@@ -129,7 +130,8 @@ class JobPool:
         self._woken = False
         found = [self._finished.popleft() for _ in range(len(self._finished))]
         self.uncollected -= len(found)
-        assert self.uncollected >= 0
+        self.uncollected_flushes -= sum(finished.job.kind == FLUSH for finished in found)
+        assert self.uncollected >= self.uncollected_flushes >= 0
         return found
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from quiverlog.node.effects import (
     CloseConnection,
@@ -33,6 +34,9 @@ from quiverlog.server.metrics import ServerMetrics
 from quiverlog.types import Now
 
 __all__ = ["NodeRunner", "monotonic_us", "read_clocks"]
+
+_REST_S: Final = 0.001
+"""Between two pieces of work that nobody waits for as for a flush: the loop's smallest unit."""
 
 
 def monotonic_us() -> int:
@@ -146,8 +150,13 @@ class NodeRunner:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_us = deadline_us
-        if deadline_us <= 0:  # There is more to do: after a look at the sockets, without a rest.
-            self._timer = self._loop.call_soon(self._tick)
+        if deadline_us <= 0:  # There is more to do, after a look at the sockets.
+            if self.jobs.uncollected_flushes:
+                # A thread that comes back from the disk would wait for the interpreter, at each of
+                # its calls, as long as the loop has something to do.
+                self._timer = self._loop.call_later(_REST_S, self._tick)
+            else:
+                self._timer = self._loop.call_soon(self._tick)
             return
         # The loop's clock has milliseconds; a tick that comes too early would come again at once.
         delay_s = max(0.0, (deadline_us - time.monotonic_ns() // 1000) / 1e6)

@@ -46,6 +46,21 @@ class Log(TrimmableLog):
 
     # --- opening -------------------------------------------------------------------------------
     @classmethod
+    def new(
+        cls,
+        disk: Disk,
+        directory: str,
+        *,
+        config: LogConfig,
+        producers: Producers | None = None,
+        indexes: IndexCache | None = None,
+    ) -> Log:
+        """The log of a directory that holds none: what `open` finds there, without any I/O."""
+        log = cls(disk, directory, config, indexes)
+        log._producers = producers
+        return log
+
+    @classmethod
     def open(
         cls,
         disk: Disk,

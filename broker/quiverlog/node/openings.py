@@ -1,0 +1,220 @@
+"""Partitions that are to be opened: in which order, how many at once, and who waits for them.
+
+Owns the queue. The log of a partition whose directory was made for this very decision is empty, so
+it needs no job: a few are made in each tick. Every other is opened by a job (directory_jobs.py).
+
+Must not know: what is done with an open log, when opening is tried again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Final, Protocol
+
+from quiverlog.core.controller.image import TopicImage
+from quiverlog.node.config import NodeConfig
+from quiverlog.node.directory_jobs import Opened, OpenJob, new_log
+from quiverlog.node.jobs import Jobs, Then
+from quiverlog.node.offline import Opening
+from quiverlog.node.replica import log_config
+from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.disk import Disk
+from quiverlog.storage.index_cache import IndexCache
+from quiverlog.types import Now, TopicPartition
+
+__all__ = ["Key", "Openings", "Taker"]
+
+Key = tuple[bytes, int]
+"""Topic id and partition."""
+
+_JOBS_IN_FLIGHT_MAX: Final = 12
+"""Enough that the threads are not woken for one log after the other, which takes longer than
+opening it; few enough that a cold read does not stand behind thousands of them."""
+_NEW_PER_TICK: Final = 16
+"""Making the log of a new partition takes some 40 us of the loop."""
+
+
+class Taker(Protocol):
+    """Who takes what became of an opening."""
+
+    def take_open(self, key: Key, name: TopicPartition, topic: TopicImage, opened: Opened) -> None:
+        """The log is open; the topic is as it was when its opening began."""
+
+    def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
+        """The log cannot be opened."""
+
+    def take_unopened(self, key: Key, opening: Opening) -> None:
+        """The topic was deleted before the opening began."""
+
+
+class Openings:
+    """See the module docstring.
+
+    Args:
+        find_topic: the topic of an id, as the image has it now.
+    """
+
+    __slots__ = (
+        "_config",
+        "_disk",
+        "_find_topic",
+        "_indexes",
+        "_jobs",
+        "_new",
+        "_of_topic",
+        "_queue",
+        "_taker",
+        "_watchers",
+        "directory",
+        "under_way",
+    )
+
+    directory: DataDirectory
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        disk: Disk,
+        jobs: Jobs,
+        taker: Taker,
+        find_topic: Callable[[bytes], TopicImage | None],
+    ) -> None:
+        self._config = config
+        self._disk = disk
+        self._jobs = jobs
+        self._taker = taker
+        self._find_topic = find_topic
+        self._indexes = IndexCache()  # One bound for all logs.
+        self.under_way: dict[Key, Opening] = {}
+        """Partitions that are opened now, or will be."""
+        self._of_topic: Counter[bytes] = Counter()  # How many of them, by topic.
+        self._queue: deque[Key] = deque()  # Those that a job will open.
+        self._new: deque[Key] = deque()
+        self._watchers: dict[bytes, list[Then]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """True when the next tick has logs to make."""
+        return bool(self._new)
+
+    def add(self, key: Key, opening: Opening) -> None:
+        """Open this partition soon."""
+        assert key not in self.under_way
+        self.under_way[key] = opening
+        self._of_topic[key[0]] += 1
+        (self._new if opening.new else self._queue).append(key)
+
+    def start_jobs(self, now: Now) -> None:
+        """Have the next logs opened, as many as may be under way at once."""
+        while self._queue and self._in_flight < _JOBS_IN_FLIGHT_MAX:
+            self._begin(self._queue.popleft(), self._start_job, now)
+
+    def tick(self, now: Now) -> None:
+        """Make the next logs of new partitions."""
+        for _ in range(min(_NEW_PER_TICK, len(self._new))):
+            self._begin(self._new.popleft(), self._make_new, now)
+
+    def _begin(self, key: Key, begin: Callable[[Key, TopicImage, Now], None], now: Now) -> None:
+        """One partition's turn; whatever it meets, the others have theirs."""
+        try:
+            topic = self._find_topic(key[0])
+            if topic is None:
+                self._taker.take_unopened(key, self.under_way[key])
+                self._ended(key, now)
+            else:
+                begin(key, topic, now)
+        except Exception as error:
+            opening = self.under_way.get(key)
+            if opening is not None:
+                self._taker.take_failure(key, opening, error, now)
+                self._ended(key, now)
+
+    def _start_job(self, key: Key, topic: TopicImage, now: Now) -> None:
+        job = OpenJob(
+            self._disk,
+            self._path(key),
+            log_config(topic.config),
+            now,
+            clean=self.under_way[key].clean,
+            epoch_newest=topic.partitions[key[1]].leader_epoch,
+            indexes=self._indexes,
+            producers_max=self._config.producers_per_partition_max,
+            producer_expiry_us=self._config.producer_expiry_ms * 1000,
+        )
+        self._jobs.start(job, partial(self._opened, key, topic))
+
+    def _make_new(self, key: Key, topic: TopicImage, now: Now) -> None:
+        opened = new_log(
+            self._disk,
+            self._path(key),
+            log_config(topic.config),
+            now,
+            indexes=self._indexes,
+            producers_max=self._config.producers_per_partition_max,
+            producer_expiry_us=self._config.producer_expiry_ms * 1000,
+        )
+        self._opened(key, topic, opened, None, now)
+
+    def stop(self, now: Now) -> None:
+        """Open no more partitions: the next start does."""
+        left = [*self._queue, *self._new]
+        self._queue.clear()
+        self._new.clear()
+        for key in left:
+            self._ended(key, now)
+
+    def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
+        """To be yielded by a handler that waits until all of a topic's partitions are open, or
+        known not to be."""
+
+        def start(then: Then) -> None:
+            if self._of_topic[topic_id]:
+                self._watchers.setdefault(topic_id, []).append(then)
+            else:
+                then(None, None, now)
+
+        return start
+
+    def names_of_others(self, topic_ids: Collection[bytes]) -> set[str]:
+        """Names of the partitions under way whose topic is none of these."""
+        return {
+            str(opening.name) for key, opening in self.under_way.items() if key[0] not in topic_ids
+        }
+
+    def deleted_of(self, topic_name: str) -> bytes | None:
+        """Id of a deleted topic of this name, a partition of which is under way."""
+        for key, opening in self.under_way.items():
+            if opening.name.topic == topic_name and self._find_topic(key[0]) is None:
+                return key[0]
+        return None
+
+    @property
+    def _in_flight(self) -> int:
+        return len(self.under_way) - len(self._queue) - len(self._new)
+
+    def _path(self, key: Key) -> str:
+        return self.directory.partition_path(str(self.under_way[key].name))
+
+    def _opened(
+        self, key: Key, topic: TopicImage, result: object, error: BaseException | None, now: Now
+    ) -> None:
+        opening = self.under_way.get(key)
+        if opening is None:
+            return  # Called again after a failure of ours: it was counted before.
+        if error is not None:
+            self._taker.take_failure(key, opening, error, now)
+        else:
+            assert isinstance(result, Opened)
+            self._taker.take_open(key, opening.name, topic, result)
+        self._ended(key, now)
+        self.start_jobs(now)
+
+    def _ended(self, key: Key, now: Now) -> None:
+        del self.under_way[key]
+        self._of_topic[key[0]] -= 1
+        if not self._of_topic[key[0]]:
+            del self._of_topic[key[0]]
+            for then in self._watchers.pop(key[0], ()):
+                then(None, None, now)
