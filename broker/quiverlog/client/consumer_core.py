@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
 
 from quiverlog.errors import (
     CorruptBatch,
@@ -39,6 +38,7 @@ from .answers import about, named
 from .commands import Call, Finish, FinishAny, Operation, PendingReply, Reply, Sleep, Start
 from .consumer_options import ConsumerOptions
 from .consumer_positions import Position, PositionFinder
+from .consumer_requests import Pause, Request
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
 from .results import Address, ConsumerBatch, FetchedPartition, TopicInfo
 from .routing import Cluster, backoff_s, empty_pause_s, partition_info
@@ -51,25 +51,6 @@ ROUND_S = 1.0
 """How long one wait lasts at most: a consumer that was closed meanwhile sees it then."""
 
 logger = logging.getLogger("quiverlog")
-
-
-@dataclass(slots=True)
-class Request:
-    """A fetch under way."""
-
-    pending: PendingReply
-    address: Address
-    offsets: dict[int, int]
-    """Partition -> the offset that was asked for; a seek makes the answer stale."""
-    sent_s: float
-
-
-@dataclass(slots=True)
-class Pause:
-    """A leader whose last answers came early and without rows."""
-
-    streak: int = 0
-    until_s: float = 0.0
 
 
 class ConsumerCore:
@@ -162,9 +143,7 @@ class ConsumerCore:
             try:
                 yield from self._look_for_new_partitions()
                 yield from self._start_fetches()
-                pending = yield FinishAny(
-                    [r.pending for r in self.requests], self._wait_s(deadline_s)
-                )
+                pending = yield from self._wait(deadline_s)
                 if pending is not None:
                     yield from self._receive(pending)
                     yield from self._start_fetches()  # under way while these rows are used
@@ -199,6 +178,16 @@ class ConsumerCore:
             if batch is not None:
                 return batch
         return None
+
+    def _wait(self, deadline_s: float) -> Operation[PendingReply | None]:
+        """The first request that is answered; None when it is time to look around."""
+        began_s = self.clock()
+        pending: PendingReply | None = yield FinishAny(
+            [r.pending for r in self.requests], self._wait_s(deadline_s)
+        )
+        for request in self.requests:
+            request.waited_s += self.clock() - began_s
+        return pending
 
     def _wait_s(self, deadline_s: float) -> float:
         now_s = self.clock()
@@ -269,6 +258,8 @@ class ConsumerCore:
             reply: Reply = yield Finish(pending)
             parts = split_fetch(reply)
         except QuiverlogError as error:
+            if self._failing_since_s is None:  # The wait counts, though it took several rounds.
+                self._failing_since_s = self.clock() - request.waited_s
             named(error, self.topic, *request.offsets)
             raise
         failure: QuiverlogError | None = None
