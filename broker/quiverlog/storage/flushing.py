@@ -37,6 +37,7 @@ class Unflushed:
         snapshots: offsets of the producer snapshots on the disk, newest first.
         outstanding: the flush under way.
         segments: those with unflushed bytes, oldest first.
+        label_saved: the file that says whose rows these are is on the disk.
         names_changed: files were made whose names may not be durable.
         indexes: of finished segments, not written yet.
     """
@@ -52,6 +53,7 @@ class Unflushed:
         "covered",
         "fsyncs",
         "indexes",
+        "label_saved",
         "names_changed",
         "outstanding",
         "point",
@@ -71,6 +73,7 @@ class Unflushed:
         self.covered = -1
         self.fsyncs = Fsyncs()
         self.indexes: list[IndexFile] = []
+        self.label_saved = False
         self.names_changed = False
         self.outstanding: FlushJob | None = None
         self.point = RecoveryPoint()
@@ -154,7 +157,7 @@ class Unflushed:
             snapshots=tuple(self.snapshots_unsaved),
             snapshots_doomed=tuple(kept[SNAPSHOTS_KEPT:]),
             mark=self._next_mark(end_offset, last),
-            first=self.point.base_offset < 0,
+            label=background and not self.label_saved,
         )
         epochs.dirty = epochs.dirty and job.epochs is None
         self.segments = []
@@ -192,6 +195,7 @@ class Unflushed:
         """The job has run."""
         assert job is self.outstanding
         self.outstanding = None
+        self.label_saved = self.label_saved or job.label
         if job.epochs is not None:
             epochs.dirty = epochs.dirty or not result.epochs_saved
         if result.point is not None:

@@ -102,8 +102,9 @@ class FlushJob:
     """Everything below `end_offset` to the disk; then the notes that shorten the next start.
 
     `names_changed`: files were made since the last flush, so the directory needs an fsync.
-    `first`: nothing of this log was ever flushed. Then the file that says whose rows these are is
-    flushed with them; making thousands of directories costs no fsync for each.
+    `label`: flush the file that says whose rows these are, too. It goes with the first flush that
+    nobody waits for, so that neither thousands of new directories nor a first acknowledgement cost
+    an fsync more.
     `mark`: written when the rows are on the disk, and durable with the next flush: that costs no
     fsync, and a start after a crash knows all flushes but the last one (adr/0017).
 
@@ -125,11 +126,11 @@ class FlushJob:
     snapshots: tuple[SnapshotFile, ...] = ()
     snapshots_doomed: tuple[int, ...] = ()
     mark: MarkWrite | None = None
-    first: bool = False
+    label: bool = False
 
     def run(self) -> FlushResult:
         """Raises OSError or StorageFault; `Log.fail_flush` judges whether that is a fault."""
-        if self.first:
+        if self.label:
             sync_partition_file(self.disk, self.key)
         for segment in self.segments:
             self.fsyncs.rows(segment)

@@ -134,7 +134,7 @@ def write_partition_file(disk: Disk, directory: str, name: str, topic_id: bytes)
 
 
 def sync_partition_file(disk: Disk, directory: str) -> None:
-    """Bring what says whose rows these are to the disk, with the first of them.
+    """Bring what says whose rows these are to the disk.
 
     Without it they are nobody's once their topic is deleted, and stay for ever. Its failure is none
     of the rows'.
