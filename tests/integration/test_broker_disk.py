@@ -206,6 +206,8 @@ def test_a_broker_does_not_start_on_a_part_of_its_metadata(tmp_path: Path, damag
 def test_rows_that_the_metadata_log_never_heard_of_are_set_aside(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         log = tmp_path / "data" / "metadata" / "metadata.log"
+        with RawClient(broker.address) as client:
+            client.create_topic("known")
         broker.kill()
         old = log.read_bytes()
         broker.start()

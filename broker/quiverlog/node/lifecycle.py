@@ -8,18 +8,25 @@ broker, by jobs. RUNNING begins when each is open or known not to be.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
 
 from quiverlog.core.controller import topics as decide
+from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import BrokerRecord, Record, decode_entry
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
 from quiverlog.node.effects import StartComplete
 from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.storage.metadata_log import MetadataLog, restore_error
+from quiverlog.storage.partition_files import printable
 from quiverlog.types import Now, TopicPartition
 
 __all__ = ["disk_space", "run_if_started", "start"]
+
+_NAMES_SHOWN: Final = 3
 
 
 def start(broker: Broker, now: Now) -> None:
@@ -85,13 +92,37 @@ def _load_metadata(broker: Broker, directory: DataDirectory) -> None:
         directory.metadata_path,
         create=not directory.partitions(),
         bytes_min=directory.metadata_bytes,
+        before_cut=partial(_why_not_torn, broker, directory),
     )
     broker.metadata.load(log, [decode_entry(entry) for entry in log.records()])
-
-
-def _remove_leftovers(broker: Broker) -> None:
-    """Clear away what no topic owns; what nobody ever deleted is set aside, not removed."""
     image = broker.metadata.image
+    if not image.topics and not image.removed_topic_ids:
+        unknown = directory.unknown_rows({}, ())
+        if unknown:
+            path = f"{directory.metadata_path}/metadata.log"
+            raise restore_error(path, f"knows no topic, yet there are rows in {_shown(unknown)}")
+
+
+def _why_not_torn(broker: Broker, directory: DataDirectory, entries: Sequence[bytes]) -> str:
+    """Why the frame behind these entries was durable once; empty when nothing tells.
+
+    A partition gets its first row when the frame with its topic is on the disk.
+    """
+    image = Image({})
+    for entry in entries:
+        image.replay_entry(decode_entry(entry))
+    unknown = directory.unknown_rows(*_owners(broker, image))
+    return f"yet no frame knows the topics of the rows in {_shown(unknown)}" if unknown else ""
+
+
+def _shown(names: Sequence[str]) -> str:
+    shown = ", ".join(printable(name) for name in names[:_NAMES_SHOWN])
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f"{shown}{more} (to give them up, rename each directory to <name>.orphan)"
+
+
+def _owners(broker: Broker, image: Image) -> tuple[dict[str, bytes], set[bytes]]:
+    """Topic ids of the partitions that are here, by name; those of topics that are not."""
     owners = {
         str(TopicPartition(topic.name, partition.partition)): topic.topic_id
         for topic in image.topics.values()
@@ -104,7 +135,13 @@ def _remove_leftovers(broker: Broker) -> None:
         for topic in image.topics.values()
         if any(broker.config.node_id not in one.replicas for one in topic.partitions)
     }
-    deleted, written = {*image.removed_topic_ids, *elsewhere}, broker.directory.written
+    return owners, {*image.removed_topic_ids, *elsewhere}
+
+
+def _remove_leftovers(broker: Broker) -> None:
+    """Clear away what no topic owns; what nobody ever deleted is set aside, not removed."""
+    owners, deleted = _owners(broker, broker.metadata.image)
+    written = broker.directory.written
     removed, aside = broker.directory.remove_leftovers(owners, deleted, written=written)
     if removed:
         broker.outbox.log("info", "leftovers removed", count=len(removed))

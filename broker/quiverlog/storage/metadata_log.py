@@ -31,7 +31,7 @@ from quiverlog.storage.disk import Disk, is_special_file
 from quiverlog.storage.metadata_frames import FILE_HEADER, FILE_HEADER_BYTES, Frames, parse
 from quiverlog.storage.metadata_jobs import AppendJob, CompactJob, Tail
 
-__all__ = ["AppendJob", "CompactJob", "MetadataLog"]
+__all__ = ["AppendJob", "CompactJob", "MetadataLog", "restore_error"]
 
 _COMPACT_ENTRIES_MIN: Final = 1_000
 _COMPACT_BYTES_MIN: Final = 256 * 1024
@@ -61,7 +61,13 @@ class MetadataLog:
 
     @classmethod
     def open(
-        cls, disk: Disk, directory: str, *, create: bool = True, bytes_min: int = 0
+        cls,
+        disk: Disk,
+        directory: str,
+        *,
+        create: bool = True,
+        bytes_min: int = 0,
+        before_cut: Callable[[Sequence[bytes]], str] = lambda _entries: "",
     ) -> MetadataLog:
         """Open or create the log in `directory`.
 
@@ -70,6 +76,8 @@ class MetadataLog:
                 of them would look like leftovers of topics that were deleted. (A broker registers
                 itself before it makes the first partition.)
             bytes_min: what the file is known to have held when it was last closed in order.
+            before_cut: asked, with the entries before it, when the last frame seems to be an append
+                that never finished; says why it cannot be, or nothing.
 
         Raises:
             CorruptLog: an entry is damaged, or the file is missing or cut; nothing is changed.
@@ -79,29 +87,37 @@ class MetadataLog:
         """
         path = f"{directory}/metadata.log"
         try:
-            return cls._open(disk, directory, path, create=create, bytes_min=bytes_min)
+            return cls._open(disk, directory, path, create, bytes_min, before_cut)
         except OSError as error:
             if is_special_file(error):
-                raise _restore(path, "is not a regular file") from error
+                raise restore_error(path, "is not a regular file") from error
             raise StorageFault(f"{path} cannot be opened: {error.strerror}.", file=path) from error
 
     @classmethod
     def _open(
-        cls, disk: Disk, directory: str, path: str, *, create: bool, bytes_min: int
+        cls,
+        disk: Disk,
+        directory: str,
+        path: str,
+        create: bool,
+        bytes_min: int,
+        before_cut: Callable[[Sequence[bytes]], str],
     ) -> MetadataLog:
         disk.make_dir(directory)
         new = False
         if not disk.exists(path):
             if not create or bytes_min:
-                raise _restore(path, "is missing, yet there are partitions")
+                raise restore_error(path, "is missing, yet there are partitions")
             disk.write_file_atomic(path, FILE_HEADER)
             new = True
         data = disk.read_file(path)
         if len(data) < bytes_min:
-            raise _restore(path, f"has {len(data)} bytes and had {bytes_min} at the last stop")
+            raise restore_error(path, f"has {len(data)} bytes and had {bytes_min} at the last stop")
         frames = parse(path, data)
         if not frames.entries and not create:
-            raise _restore(path, "holds no entry, yet there are partitions")
+            raise restore_error(path, "holds no entry, yet there are partitions")
+        if frames.end < len(data) and (why := before_cut(frames.entries)):
+            raise restore_error(path, f"ends inside of its last frame, {why}")
         file = disk.open(path, create=False)
         tail = Tail(disk, path, file)
         if not new:
@@ -257,7 +273,8 @@ def _flush_last(tail: Tail, data: bytes, frames: Frames) -> None:
     file.sync()
 
 
-def _restore(path: str, what: str) -> CorruptLog:
+def restore_error(path: str, what: str) -> CorruptLog:
+    """The file is not what it was when the broker stopped."""
     return CorruptLog(
         f"{path} {what}: restore the file from a backup; nothing was changed.", file=path
     )

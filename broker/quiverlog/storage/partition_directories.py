@@ -19,8 +19,10 @@ from quiverlog.storage.partition_files import (
     ORPHAN,
     PARTITION_FILE,
     doomed_name,
+    is_damaged_id,
     is_doomed_name,
     is_partition_name,
+    names_itself,
     orphan_name,
     printable,
     read_topic_id,
@@ -209,7 +211,12 @@ class PartitionDirectories:
             gone.append(shown)
         elif not name.endswith(ORPHAN):
             owner = read_topic_id(self._disk, path)
-            if name in owners and owner in (owners[name], b"", None):
+            if owner not in removed and self._has_damaged_label(name, owner, owners.get(name)):
+                self.notes.append(
+                    f"data/{shown}: the topic id in its {PARTITION_FILE} was damaged: written anew"
+                )
+                self._label(name, owners[name])
+            elif name in owners and owner in (owners[name], b"", None):
                 if owner is None:
                     self._note(name, f"its {PARTITION_FILE} could not be read")
                 if name in written and not self._disk.list(path):
@@ -226,6 +233,32 @@ class PartitionDirectories:
                 aside.append(shown)
             else:
                 self._note(name, "not a partition")
+
+    def unknown_rows(self, owners: Mapping[str, bytes], removed: Collection[bytes]) -> list[str]:
+        """Names of the directories with rows that `remove_leftovers` would set aside."""
+        found: list[str] = []
+        for name in self.partitions():
+            path = self.partition_path(name)
+            with contextlib.suppress(QuiverlogError), typed_errors(path):
+                owner = read_topic_id(self._disk, path)
+                own = owners.get(name)
+                owned = own is not None and owner in (own, b"", None)
+                owned = owned or self._has_damaged_label(name, owner, own)
+                if not owned and owner not in removed and self._holds_rows(name):
+                    found.append(name)
+        return found
+
+    def _has_damaged_label(self, name: str, owner: bytes | None, own: bytes | None) -> bool:
+        """True where a few bits make of a partition's topic id one that no topic has.
+
+        Ids are random: two that differ so little are one and the same, damaged. The directory's
+        name, and the name in the file, still say whose the rows are.
+        """
+        return (
+            bool(owner and own)
+            and is_damaged_id(owner or b"", own or b"")
+            and names_itself(self._disk, self.partition_path(name), name)
+        )
 
     def _note(self, name: str, why: str) -> None:
         self.notes.append(f"data/{printable(name)} was left alone: {why}")
