@@ -1,13 +1,17 @@
-"""Encoding a batch as tests name its producer: one tuple instead of three arguments."""
+"""Batches as tests encode and check them: in one call each."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import pyarrow as pa
 
 from quiverlog.batch.codec import encode_batch
+from quiverlog.batch.header import BatchHeader
+from quiverlog.batch.validate import check_batch, check_rows
 from quiverlog.types import Compression
 
-__all__ = ["NO_PRODUCER", "encode_data"]
+__all__ = ["NO_PRODUCER", "encode_data", "validate_batch"]
 
 NO_PRODUCER = (-1, -1, -1)
 
@@ -31,3 +35,19 @@ def encode_data(
         producer_epoch=epoch,
         base_sequence=sequence,
     )
+
+
+def validate_batch(
+    view: memoryview,
+    *,
+    schemas: Mapping[int, pa.Schema],
+    bytes_max: int,
+    full: bool,
+    now_wall_us: int,
+) -> BatchHeader:
+    """Both steps of the broker's check at once, as for a small batch."""
+    batch = check_batch(
+        view, schemas=schemas, bytes_max=bytes_max, full=full, now_wall_us=now_wall_us
+    )
+    check_rows(batch, full=full)
+    return batch.header

@@ -5,12 +5,15 @@ Owns the pairs of begin and complete, so that a test of the log can say what it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quiverlog.errors import QuiverlogError
 from quiverlog.storage.jobs import TrimJob
 from quiverlog.storage.log import Log
+from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.types import Now
 
-__all__ = ["flush", "retain", "trim", "truncate"]
+__all__ = ["compact", "flush", "retain", "trim", "truncate"]
 
 
 def flush(log: Log, *, background: bool = False) -> int:
@@ -22,6 +25,17 @@ def flush(log: Log, *, background: bool = False) -> int:
         log.fail_flush(job, error)
         raise
     return log.complete_flush(job, result)
+
+
+def compact(log: MetadataLog, entries: Sequence[bytes]) -> None:
+    """Compact the metadata log to `entries`. A failure is told to the log and raised."""
+    job = log.begin_compact(lambda: entries)
+    try:
+        size = job.run()
+    except QuiverlogError as error:
+        log.fail_compact(job, error)
+        raise
+    log.complete_compact(job, size)
 
 
 def trim(log: Log, offset: int) -> int:

@@ -235,7 +235,7 @@ class ScriptedBroker(Door):
                     result = effect.job.run()
                 except Exception as failure:
                     error = failure
-                waiting.extend(self.node.handle(JobDone(effect.job, result, error), _now()))
+                waiting.extend(self.node.handle_many((JobDone(effect.job, result, error),), _now()))
             elif isinstance(effect, CloseConnection):
                 connection = self._by_id.get(effect.connection_id)
                 if connection is not None:

@@ -14,10 +14,10 @@ from quiverlog.batch import rows
 from quiverlog.batch.codec import encode_batch, write_crc
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.structure import check_structure, plan_of, surely_readable
-from quiverlog.batch.validate import validate_batch
 from quiverlog.errors import CorruptBatch, QuiverlogError
 from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.types import Compression
+from tests.support.batches import validate_batch
 
 NOW = 1_700_000_000_000_000
 COUNT = 9

@@ -12,7 +12,7 @@ from quiverlog.batch.codec import decode_batch, decoded_bytes, encode_batch, wri
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.ipc_metadata import read_ipc_metadata
 from quiverlog.batch.schema import SchemaHistory, normalize_schema
-from quiverlog.batch.validate import ROWS_COST_INLINE_MAX, check_batch, validate_batch
+from quiverlog.batch.validate import ROWS_COST_INLINE_MAX, check_batch
 from quiverlog.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -22,6 +22,7 @@ from quiverlog.errors import (
 )
 from quiverlog.limits import BATCH_DECODED_BYTES_MAX, TIMESTAMP_AHEAD_MS_MAX
 from quiverlog.types import Compression
+from tests.support.batches import validate_batch
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), ("text", pa.string()), ("d", pa.decimal128(3, 0))]

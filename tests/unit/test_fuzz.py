@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from quiverlog.batch.codec import decode_batch, encode_batch, split_batches, write_crc
 from quiverlog.batch.schema import SchemaHistory, deserialize_schema, serialize_schema
-from quiverlog.batch.validate import validate_batch
 from quiverlog.errors import CorruptFrame, InvalidSchema, QuiverlogError
 from quiverlog.types import Compression
 from quiverlog.wire import frames
 from tests.golden import regenerate
 from tests.golden.samples import CREATED_US
+from tests.support.batches import validate_batch
 from tests.unit.test_batch_codec import EVERY_TYPE, ROWS
 
 CORPUS = sorted((Path(__file__).parents[1] / "corpus").glob("*.bin"))

@@ -9,7 +9,6 @@ import pytest
 from quiverlog.batch.codec import decode_batch, split_batches
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.schema import SchemaHistory, deserialize_schema
-from quiverlog.batch.validate import validate_batch
 from quiverlog.types import Compression
 from quiverlog.wire import frames
 from quiverlog.wire.registry import APIS
@@ -22,6 +21,7 @@ from tests.golden.samples import (
     frame_samples,
     sample,
 )
+from tests.support.batches import validate_batch
 
 FRAMES = regenerate.load("frames.txt")
 FIRST_FRAMES = regenerate.load("frames-first.txt")

@@ -8,7 +8,7 @@ from typing import Any
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.node.directory_jobs import CreateDirectoriesJob, Opened, OpenJob, new_log
+from quiverlog.node.directory_jobs import CreateDirectoriesJob, OpenedReplica, OpenJob, new_log
 from quiverlog.node.events import Tick
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.log import LogConfig
@@ -43,7 +43,7 @@ def test_a_new_log_is_what_opening_finds_in_an_empty_directory(tmp_path: Path) -
     new = new_log(disk, str(tmp_path), LogConfig(), NOW, **options)
     job = OpenJob(disk, str(tmp_path), LogConfig(), NOW, clean=True, epoch_newest=0, **options)
     found = job.run()
-    assert isinstance(new, Opened)
+    assert isinstance(new, OpenedReplica)
     producers = state(new.producers), state(found.producers)
     assert isinstance(new.producers, ProducerStates)
     assert producers[0] == producers[1]

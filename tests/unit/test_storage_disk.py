@@ -19,7 +19,7 @@ from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.storage.posix import PosixDisk, PosixFile
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
-from tests.support.logs import flush, trim
+from tests.support.logs import compact, flush, trim
 
 NOW = Now(0, 1_000_000_000_000_000)
 ROOM_BYTES = 1024 * 1024
@@ -121,7 +121,7 @@ def test_a_full_disk_leaves_the_metadata_log_as_it_was(small: Path) -> None:
     with pytest.raises(DiskFull):
         append_until_full()
     with pytest.raises(DiskFull):
-        log.compact([b"y" * ROOM_BYTES])
+        compact(log, [b"y" * ROOM_BYTES])
     log.append([b"small"])
     log.close()
     assert sorted(os.listdir(small)) == ["metadata.log"], "no half-written copy takes the room"

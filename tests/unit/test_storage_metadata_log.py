@@ -26,6 +26,7 @@ from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.storage.posix import PosixDisk
 from tests.sim.disk import SimDisk
 from tests.support.failing_os import failing_calls
+from tests.support.logs import compact
 
 NUMBERS = [errno.EIO, errno.ENOSPC, errno.EMFILE]
 
@@ -187,7 +188,7 @@ def test_a_failed_flush_of_the_directory_after_a_compaction(tmp_path: Path) -> N
     log.append([b"one"])
     disk.refusals, disk.number = 1, errno.EIO
     with pytest.raises(QuiverlogError):
-        log.compact([b"snapshot"])
+        compact(log, [b"snapshot"])
     promised = [b"snapshot"]
     try:
         log.append([b"two"])
@@ -204,7 +205,7 @@ def test_a_directory_that_could_not_be_opened_is_flushed_before_the_next_entry(
     log = MetadataLog.open(disk, str(tmp_path))
     log.append([b"one"])
     disk.refusals, disk.synced = 2, False
-    log.compact([b"snapshot"])
+    compact(log, [b"snapshot"])
     with pytest.raises(ThrottledBroker):
         log.append([b"two"])
     assert not log.fault

@@ -35,7 +35,7 @@ from .header import (
 from .ipc_metadata import IpcMetadata
 from .structure import check_structure
 
-__all__ = ["ROWS_COST_INLINE_MAX", "CheckedBatch", "check_batch", "check_rows", "validate_batch"]
+__all__ = ["ROWS_COST_INLINE_MAX", "CheckedBatch", "check_batch", "check_rows"]
 
 ROWS_COST_INLINE_MAX: Final = 256 * KIB
 """Rows that cost more than this to check should be checked off the loop: a quarter of a millisecond
@@ -114,26 +114,6 @@ def check_rows(batch: CheckedBatch, *, full: bool) -> None:
         CorruptBatch: no reader could read them.
     """
     rows.check_rows(batch.message, batch.metadata, batch.schema, full=full)
-
-
-def validate_batch(
-    view: memoryview,
-    *,
-    schemas: Mapping[int, pa.Schema],
-    bytes_max: int,
-    full: bool,
-    now_wall_us: int,
-) -> BatchHeader:
-    """`check_batch` and `check_rows` at once.
-
-    Raises:
-        CorruptBatch, BatchTooLarge, UnknownSchema, InvalidTimestamp
-    """
-    batch = check_batch(
-        view, schemas=schemas, bytes_max=bytes_max, full=full, now_wall_us=now_wall_us
-    )
-    check_rows(batch, full=full)
-    return batch.header
 
 
 def _check_header(header: BatchHeader, size: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,14 +26,11 @@ from quiverlog.cli.failures import ExitCode
 from quiverlog.cli.options import debug_option, format_option
 from quiverlog.cli.output import human_bytes, human_count, print_json, print_table
 from quiverlog.storage.scan import Damage, Found, Torn, batch_at, scan
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, SEGMENT_MAGIC
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, peek_base_offset
 from quiverlog.types import Compression
 
 __all__ = ["DumpedBatch", "dump_log", "walk"]
 
-# As storage/segment.py draws the first 64 bytes of a segment.
-_BASE_OFFSET = struct.Struct("<q")
-_BASE_OFFSET_AT = 16
 _CODECS = {codec.value: codec.label for codec in Compression}
 
 
@@ -65,10 +61,10 @@ def walk(buffer: memoryview) -> Iterator[DumpedBatch | str]:
 
     A batch that is whole but whose checksum is wrong is among the batches.
     """
-    if len(buffer) < SEGMENT_HEADER_BYTES or bytes(buffer[:8]) != SEGMENT_MAGIC:
+    base_offset = peek_base_offset(buffer)
+    if base_offset is None:
         yield "this is not a segment file"
         return
-    base_offset = _BASE_OFFSET.unpack_from(buffer, _BASE_OFFSET_AT)[0]
     for found in scan(buffer, SEGMENT_HEADER_BYTES, base_offset, verify=True):
         match found:
             case Found(position, header):

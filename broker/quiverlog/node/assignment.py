@@ -23,7 +23,7 @@ from typing import Final
 from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
 from quiverlog.errors import NotLeader, QuiverlogError, ThrottledBroker, UnknownTopicId
 from quiverlog.node.config import NodeConfig
-from quiverlog.node.directory_jobs import Opened
+from quiverlog.node.directory_jobs import OpenedReplica
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.metrics import NodeMetrics
@@ -203,7 +203,9 @@ class Assignment:
             self._flushes.want(replica)
 
     # --- opening -------------------------------------------------------------------------------
-    def take_open(self, key: Key, name: TopicPartition, topic: TopicImage, opened: Opened) -> None:
+    def take_open(
+        self, key: Key, name: TopicPartition, topic: TopicImage, opened: OpenedReplica
+    ) -> None:
         """See `Taker`."""
         topic_image = self.image.topics_by_id.get(key[0])
         counters = self._metrics.topic(name.topic)

@@ -24,7 +24,7 @@ __all__ = [
     "CreateDirectoriesJob",
     "MadeDirectories",
     "OpenJob",
-    "Opened",
+    "OpenedReplica",
     "RemoveDirectoriesJob",
     "new_log",
 ]
@@ -86,7 +86,7 @@ def _creation_error(error: OSError | QuiverlogError) -> QuiverlogError:
     return fault
 
 
-class Opened(NamedTuple):
+class OpenedReplica(NamedTuple):
     """A log that may be served from now on."""
 
     log: Log
@@ -102,12 +102,12 @@ def new_log(
     indexes: IndexCache,
     producers_max: int,
     producer_expiry_us: int,
-) -> Opened:
+) -> OpenedReplica:
     """The log of a directory that was just made: what `OpenJob` finds there, without a look."""
     producers = ProducerStates(
         now.wall_us, producers_max=producers_max, expiry_us=producer_expiry_us
     )
-    return Opened(
+    return OpenedReplica(
         Log.new(disk, path, config=config, producers=producers, indexes=indexes), producers
     )
 
@@ -152,7 +152,7 @@ class OpenJob:
         self._producers_max = producers_max
         self._expiry_us = producer_expiry_us
 
-    def run(self) -> Opened:
+    def run(self) -> OpenedReplica:
         """Raises OSError, CorruptLog, UnsupportedFormat, DiskFull or StorageFault."""
         if not self._disk.exists(self.key):
             raise FileNotFoundError(2, "the partition's directory is missing", self.key)
@@ -182,7 +182,7 @@ class OpenJob:
             # The first append must not wait for the newest segment's index.
             log.complete_load(load, load.run())
         log.load_newest_time()
-        return Opened(log, producers)
+        return OpenedReplica(log, producers)
 
 
 class RemoveDirectoriesJob:

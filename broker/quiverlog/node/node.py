@@ -129,14 +129,10 @@ class Node:
         lifecycle.start(self.broker, now)
         return self._effects(now)
 
-    def handle(self, event: Event, now: Now) -> list[Effect]:
-        """One event; see `handle_many`."""
-        return self.handle_many((event,), now)
-
     def handle_many(self, events: Iterable[Event], now: Now) -> list[Effect]:
         """Events that came together (say, the requests of one read from a socket), in order.
 
-        Better than one `handle` each: produces to one log share a write, and all share a flush.
+        Better than one call each: produces to one log share a write, and all share a flush.
         Every body must stay valid until this returns.
         """
         is_tick = False

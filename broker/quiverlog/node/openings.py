@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from quiverlog.core.controller.image import TopicImage
 from quiverlog.node.config import NodeConfig
-from quiverlog.node.directory_jobs import Opened, OpenJob, new_log
+from quiverlog.node.directory_jobs import OpenedReplica, OpenJob, new_log
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.offline import Opening
 from quiverlog.node.replica import log_config
@@ -39,7 +39,9 @@ _NEW_PER_TICK: Final = 16
 class Taker(Protocol):
     """Who takes what became of an opening."""
 
-    def take_open(self, key: Key, name: TopicPartition, topic: TopicImage, opened: Opened) -> None:
+    def take_open(
+        self, key: Key, name: TopicPartition, topic: TopicImage, opened: OpenedReplica
+    ) -> None:
         """The log is open; the topic is as it was when its opening began."""
 
     def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
@@ -206,7 +208,7 @@ class Openings:
         if error is not None:
             self._taker.take_failure(key, opening, error, now)
         else:
-            assert isinstance(result, Opened)
+            assert isinstance(result, OpenedReplica)
             self._taker.take_open(key, opening.name, topic, result)
         self._ended(key, now)
         self.start_jobs(now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-from quiverlog.errors import DiskFull, NotLeader, StorageFault, UnknownTopicId
+from quiverlog.errors import DiskFull, NotLeader, UnknownTopicId
 from quiverlog.node.admission import Admission
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.jobs import Jobs, Starter, Then, Urgency
@@ -136,10 +136,3 @@ class Trims:
                 self._outbox.log(
                     "warning", "files not removed", partition=str(replica.name), why=str(error)
                 )
-
-
-def as_fault(replica: Replica, error: BaseException) -> BaseException:
-    """The error table's name for what the disk did."""
-    if isinstance(error, OSError):
-        return StorageFault(f"{replica.name}: {error.strerror or error}.")
-    return error

@@ -230,16 +230,6 @@ class MetadataLog:
         self._fault = self._fault or self._tail.fault
         return bool(self._fault)
 
-    def compact(self, entries: Sequence[bytes]) -> None:
-        """`begin_compact`, run and completed at once. Raises what the job raises."""
-        job = self.begin_compact(lambda: entries)
-        try:
-            size = job.run()
-        except QuiverlogError as error:
-            self.fail_compact(job, error)
-            raise
-        self.complete_compact(job, size)
-
     def close(self) -> None:
         """Everything is durable already."""
         self._tail.file.close()

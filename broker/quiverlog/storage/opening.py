@@ -30,11 +30,11 @@ from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark
 from quiverlog.storage.stray_segments import set_aside_strays
 from quiverlog.types import Now
 
-__all__ = ["Opened", "given_up_files", "open_files"]
+__all__ = ["OpenedFiles", "given_up_files", "open_files"]
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenedFiles:
     """The files of a log as found. `writable`: the last segment takes more appends.
 
     `given_up`: files below the log start, which go once nothing needs to be read from them.
@@ -60,7 +60,7 @@ def open_files(
     clean: bool,
     now: Now,
     epoch_newest: int,
-) -> Opened:
+) -> OpenedFiles:
     """See the module docstring; arguments and errors as `Log.open`. Fills `epochs`."""
     aside = set_aside(disk, directory)
     truncation.finish(disk, directory)
@@ -89,9 +89,9 @@ class _Opening:
         self._names = disk.list(directory)
         segments = truncation.find_segments(disk, directory, self._names)
         self.strays = set_aside_strays(disk, directory, segments, self._names)
-        self._found = Opened(segments)
+        self._found = OpenedFiles(segments)
 
-    def run(self, *, clean: bool) -> Opened:
+    def run(self, *, clean: bool) -> OpenedFiles:
         found = self._found
         found.snapshots = checkpoint.snapshot_offsets(self._names)
         found.point = checkpoint.load_recovery_point(self._disk, self._directory)

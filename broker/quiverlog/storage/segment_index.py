@@ -30,6 +30,7 @@ __all__ = [
     "SegmentHeader",
     "index_path",
     "pack_segment_header",
+    "peek_base_offset",
     "read_header",
 ]
 
@@ -76,6 +77,14 @@ def pack_segment_header(base_offset: int, created_us: int, mark: FlushedMark = N
     assert mark.offset <= base_offset or mark.position > 0
     body = _BODY.pack(base_offset, created_us, *mark)
     return _HEAD.pack(SEGMENT_MAGIC, _VERSION, 0, crc32c(body)) + body
+
+
+def peek_base_offset(head: memoryview) -> int | None:
+    """What a segment's header says of its base offset, unchecked; None where it is no segment's."""
+    if len(head) < SEGMENT_HEADER_BYTES or bytes(head[:8]) != SEGMENT_MAGIC:
+        return None
+    base_offset: int = _BODY.unpack_from(head, _HEAD.size)[0]
+    return base_offset
 
 
 def read_header(file: File, base_offset: int) -> SegmentHeader:

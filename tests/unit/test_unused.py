@@ -1,0 +1,129 @@
+"""No code of the product is run by tests alone, or by nobody.
+
+A name counts as used where the product's code has it as a name, an attribute or an import, outside
+of its own definition and of the `__init__` files. It is a coarse net: names that two things share
+are used as soon as one of them is.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog")
+EXCEPTIONS: Final[dict[str, str]] = {
+    "broker/quiverlog/core/raft/*": "the quorum of the next issue; nothing calls it yet",
+    **dict.fromkeys(
+        [
+            "broker/quiverlog/core/partition/partition.py:leader_said",
+            "broker/quiverlog/storage/log.py:begin_truncate",
+            "broker/quiverlog/storage/log.py:complete_truncate",
+            "broker/quiverlog/storage/log.py:fail_truncate",
+            "broker/quiverlog/storage/trimmable_log.py:begin_skip",
+            "broker/quiverlog/errors.py:NotEnoughReplicas",
+        ],
+        "a follower's half of the log, which replication will call; its number on the wire is kept",
+    ),
+    **dict.fromkeys(
+        [
+            "broker/quiverlog/server/http_guard.py:eof_received",
+            "broker/quiverlog/server/protocol.py:eof_received",
+        ],
+        "asyncio calls it",
+    ),
+    **dict.fromkeys(
+        [
+            "connector/pyspark_quiverlog/__init__.py:streamReader",
+            "connector/pyspark_quiverlog/__init__.py:streamWriter",
+            "connector/pyspark_quiverlog/stream_reader.py:getDefaultReadLimit",
+            "connector/pyspark_quiverlog/stream_reader.py:initialOffset",
+            "connector/pyspark_quiverlog/stream_reader.py:latestOffset",
+            "connector/pyspark_quiverlog/stream_reader.py:prepareForTriggerAvailableNow",
+            "connector/pyspark_quiverlog/stream_reader.py:reportLatestOffset",
+        ],
+        "Spark calls it",
+    ),
+    "connector/pyspark_quiverlog/option_table.py:options_page": "scripts/build_docs.py calls it",
+}
+"""`file:name`, or a folder -> who needs it although nothing in the product uses it."""
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def definitions(tree: ast.AST) -> Iterator[Definition]:
+    for node in ast.walk(tree):
+        if isinstance(node, Definition) and not node.name.startswith("_"):
+            yield node
+
+
+def used_names(tree: ast.AST) -> Counter[str]:
+    """How often each name is used; a function that calls itself does not use itself."""
+    found: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found[node.id] += 1
+        elif isinstance(node, ast.Attribute):
+            found[node.attr] += 1
+        elif isinstance(node, ast.alias) and node.asname not in (None, node.name):
+            found[node.name] += 1
+        elif isinstance(node, Definition):
+            found[node.name] -= sum(
+                isinstance(inner, ast.Name) and inner.id == node.name for inner in ast.walk(node)
+            )
+    return found
+
+
+def unused(trees: dict[str, ast.AST]) -> list[str]:
+    """Public definitions that nothing uses, as `file:name`."""
+    used: Counter[str] = Counter()
+    for tree in trees.values():
+        used.update(used_names(tree))
+    return sorted(
+        f"{name}:{node.name}"
+        for name, tree in trees.items()
+        for node in definitions(tree)
+        if used[node.name] <= 0 and not node.decorator_list
+    )
+
+
+def product() -> dict[str, ast.AST]:
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text())
+        for folder in PRODUCT
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+
+def is_excepted(found: str) -> bool:
+    return found in EXCEPTIONS or f"{found.rpartition('/')[0]}/*" in EXCEPTIONS
+
+
+def test_everything_is_used_by_the_product() -> None:
+    assert [found for found in unused(product()) if not is_excepted(found)] == []
+
+
+def test_every_exception_is_needed() -> None:
+    found = unused(product())
+    folders = {f"{one.rpartition('/')[0]}/*" for one in found}
+    assert set(EXCEPTIONS) - set(found) - folders == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f(): pass", ["m:f"]),
+        ("def f(): f()", ["m:f"]),
+        ("class C:\n    def go(self): pass\nC()", ["m:go"]),
+        ("class C:\n    def go(self): pass\nC().go()", []),
+        ("def f(): pass\nf()", []),
+        ("def _f(): pass", []),
+    ],
+)
+def test_the_search_itself(source: str, expected: list[str]) -> None:
+    assert unused({"m": ast.parse(source)}) == expected
