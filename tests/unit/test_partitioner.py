@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiverlog.batch.checksum import crc32c
-from quiverlog.batch.partitioner import check_key_columns, hash_rows, partition_rows
+from quiverlog.batch.key_columns import check_key_columns
+from quiverlog.batch.partitioner import hash_rows, partition_rows
 from quiverlog.errors import InvalidSchema
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "key-hashes.json"

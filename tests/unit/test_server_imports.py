@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -33,3 +35,16 @@ def test_no_circle() -> None:
     assert len(modules) > 15
     order = list(TopologicalSorter(modules).static_order())  # raises CycleError with the circle
     assert order.index("connections") < order.index("protocol") < order.index("broker_server")
+
+
+def test_a_broker_imports_nothing_that_it_does_not_need() -> None:
+    """pandas takes 40 MB and a third of a second of every start; it came with a rule about keys."""
+    script = "import sys, quiverlog.server.run; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = {name.partition(".")[0] for name in run.stdout.split()}
+    assert "quiverlog" in loaded
+    assert loaded.isdisjoint({"pandas", "pyspark", "sympy", "scipy"})
+    client = {name for name in run.stdout.split() if name.startswith("quiverlog.client")}
+    assert client == set()

@@ -19,11 +19,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiverlog.errors import InvalidSchema
-
 from .checksum import crc32c
 
-__all__ = ["check_key_columns", "hash_rows", "partition_rows"]
+__all__ = ["hash_rows", "partition_rows"]
 
 NULL_BITS: Final = 0xA5A5_5A5A_C3C3_3C3C
 """Stands for a null. Any constant does; this one is no likely value."""
@@ -46,22 +44,6 @@ _30: Final = _u64(30)
 _27: Final = _u64(27)
 _31: Final = _u64(31)
 _32: Final = _u64(32)
-
-
-def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
-    """Check that a topic of (normalised) `schema` may have this key.
-
-    Raises:
-        InvalidSchema: a column does not exist, is named twice, or cannot be a key.
-    """
-    for index, name in enumerate(key_columns):
-        if name not in schema.names:
-            raise InvalidSchema(f"key column {name!r} is not in the schema.")
-        if name in key_columns[:index]:
-            raise InvalidSchema(f"key column {name!r} is named twice.")
-        data_type = schema.field(name).type
-        if pa.types.is_nested(data_type) or pa.types.is_null(data_type):
-            raise InvalidSchema(f"column {name!r} is {data_type} and cannot be part of a key.")
 
 
 def partition_rows(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from quiverlog.batch.partitioner import check_key_columns
+from quiverlog.batch.key_columns import check_key_columns
 from quiverlog.errors import BufferExhausted, ClientClosed, ForkedClient, InvalidArgument
 from quiverlog.types import Compression, Durability, Now
 

@@ -7,7 +7,7 @@ and removed at once; opening a log has the key of its partition, as all later jo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from quiverlog.core.partition.producers import ProducerStates
@@ -24,6 +24,7 @@ __all__ = [
     "CreateDirectoriesJob",
     "MadeDirectories",
     "OpenJob",
+    "OpenManyJob",
     "OpenedReplica",
     "RemoveDirectoriesJob",
     "new_log",
@@ -183,6 +184,30 @@ class OpenJob:
             log.complete_load(load, load.run())
         log.load_newest_time()
         return OpenedReplica(log, producers)
+
+
+class OpenManyJob:
+    """Recover several logs in one job: thousands of jobs wake the threads and the loop as often.
+
+    It has the key of the first; no other job is started for a log that is being opened.
+    """
+
+    __slots__ = ("_jobs", "key", "kind")
+
+    def __init__(self, jobs: Sequence[OpenJob]) -> None:
+        self.key = jobs[0].key
+        self.kind = jobs[0].kind
+        self._jobs = jobs
+
+    def run(self) -> list[OpenedReplica | Exception]:
+        """For each log what opening it gave, or raised."""
+        found: list[OpenedReplica | Exception] = []
+        for job in self._jobs:
+            try:
+                found.append(job.run())
+            except Exception as error:
+                found.append(error)
+        return found
 
 
 class RemoveDirectoriesJob:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from quiverlog.core.controller.image import TopicImage
 from quiverlog.node.config import NodeConfig
-from quiverlog.node.directory_jobs import OpenedReplica, OpenJob, new_log
+from quiverlog.node.directory_jobs import OpenedReplica, OpenJob, OpenManyJob, new_log
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.offline import Opening
 from quiverlog.node.replica import log_config
@@ -29,9 +29,10 @@ __all__ = ["Key", "Openings", "Taker"]
 Key = tuple[bytes, int]
 """Topic id and partition."""
 
-_JOBS_IN_FLIGHT_MAX: Final = 12
-"""Enough that the threads are not woken for one log after the other, which takes longer than
-opening it; few enough that a cold read does not stand behind thousands of them."""
+_JOBS_IN_FLIGHT_MAX: Final = 4
+"""Enough for the threads, few enough that a cold read does not stand behind thousands of logs."""
+_PER_JOB_MAX: Final = 16
+"""Opening a log takes less than waking a thread and the loop for it."""
 _NEW_PER_TICK: Final = 16
 """Making the log of a new partition takes some 40 us of the loop."""
 
@@ -51,6 +52,14 @@ class Taker(Protocol):
         """The topic was deleted before the opening began."""
 
 
+class _Part(NamedTuple):
+    """One of the logs that a job opens. `topic`: as it was when the job was made."""
+
+    key: Key
+    topic: TopicImage
+    job: OpenJob
+
+
 class Openings:
     """See the module docstring.
 
@@ -64,6 +73,7 @@ class Openings:
         "_find_topic",
         "_indexes",
         "_jobs",
+        "_jobs_in_flight",
         "_new",
         "_of_topic",
         "_queue",
@@ -86,6 +96,7 @@ class Openings:
         self._config = config
         self._disk = disk
         self._jobs = jobs
+        self._jobs_in_flight = 0
         self._taker = taker
         self._find_topic = find_topic
         self._indexes = IndexCache()  # One bound for all logs.
@@ -110,8 +121,17 @@ class Openings:
 
     def start_jobs(self, now: Now) -> None:
         """Have the next logs opened, as many as may be under way at once."""
-        while self._queue and self._in_flight < _JOBS_IN_FLIGHT_MAX:
-            self._begin(self._queue.popleft(), self._start_job, now)
+        while self._queue and self._jobs_in_flight < _JOBS_IN_FLIGHT_MAX:
+            parts: list[_Part] = []
+            # One by one where there are few, which may take long to recover.
+            for _ in range(min(_PER_JOB_MAX, 1 + len(self._queue) // _JOBS_IN_FLIGHT_MAX)):
+                self._begin(self._queue.popleft(), partial(self._add_part, parts), now)
+                if not self._queue:
+                    break
+            if parts:
+                self._jobs_in_flight += 1
+                job = OpenManyJob([part.job for part in parts])
+                self._jobs.start(job, partial(self._back, deque(parts)))
 
     def tick(self, now: Now) -> None:
         """Make the next logs of new partitions."""
@@ -133,7 +153,7 @@ class Openings:
                 self._taker.take_failure(key, opening, error, now)
                 self._ended(key, now)
 
-    def _start_job(self, key: Key, topic: TopicImage, now: Now) -> None:
+    def _add_part(self, parts: list[_Part], key: Key, topic: TopicImage, now: Now) -> None:
         job = OpenJob(
             self._disk,
             self._path(key),
@@ -145,7 +165,27 @@ class Openings:
             producers_max=self._config.producers_per_partition_max,
             producer_expiry_us=self._config.producer_expiry_ms * 1000,
         )
-        self._jobs.start(job, partial(self._opened, key, topic))
+        parts.append(_Part(key, topic, job))
+
+    def _back(
+        self, parts: deque[_Part], result: object, error: BaseException | None, now: Now
+    ) -> None:
+        """A job is back; called again with an error after a failure of ours (see `Jobs`)."""
+        found: list[OpenedReplica | Exception | BaseException]
+        if error is None:
+            assert isinstance(result, list)
+            found = result
+        else:
+            found = [error] * len(parts)
+        if parts:
+            self._jobs_in_flight -= 1
+        for one in found:
+            part = parts.popleft()
+            try:
+                self._opened(part.key, part.topic, one, now)
+            except Exception as failure:
+                self._opened(part.key, part.topic, failure, now)
+        self.start_jobs(now)
 
     def _make_new(self, key: Key, topic: TopicImage, now: Now) -> None:
         opened = new_log(
@@ -157,7 +197,7 @@ class Openings:
             producers_max=self._config.producers_per_partition_max,
             producer_expiry_us=self._config.producer_expiry_ms * 1000,
         )
-        self._opened(key, topic, opened, None, now)
+        self._opened(key, topic, opened, now)
 
     def stop(self, now: Now) -> None:
         """Open no more partitions: the next start does."""
@@ -192,26 +232,20 @@ class Openings:
                 return key[0]
         return None
 
-    @property
-    def _in_flight(self) -> int:
-        return len(self.under_way) - len(self._queue) - len(self._new)
-
     def _path(self, key: Key) -> str:
         return self.directory.partition_path(str(self.under_way[key].name))
 
     def _opened(
-        self, key: Key, topic: TopicImage, result: object, error: BaseException | None, now: Now
+        self, key: Key, topic: TopicImage, found: OpenedReplica | BaseException, now: Now
     ) -> None:
         opening = self.under_way.get(key)
         if opening is None:
             return  # Called again after a failure of ours: it was counted before.
-        if error is not None:
-            self._taker.take_failure(key, opening, error, now)
+        if isinstance(found, OpenedReplica):
+            self._taker.take_open(key, opening.name, topic, found)
         else:
-            assert isinstance(result, OpenedReplica)
-            self._taker.take_open(key, opening.name, topic, result)
+            self._taker.take_failure(key, opening, found, now)
         self._ended(key, now)
-        self.start_jobs(now)
 
     def _ended(self, key: Key, now: Now) -> None:
         del self.under_way[key]

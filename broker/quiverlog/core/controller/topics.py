@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from quiverlog.batch.partitioner import check_key_columns
+from quiverlog.batch.key_columns import check_key_columns
 from quiverlog.batch.schema import check_schema, deserialize_schema, evolve, normalize_schema
 from quiverlog.batch.schema import serialize_schema as serialize
 from quiverlog.core.controller.configs import CONFIG_DEFS, check_configs, topic_config
