@@ -20,6 +20,7 @@ __all__ = [
     "ONE_TOPIC",
     "OVERTAKING",
     "QUIET",
+    "STRANGE",
     "TINY_SEGMENTS",
     "TRIMMED",
     "TWO_PARTITIONS",
@@ -97,6 +98,7 @@ QUIET: dict[str, object] = {
     "client_producers": 0,
     "client_consumers": 0,
     "anonymous": 0,
+    "strangers": 0,
     "bit_flip": 0.0,
     "header_flips": 0.0,
     "payload_batches": 0.0,
@@ -131,6 +133,9 @@ OVERTAKING = {
     "slow_job": 0.5,
     "hasty": 0.25,
 }
+
+STRANGE: dict[str, object] = {**QUIET, "strangers": 2, "death_interval_ms": 4_000}
+"""Somebody asks for odd things all the time."""
 
 CHANGING: dict[str, object] = {
     **QUIET,

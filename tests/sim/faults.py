@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from quiverlog.batch.header import BatchHeader
@@ -63,6 +64,8 @@ class FaultyDisk(SimDisk):
         self.on_loop = False
         """A handler of the node is running."""
         self.loop_may_block = True
+        self.looks: Callable[[], None] = lambda: None
+        """Called before every operation: what the one before it did can be seen."""
         self.failures: Counter[str] = Counter()
         """Errors that were raised on purpose, by kind; in this life of the process."""
         self.happened: Counter[str] = Counter()
@@ -82,6 +85,7 @@ class FaultyDisk(SimDisk):
         return self._fuse_is_power
 
     def step(self, kind: str, path: str) -> None:
+        self.looks()
         if self._fuse is not None:
             self._fuse -= 1
             if self._fuse < 0:

@@ -92,6 +92,7 @@ class Host:
         self.rng = random.Random(f"host-{node_id}-{world.scenario.seed}")
         self.disk = FaultyDisk(self.rng.randrange(2**32))
         self.disk.happened = world.events
+        self.disk.looks = self._check_views
         self.wall_offset_us = 0
         self.mono_offset_us = self.rng.randrange(10_000_000)
         self.node: Node | None = None
@@ -365,10 +366,14 @@ class Host:
         inbound.connection.send(self, frame)
 
     def _check_views(self) -> None:
-        """Views that were handed out may still be on their way: nothing may change under them."""
+        """Views that were handed out may still be on their way: nothing may change under them.
+
+        Called between any two operations of the disk, where nobody could catch an exception.
+        """
         if Inode.changes == self._changes_seen:
             return
         self._changes_seen = Inode.changes
         for view, checksum in self._held:
             if zlib.crc32(view) != checksum:
-                raise Violation("bytes changed under a view that a reader holds")
+                self.world.fail(Violation("bytes changed under a view that a reader holds"))
+                return

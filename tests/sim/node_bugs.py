@@ -6,9 +6,18 @@ the defect that it brings back, `seed` is where it was caught last: there a hunt
 
 from __future__ import annotations
 
-from .bug import AGING_TOPIC, CHANGING, LOSSY_TOPIC, OVERTAKING, QUIET, TWO_PARTITIONS, make_bug
+from .bug import (
+    AGING_TOPIC,
+    CHANGING,
+    LOSSY_TOPIC,
+    OVERTAKING,
+    QUIET,
+    STRANGE,
+    TWO_PARTITIONS,
+    make_bug,
+)
 
-__all__ = ["DISKS", "METADATA", "WORK"]
+__all__ = ["DISKS", "DOOR", "METADATA", "WORK"]
 
 METADATA = (
     make_bug(
@@ -26,6 +35,22 @@ METADATA = (
         "pass",
         issue="1.9",
         seed=3,
+    ),
+    make_bug(
+        "a compaction whose directory fsync fails goes on with the unlinked file",
+        "storage.metadata_jobs:Tail._write_new",
+        "self.file = new",
+        "self.disk.sync_dir(self.path.rpartition('/')[0])\n    self.file = new",
+        issue="1.9",
+        shape={**CHANGING, "sync_errors": 0.05, "death_interval_ms": 1_000},
+    ),
+    make_bug(
+        "a full disk refuses the start",
+        "node.metadata:Metadata.commit_at_start",
+        "except DiskFull:",
+        "except ZeroDivisionError:",
+        issue="1.9",
+        shape={**QUIET, "full_disk_interval_ms": 500},
     ),
     make_bug(
         "producer ids of an earlier life are given out again",
@@ -63,6 +88,49 @@ METADATA = (
         "pass",
         seed=5,
         shape={**QUIET, "followers": 2, "topics": LOSSY_TOPIC, "rows_max": 8},
+    ),
+)
+
+DOOR = (
+    make_bug(
+        "a fetch with a negative bound gets nothing",
+        "node.fetch_answer:FetchAnswer.__init__",
+        "limit = request.bytes_max if request.bytes_max > 0 else",
+        "limit = request.bytes_max if request.bytes_max else",
+        issue="1.11",
+        shape={**STRANGE},
+    ),
+    make_bug(
+        "producer ids that were never given out are taken",
+        "node.produce:_check_producer",
+        "if producer_id >= ids.next:",
+        "if False:",
+        issue="1.11",
+        shape={**STRANGE},
+    ),
+    make_bug(
+        "producer epochs that were never given out are taken",
+        "node.produce:_check_producer",
+        "if epoch > given and epoch >",
+        "if False and epoch >",
+        issue="1.11",
+        shape={**STRANGE},
+    ),
+    make_bug(
+        "a producer's epoch goes backwards",
+        "node.produce:handle_init_producer_id",
+        "newest = ids.newest_epoch(producer_id)",
+        "newest = min(epoch, ids.newest_epoch(producer_id))",
+        issue="1.11",
+        shape={**STRANGE},
+    ),
+    make_bug(
+        "rows that nobody can read pass the door",
+        "batch.rows:check_rows",
+        "if surely_readable(metadata, plan):",
+        "if True:",
+        issue="1.19",
+        shape={**STRANGE},
     ),
 )
 
@@ -121,6 +189,18 @@ WORK = (
             "rows_max": 24,
             "death_interval_ms": 4_000,
         },
+    ),
+    make_bug(
+        "bytes go and come back under a view",
+        "storage.jobs:FlushJob.run",
+        "for segment in self.segments:",
+        "for one in self.segments:\n"
+        "        data = one.file.read_copy(64, one.file.size)\n"
+        "        one.file.truncate(64)\n"
+        "        one.file.append([data])\n"
+        "    for segment in self.segments:",
+        issue="1.8",
+        shape={**QUIET, "readers": 2, "followers": 2, "death_interval_ms": 4_000},
     ),
     make_bug(
         "long polls sleep on when rows come",

@@ -23,6 +23,7 @@ from .limits import small_limits
 from .producers import Producer
 from .scenario import Scenario
 from .shipped import ClientConsumer, ClientProducer, clients_clock
+from .strangers import Stranger
 from .topics import Setup, TopicAdmin
 from .world import World
 
@@ -105,6 +106,7 @@ class _Run:
             *(Trimmer(world, checker, n) for n in range(scenario.trimmers)),
             *(Follower(world, checker, n) for n in range(scenario.followers)),
             *(TopicAdmin(world, checker, n) for n in range(scenario.admins)),
+            *(Stranger(world, checker, n) for n in range(scenario.strangers)),
         ]
         self.clients = [
             *(ClientProducer(world, checker, n) for n in range(scenario.client_producers)),

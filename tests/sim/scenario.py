@@ -89,6 +89,8 @@ class Scenario:
     """Share of produces that ask for `flushed` only when they are sent again."""
     anonymous: int
     """Producers without an identity, which send several batches in one entry."""
+    strangers: int
+    """Clients that ask for odd things, and send what must be refused."""
 
     def gate(self, name: str) -> bool:
         """Is this gate open?"""
@@ -159,6 +161,7 @@ class Scenario:
             full_segments=rng.choice((0.0, 0.0, 0.0, 0.1)),
             stronger_again=rng.choice((0.0, 0.5)),
             anonymous=rng.choice((0, 0, 1)),
+            strangers=rng.choice((0, 0, 1)),
         )
 
 

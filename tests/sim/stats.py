@@ -39,6 +39,16 @@ MUST_HAPPEN: Final = (
     "rows acknowledged to the shipped producer",
     "rows given out by the shipped consumer",
     "shipped client looked its topic up",
+    "several jobs of one log",
+    "jobs told together",
+    "rows deleted",
+    "no room for first rows",
+    "death right after a trim",
+    "fetch without a bound",
+    "next epoch of a producer",
+    "refused: a producer id that was never given out",
+    "refused: a producer epoch that was never given out",
+    "refused: rows that nobody can read",
 )
 """What the issue asks of the simulator, each as something that is counted."""
 
