@@ -93,7 +93,7 @@ def delays_per_day(flights: DataFrame, weather: DataFrame, airlines: DataFrame) 
 
 
 def tell(event: str, **fields: object) -> None:
-    """One line for whoever started this program."""
+    """Print one line, which the program that started this one reads."""
     sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()
 

@@ -119,7 +119,8 @@ def admit_bytes(
 
 
 def _rotation(backlogs: Sequence[Backlog]) -> int:
-    """Who is first in line. Moves on by itself as offsets advance, so no state is needed.
+    """The number of the partition that is served first. It follows from the offsets, so it moves on
+    as they advance and needs no state.
 
     Scrambled (Knuth's multiplier), so that no step width keeps missing the same partition.
     """
@@ -138,30 +139,30 @@ def _shares(amounts: Sequence[int], total: int, turn: int) -> list[int]:
     line = [i for i in [*range(turn, count), *range(turn)] if amounts[i]]
     shares = [amount * total // available for amount in amounts]
     rest = total - sum(shares)
-    hungry = [i for i in line if shares[i] == 0][:rest]
-    for i in hungry:
+    empty = [i for i in line if shares[i] == 0][:rest]
+    for i in empty:
         shares[i] = 1
-    rest -= len(hungry)
+    rest -= len(empty)
     fractions = sorted(line, key=lambda i: -(amounts[i] * total % available))
-    served = set(hungry)
+    served = set(empty)
     for i in [i for i in fractions if i not in served and shares[i] < amounts[i]][:rest]:
         shares[i] += 1
-    return _feed_hungry(shares, line)
+    return _share_with_empty(shares, line)
 
 
-def _feed_hungry(shares: list[int], line: list[int]) -> list[int]:
-    """Whoever still has nothing takes one from the richest, while somebody has more than one."""
-    hungry = [i for i in line if shares[i] == 0]
-    rich = [(-shares[i], i) for i in line if shares[i] > 1]
-    heapq.heapify(rich)
-    for i in hungry:
-        if not rich:
+def _share_with_empty(shares: list[int], line: list[int]) -> list[int]:
+    """Give each partition without a share one share of the partition that has the most."""
+    empty = [i for i in line if shares[i] == 0]
+    givers = [(-shares[i], i) for i in line if shares[i] > 1]
+    heapq.heapify(givers)
+    for i in empty:
+        if not givers:
             break
-        minus, donor = heapq.heappop(rich)
-        shares[donor] -= 1
+        minus, giver = heapq.heappop(givers)
+        shares[giver] -= 1
         shares[i] = 1
         if minus + 1 < -1:
-            heapq.heappush(rich, (minus + 1, donor))
+            heapq.heappush(givers, (minus + 1, giver))
     return shares
 
 

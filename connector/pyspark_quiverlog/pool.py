@@ -21,7 +21,7 @@ __all__ = ["Endpoint", "client", "drop_producer", "endpoint", "producer"]
 
 
 class Endpoint(NamedTuple):
-    """What distinguishes one client from another. Times in seconds."""
+    """The settings that make clients different; the key of the pool. Times in seconds."""
 
     addresses: tuple[str, ...]
     client_id: str

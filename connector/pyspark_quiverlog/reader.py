@@ -63,7 +63,7 @@ class SplitReader:
         self.schema: pa.Schema = to_arrow_schema(schema)
 
     def normalizer(self) -> Normalizer:
-        """What brings batches to the query's schema."""
+        """The function that casts batches to the query's schema."""
         return Normalizer(self.schema, metadata=self.options.include_metadata)
 
     def read(self, split: Any) -> Iterator[pa.RecordBatch]:

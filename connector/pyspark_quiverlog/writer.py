@@ -74,7 +74,7 @@ class TaskReport(WriterCommitMessage):  # type: ignore[misc]
 
 
 class _Writer:
-    """What the batch and the stream writer share. Made in the driver, pickled to the tasks."""
+    """Base of the batch and the stream writer. Made in the driver, pickled to the tasks."""
 
     def __init__(self, options: WriteOptions, schema: Any, overwrite: bool) -> None:
         if overwrite:
@@ -99,7 +99,7 @@ class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._writer = _Writer(parse_write_options(raw, Use.BATCH_WRITE), schema, overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
-        """One task's rows."""
+        """Write the rows of one task."""
         return self._writer.run(iterator)
 
     def commit(self, messages: list[Any]) -> None:

@@ -137,7 +137,7 @@ def write_crc(batch: bytearray | memoryview) -> None:
 
 
 def _trimmed(data: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows without what lies around them.
+    """Copy nested columns of a slice, so that only its own rows are written.
 
     pyarrow trims slices when it writes them, but for nested columns whose rows in the slice are all
     empty: then the whole child of the array that was sliced would travel along.
@@ -239,7 +239,7 @@ def read_rows(
 
 
 def decoded_bytes(batch: memoryview, header: BatchHeader, stored: pa.Schema) -> int:
-    """What decoding this batch will allocate: 0 when it is not compressed.
+    """Bytes that decoding this batch will allocate: 0 when it is not compressed.
 
     Raises:
         CorruptBatch: above the bound on a batch, or not readable so far.

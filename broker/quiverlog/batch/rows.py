@@ -145,7 +145,7 @@ def _with_meaning(bare: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _typed(array: pa.Array, data_type: pa.DataType) -> pa.Array:
-    """The same buffers as an array of `data_type`."""
+    """View the buffers of an array as another type, without a copy."""
     types = pa.types
     if not types.is_nested(data_type):
         # Equal types need nothing; strings and decimals differ from their layout by name alone.

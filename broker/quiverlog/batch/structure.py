@@ -31,7 +31,7 @@ _PLANS_MAX: Final = 4 * SCHEMAS_PER_TOPIC_MAX
 
 
 class Plan(NamedTuple):
-    """What the metadata of a batch of one schema must look like."""
+    """The fields and buffers that the metadata of a batch of one schema must have."""
 
     schema: pa.Schema
     node_count: int
@@ -58,7 +58,7 @@ _plans: dict[int, Plan] = {}
 
 
 def plan_of(schema: pa.Schema) -> Plan:
-    """What is known of all batches of one schema, worked out once."""
+    """The plan of a schema; computed once and cached."""
     plan = _plans.get(id(schema))
     if plan is None:
         if len(_plans) >= _PLANS_MAX:

@@ -117,7 +117,7 @@ def check_rows(batch: CheckedBatch, *, full: bool) -> None:
 
 
 def _check_header(header: BatchHeader, size: int) -> None:
-    """What must hold before the CRC means anything."""
+    """Check magic and size, without which the CRC covers the wrong bytes."""
     if header.magic != MAGIC:
         raise CorruptBatch(f"magic {header.magic} is not {MAGIC}: not a batch, or a newer format.")
     if header.total_bytes != size:

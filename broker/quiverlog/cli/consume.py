@@ -115,7 +115,7 @@ def consume(
 
 
 def parse_start(text: str) -> str | datetime | dict[int, int]:
-    """What `--from` says.
+    """Parse the value of `--from`.
 
     Raises:
         click.BadParameter: none of the forms.

@@ -187,7 +187,7 @@ print(json.dumps(found))
 
 
 def _workers() -> list[Finding]:
-    """What Spark's workers will see: they, not this interpreter, look for data sources."""
+    """Check the interpreter of Spark's workers: they, not this one, look for data sources."""
     chosen = os.environ.get("PYSPARK_PYTHON")
     interpreter = chosen or "python3"
     origin = "PYSPARK_PYTHON" if chosen else "python3 on PATH"

@@ -295,7 +295,7 @@ def perf_latency(
 
 
 def _arrivals(consumer: Any) -> Iterator[None]:
-    """One item per row that arrives."""
+    """Yield once for every row that arrives."""
     for batch in consumer:
         for _ in range(batch.data.num_rows):
             yield None

@@ -143,7 +143,7 @@ def _create_topic(client: Client, topic: str, schema: pa.Schema, create: dict[st
 
 
 class _Outcome:
-    """What was acknowledged, per partition."""
+    """The acknowledged rows and their offsets, per partition."""
 
     def __init__(self) -> None:
         self.started_s = time.monotonic()

@@ -246,7 +246,7 @@ class Accumulator:
             self._add_converted(partition, batch, group.deliveries, now)
 
     def _convert_singly(self, partition: int | None, group: PendingRows, now: Now) -> None:
-        """One bad row must not take its neighbours with it."""
+        """Convert rows one by one, so that a bad row fails alone."""
         for row, delivery in zip(group.rows, group.deliveries, strict=True):
             try:
                 batch = self._converter.from_rows([row])

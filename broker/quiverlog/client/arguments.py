@@ -224,7 +224,7 @@ def pair(kind: Kind) -> Kind:
 
 
 def one_of(kind: Kind, *words: str) -> Kind:
-    """One of some words, or of the kind."""
+    """A rule: the argument is one of these words, or of the kind."""
 
     def each(name: str, value: object) -> None:
         if isinstance(value, str):

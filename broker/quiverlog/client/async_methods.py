@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class AsyncMethods:
-    """What a client can be asked. Whoever inherits gives `cluster` and `run`."""
+    """The methods of a client. A subclass provides `cluster` and `run`."""
 
     cluster: Cluster
 

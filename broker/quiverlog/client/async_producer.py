@@ -26,7 +26,7 @@ __all__ = ["AsyncProducer", "AsyncSendFuture"]
 
 
 class AsyncSendFuture(Delivery):
-    """What becomes of one `send`."""
+    """The outcome of one `send`."""
 
     __slots__ = ("_hosted", "_producer")
 

@@ -18,7 +18,7 @@ program that polls with timeout=0 would never get on."""
 
 
 class ConsumerBase:
-    """What both consumers do with the core."""
+    """The calls of the core that the blocking and the asyncio consumer share."""
 
     def __init__(self, core: ConsumerCore) -> None:
         self._core = core

@@ -30,7 +30,7 @@ FETCH_BYTES_MIN = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """What a consumer was asked for."""
+    """The arguments of `consumer`, checked."""
 
     start: StartAt
     end: End

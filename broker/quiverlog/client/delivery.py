@@ -55,7 +55,7 @@ class Delivery:
 
     # --- for the producer's core ----------------------------------------------------------------
     def add_piece(self) -> None:
-        """One more piece is on its way."""
+        """Count a piece that has been handed to the sender."""
         self._open_pieces += 1
 
     def mark_complete(self) -> bool:

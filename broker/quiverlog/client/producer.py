@@ -23,7 +23,7 @@ __all__ = ["Producer", "SendFuture"]
 
 
 class SendFuture(Delivery):
-    """What becomes of one `send`."""
+    """The outcome of one `send`."""
 
     __slots__ = ("_hosted", "_producer")
 

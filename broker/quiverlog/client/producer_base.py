@@ -109,7 +109,7 @@ def open_core(
 
 
 class ProducerBase:
-    """What both producers do with the core."""
+    """The calls of the core that the blocking and the asyncio producer share."""
 
     def __init__(self, core: ProducerCore) -> None:
         self.topic = core.topic.name

@@ -48,7 +48,7 @@ class Numbering:
 
     @property
     def next_sequence(self) -> int:
-        """What the next batch will carry."""
+        """The base sequence of the next batch."""
         return self._next_sequence if self.is_idempotent else NO_SEQUENCE
 
     def break_off(self) -> None:

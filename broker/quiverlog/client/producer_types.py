@@ -25,7 +25,7 @@ Receiver: TypeAlias = Delivery | RowsDelivery
 
 
 class Identity(NamedTuple):
-    """What a broker recognises a producer by."""
+    """Producer id and epoch, by which a broker recognises a producer."""
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_EPOCH

@@ -129,7 +129,7 @@ class PartitionQueue:
         return batch if batch.index - oldest < PRODUCER_IN_FLIGHT_MAX else None
 
     def must_renew_first(self) -> bool:
-        """What may be stored under the old numbers must be asked for under the old numbers."""
+        """True when new numbers are due: no batch that waits may be stored under the old ones."""
         if not self.numbering.is_broken or self.in_flight or not self.queue:
             return False
         return not self.queue[0].maybe_stored
@@ -382,7 +382,7 @@ class Sender:
     def _final_error(
         self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError
     ) -> QuiverlogError:
-        """One error each: several batches of one request fail together, in other partitions."""
+        """A copy of the error for one batch: one request may fail batches of several partitions."""
         if error.retriable:  # it was tried until its time was up
             text = f"{batch.row_count} rows. Last failure: {error.message}"
             final: QuiverlogError = DeliveryTimedOut(text)

@@ -141,7 +141,7 @@ def raw_call(
     body: Sequence[Buffer],
     timeout_s: float | None,
 ) -> Operation[Reply]:
-    """One request to one broker, as it is, once."""
+    """Send one request to one broker, unchanged, without a retry."""
     seconds = timeout_s or cluster.settings.request_timeout_s
     if node_id is None:
         if body:

@@ -65,7 +65,7 @@ class EntryCheck:
         self._full = False
 
     def rules(self, schemas: Mapping[int, pa.Schema], *, bytes_max: int, full: bool) -> None:
-        """The topic's."""
+        """Set what the topic asks of a batch: its schemas, its largest size, its validation."""
         self._schemas, self._limit, self._full = schemas, bytes_max, full
 
     def structure(self, now_wall_us: int) -> None:
@@ -299,5 +299,6 @@ class HeldProduces:
         if line:
             return line[0]
         del self._lines[connection_id]
-        assert self._held_bytes.pop(connection_id) == 0
+        held_bytes = self._held_bytes.pop(connection_id)
+        assert held_bytes == 0, "a connection without held produces holds no bytes"
         return None

@@ -34,7 +34,7 @@ class Urgency(enum.Enum):
     """How many jobs of this kind run at once: the second of the two numbers."""
 
     FLUSH = (0, 16)
-    """Started at once; whoever starts them (flushes, metadata) has a bound of his own."""
+    """Started at once: the flush queue and the metadata log bound their own jobs."""
     READ = (1, 2)
     """A client waits for it."""
     CHECK = (2, 2)

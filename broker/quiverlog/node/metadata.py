@@ -147,11 +147,14 @@ class Metadata:
 
     @property
     def owes(self) -> bool:
-        """True while what this start began is not durable, for want of room."""
+        """True while records of this start are not in the log, because the disk was full."""
         return bool(self._owed)
 
     def pay(self, now: Now) -> None:
-        """There is room: log what the start could not. Every other decision brings it along."""
+        """Log the records that the start could not log; called when the disk has room again.
+
+        The next decision logs them too, so this is for a broker without decisions.
+        """
         if self._owed and not self._busy and not self.log.fault:
             self._busy = True
             try:

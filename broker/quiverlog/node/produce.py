@@ -94,7 +94,7 @@ class Entry(EntryCheck):
 
 
 def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[Entry]:
-    """What can be said of every entry without its bytes."""
+    """Find every entry's partition, rules and durability, or why it is refused. Reads no batch."""
     found: list[Entry] = []
     at = 0
     for asked in request.partitions:

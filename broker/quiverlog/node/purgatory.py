@@ -2,7 +2,7 @@
 
 Owns the order of their deadlines (one heap), who of them belongs to which connection, and how many
 long polls, with how many entries, a connection and a client may have: no more than what is still
-free, so that one who takes all he can leaves half of the rest to the next.
+free, so that a client that takes its whole share leaves half of the rest to the next.
 
 Invariants: a waiter is answered or dropped once; `live` is the number that still waits; the heap
 holds at most about twice as many entries (done ones are swept when they are the majority), so that

@@ -72,7 +72,7 @@ class Call:
     """One such request. `now` is the moment of the current step.
 
     `cost`: what the current step takes, in ordinary steps; a handler says so where it is more.
-    `bare`: nothing else knows of the request, so that it may be dropped before it has begun.
+    `bare`: no waiter or queue refers to the request, so it may be dropped before it has begun.
     `held_bytes`: what the request takes in memory, unless somebody else counts it.
     """
 

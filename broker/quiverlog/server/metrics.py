@@ -192,7 +192,9 @@ class MetricsExporter:
         ProcessCollector(registry=self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: without this, registering would collect, before there is a node."""
+        """Describe no metric: without this method the registry would collect at registration, when
+        there is no node yet.
+        """
         return ()
 
     def render(self) -> bytes:

@@ -109,7 +109,7 @@ class Replies:
         return unsent_bytes, self._unsent_since_us
 
     def all_taken(self) -> None:
-        """Nothing that was sent is still held for the client."""
+        """Forget the sent bytes: the transport holds none of them any more."""
         self._copied_sent_bytes = 0
         self._unsent_since_us = 0
 

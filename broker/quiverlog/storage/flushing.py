@@ -208,7 +208,7 @@ class Unflushed:
                 self.snapshot_saved(file.offset)
 
     def postpone(self, job: FlushJob, epochs: LeaderEpochs) -> None:
-        """Nothing was tried: all that the job had is to be flushed still."""
+        """Take the job's work back: it attempted nothing, so all of it must be flushed still."""
         assert job is self.outstanding
         self.outstanding = None
         mine = [s for s in job.segments if not s.dropped and s not in self.segments]

@@ -210,7 +210,7 @@ class _Judge:
         )
 
     def _judge_last(self, at: int, offset: int, header: BatchHeader) -> Damage | Torn:
-        """Nothing good follows."""
+        """Judge a bad batch behind which no good one was found: a torn tail or damage."""
         size = self._source.size
         end = at + header.total_bytes
         rows = header.row_count if 0 < header.row_count <= BATCH_ROWS_MAX else 1

@@ -65,5 +65,5 @@ assert set(APIS) == {int(api) for api in m.Api}, "every API has a line in the ta
 
 
 def api_ranges() -> list[m.ApiRange]:
-    """What HELLO answers."""
+    """The API versions that HELLO answers with."""
     return [m.ApiRange(int(s.api), s.version_min, s.version_max) for s in APIS.values()]

@@ -24,7 +24,7 @@ _ORDER = [("carrier", "ascending"), ("day", "ascending")]
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What must come out, whatever the grouping."""
+    """Sums over all flights, which every grouping must add up to."""
 
     flights: int
     cancelled: int
@@ -128,7 +128,7 @@ def totals_of_flights(flights: pa.Table) -> Totals:
 
 
 def totals_of_delays(delays: pa.Table) -> Totals:
-    """The same totals, from the groups."""
+    """Totals computed from the groups."""
     return Totals(**{name: _total(delays[name]) for name in Totals.__dataclass_fields__})
 
 

@@ -39,7 +39,7 @@ _REPLAY_ROWS = 8_192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the command line says."""
+    """The options of `quiverlog demo`."""
 
     keep: bool
     plot: Path
