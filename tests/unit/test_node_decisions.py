@@ -351,12 +351,3 @@ def test_a_clock_that_goes_back_is_believed_at_once() -> None:
     clock = BelievedClock()
     clock.read(Now(0, 50 * HOUR_US))
     assert clock.read(Now(10, 0)).wall_us == 0
-
-
-def test_what_retention_takes_is_logged(node: NodeDriver) -> None:
-    topic = node.create(retention_ms="1000")
-    node.produced(topic, batch_of([1] * 10))
-    node.advance(25_000)
-    assert node.offset_of(topic, EARLIEST).offset == 10
-    lines = [line for line in node.lines if line.event == "retention took rows"]
-    assert [(line.fields["first"], line.fields["log_start_offset"]) for line in lines] == [(0, 10)]

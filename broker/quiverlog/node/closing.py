@@ -99,6 +99,7 @@ class Closing:
         )
         broker.admission.phase = Phase.CLOSING
         broker.assignment.stop(now)
+        broker.retention.stop()
         self._step = _Step.DRAINING
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
         broker.tasks.refuse(BrokerShuttingDown())

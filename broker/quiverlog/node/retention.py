@@ -3,7 +3,7 @@
 Owns the round: every partition once per `retention_check_ms`, a slice at a time, so that thousands
 of partitions neither stall the loop nor wait longer than the round. Only where this broker leads:
 followers are told the log start. What is too old or too much is
-the log's to decide; what is taken is logged, one line per partition and round.
+the log's to decide; what is taken is logged (taken_rows.py), wherever it was.
 
 Rows that are deleted do not come back when a clock is set right again, so a wall clock that runs
 ahead of the monotonic one is not believed at once: see `BelievedClock`. At a start the only earlier
@@ -23,6 +23,7 @@ from quiverlog.node.jobs import Jobs, Urgency
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
+from quiverlog.node.taken_rows import TakenRows
 from quiverlog.node.trims import Trims
 from quiverlog.storage.jobs import RemoveFilesJob
 from quiverlog.storage.reading_jobs import NotResident
@@ -91,9 +92,10 @@ class Retention:
         "_metrics",
         "_outbox",
         "_period_us",
+        "_round_us",
+        "_taken_rows",
         "_todo",
         "_trims",
-        "next_us",
     )
 
     def __init__(
@@ -116,7 +118,14 @@ class Retention:
         self._period_us = period_ms * 1000
         self._todo: list[Replica] = []
         self._clock = BelievedClock()
-        self.next_us = 0
+        self._taken_rows = TakenRows(outbox)
+        self._round_us = 0
+
+    @property
+    def next_us(self) -> int:
+        """When `run` has something to do."""
+        write_us = self._taken_rows.due_us
+        return self._round_us if write_us is None else min(self._round_us, write_us)
 
     def start(self, now: Now) -> None:
         """Look for the first time one period from now."""
@@ -130,7 +139,11 @@ class Retention:
                 ahead_ms=(now.wall_us - newest_us) // 1000,
             )
         self._clock.read(now)
-        self.next_us = now.mono_us + self._period_us
+        self._round_us = now.mono_us + self._period_us
+
+    def stop(self) -> None:
+        """Take no more. What comes back from now on is said at once."""
+        self._taken_rows.stop()
 
     def _newest_row_us(self) -> int | None:
         """The newest row of all logs; None: there is none."""
@@ -138,9 +151,14 @@ class Retention:
         return max((time_us for time_us in times if time_us is not None), default=None)
 
     def run(self, now: Now) -> None:
-        """Look at the next slice if it is time."""
-        if now.mono_us < self.next_us:
-            return
+        """Look at the next slice, and say what was taken, each if it is time."""
+        write_us = self._taken_rows.due_us
+        if write_us is not None and write_us <= now.mono_us:
+            self._taken_rows.write()
+        if now.mono_us >= self._round_us:
+            self._look_at_slice(now)
+
+    def _look_at_slice(self, now: Now) -> None:
         suspected = self._clock.suspects
         believed = self._clock.read(now)
         if self._clock.suspects and not suspected:
@@ -161,7 +179,7 @@ class Retention:
         del self._todo[:looked]
         # So that a round takes one period.
         looked = max(looked, 1)
-        self.next_us = now.mono_us + self._period_us * looked // max(looked, len(replicas))
+        self._round_us = now.mono_us + self._period_us * looked // max(looked, len(replicas))
 
     def _look(self, replica: Replica, now: Now, loaded: Loaded) -> int:
         """One log's turn; whatever it meets, the others have theirs. Returns what it was worth."""
@@ -222,7 +240,7 @@ class Retention:
         start_before: int,
         files: object,
         error: BaseException | None,
-        _now: Now,
+        now: Now,
     ) -> None:
         if error is not None:
             self._failed(replica, error)
@@ -232,14 +250,13 @@ class Retention:
             segments, byte_count = files.segment_count, files.byte_count
         self._metrics.retention_segments_deleted += segments
         self._metrics.retention_bytes_deleted += byte_count
-        self._outbox.log(
-            "info",
-            "retention took rows",
-            partition=str(replica.name),
-            first=start_before,
-            log_start_offset=replica.log.log_start_offset,
+        self._taken_rows.add(
+            replica.name,
+            start_before,
+            replica.log.log_start_offset,
             segments=segments,
-            bytes=byte_count,
+            byte_count=byte_count,
+            now=now,
         )
 
     def _failed(self, replica: Replica, error: BaseException) -> None:

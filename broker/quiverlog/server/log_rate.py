@@ -2,7 +2,8 @@
 
 A kind is the line's event text. Each kind may have so many lines per window; what comes beyond is
 counted and left out, and the count is written with the next line of that kind, or by itself when
-the window has ended.
+the window has ended. Lines without which nobody would know what became of which rows are never left
+out: whoever writes them bounds them.
 
 Must not know: where lines go, what they say. The clock is handed in.
 """
@@ -28,6 +29,20 @@ CLIENT_KINDS: Final = frozenset(
         "http connection cut off",
     }
 )
+WHOLE_KINDS: Final = frozenset(
+    {
+        "retention took rows",
+        "torn tail cut",
+        "damaged rows found",
+        "partition file",
+        "partition offline",
+        "partition fault",
+        "corrupt log",
+        "rows of an unknown topic set aside",
+    }
+)
+"""Never left out. The node writes each once for a partition in a start or a life, however often it
+is met again, but for what retention took: that is one line for a topic in a second."""
 KINDS_MAX: Final = 1_000
 """Kinds that are told apart; beyond, they count as one."""
 _OTHER_KINDS: Final = "other lines"
@@ -58,6 +73,8 @@ class LineRate:
 
     def admit(self, kind: str, now_s: float) -> LeftOut | None:
         """None: leave this line out. Else: write it, with the count of those left out before it."""
+        if kind in WHOLE_KINDS:
+            return LeftOut(kind, 0)
         window = self._windows.get(kind)
         if window is None:
             if len(self._windows) >= KINDS_MAX and kind != _OTHER_KINDS:
