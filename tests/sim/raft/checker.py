@@ -16,6 +16,7 @@ to its decisions: it sees logs, roles, commit indexes, messages and plates.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quiverlog.core.raft import messages as m
@@ -55,6 +56,7 @@ class Checker:
     def __init__(self, world: World) -> None:
         self.world = world
         self.hosts: list[Host] = []
+        self.on_elected: Callable[[Host], None] = lambda host: None
         self.leaders: dict[int, ReplicaKey] = {}
         self.committed: dict[int, tuple[int, _FINGERPRINT]] = {}
         self.commit = 0
@@ -187,6 +189,7 @@ class Checker:
             if self.leaders.setdefault(raft.term, host.key) != host.key:
                 raise Violation(f"two leaders in term {raft.term}")
             self._check_complete(host)
+            self.on_elected(host)
         changes = 0
         for index in range(raft.log.last_index, max(raft.log.commit, self.commit), -1):
             changes += seen.log[index][1] is EntryKind.VOTERS

@@ -20,7 +20,9 @@ from .host import Host
 from .scenario import Scenario
 from .world import World
 
-__all__ = ["Cluster"]
+__all__ = ["PAUSE_US_MAX", "Cluster"]
+
+PAUSE_US_MAX = 1_000_000
 
 _Plant = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -40,6 +42,7 @@ class Cluster:
             for node in self.nodes
         ]
         self.checker.hosts = self.hosts
+        self.checker.on_elected = self._elected
         self.world.deliver = lambda message: self.hosts[message.target.node_id].deliver(message)
         self._values = 0
         voters = {self.hosts[n].key: f"node{n}" for n in range(scenario.voters)}
@@ -171,9 +174,34 @@ class Cluster:
     # --- faults --------------------------------------------------------------------------------
     def _crash(self) -> None:
         count = 1 if self.rng.random() < 0.8 else self.rng.randint(1, len(self.hosts))
-        for host in self.rng.sample(self.hosts, count):
+        victims = self.rng.sample(self.hosts, count)
+        for host in self._leading_victim() or victims:
             if host.raft is not None:
                 self._kill(host)
+
+    def _elected(self, host: Host) -> None:
+        """A leader that is lost now leaves a term behind that few know of (paper, figure 8)."""
+        if self.world.calm or self.rng.random() >= self.scenario.newborn_faults:
+            return
+        dies = self.rng.random() < 0.3
+
+        def lose() -> None:
+            if host.raft is None or self.world.calm:
+                return
+            if dies:
+                self._kill(host)
+            else:
+                self.world.heal()
+                self.world.isolate(host.node_id, self.nodes)
+
+        self.world.counts["newborn leader lost"] += 1
+        self.world.at(self.rng.randrange(1 + self.rng.choice((0, 2, 20)) * 5_000), lose)
+
+    def _leading_victim(self) -> list[Host]:
+        """The leader, as often as the scenario says."""
+        leader = self.leader()
+        hit = self.rng.random() < self.scenario.leader_faults
+        return [leader] if hit and leader is not None else []
 
     def _kill(self, host: Host) -> None:
         host.crash()
@@ -186,12 +214,13 @@ class Cluster:
 
     def _pause(self) -> None:
         host = self.rng.choice(self.hosts)
-        host.paused_until_us = self.world.now_us + self.rng.randrange(1_000_000)
+        host.paused_until_us = self.world.now_us + self.rng.randrange(PAUSE_US_MAX)
         self.world.counts["pause"] += 1
 
     def _partition(self) -> None:
         self.world.counts["partition"] += 1
         side = set(self.rng.sample(self.nodes, self.rng.randint(1, max(1, len(self.nodes) // 2))))
+        side = {host.node_id for host in self._leading_victim()} or side
         one_way = self.rng.random() < self.scenario.one_way
         for source in self.nodes:
             for target in self.nodes:

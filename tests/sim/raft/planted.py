@@ -23,20 +23,6 @@ _WRITES: dict[str, object] = {
     "check_promises": False,
 }
 """Much dies while something is being written."""
-_ELECTIONS: dict[str, object] = {
-    **_WRITES,
-    "nodes": 5,
-    "voters": 5,
-    "crash_interval_ms": 40,
-    "down_ms": 10,
-    "slow_write": 0.5,
-    "slow_write_us": 200_000,
-    "delay_us": 20_000,
-    "reorder": 0.3,
-    "duplication": 0.2,
-    "pause_interval_ms": 0,
-}
-"""Replicas die and are back at once, so that they are asked for their vote again."""
 _LOSSES: dict[str, object] = {
     **_WRITES,
     "nodes": 5,
@@ -46,23 +32,64 @@ _LOSSES: dict[str, object] = {
     "proposal_interval_ms": 20,
 }
 """Leaders are cut off with entries that nobody else has."""
-_ONE_BY_ONE: dict[str, object] = {
+_CAROUSEL: dict[str, object] = {
     **_LOSSES,
+    "delay_us": 5_000,
     "slow_write": 0.0,
-    "delay_us": 20_000,
-    "crash_interval_ms": 200,
+    "crash_interval_ms": 0,
+    "down_ms": 100,
+    "partition_ms": 150,
+    "snapshot_interval_ms": 0,
+    "duplication": 0.0,
+    "reorder": 0.1,
+    "loss": 0.0,
+    "one_way": 0.0,
+    "leader_faults": 0.6,
+    "newborn_faults": 1.0,
+    "partition_interval_ms": 1_000,
+    "pause_interval_ms": 0,
+    "proposal_interval_ms": 5,
     "config": RaftConfig(
-        election_timeout_us=300_000,
-        heartbeat_us=50_000,
+        election_timeout_us=100_000,
+        heartbeat_us=15_000,
         append_bytes_max=64,
-        inflight_messages_max=2,
-        inflight_bytes_max=128,
+        inflight_messages_max=1,
+        inflight_bytes_max=64,
         uncommitted_bytes_max=40_000,
         chunk_bytes_max=100,
         apply_bytes_max=300,
     ),
 }
-"""One entry in a message, so that old entries are acknowledged before the leader's own."""
+"""Each new leader is cut off when the last one comes back (paper, figure 8), and one entry goes
+in a message, so that old entries are acknowledged before the leader's own."""
+_HASTE = RaftConfig(
+    election_timeout_us=60_000,
+    heartbeat_us=15_000,
+    append_bytes_max=400,
+    inflight_messages_max=4,
+    inflight_bytes_max=1_200,
+    uncommitted_bytes_max=40_000,
+    chunk_bytes_max=100,
+    apply_bytes_max=300,
+)
+"""Elections are as frequent as crashes."""
+_ELECTIONS: dict[str, object] = {
+    **_WRITES,
+    "nodes": 5,
+    "voters": 5,
+    "crash_interval_ms": 50,
+    "down_ms": 10,
+    "slow_write": 0.5,
+    "slow_write_us": 100_000,
+    "delay_us": 5_000,
+    "reorder": 0.3,
+    "duplication": 0.2,
+    "pause_interval_ms": 0,
+    "partition_interval_ms": 100,
+    "partition_ms": 60,
+    "config": _HASTE,
+}
+"""Replicas die and are back at once, so that they are asked for their vote again."""
 _VOTERS: dict[str, object] = {"admin_interval_ms": 150, "nodes": 7, "voters": 3}
 _SNAPSHOTS: dict[str, object] = {
     "nodes": 5,
@@ -80,6 +107,7 @@ BUGS: tuple[Bug, ...] = (
         "core.raft.election:Election.on_vote",
         "self._outbox.send_durable(response)",
         "self._outbox.send(response)",
+        seed=5,
         shape={**_ELECTIONS, "buggy_everywhere": True},
     ),
     make_bug(
@@ -87,6 +115,7 @@ BUGS: tuple[Bug, ...] = (
         "core.raft.election:Election.campaign",
         "self._outbox.send_durable(vote, last.index)",
         "self._outbox.send(vote)",
+        seed=42,
         shape={**_ELECTIONS, "buggy_everywhere": True},
     ),
     make_bug(
@@ -108,14 +137,27 @@ BUGS: tuple[Bug, ...] = (
         "core.raft.log:LogView.complete_write",
         "min(self._flight_last, self._unwritten_first - 1)",
         "self._flight_last",
-        shape={**_LOSSES, "buggy_everywhere": True},
+        seed=4,
+        shape={
+            **_LOSSES,
+            "crash_interval_ms": 400,
+            "leader_faults": 0.6,
+            "newborn_faults": 0.5,
+            "slow_write": 0.4,
+            "slow_write_us": 200_000,
+            "delay_us": 2_000,
+            "proposal_interval_ms": 3,
+            "config": _HASTE,
+            "buggy_everywhere": True,
+        },
     ),
     make_bug(
         "older-term entry committed by count",
         "core.raft.replication:Replication.advance_commit",
         "if self._log.term(reached) != self._term:",
         "if self._log.term(reached) is None:",
-        shape={**_ONE_BY_ONE, "buggy_everywhere": True},
+        seed=2,
+        shape={**_CAROUSEL, "buggy_everywhere": True},
     ),
     make_bug(
         "no pre-vote",
@@ -202,14 +244,21 @@ BUGS: tuple[Bug, ...] = (
         "core.raft.follower:Follower.on_append",
         "min(message.commit, last_equal)",
         "min(message.commit, self._log.last_index)",
-        shape=_ONE_BY_ONE,
+        shape=_CAROUSEL,
     ),
     make_bug(
         "a snapshot replaces a log that is further",
         "core.raft.snapshots:SnapshotReceiver.on_chunk",
         "if self._is_reached(snapshot):",
         "if self._is_reached(snapshot) and False:",
-        shape=_SNAPSHOTS,
+        seed=1,
+        shape={
+            **_SNAPSHOTS,
+            "reorder": 0.3,
+            "duplication": 0.3,
+            "delay_us": 20_000,
+            "loss": 0.1,
+        },
     ),
     make_bug(
         "chunks of two snapshots are put together",
@@ -229,8 +278,6 @@ BUGS: tuple[Bug, ...] = (
 
 UNPROVEN = frozenset(
     (
-        "no fsync before a vote",
-        "older-term entry committed by count",
         "voters changed before an entry of the own term is committed",
         "commit past what the message has proved",
     )

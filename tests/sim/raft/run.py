@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from quiverlog.core.raft.election import Role
 from tests.sim.checker import Violation
 
-from .cluster import Cluster
+from .cluster import PAUSE_US_MAX, Cluster
 from .host import Host
 from .scenario import Scenario
 
@@ -94,9 +94,9 @@ class _Run:
         world.heal()
         for host in cluster.hosts:
             host.slow = False
-            host.paused_until_us = 0
             if host.raft is None:
                 host.start()
+        world.run(PAUSE_US_MAX)
         self._expect(self._all_equal, "all replicas agree")
         self._check_commit("after healing")
         self._remove_dead_voters()

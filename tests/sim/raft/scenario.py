@@ -30,10 +30,14 @@ class Scenario:
     slow_write_us: int
     crash_interval_ms: int
     down_ms: int
+    newborn_faults: float
+    """How often a leader dies, or is cut off instead of the last one, soon after its election."""
     pause_interval_ms: int
     partition_interval_ms: int
     partition_ms: int
     one_way: float
+    leader_faults: float
+    """How often a crash or a partition picks the leader, and not anybody."""
     wipe_interval_ms: int
     admin_interval_ms: int
     two_changes: float
@@ -78,10 +82,12 @@ class Scenario:
             slow_write_us=rng.choice((50_000, 400_000)),
             crash_interval_ms=rng.choice((0, 400, 1_500)),
             down_ms=rng.choice((50, 500, 2_000)),
+            newborn_faults=rng.choice((0.0, 0.3)),
             pause_interval_ms=rng.choice((0, 0, 2_000)),
             partition_interval_ms=rng.choice((0, 600, 2_000)),
             partition_ms=rng.choice((200, 1_500)),
             one_way=rng.choice((0.0, 0.3)),
+            leader_faults=rng.choice((0.0, 0.5)),
             wipe_interval_ms=rng.choice((0, 0, 3_000)),
             admin_interval_ms=rng.choice((0, 150, 1_000)),
             two_changes=rng.choice((0.0, 0.3)),

@@ -14,13 +14,10 @@ from collections.abc import Sequence
 from quiverlog.core.raft.log import LogView, Place
 from quiverlog.core.raft.membership import Membership, pack_voters
 from quiverlog.core.raft.messages import (
-    ENTRY_OVERHEAD_BYTES,
     AppendResponse,
     EntryKind,
     HeartbeatResponse,
-    ProposalRefused,
     RaftConfig,
-    Refusal,
     ReplicaKey,
     SnapshotChunkResponse,
     Voters,
@@ -35,7 +32,7 @@ __all__ = ["Leader"]
 class Leader:
     """See the module docstring."""
 
-    __slots__ = ("_config", "_log", "_membership", "_replication", "_sender", "_term")
+    __slots__ = ("_log", "_membership", "_replication", "_sender", "_term")
 
     def __init__(
         self,
@@ -48,7 +45,6 @@ class Leader:
         now_us: int,
     ) -> None:
         self._term = term
-        self._config = config
         self._log = log
         self._membership = membership
         self._replication = Replication(key, term, config, log, membership, outbox, now_us)
@@ -61,9 +57,7 @@ class Leader:
     def propose(self, data: Sequence[bytes], now_us: int) -> Place:
         """See `Raft.propose`."""
         assert data
-        if max(map(len, data)) + ENTRY_OVERHEAD_BYTES > self._config.append_bytes_max:
-            raise ProposalRefused(Refusal.TOO_LARGE)
-        self._replication.check_proposal(sum(len(d) + ENTRY_OVERHEAD_BYTES for d in data))
+        self._replication.check_proposal(data)
         index = 0
         for each in data:
             index = self._replication.append(EntryKind.DATA, each, now_us)
@@ -79,7 +73,7 @@ class Leader:
         """Propose another set of voters, one change away from the one that counts."""
         data = pack_voters(voters)
         self._membership.check_change(self._log, self._term)
-        self._replication.check_proposal(len(data) + ENTRY_OVERHEAD_BYTES)
+        self._replication.check_proposal([data])
         return Place(self._replication.append(EntryKind.VOTERS, data, now_us), self._term)
 
     def transfer(self, target: ReplicaKey, now_us: int) -> None:
@@ -113,8 +107,10 @@ class Leader:
         if isinstance(message, HeartbeatResponse):
             self._replication.on_heartbeat_response(progress)
             return False
-        installed = self._sender.on_response(progress, message, now_us)
-        return installed and self._replication.advance_commit()
+        if not self._sender.on_response(progress, message, now_us):
+            return False
+        self._replication.wants_to_send = True  # What comes behind the snapshot.
+        return self._replication.advance_commit()
 
     def chunk_read(self, read: SnapshotRead, data: bytes | None, done: bool, now_us: int) -> None:
         """See `Raft.chunk_read`."""

@@ -17,11 +17,13 @@ Must not know: elections, files, what entries mean.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quiverlog.core.raft.log import LogView
 from quiverlog.core.raft.membership import Membership
 from quiverlog.core.raft.messages import (
+    ENTRY_OVERHEAD_BYTES,
     Append,
     AppendResponse,
     Entry,
@@ -129,13 +131,14 @@ class Replication:
             raise ProposalRefused(Refusal.NOT_CAUGHT_UP)
 
     # --- proposals -----------------------------------------------------------------------------
-    def check_proposal(self, size_bytes: int) -> None:
-        """Raises ProposalRefused when no entry of this size may be appended now."""
+    def check_proposal(self, data: Sequence[bytes]) -> None:
+        """Raises ProposalRefused when entries with this data may not be appended now."""
+        sizes = [len(each) + ENTRY_OVERHEAD_BYTES for each in data]
         if self._transfer is not None:
             raise ProposalRefused(Refusal.TRANSFERRING)
-        if size_bytes > self._config.append_bytes_max:
+        if max(sizes) > self._config.append_bytes_max:
             raise ProposalRefused(Refusal.TOO_LARGE)
-        if self._uncommitted_bytes + size_bytes > self._config.uncommitted_bytes_max:
+        if self._uncommitted_bytes + sum(sizes) > self._config.uncommitted_bytes_max:
             raise ProposalRefused(Refusal.TOO_MUCH_UNCOMMITTED)
 
     def append(self, kind: EntryKind, data: bytes, now_us: int) -> int:
