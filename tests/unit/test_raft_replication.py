@@ -82,8 +82,9 @@ def test_answers_of_another_term_do_not_count() -> None:
 
 
 def test_observers_do_not_count() -> None:
-    replica = leader().step(m.Observe(source=key(7), target=key(0), term=0))
-    replica.step(accepted(7, 1), accepted(7, 1))
+    replica = leader()
+    for node in (6, 7):
+        replica.step(m.Observe(source=key(node), target=key(0), term=0), accepted(node, 1))
     assert replica.committed == 0
 
 
