@@ -22,6 +22,7 @@ from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
 from quiverlog.node.effects import ShutdownComplete
 from quiverlog.node.replica import Replica
+from quiverlog.storage.checkpoint import Bounds
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.types import Now
 
@@ -52,7 +53,12 @@ class MarkCleanJob:
     __slots__ = ("_clean", "_directory", "_metadata_bytes", "_written", "key", "kind")
 
     def __init__(
-        self, directory: DataDirectory, *, clean: bool, metadata_bytes: int, written: list[str]
+        self,
+        directory: DataDirectory,
+        *,
+        clean: bool,
+        metadata_bytes: int,
+        written: dict[str, Bounds | None],
     ) -> None:
         self.key = directory.data_path
         self.kind = "clean mark"
@@ -160,7 +166,11 @@ class Closing:
         metadata_bytes = broker.metadata.log.size_bytes
         broker.metadata.log.close()
         every = broker.assignment.all_open()
-        written = [str(one.name) for one in every if one.log.log_end_offset > 0]
+        written: dict[str, Bounds | None] = {
+            str(one.name): Bounds(one.log.log_start_offset, one.log.log_end_offset)
+            for one in every
+            if one.log.log_end_offset > 0
+        }
         job = MarkCleanJob(
             broker.directory, clean=self._clean, metadata_bytes=metadata_bytes, written=written
         )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
+from quiverlog.storage.checkpoint import Bounds
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
 from quiverlog.storage.index_cache import IndexCache
@@ -123,6 +124,7 @@ class OpenJob:
         "_epoch_newest",
         "_expiry_us",
         "_indexes",
+        "_known",
         "_now",
         "_producers_max",
         "key",
@@ -138,12 +140,14 @@ class OpenJob:
         *,
         clean: bool,
         epoch_newest: int,
+        known: Bounds | None,
         indexes: IndexCache,
         producers_max: int,
         producer_expiry_us: int,
     ) -> None:
         self.key = path
         self.kind = "open log"
+        self._known = known
         self._disk = disk
         self._config = config
         self._now = now
@@ -172,6 +176,7 @@ class OpenJob:
             producers=producers,
             epoch_newest=self._epoch_newest,
             indexes=self._indexes,
+            known=self._known,
         )
         if log.flushed_offset < log.log_end_offset:
             job = log.begin_flush()

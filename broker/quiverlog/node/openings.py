@@ -143,6 +143,7 @@ class Openings:
         try:
             topic = self._find_topic(key[0])
             if topic is None:
+                self.directory.written.pop(str(self.under_way[key].name), None)
                 self._taker.take_unopened(key, self.under_way[key])
                 self._ended(key, now)
             else:
@@ -161,6 +162,7 @@ class Openings:
             now,
             clean=self.under_way[key].clean,
             epoch_newest=topic.partitions[key[1]].leader_epoch,
+            known=self.directory.written.get(str(self.under_way[key].name)),
             indexes=self._indexes,
             producers_max=self._config.producers_per_partition_max,
             producer_expiry_us=self._config.producer_expiry_ms * 1000,
@@ -242,6 +244,8 @@ class Openings:
         if opening is None:
             return  # Called again after a failure of ours: it was counted before.
         if isinstance(found, OpenedReplica):
+            # From now on the log knows better.
+            self.directory.written.pop(str(opening.name), None)
             self._taker.take_open(key, opening.name, topic, found)
         else:
             self._taker.take_failure(key, opening, found, now)

@@ -35,6 +35,7 @@ __all__ = [
     "RECOVERY_FILE",
     "SNAPSHOTS_KEPT",
     "TRUNCATION_FILE",
+    "Bounds",
     "Producers",
     "RecoveryPoint",
     "drop_snapshot",
@@ -91,6 +92,13 @@ class RecoveryPoint(NamedTuple):
     offset: int = 0
     base_offset: int = -1
     position: int = 0
+
+
+class Bounds(NamedTuple):
+    """The rows [start_offset, end_offset) that a log had when its broker was stopped in order."""
+
+    start_offset: int
+    end_offset: int
 
 
 def _load(disk: Disk, path: str, magic: bytes, size: int) -> bytes | None:

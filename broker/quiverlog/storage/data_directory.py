@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Final
 
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError
+from quiverlog.storage.checkpoint import Bounds
 from quiverlog.storage.disk import Disk, DiskLock, out_of_descriptors
 from quiverlog.storage.frames import pack_file, unpack_file
 from quiverlog.storage.log_files import move_aside
@@ -49,7 +51,8 @@ class DataDirectory(PartitionDirectories):
     """See the module docstring. `incarnation` is new at every start.
 
     `metadata_bytes`: length of the metadata log at the last clean stop; 0 when that is not known.
-    `written`: the partitions that had rows at that stop, by name, so that they have files.
+    `written`: the partitions that had rows at that stop, by name, so that they have files; and
+    which rows, if the mark tells. Whoever opens a log takes it out: from then on the log knows.
     `notes`: what the operator should hear of this start.
     """
 
@@ -74,7 +77,7 @@ class DataDirectory(PartitionDirectories):
         incarnation: bytes,
         clean: bool,
         metadata_bytes: int,
-        written: frozenset[str] = frozenset(),
+        written: Mapping[str, Bounds | None],
     ) -> None:
         assert incarnation
         super().__init__(disk, f"{path}/data")
@@ -85,7 +88,7 @@ class DataDirectory(PartitionDirectories):
         self.incarnation = incarnation
         self.clean = clean
         self.metadata_bytes = metadata_bytes
-        self.written = written
+        self.written = dict(written)
 
     @classmethod
     def open(
@@ -198,11 +201,17 @@ class DataDirectory(PartitionDirectories):
             return True
 
     # --- the end -------------------------------------------------------------------------------
-    def close(self, *, clean: bool, metadata_bytes: int = 0, written: Collection[str] = ()) -> None:
+    def close(
+        self,
+        *,
+        clean: bool,
+        metadata_bytes: int = 0,
+        written: Mapping[str, Bounds | None] | None = None,
+    ) -> None:
         """Let go. `clean`: all logs were closed cleanly, the next start may trust them.
 
         Args:
-            written: names of the partitions that have rows, or had them.
+            written: the partitions that have rows, or had them, by name.
 
         Raises:
             DiskFull, StorageFault: the mark was not written; the directory is let go.
@@ -210,7 +219,11 @@ class DataDirectory(PartitionDirectories):
         try:
             if clean and self.is_owned():
                 payload = _CLEAN.pack(self.incarnation, metadata_bytes)
-                payload += "\n".join(sorted(written)).encode()
+                lines = (
+                    name if bounds is None else f"{name} {bounds.start_offset} {bounds.end_offset}"
+                    for name, bounds in sorted((written or {}).items(), key=itemgetter(0))
+                )
+                payload += "\n".join(lines).encode()
                 self._write_mark(pack_file(_CLEAN_MAGIC, _CLEAN_VERSION, payload))
         finally:
             self._lock.release()
@@ -225,20 +238,22 @@ class DataDirectory(PartitionDirectories):
             self._disk.write_file_atomic(path, mark)
 
 
-def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, frozenset[str]]:
+def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds | None]]:
     """(length of the metadata log, partitions with rows) at the last stop; 0 if it was not clean.
 
     The mark is gone, durably, before anything is written.
     """
     mark = f"{path}/clean-shutdown"
     if not disk.exists(mark):
-        return 0, frozenset()
-    written: frozenset[str] = frozenset()
+        return 0, {}
+    written: dict[str, Bounds | None] = {}
     try:
         payload = unpack_file(mark, disk.read_file(mark), _CLEAN_MAGIC, _CLEAN_VERSION)
         metadata_bytes = int(_CLEAN.unpack_from(payload)[1])
-        written = frozenset(payload[_CLEAN.size :].decode().split())
-    except (CorruptLog, struct.error, UnicodeDecodeError):
+        for line in payload[_CLEAN.size :].decode().splitlines():
+            name, *offsets = line.split(" ")
+            written[name] = Bounds(*map(int, offsets)) if offsets else None
+    except (CorruptLog, struct.error, ValueError, TypeError):
         metadata_bytes = 0  # A damaged mark proves nothing: scan.
     except OSError as error:
         if out_of_descriptors(error):

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from quiverlog.errors import QuiverlogError, StorageFault
 from quiverlog.storage import checkpoint, opening
-from quiverlog.storage.checkpoint import Producers, RecoveryPoint
+from quiverlog.storage.checkpoint import Bounds, Producers, RecoveryPoint
 from quiverlog.storage.disk import Disk, out_of_descriptors, short_name, what_failed
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.jobs import FlushJob, FlushResult, RemoveFilesJob
@@ -72,6 +72,7 @@ class Log(TrimmableLog):
         producers: Producers | None = None,
         epoch_newest: int = EPOCHS_ALL.newest,
         indexes: IndexCache | None = None,
+        known: Bounds | None = None,
     ) -> Log:
         """Open the log in `directory`, which must exist; recover it unless `clean`. In any thread.
 
@@ -81,6 +82,7 @@ class Log(TrimmableLog):
             producers: restored from the newest snapshot, then replayed with all later headers.
             epoch_newest: no row can have been written under a newer leader epoch.
             indexes: bounds the memory of indexes, together with other logs.
+            known: what the log held when it was last closed, if that was written down elsewhere.
 
         Raises:
             UnsupportedFormat: a newer quiverlog wrote a file.
@@ -88,7 +90,13 @@ class Log(TrimmableLog):
         """
         log = cls(disk, directory, config, indexes)
         found = opening.open_files(
-            disk, directory, log.epochs, clean=clean, now=now, epoch_newest=epoch_newest
+            disk,
+            directory,
+            log.epochs,
+            clean=clean,
+            now=now,
+            epoch_newest=epoch_newest,
+            known=known,
         )
         log._segments = Segments(found.segments)
         log._unflushed.point = found.point

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from quiverlog.errors import CorruptLog, QuiverlogError
 from quiverlog.storage import checkpoint, header_walk, truncation
 from quiverlog.storage.byte_source import is_unreadable
-from quiverlog.storage.checkpoint import RecoveryPoint
+from quiverlog.storage.checkpoint import Bounds, RecoveryPoint
 from quiverlog.storage.disk import Disk, short_name
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.log_files import set_aside
@@ -60,13 +60,14 @@ def open_files(
     clean: bool,
     now: Now,
     epoch_newest: int,
+    known: Bounds | None,
 ) -> OpenedFiles:
     """See the module docstring; arguments and errors as `Log.open`. Fills `epochs`."""
     aside = set_aside(disk, directory)
     truncation.finish(disk, directory)
-    opening = _Opening(disk, directory, epochs, now, epoch_newest, aside.names)
+    opening = _Opening(disk, directory, epochs, now, epoch_newest, aside.names, known)
     found = opening.run(clean=clean)
-    found.report.notes = [*aside.notes, *opening.strays]
+    found.report.notes = [*aside.notes, *opening.notes]
     return found
 
 
@@ -79,7 +80,9 @@ class _Opening:
         now: Now,
         epoch_newest: int,
         lost: Sequence[str],
+        known: Bounds | None,
     ) -> None:
+        self._known = known or Bounds(0, 0)
         self._lost = lost
         self._disk = disk
         self._directory = directory
@@ -88,7 +91,7 @@ class _Opening:
         self._epoch_newest = epoch_newest
         self._names = disk.list(directory)
         segments = truncation.find_segments(disk, directory, self._names)
-        self.strays = set_aside_strays(disk, directory, segments, self._names)
+        self.notes = set_aside_strays(disk, directory, segments, self._names)
         self._found = OpenedFiles(segments)
 
     def run(self, *, clean: bool) -> OpenedFiles:
@@ -97,7 +100,9 @@ class _Opening:
         found.point = checkpoint.load_recovery_point(self._disk, self._directory)
         names = [*self._names, *self._lost]
         start = checkpoint.load_log_start(self._disk, self._directory, names)
-        if start is None:
+        if (start or 0) < self._known.start_offset:
+            start = self._take_known_start()
+        elif start is None:
             start = found.segments[0].base_offset if found.segments else found.point.offset
             name = short_name(f"{self._directory}/{checkpoint.LOG_START_FILE}")
             self._report(f"{name} is damaged: rows that were given up may be back.")
@@ -110,6 +115,15 @@ class _Opening:
             found.report.damages = damages + found.report.damages
         self._place_bounds()
         return found
+
+    def _take_known_start(self) -> int:
+        """What the log start was at the last stop, where its own files tell less."""
+        start = self._known.start_offset
+        name = short_name(f"{self._directory}/{checkpoint.LOG_START_FILE}")
+        self.notes.append(f"{name} tells less than the last stop: the log starts at {start}.")
+        with contextlib.suppress(QuiverlogError):
+            checkpoint.save_log_start(self._disk, self._directory, start)
+        return start
 
     def _report(self, what: str) -> None:
         self._found.report.damages.append(what)
@@ -159,11 +173,13 @@ class _Opening:
         found = self._found
         point = found.point
         if not found.segments:
-            if point.offset > found.start_saved:
+            if max(point.offset, self._known.end_offset) > found.start_saved:
                 return False
             found.log_end_offset = found.start_saved
             return True
         last = found.segments[-1]
+        if point.offset < self._known.end_offset:
+            return False
         if point.base_offset != last.base_offset or point.position != last.file.size:
             return False
         last.end_offset = point.offset
@@ -180,7 +196,12 @@ class _Opening:
             segments[-1].finished = True
         kept = list(segments)
         touched, found.report = recover_segments(
-            segments, point, self._epochs, self._now.wall_us, self._epoch_newest
+            segments,
+            point,
+            self._epochs,
+            self._now.wall_us,
+            self._epoch_newest,
+            self._known.end_offset,
         )
         for segment in kept:
             if segment.dropped:
@@ -193,11 +214,10 @@ class _Opening:
                 sync_partition_file(self._disk, self._directory)
             self._disk.sync_dir(self._directory)
         reached = segments[-1].end_offset if segments else 0
-        end = max(reached, found.start_saved, point.offset)
-        if segments and max(reached, found.start_saved) < point.offset:
-            self._report_missing(max(reached, found.start_saved), point.offset)
-        elif not segments and found.start_saved < point.offset:
-            self._report_missing(found.start_saved, point.offset)
+        flushed = max(point.offset, self._known.end_offset)
+        end = max(reached, found.start_saved, flushed)
+        if max(reached, found.start_saved) < flushed:
+            self._report_missing(max(reached, found.start_saved), flushed)
         found.log_end_offset = end
         self._epochs.truncate_to(end + 1)
         # After damage at the very end the rest of the file is nothing to append to.
@@ -238,7 +258,9 @@ class _Opening:
         segments = found.segments
         if segments and segments[0].base_offset > found.start_saved:
             # Also where no recovery point could be written: a segment's mark knows of flushed rows.
-            known_offset = max(found.point.offset, *(s.mark.offset for s in segments))
+            known_offset = max(
+                found.point.offset, self._known.end_offset, *(s.mark.offset for s in segments)
+            )
             if known_offset > found.start_saved:
                 self._report_missing(found.start_saved, segments[0].base_offset)
             else:

@@ -49,6 +49,7 @@ def recover_segments(
     epochs: LeaderEpochs,
     now_us: int,
     epoch_newest: int = EPOCHS_ALL.newest,
+    flushed_offset: int = 0,
 ) -> tuple[list[Segment], RecoveryReport]:
     """Scan after an unclean stop. Returns (the segments that hold unsynced-or-cut bytes, report).
 
@@ -56,11 +57,14 @@ def recover_segments(
 
     Args:
         epoch_newest: no batch can have been written under a newer epoch.
+        flushed_offset: all rows below it are on the disk, as somebody else knows.
     """
     report = RecoveryReport(clean=False)
     touched: list[Segment] = []
     stamps: list[tuple[Segment, Found]] = []
-    known_offset = max([point.offset, *(s.mark.offset for s in _with_marks(segments, point))])
+    known_offset = max(
+        [flushed_offset, point.offset, *(s.mark.offset for s in _with_marks(segments, point))]
+    )
     for number, segment in enumerate(segments):
         if segment.base_offset < point.base_offset:
             continue
