@@ -174,7 +174,9 @@ class ConsumerCore:
                     raise
                 logger.warning("stepping over rows (skip_corrupt): %s", error.message)
             self._ready.popleft()
-            self._positions[stored.partition].delivered = stored.next_offset
+            position = self._positions[stored.partition]
+            assert position.delivered < stored.next_offset <= position.offset
+            position.delivered = stored.next_offset
             if batch is not None:
                 return batch
         return None
@@ -254,6 +256,7 @@ class ConsumerCore:
     def _receive(self, pending: PendingReply) -> Operation[None]:
         request = next(r for r in self.requests if r.pending is pending)
         self.requests.remove(request)
+        assert request.offsets.keys() <= self._positions.keys()
         try:
             reply: Reply = yield Finish(pending)
             parts = split_fetch(reply)
@@ -303,6 +306,7 @@ class ConsumerCore:
             self._check_stalled(position)
             return False
         self._ready.extend(batches)
+        assert batches[-1].next_offset > position.offset, "a reader that does not move spins"
         position.offset = batches[-1].next_offset
         position.last_epoch = batches[-1].header.leader_epoch
         position.is_from_earliest = False

@@ -126,6 +126,7 @@ class Closing:
             return
         if not broker.flushes.idle or broker.tasks.live or broker.jobs.unfinished:
             return
+        assert not broker.staging.produces, "produces are admitted after the stop"
         self._step = _Step.CLOSING_LOGS
         broker.flushes.stop()
         broker.removal.close()
@@ -161,6 +162,7 @@ class Closing:
     def _mark(self) -> None:
         if self._step is not _Step.CLOSING_LOGS:
             return
+        assert not self._open, "the mark would vouch for a log that is not closed"
         self._step = _Step.MARKING
         broker = self._broker
         metadata_bytes = broker.metadata.log.size_bytes

@@ -72,6 +72,8 @@ class Tail:
         """Write and flush. Returns the position after the frame."""
         self.check()
         self.write_postponed()
+        assert self.unflushed is None, "an older frame comes first"
+        assert not self.name_unflushed, "a file without a name vouches for nothing"
         try:
             self.file.append([frame])
         except StorageFault as error:
@@ -107,11 +109,13 @@ class Tail:
         if self.disk.exists(temporary):
             self.disk.remove(temporary)
         old = self.file
+        assert len(FILE_HEADER) <= position <= old.size, "the snapshot stands for what was written"
         behind = old.read_copy(position, old.size - position)
         if len(behind) != old.size - position:
             raise StorageFault(f"{short_name(self.path)} is shorter than what was written.")
         new = self.disk.open(temporary, create=True)
         new.append([snapshot, behind] if behind else [snapshot])
+        assert new.size == len(snapshot) + len(behind)
         new.sync()
         self.disk.replace(new, self.path)
         # From here on the old file has no name: whatever else fails, nothing is written to it.

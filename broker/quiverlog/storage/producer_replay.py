@@ -35,6 +35,8 @@ def restore_producers(
     Also those below the log start: a batch that was given up may be sent again. Snapshots that are
     no good are removed, from the disk and from `snapshots`.
     """
+    assert 0 <= log_start_offset <= log_end_offset
+    assert snapshots == sorted(snapshots, reverse=True), "the newest is tried first"
     start = 0
     for offset in list(snapshots):
         if offset <= log_end_offset and _restore_one(disk, directory, producers, offset):
@@ -53,6 +55,7 @@ def restore_producers(
             seen = header.next_offset
     for header in segments.headers(max(seen, log_start_offset), damages):
         if header.base_offset >= seen:
+            assert header.next_offset <= log_end_offset, "rows that the log does not have"
             producers.replay(header)
 
 
