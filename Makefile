@@ -37,6 +37,7 @@ docs:  ## Regenerate the generated pages and check every link
 
 sim-bugs:  ## The table of planted bugs and the checks that catch them
 	@scripts/setup.sh
+	@$(RUN_NO_JAVA) python -m tests.sim.raft --bugs --duration-ms 4000
 	@$(RUN_NO_JAVA) python -m tests.sim --bugs $(ARGS)
 
 setup:  ## Only make .venv ready

@@ -28,9 +28,11 @@ def test_a_leader_that_hears_a_majority_stays() -> None:
 
 
 def test_an_observer_keeps_nobody_in_office() -> None:
-    replica = leader().step(m.Observe(source=key(7), target=key(0), term=0))
+    replica = leader()
+    for node in (6, 7):
+        replica.step(m.Observe(source=key(node), target=key(0), term=0))
     for _ in range(10):
-        replica.wait(100).step(alive(7))
+        replica.wait(100).step(alive(6), alive(7))
     assert replica.raft.role is Role.FOLLOWER
 
 

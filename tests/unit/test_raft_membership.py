@@ -181,16 +181,18 @@ def test_the_bytes_of_a_set_never_change() -> None:
 # --- being removed -------------------------------------------------------------------------------
 def test_a_leader_that_is_removed_leads_until_that_is_committed_and_does_not_count() -> None:
     """Thesis, section 4.2.2."""
-    replica = ready_leader(0, 1, 2)
+    replica = ready_leader(0, 1, 2).propose(b"before")
     assert change(replica, "remove", 0) is None
-    replica.settle().step(accepted(1, 2))
+    replica.settle().step(accepted(1, 3))
     assert (replica.raft.role, replica.committed) == (Role.LEADER, 1)
-    replica.take()
     replica.step(accepted(2, 2))
-    assert (replica.raft.role, replica.committed) == (Role.FOLLOWER, 2)
+    assert (replica.raft.role, replica.committed) == (Role.LEADER, 2)
+    replica.take()
+    replica.step(accepted(2, 3))
+    assert (replica.raft.role, replica.committed) == (Role.FOLLOWER, 3)
     kinds = [type(message) for message in replica.outgoing]
     assert m.TimeoutNow in kinds
-    assert any(isinstance(x, m.Append) and x.commit == 2 for x in replica.outgoing)
+    assert any(isinstance(x, m.Append) and x.commit == 3 for x in replica.outgoing)
 
 
 def test_who_is_removed_may_win_until_that_is_committed() -> None:
@@ -220,6 +222,7 @@ def test_a_new_replica_asks_the_seeds_and_follows_who_answers() -> None:
     asked = replica.take()
     assert [type(message) for message in asked] == [m.Observe, m.Observe]
     assert [message.target for message in asked] == [ReplicaKey(1, ""), ReplicaKey(2, "")]
+    replica.now_us += 100
     replica.step(append(0, 0, [voters_entry(1, 4, 1)], term=4, commit=1)).settle()
     assert replica.raft.voters == voters(1)
     replica.take()

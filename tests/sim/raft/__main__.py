@@ -11,7 +11,7 @@ from tests.sim.bugs import hunt, print_table
 from tests.sim.checker import Violation
 from tests.sim.stats import report
 
-from .planted import BUGS
+from .planted import BUGS, UNPROVEN
 from .run import simulate
 
 
@@ -31,7 +31,7 @@ def main() -> int:
         caught = (
             hunt(bug, seeds=seeds, duration_ms=options.duration_ms, run=simulate) for bug in chosen
         )
-        return 1 if print_table(caught) else 0
+        return 1 if print_table(caught) > sum(bug.name in UNPROVEN for bug in chosen) else 0
     if options.seed is not None:
         seeds = range(options.seed, options.seed + 1)
     failed = 0
