@@ -290,6 +290,8 @@ class ReadableLog:
         """
         start = max(self.log_start_offset, from_offset)
         for segment in self._segments.holding(start):
+            if segment.is_older(at_us):
+                continue  # The indexes of all of them may be more than memory holds.
             skipped = [
                 j for j in just_read if isinstance(j, SkipOlderJob) and j.is_for(segment, at_us)
             ]
@@ -301,9 +303,8 @@ class ReadableLog:
                 header = self._ask(segment, find, spans, cold_ok, just_read)
             except LongWalk as walk:
                 file, cursor = segment.file, (walk.position, walk.offset)
-                damages = tuple(segment.damages)
                 skip = SkipOlderJob(
-                    self.directory, segment, file, file.size, at_us, cursor, damages
+                    self.directory, segment, file, file.size, at_us, cursor, tuple(segment.damages)
                 )
                 cold = NotResident(skip)
                 cold.offset = max(start, segment.base_offset)

@@ -176,6 +176,10 @@ class Segment:
         """True for a segment without batches."""
         return self.file.size <= SEGMENT_HEADER_BYTES
 
+    def is_older(self, at_us: int) -> bool:
+        """True when all rows are known to be older, whether the index is in memory or not."""
+        return self.finished and NO_TIME < self.newest_us < at_us
+
     # --- the index -----------------------------------------------------------------------------
     def load(self) -> SparseIndex:
         """The index: from memory, from its file, or from a walk over the batch headers."""
