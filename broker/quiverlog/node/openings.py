@@ -77,6 +77,7 @@ class Openings:
         "_new",
         "_of_topic",
         "_queue",
+        "_stopped",
         "_taker",
         "_watchers",
         "directory",
@@ -106,6 +107,7 @@ class Openings:
         self._queue: deque[Key] = deque()  # Those that a job will open.
         self._new: deque[Key] = deque()
         self._watchers: dict[bytes, list[Then]] = {}
+        self._stopped = False
 
     @property
     def busy(self) -> bool:
@@ -113,8 +115,10 @@ class Openings:
         return bool(self._new)
 
     def add(self, key: Key, opening: Opening) -> None:
-        """Open this partition soon."""
+        """Open this partition soon; after `stop` it is left to the next start."""
         assert key not in self.under_way
+        if self._stopped:
+            return
         self.under_way[key] = opening
         self._of_topic[key[0]] += 1
         (self._new if opening.new else self._queue).append(key)
@@ -202,7 +206,8 @@ class Openings:
         self._opened(key, topic, opened, now)
 
     def stop(self, now: Now) -> None:
-        """Open no more partitions: the next start does."""
+        """Open no more partitions, whatever is decided from now on: the next start does."""
+        self._stopped = True
         left = [*self._queue, *self._new]
         self._queue.clear()
         self._new.clear()
