@@ -41,7 +41,8 @@ def test_a_new_log_is_what_opening_finds_in_an_empty_directory(tmp_path: Path) -
         "indexes": indexes, "producers_max": 7, "producer_expiry_us": 1_000,
     }  # fmt: skip
     new = new_log(disk, str(tmp_path), LogConfig(), NOW, **options)
-    job = OpenJob(disk, str(tmp_path), LogConfig(), NOW, clean=True, epoch_newest=0, **options)
+    options |= {"clean": True, "epoch_newest": 0, "known": None}
+    job = OpenJob(disk, str(tmp_path), LogConfig(), NOW, **options)
     found = job.run()
     assert isinstance(new, OpenedReplica)
     producers = state(new.producers), state(found.producers)
