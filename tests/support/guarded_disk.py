@@ -8,7 +8,7 @@ not. What is in memory is kept here, by block: `evict` empties it, a read off th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from quiverlog.storage.disk import Disk, File
@@ -17,11 +17,11 @@ __all__ = ["BlockedLoop", "GuardedDisk"]
 
 _BLOCK_BYTES: Final = 4096
 _BEGUN_BYTES: Final = 64
-_FILE_CALLS: Final = frozenset(("sync", "truncate", "rewrite", "write_head"))
-_DISK_CALLS: Final = frozenset(
-    ("write_file_atomic", "rename", "remove", "remove_tree", "make_dir", "sync_dir", "list",
-     "read_file", "lock")
-)  # fmt: skip
+_LOOP_FILE_CALLS: Final = frozenset(("close", "retract"))
+_LOOP_DISK_CALLS: Final = frozenset(("exists",))
+"""What may be called on the loop, besides what is written out below. Whatever else a disk can do,
+now or one day, may wait for the file system. A segment that begins looks whether it
+is there, an append that failed half way takes its bytes back."""
 
 
 class BlockedLoop(BaseException):
@@ -58,7 +58,13 @@ class GuardedDisk:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._disk, name)
-        return self._guarded(name, found) if name in _DISK_CALLS else found
+        if not callable(found) or name in _LOOP_DISK_CALLS:
+            return found
+        return self._guarded(name, found)
+
+    def lock(self, path: str, *, guarded: Sequence[str] = ()) -> Any:
+        """See `Disk.lock`; what the lock does later waits for the file system, too."""
+        return _GuardedCalls(self, self._guarded("lock", self._disk.lock)(path, guarded=guarded))
 
     def open(self, path: str, *, create: bool) -> Any:
         self._paths.add(path)
@@ -73,6 +79,17 @@ class GuardedDisk:
         return guarded
 
 
+class _GuardedCalls:
+    """Something that lies on the disk, all of whose calls may wait for it."""
+
+    def __init__(self, disk: GuardedDisk, inner: object) -> None:
+        self._guard = disk
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return self._guard._guarded(name, getattr(self._inner, name))
+
+
 class _GuardedFile:
     def __init__(self, disk: GuardedDisk, file: File) -> None:
         object.__setattr__(self, "_guard", disk)
@@ -80,7 +97,9 @@ class _GuardedFile:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._file, name)
-        return self._guard._guarded(name, found) if name in _FILE_CALLS else found
+        if not callable(found) or name in _LOOP_FILE_CALLS:
+            return found
+        return self._guard._guarded(name, found)
 
     def resident(self, position: int, size: int) -> bool:
         return self._guard.is_resident(self.path, position, size)

@@ -56,9 +56,14 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class DiskSpace(msgspec.Struct, frozen=True):
-    """How much room the data directory's file system has. Sent every second or so."""
+    """What a look at the data directory found. Sent every second or so.
+
+    `free_bytes`: room on its file system. `is_owned`: it is the directory that was locked, and
+    nobody else uses it (see `DataDirectory.is_owned`).
+    """
 
     free_bytes: int
+    is_owned: bool = True
 
 
 class Shutdown(msgspec.Struct, frozen=True):

@@ -239,8 +239,8 @@ class Node:
                 self._tick(now)
             case DiskSpace():
                 if broker.admission.phase is not Phase.RUNNING:
-                    pass  # Nothing is admitted; a stop lets go of the directory, in a thread.
-                elif broker.directory.is_owned():
+                    pass  # Nothing is admitted; a stop lets go of the directory.
+                elif event.is_owned:
                     broker.admission.directory_held()
                     lifecycle.disk_space(broker, event.free_bytes, now)
                 else:

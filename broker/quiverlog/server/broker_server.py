@@ -24,6 +24,7 @@ from quiverlog.server.config import BrokerConfig
 from quiverlog.server.connections import ConnectionLimits, ConnectionTable, overdue
 from quiverlog.server.context import ConnectionContext
 from quiverlog.server.descriptors import DescriptorPlan, plan_descriptors, raise_file_limit
+from quiverlog.server.disk_watch import DiskLook, DiskWatch
 from quiverlog.server.http import HttpServer
 from quiverlog.server.http_guard import HttpLimits
 from quiverlog.server.logs import LogControl, Logger
@@ -42,7 +43,6 @@ from quiverlog.wire.frames import SCRATCH_BYTES
 __all__ = ["BrokerServer"]
 
 _LAG_PROBE_S = 0.1
-_DISK_PROBE_S = 1.0
 _FLUSH_REPLIES_S = 2.0
 _BACKLOG = 4_096
 
@@ -102,6 +102,7 @@ class BrokerServer:
         self._runner: NodeRunner | None = None
         self._acceptor: Acceptor | None = None
         self._http: HttpServer | None = None
+        self._disk_watch: DiskWatch | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._collector = Collector(lambda: self._metrics.bytes_in)
         self._addresses = ("", "off")
@@ -147,7 +148,12 @@ class BrokerServer:
         self._runner.perform(effects)
         self._runner.flush()
         await self._runner.start_complete.wait()
-        self._probe_disk()
+        self._disk_watch = DiskWatch(
+            self._loop,
+            is_owned=node.broker.directory.is_owned,
+            free_bytes=lambda: self._disk.free_bytes(self._config.data_dir),
+            found=self._disk_looked_at,
+        )
         self._probe_lag(self._loop.time())
         self._check_connections()
         self._collector.start()
@@ -257,7 +263,7 @@ class BrokerServer:
         self._state = "stopping"
         if self._acceptor is not None:
             self._acceptor.close()
-        self._timers.pop("disk").cancel()
+        self._stop_disk_watch()
         self._runner.tell(Shutdown())
         try:
             async with asyncio.timeout_at(deadline):
@@ -275,6 +281,7 @@ class BrokerServer:
 
     async def abandon(self) -> None:
         """Let go of everything, whatever state it is in."""
+        self._stop_disk_watch()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -304,17 +311,17 @@ class BrokerServer:
         due = self._loop.time() + _LAG_PROBE_S
         self._timers["lag"] = self._loop.call_at(due, self._probe_lag, due)
 
-    def _probe_disk(self) -> None:
+    def _disk_looked_at(self, look: DiskLook) -> None:
         assert self._runner is not None
-        try:
-            free = self._disk.free_bytes(self._config.data_dir)
-        except OSError as error:
-            # The node looks whether the directory is there at all.
-            self._log.error("free space cannot be measured", error=str(error))
-            free = self._metrics.disk_free_bytes
-        self._metrics.disk_free_bytes = free
-        self._runner.tell(DiskSpace(free))
-        self._timers["disk"] = self._loop.call_later(_DISK_PROBE_S, self._probe_disk)
+        if look.free_bytes is None:
+            self._log.error("free space cannot be measured", error=look.error)
+        else:
+            self._metrics.disk_free_bytes = look.free_bytes
+        self._runner.tell(DiskSpace(self._metrics.disk_free_bytes, look.is_owned))
+
+    def _stop_disk_watch(self) -> None:
+        if self._disk_watch is not None:
+            self._disk_watch.stop()
 
     def _check_connections(self) -> None:
         limits = self._connections.limits

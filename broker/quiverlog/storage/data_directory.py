@@ -165,7 +165,8 @@ class DataDirectory(PartitionDirectories):
         """True while this is the directory that was locked, and nobody else uses it.
 
         `data/` and `metadata/` in it must be the same ones, too. Costs some stat calls and a read
-        of a few bytes: for a timer, not for each write. (Each flush looks at its own file.)
+        of a few bytes: off the loop, now and then. (Each flush looks at its own file.) Any thread
+        may call it, also while another closes the directory.
         """
         return self._lock.holds()
 

@@ -86,15 +86,17 @@ class PosixLock:
                 os.ftruncate(self._file.fd, 0)
 
     def holds(self) -> bool:
-        if self._file is None:
+        # Another thread may release it meanwhile: these descriptors live until this returns.
+        directories = dict(self._directories)
+        if self._file is None or not directories:
             return False
         try:
-            if not all(map(_is_at, self._directories.values(), self._directories)):
+            if not all(map(_is_at, directories.values(), directories)):
                 return False
             claim = self._disk.read_file(f"{self._path}/lock")
         except FileNotFoundError:
             # The lock file may go: the directory is locked. The directories may not.
-            return all(map(os.path.isdir, self._directories))
+            return all(map(os.path.isdir, directories))
         except NotADirectoryError:
             return False
         except OSError:

@@ -1,0 +1,82 @@
+"""Looking at the data directory every second, in a thread of its own: is it ours, is there room.
+
+Owns the thread. A look is some calls of the file system, each of which waits for as long as a disk
+or a network file system does not answer: the loop gets what was found, and never waits for it. Not
+a job, because jobs of all kinds may be under way for seconds, and a directory that somebody has put
+in the place of ours must be noticed meanwhile.
+
+Must not know: what is done about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+__all__ = ["DiskLook", "DiskWatch"]
+
+_PERIOD_S: Final = 1.0
+
+
+class DiskLook(NamedTuple):
+    """What was found. `free_bytes`: None when it cannot be measured; `error` says why."""
+
+    is_owned: bool
+    free_bytes: int | None
+    error: str = ""
+
+
+class DiskWatch:
+    """See the module docstring.
+
+    Args:
+        is_owned: whether the directory is still the one that was locked; called in the thread.
+        free_bytes: room on its file system; may raise OSError; called in the thread.
+        found: called on the loop with each look, until `stop`.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        is_owned: Callable[[], bool],
+        free_bytes: Callable[[], int],
+        found: Callable[[DiskLook], None],
+        period_s: float = _PERIOD_S,
+    ) -> None:
+        self._loop = loop
+        self._is_owned = is_owned
+        self._free_bytes = free_bytes
+        self._found = found
+        self._period_s = period_s
+        self._stopped = threading.Event()
+        # Nobody waits for it at the end: a disk that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="disk-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more. What a look that is under way finds is not told."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            look = self._look()
+            try:
+                self._loop.call_soon_threadsafe(self._tell, look)
+            except RuntimeError:
+                return  # The loop is closed: nobody is there to be told.
+            self._stopped.wait(self._period_s)
+
+    def _look(self) -> DiskLook:
+        try:
+            free_bytes: int | None = self._free_bytes()
+            error = ""
+        except OSError as failure:
+            free_bytes, error = None, str(failure)
+        return DiskLook(self._is_owned(), free_bytes, error)
+
+    def _tell(self, look: DiskLook) -> None:
+        if not self._stopped.is_set():
+            self._found(look)
