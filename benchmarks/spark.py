@@ -32,7 +32,9 @@ __all__ = ["batch_rates", "run_stream", "session", "stop_session", "timed", "tri
 @cache
 def session() -> SparkSession:
     """`local[2]`, no UI, ours and the bare sources registered."""
-    os.environ["PYTHONPATH"] = str(REPOSITORY)  # workers import the bare sources by name
+    # Workers import the bare sources by name, and the connector from here, not one installed.
+    folders = (REPOSITORY, REPOSITORY / "connector", REPOSITORY / "broker")
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, folders))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark import accumulators
     from pyspark.sql import SparkSession

@@ -15,8 +15,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import socket
+import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HAS_PYSPARK",
     "HAS_STREAM_ARROW_WRITER",
+    "QUICK_ACKNOWLEDGEMENT",
     "DataSource",
     "DataSourceArrowWriter",
     "DataSourceReader",
@@ -33,8 +36,10 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "WriterCommitMessage",
     "arrow_from_rows",
+    "in_daemon_worker",
     "limit_class",
     "to_arrow_schema",
+    "worker_socket",
 ]
 
 
@@ -74,6 +79,39 @@ SupportsTriggerAvailableNow: Any = _base("SupportsTriggerAvailableNow", _streami
 def limit_class(name: str) -> Any:
     """Spark's class of a read limit, None before 4.2."""
     return getattr(_streaming_api, name, None)
+
+
+# --- PySpark's worker process -----------------------------------------------------------------
+# Not an API: read in pyspark/daemon.py of 4.3. Where another version looks different, the functions
+# answer that this is no worker and has no socket: nothing is done, and a task takes longer.
+_DAEMON: Final = "pyspark.daemon"
+_FRAMES_MAX: Final = 60
+
+QUICK_ACKNOWLEDGEMENT: Final = (socket.IPPROTO_TCP, getattr(socket, "TCP_QUICKACK", -1))
+"""Level and name of the socket option; Linux alone has it."""
+
+
+def in_daemon_worker() -> bool:
+    """Whether this process is a worker of PySpark's daemon, which collects after every task."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return getattr(spec, "name", None) == _DAEMON
+
+
+def worker_socket() -> socket.socket | None:
+    """The socket over which the JVM sends this worker its task, where it is TCP on Linux."""
+    if QUICK_ACKNOWLEDGEMENT[1] < 0 or not in_daemon_worker():
+        return None
+    daemon = vars(sys.modules["__main__"])
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES_MAX):
+        if frame.f_globals is daemon and frame.f_code.co_name == "worker":
+            found = frame.f_locals.get("sock")
+            is_tcp = getattr(found, "family", None) in (socket.AF_INET, socket.AF_INET6)
+            return found if is_tcp else None
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None
 
 
 def to_arrow_schema(schema: Any) -> pa.Schema:

@@ -28,7 +28,7 @@ from quiverlog.errors import (
     UnknownTopicId,
 )
 
-from . import pool
+from . import pool, worker_process
 from ._compat import InputPartition, to_arrow_schema
 from .losses import Losses
 from .options import ReadOptions
@@ -55,7 +55,7 @@ class LogSplit(InputPartition):  # type: ignore[misc]
         return [Range._make(r) for r in self.value]
 
 
-class SplitReader:
+class SplitReader(worker_process.SentToTasks):
     """Reads splits under one query's options and schema. Pickled to the executors."""
 
     def __init__(self, options: ReadOptions, schema: Any) -> None:
@@ -74,7 +74,8 @@ class SplitReader:
             CorruptBatch, CorruptLog: rows cannot be read, and `failOnCorruptData` is true.
         """
         ranges = split.ranges if isinstance(split, LogSplit) else []  # Spark's empty plan: None
-        return coalesce(batch for piece in ranges for batch in self._read_range(piece))
+        yield from coalesce(batch for piece in ranges for batch in self._read_range(piece))
+        worker_process.end_of_work()
 
     def _read_range(self, piece: Range) -> Iterator[pa.RecordBatch]:
         """Read on behind rows that are gone or damaged, where the options allow it."""

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from quiverlog.errors import InvalidOption, SchemaMismatch
 
-from . import pool
+from . import pool, worker_process
 from ._compat import (
     HAS_STREAM_ARROW_WRITER,
     DataSourceArrowWriter,
@@ -73,7 +73,7 @@ class TaskReport(WriterCommitMessage):  # type: ignore[misc]
         return sum(w.rows for w in self.written.values())
 
 
-class _Writer:
+class _Writer(worker_process.SentToTasks):
     """Base of the batch and the stream writer. Made in the driver, pickled to the tasks."""
 
     def __init__(self, options: WriteOptions, schema: Any, overwrite: bool) -> None:
@@ -89,7 +89,9 @@ class _Writer:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
         """Write the rows of one task."""
-        return WriteTask(self.options, self.route).run(batches)
+        report = WriteTask(self.options, self.route).run(batches)
+        worker_process.end_of_work()
+        return report
 
 
 class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
@@ -136,6 +138,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
 def _finish(messages: list[Any], what: str) -> None:
     logger.debug("%s: %d rows", what, sum(m.rows for m in messages if m is not None))
+    worker_process.end_of_work()
 
 
 def _give_up(messages: list[Any], what: str) -> None:
