@@ -10,6 +10,7 @@ import pytest
 from quiverlog.batch.header import BatchHeader, stamp
 from quiverlog.core.controller.records import LEADER_GONE, PartitionChangeRecord, Record
 from quiverlog.errors import NotLeader, OutOfOrderSequence, RequestTimedOut, ThrottledBroker
+from quiverlog.limits import PRODUCER_BATCHES_REMEMBERED
 from quiverlog.node.events import Tick
 from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.types import Durability
@@ -150,6 +151,25 @@ def test_a_partition_is_led_followed_led_again_and_removed(
     assert node.produced(topic, batch_of([1])).base_offset == 0
     assert [line for line in node.lines if line.level == "error"] == []
     assert node.metrics.internal_errors == 0
+
+
+def test_a_follower_remembers_as_many_batches_of_a_producer_as_its_leader(
+    node: NodeDriver,
+) -> None:
+    """Each counted twice, half of the five would be forgotten, and refused after a failover."""
+    topic = node.create()
+    node.give_out(0, 0)
+    change(node, topic, replicas=(HERE, OTHER), leader_id=OTHER, leader_epoch=1)
+    replica = node.node.broker.assignment.find((topic, 0))
+    assert replica is not None
+    count = PRODUCER_BATCHES_REMEMBERED
+    for number in range(count):
+        batch = copied([number], number, 1, producer=(0, 0, number))
+        replica.append_copied([(BatchHeader.unpack(batch), memoryview(batch))], node.now)
+    change(node, topic, leader_id=HERE, leader_epoch=2, in_sync_replicas=(HERE,))
+    for number in range(count):
+        result = node.produced(topic, batch_of([number], producer=(0, 0, number)))
+        assert (result.duplicate, result.base_offset) == (True, number)
 
 
 def test_a_partition_does_not_come_back_while_it_is_on_its_way_out(node: NodeDriver) -> None:

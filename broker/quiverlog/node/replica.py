@@ -164,7 +164,9 @@ class Replica:
         return state.appended(base_offset + rows)
 
     def append_copied(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> None:
-        """Append batches as the leader's log has them. What their producers did is known here too.
+        """Append batches as the leader's log has them.
+
+        What their producers did is known here, too: the log tells `producers`.
 
         Raises:
             CorruptLog: they do not go on where this log ends.
@@ -178,6 +180,4 @@ class Replica:
             end_offset = self.log.append_copied(batches, now)
         except OSError as error:
             raise StorageFault(f"{self.name}: append failed: {error}.") from error
-        for header, _ in batches:
-            self.producers.record(header, header.base_offset, now.wall_us)
         state.appended(end_offset)
