@@ -112,6 +112,9 @@ def test_a_partition_is_led_followed_led_again_and_removed(
     node.give_out(5, 0)
     batch = copied([3, 4, 5], 2, 3, producer=(5, 0, 0))
     replica.append_copied([(BatchHeader.unpack(batch), memoryview(batch))], node.now)
+    once = replica.producers.blank()
+    once.record(BatchHeader.unpack(batch), 2, node.now.wall_us)
+    assert replica.producers.snapshot() == once.snapshot(), "each batch counts once"
     assert (replica.state.log_end_offset, replica.state.high_watermark) == (5, 2)
     replica.state.leader_said(4)
     assert replica.state.high_watermark == 4

@@ -170,3 +170,22 @@ def test_a_producer_is_known_by_a_batch_that_straddles_the_log_start() -> None:
     log = Log.open(disk, DIRECTORY, config=LogConfig(), clean=False, now=NOW, producers=again)
     assert log.log_start_offset == 2
     assert again.check(header) == 0
+
+
+def test_rows_appended_behind_a_cut_inside_missing_rows_are_read(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=700, index_interval_bytes=100)
+    disk, directory = PosixDisk(), str(tmp_path)
+    log = Log.open(disk, directory, config=config, clean=False, now=NOW)
+    for _ in range(12):
+        log.append([make_batch(3, NOW.wall_us, 4, 1)], 1, NOW)
+    flush(log)
+    log.close(clean=True)
+    assert (log.segments[1].base_offset, log.segments[1].end_offset) == (3, 6)
+    (tmp_path / f"{3:020d}.log").unlink()
+    log = Log.open(disk, directory, config=config, clean=True, now=NOW)
+    assert truncate(log, 4) == 4
+    log.append([make_batch(3, NOW.wall_us, 4, 2)], 1, NOW)
+    with pytest.raises(CorruptLog) as caught:
+        log.read(3, bytes_max=1, end_offset=7)
+    assert (caught.value.details["offset"], caught.value.details["end_offset"]) == (3, 4)
+    assert len(log.read(4, bytes_max=1, end_offset=7)) == 1

@@ -25,11 +25,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
-from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
+from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError, StorageFault
 from quiverlog.storage import checkpoint
 from quiverlog.storage.checkpoint import RecoveryPoint
 from quiverlog.storage.disk import Disk, out_of_descriptors
-from quiverlog.storage.epochs import EPOCHS_FILE
+from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.fsyncs import Fsyncs
 from quiverlog.storage.index import IndexSummary, SparseIndex
 from quiverlog.storage.partition_files import sync_partition_file
@@ -228,9 +228,7 @@ class TrimJob:
         """Raises DiskFull, StorageFault or OSError: the log starts where it did."""
         scratch = list(self.scratch)
         self._flush()
-        if self.epochs is not None:
-            with contextlib.suppress(DiskFull):
-                self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
+        self._save_epochs()
         saved = self._save_snapshot(scratch)
         try:
             self._save_start(scratch)
@@ -253,6 +251,19 @@ class TrimJob:
             raise StorageFault(f"flush failed: {error}") from error
         if self.segments:
             self.fsyncs.names(self.disk, self.key)
+
+    def _save_epochs(self) -> None:
+        """Not over a newer list: a trim may wait while flushes that were begun later are run."""
+        if self.epochs is None:
+            return
+        path = f"{self.key}/{EPOCHS_FILE}"
+        mine, stored = LeaderEpochs(lambda: 0), LeaderEpochs(lambda: 0)
+        mine.load(path, self.epochs)
+        with contextlib.suppress(FileNotFoundError, CorruptLog):
+            stored.load(path, self.disk.read_file(path))
+        if stored.newest <= mine.newest:
+            with contextlib.suppress(DiskFull):
+                self.disk.write_file_atomic(path, self.epochs)
 
     def _save_snapshot(self, scratch: list[str]) -> bool:
         if self.snapshot is None:

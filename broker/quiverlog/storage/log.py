@@ -226,6 +226,8 @@ class Log(TrimmableLog):
         if not self.segments:
             self._start_saved = max(self._start_saved, end)
             self._move_start(end)
+        else:
+            self.segments[-1].end_at(end)
         self.log_end_offset = end
         self.flushed_offset = min(self.flushed_offset, end)
         self.epochs.truncate_to(end)

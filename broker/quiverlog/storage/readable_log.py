@@ -236,6 +236,7 @@ class ReadableLog:
         """A job of a `NotResident` is back."""
         segment = job.segment
         if segment.dropped:
+            segment.file.close()  # The job may have opened it again: that would keep its room.
             return
         if isinstance(result, LoadedIndex):
             assert isinstance(job, LoadIndexJob)
@@ -302,10 +303,9 @@ class ReadableLog:
             try:
                 header = self._ask(segment, find, spans, cold_ok, just_read)
             except LongWalk as walk:
-                file, cursor = segment.file, (walk.position, walk.offset)
-                skip = SkipOlderJob(
-                    self.directory, segment, file, file.size, at_us, cursor, tuple(segment.damages)
-                )
+                file, damages = segment.file, tuple(segment.damages)
+                at = (walk.position, walk.offset)
+                skip = SkipOlderJob(self.directory, segment, file, file.size, at_us, at, damages)
                 cold = NotResident(skip)
                 cold.offset = max(start, segment.base_offset)
                 raise cold from None

@@ -287,6 +287,14 @@ class Segment:
         self.end_offset = end_offset
         assert self.tail[1] < self.end_offset
 
+    def end_at(self, offset: int) -> None:
+        """The log ends at `offset`: of rows that are missing behind this file's last, fewer are."""
+        assert self.base_offset < offset
+        if offset < self.end_offset:
+            self.end_offset = offset
+            kept = [damage for damage in self.damages if damage.offset < offset]
+            self.damages = [d._replace(end_offset=min(d.end_offset, offset)) for d in kept]
+
     # --- damage and trust ----------------------------------------------------------------------
     def note_damage(self, damage: Damage) -> None:
         """Remember rows that cannot be read."""
