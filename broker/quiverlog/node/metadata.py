@@ -125,7 +125,8 @@ class Metadata:
         self.log = log
         for records in entries:
             self.image.replay_entry(records)
-        self._reset_pending()
+        for record in self.image.snapshot_records():
+            self.pending.replay(record)
 
     def commit_at_start(self, records: list[Record]) -> None:
         """Before anybody is served, off the loop: log and apply at once.
@@ -177,7 +178,7 @@ class Metadata:
         try:
             self.pending.replay_entry(records)
         except Exception:
-            self._reset_pending()
+            self._reset_pending(records)
             raise
         self._queue.append(decision)
         self._creating.update(_names_created(records))
@@ -272,7 +273,7 @@ class Metadata:
                 if found is not None:
                     decisions.remove(decision)
                     refused.append((decision, failed[found]))
-        self._reset_pending()
+        self._reset_pending([record for one, _ in refused for record in one.records])
         for decision, error in refused:
             self._failed.append(decision)
             self._tell_failed(self._as_error(error), now)
@@ -337,7 +338,7 @@ class Metadata:
         self._failed += [*self._logging, *self._queue]
         self._logging.clear()
         self._queue.clear()
-        self._reset_pending()
+        self._reset_pending([record for one in self._failed for record in one.records])
         self._tell_failed(self._as_error(error), now)
 
     def _as_error(self, error: BaseException) -> BaseException:
@@ -355,12 +356,16 @@ class Metadata:
         while self._failed:
             self._tell(self._failed.popleft(), error, now)
 
-    def _reset_pending(self) -> None:
-        """The image, and on top of it all that is under way."""
-        self.pending = Image(self.image.defaults)
-        for record in self.image.snapshot_records():
-            self.pending.replay(record)
-        for decision in (*self._logging, *self._queue):
+    def _reset_pending(self, failed: Sequence[Record]) -> None:
+        """The image, and on top of it all that is under way; `failed`: what is so no more.
+
+        A full disk refuses decisions one by one: other topics than theirs are not touched.
+        """
+        under_way = [*self._logging, *self._queue]
+        records = [*failed, *(record for decision in under_way for record in decision.records)]
+        topic_ids = dict.fromkeys(t for record in records if (t := topic_of(record)) is not None)
+        self.pending.revert(self.image, topic_ids)
+        for decision in under_way:
             self.pending.replay_entry(decision.records)
 
     # --- compaction ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ Must not know: files, requests, who may do what (that is decided in `topics`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,17 @@ class PartitionImage:
         self.leader_id = record.leader_id
         self.leader_epoch = record.leader_epoch
 
+    def record(self, topic_id: bytes) -> PartitionRecord:
+        """The record that this partition adds up to."""
+        return PartitionRecord(
+            topic_id,
+            self.partition,
+            self.replicas,
+            self.in_sync_replicas,
+            self.leader_id,
+            self.leader_epoch,
+        )
+
 
 class TopicImage:
     """One topic. `config` follows from `configs` and the broker's defaults."""
@@ -83,6 +94,21 @@ class TopicImage:
         self.partitions: list[PartitionImage] = []
         self.schema_records: list[SchemaRecord] = []
         self.schemas: dict[int, pa.Schema] = {}
+
+    def record(self) -> TopicRecord:
+        """The record that this topic begins with."""
+        return TopicRecord(
+            self.topic_id, self.name, self.created_us, self.replication_factor, self.key_columns
+        )
+
+    def copy(self) -> TopicImage:
+        """One that changes on its own."""
+        topic = TopicImage(self.record(), self.config)
+        topic.configs = dict(self.configs)
+        topic.partitions = [PartitionImage(one.record(self.topic_id)) for one in self.partitions]
+        topic.schema_records = list(self.schema_records)
+        topic.schemas = dict(self.schemas)
+        return topic
 
     @property
     def schema_id(self) -> int:
@@ -128,6 +154,28 @@ class Image:
         self.producer_epochs: dict[int, int] = {}
         # What lies about under these ids may be removed; oldest first.
         self.removed_topic_ids: dict[bytes, None] = {}
+
+    def revert(self, source: Image, topic_ids: Collection[bytes]) -> None:
+        """Become what `source` is, from which this differs in no other topics.
+
+        Takes as long as these topics are large, however many others there are.
+        """
+        assert not self.frozen, "somebody reads the image"
+        for topic_id in topic_ids:
+            mine = self.topics_by_id.pop(topic_id, None)
+            if mine is not None:
+                del self.topics[mine.name]
+        for topic_id in topic_ids:
+            theirs = source.topics_by_id.get(topic_id)
+            if theirs is not None:
+                self.topics[theirs.name] = self.topics_by_id[topic_id] = theirs.copy()
+        self.version = source.version
+        self.brokers = dict(source.brokers)
+        self.next_producer_id = source.next_producer_id
+        self.partition_count = source.partition_count
+        self.producer_epochs = dict(source.producer_epochs)
+        self.removed_topic_ids = dict(source.removed_topic_ids)
+        assert len(self.topics) == len(self.topics_by_id) == len(source.topics)
 
     def replay_entry(self, records: list[Record]) -> None:
         """Take in one entry of the metadata log."""
@@ -215,28 +263,10 @@ class Image:
         records.append(ProducerIdBlockRecord(self.next_producer_id))
         records.extend(ProducerEpochRecord(pid, e) for pid, e in self.producer_epochs.items())
         for topic in self.topics.values():
-            records.append(
-                TopicRecord(
-                    topic.topic_id,
-                    topic.name,
-                    topic.created_us,
-                    topic.replication_factor,
-                    topic.key_columns,
-                )
-            )
+            records.append(topic.record())
             records.extend(ConfigRecord(topic.topic_id, k, v) for k, v in topic.configs.items())
             records.extend(topic.schema_records)
-            records.extend(
-                PartitionRecord(
-                    topic.topic_id,
-                    partition.partition,
-                    partition.replicas,
-                    partition.in_sync_replicas,
-                    partition.leader_id,
-                    partition.leader_epoch,
-                )
-                for partition in topic.partitions
-            )
+            records.extend(one.record(topic.topic_id) for one in topic.partitions)
         return records
 
 

@@ -1,0 +1,75 @@
+"""A decision that fails is taken back: at the price of its own topics, not of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from quiverlog import errors
+from quiverlog.batch.schema import serialize_schema
+from quiverlog.core.controller.image import Image, TopicImage
+from quiverlog.core.controller.records import Record
+from quiverlog.storage.metadata_log import AppendJob
+from quiverlog.wire import messages as m
+from tests.support.node import SCHEMA, NodeDriver
+
+TOPICS = 60
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeDriver:
+    return NodeDriver(tmp_path)
+
+
+def state_of(image: Image) -> list[str]:
+    """All that an image says, in an order of its own."""
+    return sorted(map(repr, image.snapshot_records()))
+
+
+def test_taking_back_a_decision_touches_its_own_topics_alone(node: NodeDriver) -> None:
+    for number in range(TOPICS):
+        node.create(f"other-{number}", partitions=2, retention_ms="60000")
+    made: list[str] = []
+    replay, build = Image.replay, TopicImage.__init__
+
+    def count_replay(self: Image, record: Record) -> None:
+        made.append(type(record).__name__)
+        replay(self, record)
+
+    def count_topic(self: TopicImage, *arguments: object) -> None:
+        made.append("topic")
+        build(self, *arguments)  # type: ignore[arg-type]
+
+    new = m.NewTopic("t", serialize_schema(SCHEMA), 3)
+    with (
+        mock.patch.object(AppendJob, "run", side_effect=errors.DiskFull("planted")),
+        mock.patch.object(Image, "replay", count_replay),
+        mock.patch.object(TopicImage, "__init__", count_topic),
+    ):
+        answer, _ = node.call(m.CreateTopicsRequest(topics=[new]))
+    assert answer.topics[0].error_code == errors.DiskFull.code
+    assert len(made) < 20, "its five records, and not those of sixty others"
+    metadata = node.node.broker.metadata
+    assert state_of(metadata.pending) == state_of(metadata.image)
+    assert "t" not in metadata.pending.topics
+
+
+def test_what_failed_is_taken_back_and_what_is_under_way_stays(node: NodeDriver) -> None:
+    """One topic is removed and one altered: after the failure both are what they were."""
+    keeps = node.create("keeps", retention_ms="60000")
+    node.create("goes")
+    metadata = node.node.broker.metadata
+    before = state_of(metadata.image)
+    node.hold_jobs = True
+    node.request(m.DeleteTopicsRequest(names=["goes"]))
+    node.request(m.AlterTopicRequest(name="keeps", set_configs={"retention.ms": "1"}))
+    assert state_of(metadata.pending) != before
+    assert metadata.image.topics_by_id[keeps].configs == {"retention.ms": "60000"}
+    with mock.patch.object(AppendJob, "run", side_effect=errors.DiskFull("planted")):
+        node.hold_jobs = False
+        node.run_until_idle()
+    assert state_of(metadata.image) == before
+    assert state_of(metadata.pending) == before
+    assert metadata.pending.topics_by_id[keeps] is not metadata.image.topics_by_id[keeps]
