@@ -114,6 +114,8 @@ RETENTION_MS_DEFAULT: Final = 7 * 24 * 3_600_000
 RETENTION_CHECK_MS: Final = 10_000
 """How often retention looks; well under the minute within which a bound must hold."""
 INDEX_INTERVAL_BYTES: Final = 4 * KIB
+INDEX_INTERVAL_BYTES_MAX: Final = 64 * KIB
+"""Whatever a topic asks for: the headers in between are walked on the loop, 5 us each."""
 INDEX_MEMORY_BYTES_MAX: Final = 64 * MIB
 """Indexes of finished segments that stay loaded; the one used longest ago goes first."""
 UNFLUSHED_BYTES_MAX: Final = 64 * MIB

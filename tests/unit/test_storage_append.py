@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.header import CRC_START, BatchHeader, stamp
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import BatchTooLarge, CorruptLog
-from quiverlog.limits import BATCH_ROWS_MAX, SEGMENT_ROWS_MAX
+from quiverlog.limits import BATCH_ROWS_MAX, KIB, MIB, SEGMENT_ROWS_MAX
 from quiverlog.storage.index import SparseIndex
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.storage.posix import PosixDisk
@@ -273,3 +274,13 @@ def skipped_to(disk: SimDisk, offset: int) -> Log:
     log = open_log(disk)
     skip(log, offset)
     return log
+
+
+def test_no_walk_between_index_entries_is_long_whatever_a_topic_asks_for() -> None:
+    """Whoever reads walks over the headers between two entries, on the loop."""
+    log = open_log(SimDisk(), config=LogConfig(index_interval_bytes=64 * MIB))
+    for _ in range(40):
+        log.append([make_batch(1, NOW.wall_us, 127, 1) for _ in range(10)], 0, NOW)
+    positions = [*log.segments[0].load().positions, log.segments[0].file.size]
+    assert positions[-1] > 3_000_000
+    assert max(after - at for at, after in pairwise(positions)) <= 64 * KIB + 8192

@@ -22,7 +22,7 @@ from typing import Final
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, QuiverlogError
-from quiverlog.limits import SEGMENT_ROWS_MAX
+from quiverlog.limits import INDEX_INTERVAL_BYTES_MAX, SEGMENT_ROWS_MAX
 from quiverlog.storage.byte_source import BLOCK_BYTES, readable_bytes
 from quiverlog.storage.checks import clip, find_damages
 from quiverlog.storage.disk import Disk, File, short_name
@@ -264,6 +264,7 @@ class Segment:
         assert not self.dropped
         assert self.end_offset < end_offset
         assert end_offset - self.base_offset <= SEGMENT_ROWS_MAX
+        interval_bytes = min(interval_bytes, INDEX_INTERVAL_BYTES_MAX)
         before = (len(index), self.newest_us, self._indexed_at, self.tail)
         try:
             at = file.append([view for _, view in batches])

@@ -111,7 +111,7 @@ _DEFS: Final = (
         "index.interval.bytes",
         Kind.INTEGER,
         str(INDEX_INTERVAL_BYTES),
-        "The index gets an entry for about every so many bytes of log.",
+        "The index gets an entry for about every so many bytes of log; for every 64 KiB at least.",
         unit="bytes",
         minimum=512,
         maximum=MIB * 64,
