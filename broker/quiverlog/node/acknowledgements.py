@@ -24,8 +24,7 @@ from typing import ClassVar, Final
 from quiverlog.core.partition.partition import Positions, acknowledged
 from quiverlog.errors import QuiverlogError, RequestTimedOut
 from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.outbox import Outbox
-from quiverlog.node.purgatory import Purgatory, Waiter
+from quiverlog.node.purgatory import Purgatory, Replier, Waiter
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
@@ -141,7 +140,7 @@ class ProduceWaiter(Waiter):
     `entries`: its results, each with the queue of its partition.
     """
 
-    __slots__ = ("_metrics", "_outbox", "_purgatory", "answers", "entries", "response", "waiting")
+    __slots__ = ("_metrics", "_purgatory", "_replier", "answers", "entries", "response", "waiting")
 
     api: ClassVar[m.Api] = m.Api.PRODUCE
 
@@ -151,12 +150,12 @@ class ProduceWaiter(Waiter):
         correlation_id: int,
         deadline_us: int,
         response: m.ProduceResponse,
-        outbox: Outbox,
+        replier: Replier,
         purgatory: Purgatory,
         metrics: NodeMetrics,
     ) -> None:
         super().__init__(connection_id, correlation_id, deadline_us)
-        self._outbox = outbox
+        self._replier = replier
         self._purgatory = purgatory
         self._metrics = metrics
         self.response = response
@@ -183,7 +182,7 @@ class ProduceWaiter(Waiter):
     def complete(self) -> None:
         """Every entry is confirmed or has failed."""
         assert not self.waiting
-        self.answer(self._outbox, self.response)
+        self.answer(self._replier, self.response)
         self._purgatory.finish(self)
 
     def broken(self, error: Exception) -> None:
@@ -205,7 +204,7 @@ class ProduceWaiter(Waiter):
             if not result.error_code and not answers.is_next(self):
                 fail_result(result, error)
         self._metrics.produces_timed_out += 1
-        self.answer(self._outbox, self.response)
+        self.answer(self._replier, self.response)
         self._purgatory.finish(self)
         for waiter in _next_after(self):
             _answer_in_order(waiter)

@@ -17,7 +17,6 @@ from quiverlog.errors import InvalidRequest, ThrottledBroker
 from quiverlog.limits import FETCH_MAX_WAIT_MS_MAX, PARTITIONS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.cold import cold_read
-from quiverlog.node.effects import Respond
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.fetch_answer import FetchAnswer, is_short, partition_limit, read_entry
 from quiverlog.node.purgatory import Waiter
@@ -201,9 +200,8 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
         in_steps = bool(count and answer.look(count))
         if not in_steps and (wait_ms == 0 or answer.enough()):
             answer.count()
-            broker.outbox.effects.append(
-                Respond(connection_id, answer.response, request.correlation_id, answer.body)
-            )
+            correlation_id = request.correlation_id
+            broker.outbox.respond(connection_id, correlation_id, answer.response, answer.body)
             return
     waiter = FetchWaiter(broker, connection_id, request, now.mono_us + wait_ms * 1000)
     broker.purgatory.park(waiter, client_id)

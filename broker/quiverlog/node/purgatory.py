@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.outbox import Outbox
@@ -23,9 +23,22 @@ from quiverlog.types import Now
 from quiverlog.wire.messages import Api, Response
 from quiverlog.wire.registry import APIS
 
-__all__ = ["Purgatory", "Waiter"]
+__all__ = ["Purgatory", "Replier", "Waiter"]
 
 _SWEEP_MIN: Final = 256
+
+
+class Replier(Protocol):
+    """All that a waiter needs to answer."""
+
+    def respond(
+        self,
+        connection_id: int,
+        correlation_id: int,
+        response: Response,
+        body: Sequence[memoryview] = (),
+    ) -> None:
+        """Answer a request."""
 
 
 class Waiter:
@@ -67,10 +80,10 @@ class Waiter:
     def release(self) -> None:
         """Take yourself off every list but the purgatory's. May be called twice."""
 
-    def answer(self, outbox: Outbox, response: Response, body: Sequence[memoryview] = ()) -> None:
+    def answer(self, replier: Replier, response: Response, body: Sequence[memoryview] = ()) -> None:
         """Answer the request, once."""
         assert not self.answered
-        outbox.respond(self.connection_id, self.correlation_id, response, body)
+        replier.respond(self.connection_id, self.correlation_id, response, body)
         self.answered = True
 
 
