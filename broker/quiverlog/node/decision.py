@@ -5,13 +5,13 @@ Must not know: how it becomes durable (metadata.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from quiverlog.core.controller.records import Record
+from quiverlog.core.controller.records import Record, TopicRecord
 from quiverlog.node.jobs import Then
 
-__all__ = ["Decision", "Directories"]
+__all__ = ["Decision", "Directories", "names_created"]
 
 Directories = Mapping[str, bytes]
 """Topic id by partition name: directories that must be there before the records are logged."""
@@ -30,3 +30,8 @@ class Decision(NamedTuple):
     def note_made(self, made: Directories) -> None:
         """These directories were made, for this decision and others."""
         self.made.update(n for n, topic_id in self.directories.items() if made.get(n) == topic_id)
+
+
+def names_created(records: Sequence[Record]) -> list[str]:
+    """Names of the topics that these records create."""
+    return [record.name for record in records if isinstance(record, TopicRecord)]

@@ -32,11 +32,11 @@ from functools import partial
 from typing import Final
 
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.records import Record, TopicRecord, encode_entry, topic_of
+from quiverlog.core.controller.records import Record, encode_entry, topic_of
 from quiverlog.core.controller.records import encode_long_entry as encode_long
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.node.admission import Admission
-from quiverlog.node.decision import Decision, Directories
+from quiverlog.node.decision import Decision, Directories, names_created
 from quiverlog.node.directory_jobs import MadeDirectories
 from quiverlog.node.effects import Job
 from quiverlog.node.jobs import Jobs, Starter, Then
@@ -181,7 +181,7 @@ class Metadata:
             self._reset_pending(records)
             raise
         self._queue.append(decision)
-        self._creating.update(_names_created(records))
+        self._creating.update(names_created(records))
         self._start_next(now)
 
     def proposal(self, records: list[Record], now: Now) -> Starter:
@@ -320,7 +320,7 @@ class Metadata:
 
     def _tell(self, decision: Decision, error: BaseException | None, now: Now) -> None:
         """It holds, or has failed: tell who proposed it, and who waits for that."""
-        for name in _names_created(decision.records):
+        for name in names_created(decision.records):
             self._creating[name] -= 1
             if not self._creating[name]:
                 del self._creating[name]
@@ -392,10 +392,6 @@ class Metadata:
                 level = "error" if out_of_service else "warning"
                 self._outbox.log(level, "metadata log not compacted", why=_why(error))
         self._start_next(now)
-
-
-def _names_created(records: Sequence[Record]) -> list[str]:
-    return [record.name for record in records if isinstance(record, TopicRecord)]
 
 
 def _why(error: BaseException) -> str:
