@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from quiverlog.batch.numbers import integer, text
 from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
@@ -166,9 +167,9 @@ def metadata_columns(names: Iterable[str], stored: Any) -> Mapping[str, pa.Array
     result = {}
     for name in names:
         if name == "_topic":
-            result[name] = pa.repeat(pa.scalar(stored.topic, pa.string()), rows)
+            result[name] = pa.repeat(text(stored.topic), rows)
         elif name == "_partition":
-            result[name] = pa.repeat(pa.scalar(stored.partition, pa.int32()), rows)
+            result[name] = pa.repeat(integer(stored.partition, pa.int32()), rows)
         elif name == "_offset":
             result[name] = pa.arange(stored.base_offset, stored.next_offset)
         else:

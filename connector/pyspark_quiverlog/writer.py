@@ -241,7 +241,7 @@ def _topic_schema(options: WriteOptions, topic: str) -> pa.Schema:
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     """No rows, all columns."""
-    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
 
 
 def check_fits(batch: pa.RecordBatch, options: WriteOptions, topic: str) -> None:

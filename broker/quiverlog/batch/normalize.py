@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 
 from quiverlog.errors import IncompatibleSchema
 
+from .numbers import integers
+
 __all__ = ["cast_array", "conform"]
 
 
@@ -110,7 +112,7 @@ def _castable(array: pa.Array) -> pa.Array:
     if pa.types.is_map(array.type):
         raise TypeError(f"{array.type} is not supported inside of maps: convert it first")
     ends = pc.cumulative_sum(pc.list_value_length(array).fill_null(0)).cast(pa.int32())
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    offsets = pa.concat_arrays([integers([0], pa.int32()), ends])
     values = _castable(array.flatten())
     return pa.ListArray.from_arrays(offsets, values, mask=array.is_null())
 

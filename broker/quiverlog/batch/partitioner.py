@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .checksum import crc32c
+from .numbers import integer, integers
 
 __all__ = ["hash_rows", "partition_rows"]
 
@@ -32,7 +33,7 @@ _MULTIPLIER_2: Final = 0x94D0_49BB_1331_11EB
 
 
 def _u64(value: int) -> pa.Scalar:
-    return pa.scalar(value, pa.uint64())
+    return integer(value, pa.uint64())
 
 
 _INCREMENT_U64: Final = _u64(_INCREMENT)
@@ -134,7 +135,7 @@ def _bits_of_uniques(column: pa.Array) -> pa.Array:
         values = map(_decimal_text, encoded.dictionary.to_pylist())
     else:
         values = encoded.dictionary.cast(pa.binary()).to_pylist()
-    bits = pa.array(map(crc32c, values), pa.uint64(), size=len(encoded.dictionary))
+    bits = integers(map(crc32c, values), pa.uint64())
     return pc.take(bits, encoded.indices)
 
 

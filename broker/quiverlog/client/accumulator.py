@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from quiverlog.batch.codec import encode_batch
+from quiverlog.batch.numbers import integers
 from quiverlog.batch.partitioner import partition_rows
 from quiverlog.errors import (
     BatchTooLarge,
@@ -268,7 +269,7 @@ class Accumulator:
     ) -> None:
         if partition is None and self.topic.key_columns and len(self.topic.partitions) > 1:
             # Which row went where must be known per row: number them, and cut by that.
-            numbers = pa.array(range(batch.num_rows), pa.int32())
+            numbers = integers(range(batch.num_rows), pa.int32())
             numbered = batch.append_column("\0row", numbers)
             for target, rows in self.split(numbered, None):
                 indexes = rows.column(rows.num_columns - 1).to_pylist()

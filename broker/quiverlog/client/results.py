@@ -200,7 +200,9 @@ class ConsumerBatch:
         """The rows' timestamps, `timestamp[us, UTC]`; equal within a batch."""
         import pyarrow as pa
 
-        moment = pa.scalar(self.timestamp_us, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        from quiverlog.batch.numbers import integer
+
+        moment = integer(self.timestamp_us, pa.timestamp("us", tz="UTC"))
         return pa.repeat(moment, self.data.num_rows)
 
     @property
@@ -208,7 +210,7 @@ class ConsumerBatch:
         """The rows' offsets, int64."""
         import pyarrow as pa
 
-        return pa.array(range(self.base_offset, self.next_offset), pa.int64())
+        return pa.arange(self.base_offset, self.next_offset)
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """The rows as dictionaries."""
