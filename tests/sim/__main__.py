@@ -7,8 +7,10 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from .bugs import hunt, hunt_all, print_table
+from .bugs import Caught, hunt, hunt_all, print_table, write_table
 from .checker import Violation
 from .planted import BUGS
 from .run import simulate
@@ -25,6 +27,7 @@ def main() -> int:
     parser.add_argument("--stats", action="store_true", help="count what happened in all runs")
     parser.add_argument("--bugs", action="store_true", help="plant each bug and show who finds it")
     parser.add_argument("--bug", help="plant the bugs with this text in their name")
+    parser.add_argument("--table", type=Path, help="with --bugs: write the table to this file, too")
     options = parser.parse_args()
     wants_bugs = options.bugs or options.bug is not None
     options.seeds = options.seeds or (60 if wants_bugs else 20)
@@ -69,7 +72,17 @@ def _bugs(options: argparse.Namespace) -> int:
     else:
         chosen = [bug for bug in BUGS if options.bug in bug.name]
         caught = (hunt(bug, seeds=range(seeds), duration_ms=duration_ms) for bug in chosen)
-    return 1 if print_table(caught) else 0
+    found: list[Caught] = []
+    missed = print_table(_kept(caught, found))
+    if options.table is not None and options.bug is None:
+        write_table(found, options.table, seeds=seeds)
+    return 1 if missed else 0
+
+
+def _kept(caught: Iterable[Caught], found: list[Caught]) -> Iterator[Caught]:
+    for one in caught:
+        found.append(one)
+        yield one
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from .scenario import TopicPlan
 __all__ = [
     "AGING_TOPIC",
     "CHANGING",
+    "DAMAGED",
     "LOSSY_TOPIC",
     "ONE_TOPIC",
     "OVERTAKING",
@@ -133,6 +134,17 @@ OVERTAKING = {
     "slow_job": 0.5,
     "hasty": 0.25,
 }
+
+DAMAGED: dict[str, object] = {
+    **QUIET,
+    "producers": 4,
+    "readers": 2,
+    "followers": 2,
+    "rows_max": 8,
+    "header_flips": 1.0,
+    "death_interval_ms": 500,
+}
+"""Headers of batches are damaged that an index has entries for."""
 
 STRANGE: dict[str, object] = {**QUIET, "strangers": 2, "death_interval_ms": 4_000}
 """Somebody asks for odd things all the time."""

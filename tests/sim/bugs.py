@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 
 from .checker import Violation
 from .mutations import NotThere
 from .planted import BUGS, Bug
 from .run import simulate
 
-__all__ = ["Caught", "hunt", "hunt_all", "print_table"]
+__all__ = ["Caught", "hunt", "hunt_all", "print_table", "write_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,27 @@ def print_table(caught: Iterable[Caught]) -> int:
         print(f"{one.bug:60} {where:>14}  {one.said[:70]}", flush=True)
     print(f"{count - missed} of {count} planted bugs caught")
     return missed
+
+
+def write_table(caught: Iterable[Caught], path: Path, *, seeds: int) -> None:
+    """The same as a page of the docs."""
+    found = list(caught)
+    missed = [one for one in found if one.seed is None]
+    lines = [
+        "# Planted bugs",
+        "",
+        "Written by `make sim-bugs ARGS='--table docs/planted-bugs.md'`; a test compares the names.",
+        "The seeds are those of one run: any change of the broker may shift them.",
+        "",
+        f"{len(found) - len(missed)} of {len(found)} caught, each within {seeds} seeds.",
+        "",
+        "| planted bug | seed | what the checker said |",
+        "|---|---|---|",
+    ]
+    for one in found:
+        said = one.said[:90].replace("|", "/").replace("`", "'")
+        lines.append(f"| {one.bug} | {'missed' if one.seed is None else one.seed} | {said} |")
+    path.write_text("\n".join(lines) + "\n")
 
 
 def _hunt_number(number: int, seeds: int, duration_ms: int) -> Caught:

@@ -100,6 +100,10 @@ class PartitionModel:
     trim_confirmed: int = 0
     damaged: bool = False
     """A bit of it was flipped: errors are allowed, wrong rows are not."""
+    hits: list[tuple[int, int] | None] = field(default_factory=list)
+    """Rows [first, next) of each batch that was damaged; None where that is not sure."""
+    read_last: set[int] = field(default_factory=set)
+    """Offsets of the rows that were readable at the end."""
     robbed: str = ""
     """What was taken from it, from outside, that the broker must notice."""
     robbed_at: int = 0
@@ -112,6 +116,7 @@ class PartitionModel:
     def log_start_lost(self) -> None:
         """Nothing says where the log begins: trimmed rows may be back, and that is told."""
         self.damaged = True
+        self.hits.append(None)
         self.robbed = "its log-start was damaged"
         self.log_start_offset = self.trim_confirmed = 0
 
@@ -315,6 +320,15 @@ class Checker:
                 f"{model.name}: {len(missing)} acknowledged rows are missing, first at"
                 f" {min(missing)} (log is {start} to {end})"
             )
+        if model.hits and None not in model.hits and not model.torn:
+            hits = [range(*hit) for hit in model.hits if hit is not None]
+            unread = [o for o in model.acknowledged if o >= start and o not in model.read_last]
+            lost = [o for o in unread if not any(o in hit for hit in hits)]
+            if lost:
+                raise Violation(
+                    f"{model.name}: bits were flipped in {hits}, and {len(lost)} other rows cannot"
+                    f" be read, first at {min(lost)}"
+                )
         unseen = [o for o in range(start, end) if o not in model.seen]
         if unseen and not (model.damaged or model.torn):
             raise Violation(f"{model.name}: offsets {unseen[:5]} were never readable")

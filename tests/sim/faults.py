@@ -64,6 +64,8 @@ class FaultyDisk(SimDisk):
         self.on_loop = False
         """A handler of the node is running."""
         self.loop_may_block = True
+        self.rows_hit: tuple[int, int] | None = None
+        """Rows of the batch in which a bit was flipped last; None where that is not sure."""
         self.looks: Callable[[], None] = lambda: None
         """Called before every operation: what the one before it did can be seen."""
         self.failures: Counter[str] = Counter()
@@ -182,8 +184,25 @@ class FaultyDisk(SimDisk):
             return None
         # Where it says which rows it holds, or anywhere.
         byte_count = rng.choice((_BASE_OFFSET_BYTES, BATCH_HEADER_BYTES))
-        self.flip_bit(path, rng.choice(found[:-1]) * 8 + rng.randrange(byte_count * 8))
+        at = rng.choice(found[:-1])
+        self.rows_hit = self._rows_at(path, durable, at)
+        self.flip_bit(path, at * 8 + rng.randrange(byte_count * 8))
         return path
+
+    def _rows_at(self, path: str, data: bytes, at: int) -> tuple[int, int] | None:
+        """Rows [first, next) of the batch with this byte; None where that is not sure.
+
+        In the newest file of a log a flip may look like a torn append (ADR 0017): from there on.
+        """
+        directory = path.rpartition("/")[0]
+        newest = max(p for p in self.paths() if p.startswith(directory) and p.endswith(".log"))
+        if path == newest:
+            return int(path.rpartition("/")[2].split(".")[0]), 2**62
+        for start in _batches(data):
+            header = BatchHeader.unpack(data, start)
+            if start <= at < start + header.total_bytes:
+                return header.base_offset, header.next_offset
+        return None
 
     def flip_somewhere(self, rng: random.Random, suffix: str) -> str | None:
         """Flip a durable bit of some partition's file; its path, None when there is none."""
@@ -193,7 +212,11 @@ class FaultyDisk(SimDisk):
         if not paths:
             return None
         path = rng.choice(paths)
-        self.flip_bit(path, rng.randrange(spared * 8, self.durable_size(path) * 8))
+        bit = rng.randrange(spared * 8, self.durable_size(path) * 8)
+        if suffix == ".log":
+            durable = bytes(self.inode(path).data[: self.durable_size(path)])
+            self.rows_hit = self._rows_at(path, durable, bit // 8)
+        self.flip_bit(path, bit)
         return path
 
 

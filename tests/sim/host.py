@@ -141,14 +141,17 @@ class Host:
         disk: Disk = self.disk
         node = Node(config, disk, entropy=self.rng.randbytes, metrics=NodeMetrics())
         self.node = node
-        if self.wall_offset_us and not self._holds_rows():
-            # A clock that is wrong from the start, and nothing to compare it with.
+        if self.wall_offset_us and not self.can_judge_clock:
             self.wall_offset_us = 0
         self._guarded(lambda: node.start(self.now), starting=True)
         if self.node is node:
             self._schedule_tick()
 
-    def _holds_rows(self) -> bool:
+    @property
+    def can_judge_clock(self) -> bool:
+        """False: a clock that is wrong from the start, and nothing to compare it with."""
+        if self._started:
+            return True
         paths = (path for path in self.disk.paths() if path.endswith(".log") and "/data/" in path)
         return any(len(self.disk.inode(path).data) > SEGMENT_HEADER_BYTES for path in paths)
 

@@ -18,6 +18,7 @@ from .world import World
 __all__ = ["Injection"]
 
 _REBUILT = (".index", "leader-epochs", ".snapshot", "recovery-point")
+_LOG_STARTS = ("/log-start", "/log-start-copy")
 _JUMP_US = 8 * 24 * 3_600_000_000
 _SEGMENT_HEADER_BYTES = 64
 _MEASURED_MS = 300
@@ -151,20 +152,22 @@ class Injection:
         kind = ".log" if self.rng.random() < 0.4 else self.rng.choice((*_REBUILT, ".snapshot"))
         path = host.disk.flip_somewhere(self.rng, kind)
         if path is not None:
-            self._flipped(path, kind)
+            self._flipped(path, kind, host.disk.rows_hit)
 
     def _flip_header(self, host: Host) -> None:
         """Damage a bit of a batch's header: what the batch is, and how far it reaches."""
         path = host.disk.flip_header(self.rng)
         if path is not None:
-            self._flipped(path, ".log")
+            self._flipped(path, ".log", host.disk.rows_hit)
             self.world.faults["bit flip in a header"] += 1
 
-    def _flipped(self, path: str, kind: str) -> None:
+    def _flipped(self, path: str, kind: str, rows: tuple[int, int] | None) -> None:
         self.world.faults[f"bit flip in {kind}"] += 1
         model = self.checker.directory(path.split("/")[-2])
         if model is not None:
-            model.damaged = model.damaged or kind == ".log"
+            if kind == ".log":
+                model.damaged = True
+                model.hits.append(rows)
             model.snapshots_lost = model.snapshots_lost or kind == ".snapshot"
 
     def _take_oldest_segment(self, host: Host) -> None:
@@ -190,6 +193,7 @@ class Injection:
         end = int(following.rpartition("/")[2].split(".")[0])
         self.world.faults["oldest .log taken"] += 1
         model.damaged = True
+        model.hits.append(None)
         start = max(model.log_start_offset, model.trimmed_to)
         held = any(start <= offset < end for offset in model.acknowledged)
         if held and not model.topic.retained:
@@ -204,7 +208,7 @@ class Injection:
         Without either, rows that were given up may be back, which must be told.
         """
         disk = host.disk
-        paths = [p for p in disk.paths() if "/log-start" in p and disk.durable_size(p)]
+        paths = [p for p in disk.paths() if p.endswith(_LOG_STARTS) and disk.durable_size(p)]
         logs = sorted({path.rpartition("/")[0] for path in paths})
         if not logs:
             return
@@ -256,6 +260,8 @@ class Injection:
         self.world.at(self.rng.randrange(1_000, 300_000), back)
 
     def _jump(self, host: Host) -> None:
+        if not host.can_judge_clock:
+            return
         host.wall_offset_us = _JUMP_US
         self.world.faults["clock jump"] += 1
 

@@ -13,6 +13,12 @@ __all__ = ["BUGS", "UNPROVEN", "Bug"]
 
 BUGS = (*DURABILITY, *METADATA, *RECOVERY, *DOOR, *WORK, *DISKS)
 
-UNPROVEN = frozenset(("epochs go with the only files that know of them",))
+UNPROVEN = frozenset(
+    (
+        "epochs go with the only files that know of them",
+        "an index entry inside damage is believed",
+        "an index entry inside damage gives a batch twice",
+    )
+)
 """Bugs that no run was seen to catch as the code is now: missed by ten seeds, or not hunted."""
 assert {bug.name for bug in BUGS} >= UNPROVEN

@@ -215,6 +215,7 @@ class _Run:
             after, found = rows_of(model, offset, body)
             for base_offset, values in found:
                 self.checker.read(key, base_offset, values)
+                model.read_last.update(range(base_offset, base_offset + len(values)))
             if after == offset and not model.damaged:
                 raise Violation(f"{model.name}: nothing at {offset} although the log ends at {end}")
             offset = max(after, offset + 1)

@@ -6,7 +6,7 @@ the defect that it brings back, `seed` is where it was caught last: there a hunt
 
 from __future__ import annotations
 
-from .bug import LOSSY_TOPIC, QUIET, TINY_SEGMENTS, TRIMMED, make_bug
+from .bug import DAMAGED, LOSSY_TOPIC, QUIET, TINY_SEGMENTS, TRIMMED, make_bug
 
 __all__ = ["DURABILITY", "RECOVERY"]
 
@@ -178,6 +178,25 @@ RECOVERY = (
         "storage.index:SparseIndex.add",
         "self.relative_offsets.append(relative_offset)",
         "self.relative_offsets.append(relative_offset + (position > 64))",
+    ),
+    make_bug(
+        "an index entry inside damage is believed",
+        "storage.reading:_floor",
+        "if damage.end_offset <= offset and damage.end_position > position:",
+        "if False:",
+        issue="1.20",
+        shape={**DAMAGED},
+    ),
+    make_bug(
+        "an index entry inside damage gives a batch twice",
+        "storage.reading:_last",
+        "if batch is not None and batch.end <= limit:",
+        "if batch is None and position != last.end:\n"
+        "            last = last._replace(end=position)\n"
+        "            break\n"
+        "        if batch is not None and batch.end <= limit:",
+        issue="1.20",
+        shape={**DAMAGED},
     ),
     make_bug(
         "producers of rows that were given up are forgotten",
