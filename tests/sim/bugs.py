@@ -86,7 +86,7 @@ def write_table(caught: Iterable[Caught], path: Path, *, seeds: int) -> None:
     lines = [
         "# Planted bugs",
         "",
-        "Written by `make sim-bugs ARGS='--table docs/planted-bugs.md'`; a test compares the names.",
+        "Written by `make sim-bugs ARGS='--table docs/planted-bugs.md'`.",
         "The seeds are those of one run: any change of the broker may shift them.",
         "",
         f"{len(found) - len(missed)} of {len(found)} caught, each within {seeds} seeds.",
