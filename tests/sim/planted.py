@@ -16,7 +16,6 @@ BUGS = (*DURABILITY, *METADATA, *RECOVERY, *DOOR, *WORK, *DISKS)
 UNPROVEN = frozenset(
     (
         "epochs go with the only files that know of them",
-        "a compaction whose directory fsync fails goes on with the unlinked file",
         "cut at the first bad CRC below the flushed point",
         "rows of memory topics are never flushed",
         "a create that is sent again replaces directories that a record may own",

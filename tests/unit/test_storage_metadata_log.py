@@ -215,6 +215,34 @@ def test_a_directory_that_could_not_be_opened_is_flushed_before_the_next_entry(
     assert entries_of(PosixDisk(), str(tmp_path)) == [b"snapshot", b"three"]
 
 
+class _NamesFail(SimDisk):
+    """No fsync of a directory succeeds while `fails`."""
+
+    fails = False
+
+    def sync_dir(self, path: str) -> None:
+        if self.fails:
+            raise OSError(errno.EIO, "simulated fsync failure", path)
+        super().sync_dir(path)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_start_makes_the_name_durable_that_a_compaction_could_not(seed: int) -> None:
+    """The next process wrote on to the new file, and a power failure brought the old one back."""
+    disk = _NamesFail(seed)
+    log = MetadataLog.open(disk, "data")
+    log.append([b"one"])
+    disk.fails = True
+    with pytest.raises(QuiverlogError):
+        compact(log, [b"snapshot of one"])
+    disk.kill()
+    disk.fails = False
+    log = MetadataLog.open(disk, "data")
+    log.append([b"promised"])
+    disk.crash()
+    assert entries_of(disk, "data")[-1:] == [b"promised"]
+
+
 def test_entries_appended_during_a_compaction_are_carried_over(tmp_path: Path) -> None:
     log = MetadataLog.open(PosixDisk(), str(tmp_path))
     log.append([b"one"])

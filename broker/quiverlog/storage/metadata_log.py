@@ -121,6 +121,8 @@ class MetadataLog:
         file = disk.open(path, create=False)
         tail = Tail(disk, path, file)
         if not new:
+            # A compaction of the last process may have failed to flush the name of this very file.
+            tail.name_unflushed = True
             _flush_last(tail, data, frames)
         return cls(tail, frames.entries)
 
