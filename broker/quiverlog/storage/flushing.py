@@ -112,6 +112,12 @@ class Unflushed:
         self.snapshots = sorted({offset, *self.snapshots}, reverse=True)
         self.covered = max(self.covered, offset)
 
+    def snapshot_lost(self, offset: int) -> None:
+        """A snapshot may be gone: it gave way to a log start on a full disk."""
+        self.snapshots = [one for one in self.snapshots if one != offset]
+        if self.covered == offset:
+            self.covered = -1
+
     @property
     def segments_all(self) -> tuple[Segment, ...]:
         """The segments with unflushed bytes, with those of the flush under way (it may fail)."""

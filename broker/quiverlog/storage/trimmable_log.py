@@ -86,7 +86,8 @@ class TrimmableLog(AppendableLog):
         """Give up all rows and begin at `offset`, beyond the log's end. One at a time, as a trim.
 
         For a copy of a log whose rows from this end on were given up. Nothing may be appended until
-        it is complete. What is known of producers stays: the rows between cannot tell of more.
+        it is complete. What is known of producers stays, and is on the disk before files go: the
+        rows between cannot tell of more.
         """
         assert self._trim is None, "a trim is outstanding"
         assert self._truncation is None, "a truncation is outstanding"
@@ -94,7 +95,8 @@ class TrimmableLog(AppendableLog):
         self._check_writable()
         indexes = tuple(segment.index_path for segment in self.segments)
         fsyncs = self._unflushed.fsyncs
-        self._trim = TrimJob(self._disk, self.directory, fsyncs, offset, indexes)
+        snapshot = self._snapshot_before(self.log_end_offset)
+        self._trim = TrimJob(self._disk, self.directory, fsyncs, offset, indexes, snapshot=snapshot)
         self._skipping = True
         return self._trim
 
@@ -118,6 +120,8 @@ class TrimmableLog(AppendableLog):
         if snapshot is not None and result.snapshot_saved:
             self._unflushed.snapshot_saved(snapshot.offset)
             snapshot = None
+        elif snapshot is not None:
+            self._unflushed.snapshot_lost(snapshot.offset)
         return self._detach_given_up(snapshot)
 
     def fail_trim(self, job: TrimJob, error: BaseException) -> None:
@@ -128,6 +132,8 @@ class TrimmableLog(AppendableLog):
         assert job is self._trim
         self._trim = None
         self._skipping = False
+        if job.snapshot is not None:
+            self._unflushed.snapshot_lost(job.snapshot.offset)
         if job.segments and not (isinstance(error, DiskFull) or out_of_descriptors(error)):
             self.fault = self.fault or f"flush failed: {error}"
 
