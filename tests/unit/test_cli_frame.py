@@ -16,7 +16,7 @@ import pytest
 
 from quiverlog.cli import main
 from quiverlog.cli.consume import parse_start
-from quiverlog.cli.doctor import Finding, _judge_workers, java_major
+from quiverlog.cli.doctor import Finding, _judge_workers, _worker_sockets, java_major
 from quiverlog.cli.failures import CommandFailed, ExitCode, report
 from quiverlog.cli.perf import percentile
 from quiverlog.cli.reference import render
@@ -347,6 +347,32 @@ def test_a_strangers_broken_data_source_is_named():
     findings = judged(failing={"pyspark_other": "ImportError: boom"})
     assert [finding.status for finding in findings] == ["ok", "problem", "ok"]
     assert "pyspark_other" in findings[1].detail
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("spark.python.unix.domain.socket.enabled   true", "Unix domain, from "),
+        ("spark.python.unix.domain.socket.enabled=TRUE", "Unix domain, from "),
+        ("# spark.python.unix.domain.socket.enabled true", "TCP, unless"),
+        ("spark.python.unix.domain.socket.enabled false", "TCP, unless"),
+    ],
+)
+def test_doctor_says_how_spark_talks_to_its_workers(tmp_path, monkeypatch, line, says):
+    monkeypatch.delenv("PYSPARK_UDS_MODE", raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.ui.enabled false\n{line}\n")
+    assert _worker_sockets().detail.startswith(says)
+
+
+def test_doctor_without_spark_defaults_names_the_setting(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "none"))
+    monkeypatch.delenv("PYSPARK_UDS_MODE", raising=False)
+    found = _worker_sockets()
+    assert found.status == "ok"
+    assert "spark.python.unix.domain.socket.enabled=true" in found.advice
+    monkeypatch.setenv("PYSPARK_UDS_MODE", "true")
+    assert _worker_sockets().detail == "Unix domain, from PYSPARK_UDS_MODE"
 
 
 def test_doctor_without_broker_or_spark(capsys):
