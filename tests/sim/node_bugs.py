@@ -34,7 +34,7 @@ METADATA = (
         "self.file = new",
         "pass",
         issue="1.9",
-        seed=3,
+        seed=11,
     ),
     make_bug(
         "a compaction whose directory fsync fails goes on with the unlinked file",
@@ -43,6 +43,7 @@ METADATA = (
         "self.disk.sync_dir(self.path.rpartition('/')[0])\n    self.file = new",
         issue="1.9",
         shape={**CHANGING, "sync_errors": 0.05, "death_interval_ms": 1_000},
+        seed=9,
     ),
     make_bug(
         "a full disk refuses the start",
@@ -51,6 +52,7 @@ METADATA = (
         "except ZeroDivisionError:",
         issue="1.9",
         shape={**QUIET, "full_disk_interval_ms": 500},
+        seed=6,
     ),
     make_bug(
         "producer ids of an earlier life are given out again",
@@ -58,7 +60,7 @@ METADATA = (
         "self.next = self._end = self._metadata.image.next_producer_id",
         "self._end = self._metadata.image.next_producer_id; self.next = max(0, self._end - 1_000)",
         issue="1.11",
-        seed=1,
+        seed=0,
     ),
     make_bug(
         "a deleted topic's directory passes for the new topic's",
@@ -66,7 +68,7 @@ METADATA = (
         "if read_topic_id(self._disk, path) == topic_id:",
         "if read_topic_id(self._disk, path):",
         issue="1.3",
-        seed=5,
+        seed=2,
         shape={
             **QUIET,
             "entries_max": 3,
@@ -180,7 +182,7 @@ WORK = (
         "_remove(self.disk, path)",
         "self.disk.exists(path) and self.disk.open(path, create=False).truncate(0)",
         issue="1.8",
-        seed=1,
+        seed=0,
         shape={
             **QUIET,
             "readers": 2,
@@ -201,12 +203,14 @@ WORK = (
         "    for segment in self.segments:",
         issue="1.8",
         shape={**QUIET, "readers": 2, "followers": 2, "death_interval_ms": 4_000},
+        seed=3,
     ),
     make_bug(
         "long polls sleep on when rows come",
         "core.partition.partition:PartitionState.flushed",
         "return self._advance()",
         "return self._advance() and False",
+        seed=14,
     ),
     make_bug(
         "a long poll whose time is up is forgotten",
@@ -253,7 +257,7 @@ WORK = (
         "node.flushes:Flushes._failed",
         "if not replica.log.fail_flush(job, error):",
         "if replica.log.fail_flush(job, error) is None:",
-        seed=4,
+        seed=0,
         shape={**QUIET, "emfile_interval_ms": 500, "evictions": 0.1, "death_interval_ms": 100_000},
     ),
     make_bug(
@@ -261,7 +265,7 @@ WORK = (
         "node.fetch_answer:_check_divergence",
         "if entry.last_epoch == NO_EPOCH:",
         "if True:",
-        seed=10,
+        seed=6,
         shape={**QUIET, "topics": LOSSY_TOPIC, "followers": 2, "naps": 0.3, "rows_max": 8},
     ),
 )
@@ -291,7 +295,7 @@ DISKS = (
         'self.partition_path(doomed_name(name, owner or b""))',
         'self.partition_path(f"{name}.{(owner or bytes()).hex()[:8]}.deleted")',
         issue="1.2",
-        seed=1,
+        seed=2,
         shape={**CHANGING},
     ),
     make_bug(

@@ -22,7 +22,7 @@ DURABILITY = (
         "storage.jobs:FlushJob.run",
         "if self.names_changed:\n        self.fsyncs.names(self.disk, self.key)\n",
         "return FlushResult(self.epochs is None, False)\n",
-        seed=3,
+        seed=5,
         shape={**QUIET},
     ),
     make_bug(
@@ -40,6 +40,7 @@ DURABILITY = (
             "stronger_again": 1.0,
             "death_interval_ms": 1_000,
         },
+        seed=1,
     ),
     make_bug(
         "failed fsync ignored",
@@ -70,6 +71,7 @@ DURABILITY = (
         "self._write_mark()\n    for segment in self.segments:",
         issue="1.4",
         shape={**QUIET, "rows_max": 24, "death_in_job": 0.3},
+        seed=4,
     ),
     make_bug(
         "a trim that meets an empty last segment removes the next file",
@@ -88,7 +90,7 @@ DURABILITY = (
             ("storage.log:Log.complete_flush", "if self.fault:", "if False:"),
             ("node.trims:Trims._written", "if replica.log.fault and", "if False and"),
         ),
-        seed=3,
+        seed=2,
         shape={
             **TRIMMED,
             "topics": LOSSY_TOPIC,
@@ -111,6 +113,7 @@ DURABILITY = (
             ),
         ),
         shape={**TRIMMED, "death_after_trim": 0.5},
+        seed=9,
     ),
     make_bug(
         "epochs go with the only files that know of them",
@@ -124,7 +127,7 @@ DURABILITY = (
         "node.fetch_answer:_read_replica",
         "end = high_watermark",
         "end = log.log_end_offset",
-        seed=11,
+        seed=6,
     ),
 )
 
@@ -156,7 +159,7 @@ RECOVERY = (
         "storage.recovery:_Recovery._cut",
         "file.truncate(torn.position)",
         "pass",
-        seed=6,
+        seed=1,
     ),
     make_bug(
         "resynchronising at whatever looks like a batch",
@@ -172,6 +175,7 @@ RECOVERY = (
             "rows_max": 8,
             "followers": 2,
         },
+        seed=3,
     ),
     make_bug(
         "index ahead of the log",
@@ -186,6 +190,7 @@ RECOVERY = (
         "if False:",
         issue="1.20",
         shape={**DAMAGED},
+        seed=20,
     ),
     make_bug(
         "an index entry inside damage gives a batch twice",
@@ -197,6 +202,7 @@ RECOVERY = (
         "        if batch is not None and batch.end <= limit:",
         issue="1.20",
         shape={**DAMAGED},
+        seed=20,
     ),
     make_bug(
         "producers of rows that were given up are forgotten",
@@ -204,7 +210,7 @@ RECOVERY = (
         "_headers_given_up(segments, given_up, start, log_start_offset)",
         "()",
         issue="1.6",
-        seed=24,
+        seed=6,
         shape={**QUIET, "readers": 2, "trimmers": 2, "rows_max": 8},
     ),
     make_bug(
@@ -235,6 +241,7 @@ RECOVERY = (
             "death_in_call": 0.0,
             "death_interval_ms": 4_000,
         },
+        seed=9,
     ),
     make_bug(
         "files of a lost oldest segment are not missed",
