@@ -14,6 +14,7 @@ rows from before then have nulls. Knows nothing of offsets, connections or optio
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,8 @@ METADATA_FIELDS: tuple[pa.Field, ...] = (
     pa.field("_timestamp", pa.timestamp("us", tz="UTC")),
 )
 METADATA_NAMES = frozenset(field.name for field in METADATA_FIELDS)
+
+logger = logging.getLogger("pyspark_quiverlog")
 
 
 # --- Arrow -> Spark -------------------------------------------------------------------------------
@@ -120,6 +123,8 @@ def query_columns(
 ) -> pa.Schema:
     """The columns of a query without a user's schema.
 
+    Columns of nulls alone are left out, with a warning, unless `columns` names them.
+
     Raises:
         InvalidOption: `columns` names one that no topic has, or a topic's own column has the name
             of a metadata column that was asked for.
@@ -134,6 +139,8 @@ def query_columns(
                     f"option `columns`: no column {name!r} in {', '.join(sorted(schemas))}."
                 )
         merged = pa.schema([merged.field(name) for name in columns])
+    else:
+        merged = _without_nulls_alone(merged)
     if metadata:
         clash = METADATA_NAMES & set(merged.names)
         if clash:
@@ -143,6 +150,18 @@ def query_columns(
             )
         merged = pa.schema([*merged, *METADATA_FIELDS])
     return merged
+
+
+def _without_nulls_alone(schema: pa.Schema) -> pa.Schema:
+    """The columns that have a type. If none has, all: `spark_schema` says what is wrong."""
+    typed = [field for field in schema if not _holds_null(field.type)]
+    if not typed or len(typed) == len(schema):
+        return schema
+    logger.warning(
+        "left out, because they are of Arrow's null type, which holds nulls alone: columns %s",
+        ", ".join(repr(field.name) for field in schema if _holds_null(field.type)),
+    )
+    return pa.schema(typed)
 
 
 def project_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:

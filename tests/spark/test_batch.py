@@ -51,6 +51,22 @@ def test_every_type_goes_through_spark_and_back(
     assert returned.equals(original)
 
 
+def test_a_column_of_nulls_alone_does_not_refuse_the_topic(
+    spark: Any, broker: Any, client: Any, topic: Any
+) -> None:
+    schema = pa.schema([("id", pa.int64()), ("later", pa.null()), ("k", pa.int32())])
+    name = topic("untyped", schema=schema, partitions=1)
+    with client.producer(name) as producer:
+        producer.send(
+            pa.RecordBatch.from_arrays(
+                [pa.array([1, 2]), pa.nulls(2), pa.array([3, 4], pa.int32())], schema=schema
+            )
+        )
+    frame = read(spark, broker, name)
+    assert frame.columns == ["id", "k"]
+    assert sorted((row.id, row.k) for row in frame.collect()) == [(1, 3), (2, 4)]
+
+
 def test_projection_by_columns_and_by_schema(
     spark: Any, broker: Any, client: Any, topic: Any
 ) -> None:

@@ -107,6 +107,29 @@ def test_columns_are_taken_in_the_order_asked_for() -> None:
         query_columns(schemas, ("a", "z"), metadata=False)
 
 
+@pytest.mark.parametrize("empty", [pa.null(), pa.list_(pa.null()), pa.struct([("x", pa.null())])])
+def test_a_column_that_holds_nulls_alone_is_left_out_with_a_warning(
+    empty: pa.DataType, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One column that nobody ever wrote to does not refuse the whole topic."""
+    schemas = {"t": pa.schema([("a", pa.int64()), ("later", empty)])}
+    assert query_columns(schemas, None, metadata=True).names[:2] == ["a", "_topic"]
+    assert "'later'" in caplog.text
+    typed = {"u": pa.schema([("later", pa.null()), ("a", pa.int64())])}
+    typed["v"] = pa.schema([("later", pa.string())])
+    assert query_columns(typed, None, metadata=False).field("later").type == pa.string()
+
+
+def test_a_column_that_holds_nulls_alone_is_refused_where_nothing_else_is_read() -> None:
+    named = query_columns(
+        {"t": pa.schema([("a", pa.int64()), ("n", pa.null())])}, ("n",), metadata=False
+    )
+    alone = query_columns({"t": pa.schema([("n", pa.null())])}, None, metadata=False)
+    for columns in (named, alone):
+        with pytest.raises(InvalidSchema, match="column 'n' cannot be read in Spark"):
+            spark_schema(columns)
+
+
 def test_metadata_columns_do_not_hide_the_topics_own() -> None:
     schemas = {"t": pa.schema([("_offset", pa.int64()), ("a", pa.int64())])}
     assert query_columns(schemas, ("a",), metadata=True).names == [
