@@ -51,7 +51,7 @@ def attack(
         other.produce(topic_id, make_batch(0))
         asked = thread.submit(attacker.ask, m.ProduceRequest(partitions=parts), body)
         deadline = time.monotonic() + 60
-        while not asked.done() and time.monotonic() < deadline:
+        while not (seconds and asked.done()) and time.monotonic() < deadline:
             started = time.monotonic()
             other.produce(topic_id, make_batch(0))
             seconds.append(time.monotonic() - started)

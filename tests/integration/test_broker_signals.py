@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.wire import messages as m
-from tests.support.broker import COMMAND, READY, BrokerProcess
+from tests.support.broker import COMMAND, READY, BrokerProcess, ordinary_environment
 from tests.support.rawclient import RawClient, make_batch
 
 pytestmark = pytest.mark.process
@@ -101,7 +101,7 @@ class BareBroker:
             stdin=subprocess.DEVNULL,
             stdout=streams.get("stdout", subprocess.PIPE),
             stderr=streams.get("stderr", subprocess.PIPE),
-            env={k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")},
+            env=ordinary_environment(),
         )
 
     def __enter__(self) -> BareBroker:

@@ -6,7 +6,6 @@ opens, and then what is meant for standard error is written into them.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -19,7 +18,7 @@ import pytest
 
 from quiverlog.errors import QuiverlogError, StorageFault
 from quiverlog.wire import messages as m
-from tests.support.broker import COMMAND, BrokerFailed, BrokerProcess
+from tests.support.broker import COMMAND, BrokerFailed, BrokerProcess, ordinary_environment
 from tests.support.rawclient import RawClient, make_batch
 
 pytestmark = pytest.mark.process
@@ -63,7 +62,7 @@ def test_a_broker_without_its_streams_works_and_writes_into_no_file(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")},
+        env=ordinary_environment(),
     )
     try:
         until(lambda: answers(address) or process.poll() is not None)

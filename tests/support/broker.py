@@ -37,6 +37,15 @@ READY = re.compile(
 _POLL_S = 0.005
 
 
+def ordinary_environment() -> dict[str, str]:
+    """This process's, without what changes a broker: its settings, and how Python buffers."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("QUIVERLOG_") and name != "PYTHONUNBUFFERED"
+    }
+
+
 class BrokerFailed(Exception):
     """The broker did not do what it was asked in time; the text has its log."""
 
@@ -117,7 +126,7 @@ class BrokerProcess:
         config_file.write_text(
             "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in self.config.items())
         )
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")}
+        environ = ordinary_environment()
         with open(self._stdout, "wb") as stdout, open(self._stderr, "ab") as stderr:
             self._process = subprocess.Popen(
                 [

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import msgspec
 import structlog
 
 from quiverlog.server.log_rate import LineRate
+from quiverlog.server.streams import STDERR, say
 
 __all__ = ["LogControl", "Logger", "bridge_logging", "make_logger"]
 
@@ -68,6 +68,15 @@ class LogControl:
         return event
 
 
+class _StandardError:
+    """Lines go out at once: Python's stream keeps what it could not write (see `say`)."""
+
+    def write(self, text: str) -> None:
+        say(text.removesuffix("\n"), STDERR)
+
+    def flush(self) -> None: ...
+
+
 class _PatientStream:
     """Writes to a stream and ignores that it fails (a closed pipe, a full disk)."""
 
@@ -90,7 +99,7 @@ def make_logger(
     stream: TextIO | None = None,
     control: LogControl | None = None,
 ) -> Logger:
-    """A logger that writes to `stream` (standard error).
+    """A logger that writes to `stream` (None: standard error).
 
     Args:
         level: the least important level that is written: debug, info, warning, error.
@@ -104,9 +113,9 @@ def make_logger(
         renderer = structlog.processors.LogfmtRenderer(
             key_order=["timestamp", "level", "event"], bool_as_flag=False
         )
-    patient: Any = _PatientStream(stream or sys.stderr)
+    lines: Any = _StandardError() if stream is None else _PatientStream(stream)
     logger: Logger = structlog.wrap_logger(
-        structlog.WriteLogger(patient),
+        structlog.WriteLogger(lines),
         processors=[
             (control or LogControl(level)).process,
             structlog.processors.add_log_level,
