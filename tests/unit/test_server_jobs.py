@@ -93,8 +93,9 @@ def test_what_a_job_raises_comes_back_and_the_next_runs(error: BaseException) ->
 
 def test_flushes_do_not_wait_for_slow_work_on_other_logs() -> None:
     pool = Pool(threads=1)
-    release = threading.Event()
-    pool.pool.submit(Task("slow", lambda: release.wait(TIMEOUT_S)))
+    started, release = threading.Event(), threading.Event()
+    pool.pool.submit(Task("slow", lambda: (started.set(), release.wait(TIMEOUT_S))))
+    assert started.wait(TIMEOUT_S)
     pool.pool.submit(Task("other", lambda: None))
     pool.pool.submit(Task("log", lambda: "flushed", kind="flush"))
     (first,) = pool.finished(1)
