@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from quiverlog.batch.schema import serialize_schema
+from quiverlog.errors import DiskFull
 from quiverlog.node.effects import StartJob
 from quiverlog.node.events import JobDone, Shutdown, Tick
+from quiverlog.storage.posix import PosixDisk
+from quiverlog.types import EARLIEST
 from quiverlog.wire import messages as m
-from tests.support.node import SCHEMA, NodeDriver, open_new_logs_by_jobs
+from tests.support.node import SCHEMA, NodeDriver, batch_of, open_new_logs_by_jobs
 
 PARTITIONS = 1_500
 """More than Python's stack has room for frames."""
@@ -107,3 +110,43 @@ def test_a_stop_opens_no_further_partitions(node: NodeDriver) -> None:
     assert not [e for e in started if isinstance(e, StartJob) and e.job.kind == "open log"]
     assert node.answer(created) is not None
     assert node.shut_down
+
+
+class _PickyDisk(PosixDisk):
+    """The directory that `missing` names is not there."""
+
+    missing = ""
+
+    def exists(self, path: str) -> bool:
+        return not (self.missing and path.endswith(self.missing)) and super().exists(path)
+
+
+def test_a_clean_mark_says_nothing_of_a_new_topic_of_an_old_name(tmp_path: Path) -> None:
+    """Its rows were taken for missing, so that its log began behind the old topic's end."""
+    disk = _PickyDisk()
+    node = NodeDriver(tmp_path, lambda: disk)
+    old = node.create(partitions=2)
+    node.produced(old, batch_of([1, 2, 3]), partition=1)
+    node.stop()
+    disk.missing = "/t-1"
+    node.start()
+    assert len(node.node.broker.assignment.offline) == 1
+    disk.missing = ""
+    node.call(m.DeleteTopicsRequest(names=["t"]))
+    new = node.create("t", partitions=1)
+    # A decision that found no room leaves its directory, which is not new for the next one.
+    grow = m.AlterTopicRequest(name="t", partitions=2)
+    node.hold_jobs = True
+    refused = node.request(grow)
+    while not node.jobs or node.jobs[0].job.kind != "metadata append":
+        node.step()
+    node._run(node.jobs.pop(0), DiskFull("planted"))
+    node.hold_jobs = False
+    node.run_until_idle()
+    answer = node.answer(refused)
+    assert answer is not None
+    assert answer[0].error_code == DiskFull.code
+    node.disk_space(2**40)
+    assert node.call(m.AlterTopicRequest(name="t", partitions=2))[0].error_code == 0
+    assert node.produced(new, batch_of([7]), partition=1).base_offset == 0
+    assert node.offset_of(new, EARLIEST, partition=1).offset == 0

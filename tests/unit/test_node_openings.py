@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import ItemsView, Iterator
 from pathlib import Path
 from types import FunctionType
 from typing import Any
+from unittest import mock
+
+import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.partition.producers import ProducerStates
+from quiverlog.node.assignment import Assignment
 from quiverlog.node.directory_jobs import CreateDirectoriesJob, OpenedReplica, OpenJob, new_log
 from quiverlog.node.events import Tick
+from quiverlog.node.offline import Opening
+from quiverlog.node.openings import Key
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.log import LogConfig
 from quiverlog.storage.posix import PosixDisk
@@ -86,3 +94,107 @@ def test_a_directory_that_was_there_before_is_looked_into(tmp_path: Path) -> Non
     made = CreateDirectoriesJob(directory, {"t-0": topic, "u-0": b"u" * 16}).run()
     assert made.made == {"u-0": b"u" * 16}
     assert made.failed == {}
+
+
+def test_the_rows_of_a_directory_that_cannot_be_read_for_a_moment_stay(tmp_path: Path) -> None:
+    """It is this very topic's: it was taken for one just made, and its log for an empty one."""
+
+    class Unreadable(PosixDisk):
+        left = 0
+
+        def read_file(self, path: str) -> bytes:
+            if self.left and path.endswith("/t-0/partition.json"):
+                self.left -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().read_file(path)
+
+    disk = Unreadable()
+    node = NodeDriver(tmp_path, lambda: disk)
+    topic = node.create()
+    node.produced(topic, batch_of([1, 2]))
+    log = Path(node.config.data_dir) / "data" / "t-0" / f"{0:020d}.log"
+    for times in (1, 2, 3):
+        disk.left = times
+        made = CreateDirectoriesJob(node.node.broker.directory, {"t-0": topic}).run()
+        assert made.made == {}, times
+        assert log.exists(), times
+
+
+def test_an_opening_that_fails_twice_leaves_the_others_and_is_counted_once(tmp_path: Path) -> None:
+    """Taking the log raises, and taking that failure as well: a bug, but of one partition."""
+    node = NodeDriver(tmp_path)
+    topic = node.create(partitions=64)
+    take_open, take_failure = Assignment.take_open, Assignment.take_failure
+    bad = (topic, 5)
+
+    def broken_open(assignment: Assignment, key: Key, *rest: Any) -> None:
+        if key == bad:
+            raise KeyError("planted")
+        take_open(assignment, key, *rest)
+
+    def broken_failure(
+        assignment: Assignment, key: Key, opening: Opening, error: BaseException, now: Now
+    ) -> None:
+        if key == bad:
+            raise KeyError("planted too")
+        take_failure(assignment, key, opening, error, now)
+
+    node.stop()
+    with (
+        mock.patch.object(Assignment, "take_open", broken_open),
+        mock.patch.object(Assignment, "take_failure", broken_failure),
+    ):
+        node.start()
+    broker = node.node.broker
+    assert set(broker.replicas) == {(topic, number) for number in range(64)} - {bad}
+    assert node.metrics.internal_errors > 0
+    assert broker.assignment._openings._jobs_in_flight == 0
+
+
+class _NotWalked(dict[Key, Opening]):
+    """Partitions under way that nobody may walk over."""
+
+    def __iter__(self) -> Iterator[Key]:
+        raise AssertionError("walked over all partitions under way")
+
+    def items(self) -> ItemsView[Key, Opening]:  # type: ignore[override]
+        raise AssertionError("walked over all partitions under way")
+
+
+def test_a_creation_costs_the_same_however_many_partitions_are_under_way(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path)
+    node.hold_jobs = True
+    many = m.NewTopic("many", serialize_schema(SCHEMA), PARTITIONS)
+    node.request(m.CreateTopicsRequest(topics=[many]))
+    openings = node.node.broker.assignment._openings
+    while not openings.under_way:
+        node.step()
+    openings.under_way = _NotWalked(openings.under_way)
+    node.hold_jobs = False
+    node.run_until_idle()
+    node.create("other")
+    assert node.metrics.internal_errors == 0
+    assert len(node.node.broker.replicas) == PARTITIONS + 1
+
+
+@pytest.mark.parametrize("again", [1, 2])
+def test_a_topic_of_a_deleted_name_waits_for_openings_of_the_old_one(
+    tmp_path: Path, again: int
+) -> None:
+    node = NodeDriver(tmp_path)
+    old = node.create(partitions=2)
+    node.produced(old, batch_of([1]), partition=1)
+    node.hold_jobs = True
+    node.request(m.AlterTopicRequest(name="t", partitions=PARTITIONS))
+    while not node.node.broker.assignment.opening:
+        node.step()
+    node.request(m.DeleteTopicsRequest(names=["t"]))
+    new = m.NewTopic("t", serialize_schema(SCHEMA), again)
+    created = node.request(m.CreateTopicsRequest(topics=[new]))
+    node.hold_jobs = False
+    node.run_until_idle()
+    answer = node.answer(created)
+    assert answer is not None
+    assert answer[0].topics[0].error_code == 0, answer[0].topics[0].error_message
+    assert {key[0] for key in node.node.broker.replicas} == {answer[0].topics[0].topic_id}
+    assert len(node.node.broker.replicas) == again

@@ -14,7 +14,12 @@ import pytest
 from quiverlog.errors import DataDirectoryInUse, QuiverlogError, UnsupportedFormat
 from quiverlog.storage import posix_lock
 from quiverlog.storage.data_directory import RESERVE_BYTES, DataDirectory
-from quiverlog.storage.partition_files import NAME_BYTES_MAX, doomed_name, orphan_name
+from quiverlog.storage.partition_files import (
+    NAME_BYTES_MAX,
+    doomed_name,
+    orphan_name,
+    read_topic_id,
+)
 from quiverlog.storage.posix import PosixDisk
 from tests.support.failing_os import failing_calls
 
@@ -34,7 +39,8 @@ def place(tmp_path: Path) -> Path:
 
 def fill(directory: DataDirectory, name: str, topic_id: bytes = TOPIC) -> Path:
     """A partition with rows."""
-    path = Path(directory.create_partition(name, topic_id))
+    assert directory.create_partition(name, topic_id)
+    path = Path(directory.partition_path(name))
     (path / f"{0:020d}.log").write_bytes(b"rows")
     return path
 
@@ -129,7 +135,7 @@ def test_a_partition_whose_file_cannot_be_read_is_kept_and_labelled(
         label.write_bytes(content)
     assert directory.remove_leftovers({"t-0": TOPIC}, []) == ([], [])
     assert not directory.notes, "a power failure leaves it so"
-    assert directory.partition_topic_id("t-0") == TOPIC
+    assert read_topic_id(PosixDisk(), directory.partition_path("t-0")) == TOPIC
 
 
 def test_only_what_a_deletion_left_is_removed(place: Path) -> None:
@@ -158,7 +164,8 @@ def test_an_unfinished_creation_goes_and_a_newer_format_stops_the_start(place: P
     directory.create_partition("t-0", TOPIC)
     (place / "data" / "t-1").mkdir()
     assert directory.remove_leftovers({}, []) == (["t-0", "t-1"], [])
-    path = Path(directory.create_partition("t-0", TOPIC)) / "partition.json"
+    assert directory.create_partition("t-0", TOPIC)
+    path = Path(directory.partition_path("t-0")) / "partition.json"
     path.write_text(path.read_text().replace('"version":1', '"version":2'))
     with pytest.raises(UnsupportedFormat):
         directory.remove_leftovers({"t-0": TOPIC}, [])
@@ -279,7 +286,7 @@ def test_every_system_call_may_fail_once(tmp_path: Path, number: int) -> None:
         directory = take(place)
         directory.remove_leftovers({"kept-0": TOPIC}, [OTHER])
         assert (place / "data" / "kept-0" / f"{0:020d}.log").read_bytes() == b"rows"
-        assert directory.partition_topic_id("kept-0") == TOPIC
+        assert read_topic_id(PosixDisk(), directory.partition_path("kept-0")) == TOPIC
         for name in os.listdir(place / "data"):
             assert name == "kept-0", f"{name} is left after a failed {calls.failed}"
         directory.close(clean=True, metadata_bytes=1)

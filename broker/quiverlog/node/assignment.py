@@ -304,6 +304,7 @@ class Assignment:
         self._removal.add(gone)
 
     def _let_go_unopened(self, topic_id: bytes, name: TopicPartition) -> None:
+        self._openings.forget_written(name)
         self._removal.add_unopened(str(name), topic_id)
 
     def opening_deleted(self, topic_name: str) -> bytes | None:
@@ -315,11 +316,15 @@ class Assignment:
         if key[1] in self._held.get(key[0], ()) or key in self._openings.under_way:
             raise ThrottledBroker("the partition is still on its way out: try again.")
 
-    def check_free(self, names: Mapping[str, bytes]) -> None:
-        """Raise ThrottledBroker while partitions of these names cannot be created."""
+    def check_free(self, names: Mapping[str, bytes], topic_names: Iterable[str]) -> None:
+        """Raise ThrottledBroker while partitions of these names cannot be created.
+
+        Args:
+            names: topic ids by partition name.
+            topic_names: of their topics.
+        """
         self._removal.check_free(names)
-        opening = self._openings.names_of_others(self.image.topics_by_id)
-        if not opening.isdisjoint(names):
+        if any(self._openings.deleted_of(name) is not None for name in topic_names):
             raise ThrottledBroker(
                 "the deleted topic of this name is still being opened: try again."
             )

@@ -156,6 +156,7 @@ class Broker:
         pending = self.metadata.pending
         names: dict[bytes, str] = {}  # Of topics that these records create.
         directories: dict[str, bytes] = {}
+        topic_names: set[str] = set()
         for record in records:
             if isinstance(record, TopicRecord):
                 names[record.topic_id] = record.name
@@ -170,7 +171,8 @@ class Broker:
                     self.assignment.check_left((record.topic_id, record.partition))
                 name = names[record.topic_id] if topic is None else topic.name
                 directories[str(TopicPartition(name, record.partition))] = record.topic_id
-        self.assignment.check_free(directories)
+                topic_names.add(name)
+        self.assignment.check_free(directories, topic_names)
         self.metadata.propose(records, now, then, directories)
 
     # --- looking up ----------------------------------------------------------------------------

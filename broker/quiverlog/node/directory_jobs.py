@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
@@ -23,6 +23,7 @@ from quiverlog.types import Now
 
 __all__ = [
     "CreateDirectoriesJob",
+    "LogOptions",
     "MadeDirectories",
     "OpenJob",
     "OpenManyJob",
@@ -62,9 +63,8 @@ class CreateDirectoriesJob:
                 continue
             try:
                 # One that is there already may be named by a record: it stays in any case.
-                if self._directory.partition_topic_id(name) != topic_id:
+                if self._directory.create_partition(name, topic_id):
                     made.setdefault(topic_id, []).append(name)
-                    self._directory.create_partition(name, topic_id)
             except (OSError, QuiverlogError) as error:
                 failed[topic_id] = _creation_error(error)
         try:
@@ -95,22 +95,30 @@ class OpenedReplica(NamedTuple):
     producers: ProducerStates
 
 
+class LogOptions(TypedDict):
+    """What is the same for all logs of a broker."""
+
+    indexes: IndexCache
+    producers_max: int
+    producer_expiry_us: int
+
+
+def _producers(now: Now, options: LogOptions) -> ProducerStates:
+    return ProducerStates(
+        now.wall_us,
+        producers_max=options["producers_max"],
+        expiry_us=options["producer_expiry_us"],
+    )
+
+
 def new_log(
-    disk: Disk,
-    path: str,
-    config: LogConfig,
-    now: Now,
-    *,
-    indexes: IndexCache,
-    producers_max: int,
-    producer_expiry_us: int,
+    disk: Disk, path: str, config: LogConfig, now: Now, **options: Unpack[LogOptions]
 ) -> OpenedReplica:
     """The log of a directory that was just made: what `OpenJob` finds there, without a look."""
-    producers = ProducerStates(
-        now.wall_us, producers_max=producers_max, expiry_us=producer_expiry_us
-    )
+    producers = _producers(now, options)
     return OpenedReplica(
-        Log.new(disk, path, config=config, producers=producers, indexes=indexes), producers
+        Log.new(disk, path, config=config, producers=producers, indexes=options["indexes"]),
+        producers,
     )
 
 
@@ -122,11 +130,9 @@ class OpenJob:
         "_config",
         "_disk",
         "_epoch_newest",
-        "_expiry_us",
-        "_indexes",
         "_known",
         "_now",
-        "_producers_max",
+        "_options",
         "key",
         "kind",
     )
@@ -141,9 +147,7 @@ class OpenJob:
         clean: bool,
         epoch_newest: int,
         known: Bounds | None,
-        indexes: IndexCache,
-        producers_max: int,
-        producer_expiry_us: int,
+        **options: Unpack[LogOptions],
     ) -> None:
         self.key = path
         self.kind = "open log"
@@ -153,9 +157,7 @@ class OpenJob:
         self._now = now
         self._clean = clean
         self._epoch_newest = epoch_newest
-        self._indexes = indexes
-        self._producers_max = producers_max
-        self._expiry_us = producer_expiry_us
+        self._options = options
 
     def run(self) -> OpenedReplica:
         """Raises OSError, CorruptLog, UnsupportedFormat, DiskFull or StorageFault."""
@@ -164,9 +166,7 @@ class OpenJob:
         if self._disk.exists(f"{self.key}/{EMPTIED_FILE}"):
             why = f"the partition's directory was emptied (to begin anew: remove {EMPTIED_FILE})"
             raise FileNotFoundError(2, why, self.key)
-        producers = ProducerStates(
-            self._now.wall_us, producers_max=self._producers_max, expiry_us=self._expiry_us
-        )
+        producers = _producers(self._now, self._options)
         log = Log.open(
             self._disk,
             self.key,
@@ -175,7 +175,7 @@ class OpenJob:
             now=self._now,
             producers=producers,
             epoch_newest=self._epoch_newest,
-            indexes=self._indexes,
+            indexes=self._options["indexes"],
             known=self._known,
         )
         if log.flushed_offset < log.log_end_offset:

@@ -9,13 +9,19 @@ Must not know: what is done with an open log, when opening is tried again.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from quiverlog.core.controller.image import TopicImage
 from quiverlog.node.config import NodeConfig
-from quiverlog.node.directory_jobs import OpenedReplica, OpenJob, OpenManyJob, new_log
+from quiverlog.node.directory_jobs import (
+    LogOptions,
+    OpenedReplica,
+    OpenJob,
+    OpenManyJob,
+    new_log,
+)
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.offline import Opening
 from quiverlog.node.replica import log_config
@@ -68,14 +74,14 @@ class Openings:
     """
 
     __slots__ = (
-        "_config",
         "_disk",
         "_find_topic",
-        "_indexes",
+        "_ids_of_name",
         "_jobs",
         "_jobs_in_flight",
         "_new",
         "_of_topic",
+        "_options",
         "_queue",
         "_stopped",
         "_taker",
@@ -94,16 +100,21 @@ class Openings:
         taker: Taker,
         find_topic: Callable[[bytes], TopicImage | None],
     ) -> None:
-        self._config = config
         self._disk = disk
         self._jobs = jobs
         self._jobs_in_flight = 0
         self._taker = taker
         self._find_topic = find_topic
-        self._indexes = IndexCache()  # One bound for all logs.
+        self._options: LogOptions = {
+            "indexes": IndexCache(),  # One bound for all logs.
+            "producers_max": config.producers_per_partition_max,
+            "producer_expiry_us": config.producer_expiry_ms * 1000,
+        }
         self.under_way: dict[Key, Opening] = {}
         """Partitions that are opened now, or will be."""
         self._of_topic: Counter[bytes] = Counter()  # How many of them, by topic.
+        # Their topics' ids, by name: several where one was deleted and made again.
+        self._ids_of_name: dict[str, set[bytes]] = {}
         self._queue: deque[Key] = deque()  # Those that a job will open.
         self._new: deque[Key] = deque()
         self._watchers: dict[bytes, list[Then]] = {}
@@ -121,6 +132,7 @@ class Openings:
             return
         self.under_way[key] = opening
         self._of_topic[key[0]] += 1
+        self._ids_of_name.setdefault(opening.name.topic, set()).add(key[0])
         (self._new if opening.new else self._queue).append(key)
 
     def start_jobs(self, now: Now) -> None:
@@ -135,7 +147,7 @@ class Openings:
             if parts:
                 self._jobs_in_flight += 1
                 job = OpenManyJob([part.job for part in parts])
-                self._jobs.start(job, partial(self._back, deque(parts)))
+                self._jobs.start(job, partial(self._back, [job], deque(parts)))
 
     def tick(self, now: Now) -> None:
         """Make the next logs of new partitions."""
@@ -147,7 +159,6 @@ class Openings:
         try:
             topic = self._find_topic(key[0])
             if topic is None:
-                self.directory.written.pop(str(self.under_way[key].name), None)
                 self._taker.take_unopened(key, self.under_way[key])
                 self._ended(key, now)
             else:
@@ -167,31 +178,50 @@ class Openings:
             clean=self.under_way[key].clean,
             epoch_newest=topic.partitions[key[1]].leader_epoch,
             known=self.directory.written.get(str(self.under_way[key].name)),
-            indexes=self._indexes,
-            producers_max=self._config.producers_per_partition_max,
-            producer_expiry_us=self._config.producer_expiry_ms * 1000,
+            **self._options,
         )
         parts.append(_Part(key, topic, job))
 
     def _back(
-        self, parts: deque[_Part], result: object, error: BaseException | None, now: Now
+        self,
+        jobs: list[OpenManyJob],
+        parts: deque[_Part],
+        result: object,
+        error: BaseException | None,
+        now: Now,
     ) -> None:
         """A job is back; called again with an error after a failure of ours (see `Jobs`)."""
+        if jobs:
+            jobs.pop()
+            self._jobs_in_flight -= 1
         found: list[OpenedReplica | Exception | BaseException]
         if error is None:
             assert isinstance(result, list)
             found = result
         else:
             found = [error] * len(parts)
-        if parts:
-            self._jobs_in_flight -= 1
+        broken: Exception | None = None
         for one in found:
             part = parts.popleft()
             try:
-                self._opened(part.key, part.topic, one, now)
+                self._take(part, one, now)
             except Exception as failure:
-                self._opened(part.key, part.topic, failure, now)
+                broken = failure
         self.start_jobs(now)
+        if broken is not None:
+            raise broken
+
+    def _take(self, part: _Part, found: OpenedReplica | BaseException, now: Now) -> None:
+        """One log of a job. What cannot even be taken as a failure is let go: nobody waits on."""
+        try:
+            self._opened(part.key, part.topic, found, now)
+        except Exception as failure:
+            try:
+                self._opened(part.key, part.topic, failure, now)
+            except Exception:
+                if part.key in self.under_way:
+                    self._ended(part.key, now)
+                raise
 
     def _make_new(self, key: Key, topic: TopicImage, now: Now) -> None:
         opened = new_log(
@@ -199,9 +229,7 @@ class Openings:
             self._path(key),
             log_config(topic.config),
             now,
-            indexes=self._indexes,
-            producers_max=self._config.producers_per_partition_max,
-            producer_expiry_us=self._config.producer_expiry_ms * 1000,
+            **self._options,
         )
         self._opened(key, topic, opened, now)
 
@@ -226,18 +254,14 @@ class Openings:
 
         return start
 
-    def names_of_others(self, topic_ids: Collection[bytes]) -> set[str]:
-        """Names of the partitions under way whose topic is none of these."""
-        return {
-            str(opening.name) for key, opening in self.under_way.items() if key[0] not in topic_ids
-        }
-
     def deleted_of(self, topic_name: str) -> bytes | None:
         """Id of a deleted topic of this name, a partition of which is under way."""
-        for key, opening in self.under_way.items():
-            if opening.name.topic == topic_name and self._find_topic(key[0]) is None:
-                return key[0]
-        return None
+        ids = self._ids_of_name.get(topic_name, ())
+        return next((topic_id for topic_id in ids if self._find_topic(topic_id) is None), None)
+
+    def forget_written(self, name: TopicPartition) -> None:
+        """The directory of this name goes: what the clean mark says of it holds for no other."""
+        self.directory.written.pop(str(name), None)
 
     def _path(self, key: Key) -> str:
         return self.directory.partition_path(str(self.under_way[key].name))
@@ -250,16 +274,20 @@ class Openings:
             return  # Called again after a failure of ours: it was counted before.
         if isinstance(found, OpenedReplica):
             # From now on the log knows better.
-            self.directory.written.pop(str(opening.name), None)
+            self.forget_written(opening.name)
             self._taker.take_open(key, opening.name, topic, found)
         else:
             self._taker.take_failure(key, opening, found, now)
         self._ended(key, now)
 
     def _ended(self, key: Key, now: Now) -> None:
-        del self.under_way[key]
+        opening = self.under_way.pop(key)
         self._of_topic[key[0]] -= 1
         if not self._of_topic[key[0]]:
             del self._of_topic[key[0]]
+            ids = self._ids_of_name[opening.name.topic]
+            ids.remove(key[0])
+            if not ids:
+                del self._ids_of_name[opening.name.topic]
             for then in self._watchers.pop(key[0], ()):
                 then(None, None, now)

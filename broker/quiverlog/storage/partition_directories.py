@@ -9,6 +9,7 @@ as `<name>.<8 hex>.orphan`, for the operator to judge. What is none of ours is l
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
@@ -78,33 +79,41 @@ class PartitionDirectories:
         return sorted(name for name in names if name not in there)
 
     # --- making and removing -------------------------------------------------------------------
-    def create_partition(self, name: str, topic_id: bytes) -> str:
-        """Make a partition's directory, replacing what another topic left there; its path.
+    def create_partition(self, name: str, topic_id: bytes) -> bool:
+        """Make a partition's directory, replacing what another topic left there.
 
-        The directory of this very topic is kept as it is. Its name is durable after
+        The directory of this very topic is kept as it is: False. One whose owner cannot be read
+        just now is not replaced: it may hold this topic's rows. Its name is durable after
         `sync_partitions`; its `partition.json` is with the first rows (jobs.FlushJob). Before that
         a power failure may tear it, which `remove_leftovers` expects: thousands of partitions must
         not cost as many flushes.
+
+        Raises:
+            DiskFull, StorageFault, ThrottledBroker: nothing new is there.
         """
         assert is_partition_name(name)
         path = self.partition_path(name)
         with typed_errors(path):
             if self._disk.exists(path):
-                if read_topic_id(self._disk, path) == topic_id:
-                    return path
+                owner = read_topic_id(self._disk, path)
+                if owner == topic_id:
+                    return False
+                if owner is None:
+                    raise OSError(errno.EIO, "it cannot be read whose directory this is", path)
                 self.remove_partition(name)
-            self._disk.make_dir(path)
-            write_partition_file(self._disk, path, name, topic_id)
-        return path
+            try:
+                self._disk.make_dir(path)
+                write_partition_file(self._disk, path, name, topic_id)
+            except BaseException:
+                with contextlib.suppress(OSError, QuiverlogError):
+                    self._disk.remove_tree(path)
+                raise
+        return True
 
     def sync_partitions(self) -> None:
         """Make the names of all partitions' directories durable."""
         with typed_errors(self.data_path):
             self._disk.sync_dir(self.data_path)
-
-    def partition_topic_id(self, name: str) -> bytes:
-        """The id of the topic that a directory belongs to; empty when none can be read."""
-        return read_topic_id(self._disk, self.partition_path(name)) or b""
 
     def remove_partition(self, name: str) -> None:
         """Remove a partition's directory, whoever's it is."""
