@@ -129,7 +129,7 @@ DOOR = (
     make_bug(
         "rows that nobody can read pass the door",
         "batch.rows:check_rows",
-        "if surely_readable(metadata, plan):",
+        "if metadata.surely_readable:",
         "if True:",
         issue="1.19",
         shape={**STRANGE},

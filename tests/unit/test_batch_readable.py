@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiverlog.batch import rows
+from quiverlog.batch import rows, structure
 from quiverlog.batch.codec import encode_batch, write_crc
-from quiverlog.batch.header import BatchHeader
-from quiverlog.batch.structure import check_structure, plan_of, surely_readable
+from quiverlog.batch.header import FLAG_CODEC_SHIFT, BatchHeader
+from quiverlog.batch.structure import check_structure, plan_of
 from quiverlog.errors import CorruptBatch, QuiverlogError
 from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.types import Compression
@@ -45,7 +45,7 @@ def looked_at(batch: bytearray, schema: pa.Schema = NUMBERS) -> tuple[bool, bool
         metadata = check_structure(message, BatchHeader.unpack(batch), schema)
     except QuiverlogError:
         return False, False
-    return True, surely_readable(metadata, plan_of(schema))
+    return True, metadata.surely_readable
 
 
 def test_plain_numbers_are_not_read_at_the_door() -> None:
@@ -146,3 +146,48 @@ def test_a_column_that_is_a_byte_short_is_not_taken_for_readable() -> None:
             rows.check_rows(message, metadata, NUMBERS, full=False)
         refused += 1
     assert refused >= len(NUMBERS), "every column's bytes are counted"
+
+
+# --- what has passed is remembered ----------------------------------------------------------------
+def test_metadata_that_has_passed_is_not_walked_again() -> None:
+    batch = encoded()
+    assert looked_at(batch) == (True, True)
+    with mock.patch.object(structure, "_checked", side_effect=AssertionError("walked again")):
+        assert looked_at(batch) == (True, True)
+
+
+def test_what_is_not_in_the_metadata_is_compared_each_time() -> None:
+    """Bytes that have passed prove nothing of another header, length or schema."""
+    batch = encoded()
+    assert looked_at(batch) == (True, True)
+    header = BatchHeader.unpack(batch)
+    message = memoryview(batch)[BATCH_HEADER_BYTES:]
+    metadata = check_structure(message, header, NUMBERS)
+    other_rows = header._replace(row_count=COUNT + 1)
+    compressed = header._replace(flags=Compression.ZSTD << FLAG_CODEC_SHIFT)
+    cut = message[: metadata.body_at + metadata.body_bytes - 8]
+    for rest, changed in ((message, other_rows), (message, compressed), (cut, header)):
+        with pytest.raises(CorruptBatch):
+            check_structure(rest, changed, NUMBERS)
+    other = pa.schema(list(NUMBERS)[:-1])
+    with pytest.raises(CorruptBatch):
+        check_structure(message, header, other)
+
+
+def test_a_required_column_is_not_excused_by_a_schema_where_it_is_not() -> None:
+    """Both schemas have the same metadata, byte for byte."""
+    with_null = pa.array([None] + [0] * (COUNT - 1), pa.int64())
+    nullable = pa.schema([("n", pa.int64())])
+    required = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+    batch = pa.RecordBatch.from_arrays([with_null], schema=nullable)
+    raw = encode_batch(batch, schema_id=1, timestamp_us=NOW)
+    assert looked_at(raw, nullable)[0]
+    assert not looked_at(raw, required)[0]
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    with mock.patch.object(structure, "_PASSED_MAX", 3), mock.patch.dict(structure._passed, {}):
+        for rows_count in range(1, 10):
+            columns = [pa.array([0] * rows_count).cast(field.type) for field in NUMBERS]
+            assert looked_at(encoded(columns)) == (True, True)
+            assert 0 < len(structure._passed) <= 3

@@ -93,7 +93,8 @@ class BatchHeader(NamedTuple):
     @classmethod
     def unpack(cls, buffer: bytes | bytearray | memoryview, at: int = 0) -> BatchHeader:
         """Read a header at byte `at`; 64 bytes must be there (`struct.error` otherwise)."""
-        return cls._make(_HEADER.unpack_from(buffer, at))
+        # As `_make`, without a call and a count of what has been counted by the struct.
+        return tuple.__new__(cls, _HEADER.unpack_from(buffer, at))
 
     def pack_into(self, buffer: bytearray | memoryview, at: int = 0) -> None:
         """Write the header at byte `at`."""

@@ -53,6 +53,8 @@ class IpcMetadata(NamedTuple):
     """What decompressing takes, as every buffer declares; `check_structure` adds it up."""
     as_sample: bool = False
     """All bytes but the numbers are those of our own encoder: Arrow will accept the metadata."""
+    surely_readable: bool = False
+    """`check_structure` knows by the metadata alone that Arrow reads the rows."""
 
 
 class IpcShape:
@@ -62,6 +64,8 @@ class IpcShape:
     the same encoder writes them. Where all those other bytes are as in a `sample`, walking from
     table to table would end at the same places: the numbers can be taken out in one go.
 
+    `body_at`: where the body begins in messages of this shape.
+
     Args:
         sample: a message of our own making. Never a stranger's, who could lay numbers and
             structure on top of each other.
@@ -70,8 +74,8 @@ class IpcShape:
         ValueError: the sample leaves a number out, which then has no place.
     """
 
-    __slots__ = ("_body_at", "_body_bytes", "_buffers", "_fixed", "_nodes", "_others", "_rows",
-                 "_unpack")  # fmt: skip
+    __slots__ = ("_body_bytes", "_buffers", "_fixed", "_nodes", "_others", "_rows", "_unpack",
+                 "body_at")  # fmt: skip
 
     def __init__(self, sample: memoryview) -> None:
         places = _walk(sample)
@@ -96,7 +100,7 @@ class IpcShape:
             at = start + 8 * count
         layout += f"{places.body_at - at}s"
         others.append(fields)
-        self._body_at = places.body_at
+        self.body_at = places.body_at
         self._body_bytes = found[places.body_bytes].start
         self._rows = found[places.row_count].start
         self._nodes = found[places.nodes]
@@ -109,16 +113,16 @@ class IpcShape:
 
     def read(self, message: memoryview) -> IpcMetadata | None:
         """As `read_ipc_metadata`; None when the message has another shape, or is too short."""
-        if len(message) < self._body_at:
+        if len(message) < self.body_at:
             return None
         found = self._unpack(message)
         if self._others(found) != self._fixed:
             return None
         body_bytes = found[self._body_bytes]
-        if not 0 <= body_bytes <= len(message) - self._body_at:
+        if not 0 <= body_bytes <= len(message) - self.body_at:
             return None
         return IpcMetadata(
-            self._body_at,
+            self.body_at,
             body_bytes,
             found[self._rows],
             found[self._nodes],
