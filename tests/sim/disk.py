@@ -99,6 +99,13 @@ class SimDisk:
         """Damage a file, on the disk and in the cache alike."""
         self.inode(path).flip(bit)
 
+    def vanish(self, path: str) -> None:
+        """Somebody takes a file away, behind the broker's back and for good."""
+        self.inode(path)
+        directory, name = self._parent(path)
+        directory.change({name: None})
+        directory.sync()
+
     def durable_size(self, path: str) -> int:
         """Bytes of a file that a crash cannot take."""
         directory, name = self._parent(path)

@@ -199,8 +199,7 @@ class Injection:
         if held and not model.topic.retained:
             model.robbed = f"{path.rpartition('/')[2]} was taken"
             model.robbed_at = len(host.log_lines)
-        disk.remove(path)
-        disk.sync_dir(log)
+        disk.vanish(path)
 
     def _damage_log_start(self, host: Host) -> None:
         """Damage what says where a log begins: one of two copies, which is nobody's loss, or both.

@@ -170,6 +170,25 @@ def test_a_log_start_that_frees_no_file_is_not_written_down(node: NodeDriver) ->
     assert any(line.event == "retention took rows" for line in node.lines)
 
 
+def test_a_trim_below_what_retention_took_is_durable_before_it_is_answered(
+    node: NodeDriver,
+) -> None:
+    """The simulator, seed 91095: retention had moved the start in memory only."""
+    topic = node.create(durability="memory", retention_ms="60000")
+    put(node, topic, 10)
+    node.advance(40_000)
+    node.flush()
+    node.produce(topic, bytes(batch_of([1] * 5, at_us=node.wall_us)))
+    node.flush()
+    node.advance(35_000)
+    assert node.offset_of(topic, EARLIEST).offset == 10
+    entry = m.DeleteRecordsPartition(topic, 0, before_offset=7)
+    response, _ = node.call(m.DeleteRecordsRequest(partitions=[entry]))
+    assert response.partitions[0].log_start_offset == 10
+    node.crash()
+    assert node.offset_of(topic, EARLIEST).offset == 10
+
+
 # --- opening ----------------------------------------------------------------------------------
 def test_logs_are_opened_with_the_newest_epoch_and_one_cache_of_indexes(
     node: NodeDriver,

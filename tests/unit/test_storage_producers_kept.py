@@ -7,6 +7,7 @@ import pytest
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
@@ -16,6 +17,7 @@ NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
 PRODUCER = 7
 LOG_START_BYTES = 28
+ROW_COUNT_AT = 36
 
 
 def open_log(disk: SimDisk, *, clean: bool = False) -> tuple[Log, ProducerStates]:
@@ -134,3 +136,28 @@ def test_files_left_behind_below_the_log_start_are_read_before_they_go() -> None
         disk.crash()
         log, producers = open_log(disk)
         assert repetitions(producers, range(7, 12)) == [7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("bit", [1, 2, 20])
+@pytest.mark.parametrize("number", [0, 7, 17])
+def test_a_header_that_claims_rows_of_others_tells_nothing_of_its_producer(
+    number: int, bit: int
+) -> None:
+    """The simulator, seed 505: without a snapshot, one such header kept a partition offline."""
+    disk = SimDisk()
+    log, producers = open_log(disk)
+    append(log, producers, range(18))
+    flush(log, background=True)
+    (segment,) = [s for s in log.segments if s.base_offset <= number < s.end_offset]
+    before = [h for h in log.headers(segment.base_offset) if h.base_offset < number]
+    at = SEGMENT_HEADER_BYTES + sum(header.total_bytes for header in before)
+    disk.kill()
+    for name in disk.list(DIRECTORY):
+        if name.endswith(".snapshot"):
+            disk.remove(f"{DIRECTORY}/{name}")
+    disk.flip_bit(segment.path, (at + ROW_COUNT_AT) * 8 + bit)
+    assert BatchHeader.unpack(disk.inode(segment.path).data, at).row_count == 1 + 2**bit
+    log, producers = open_log(disk)
+    assert log.log_end_offset == 18
+    expected = [None if sequence == number else sequence for sequence in range(13, 18)]
+    assert repetitions(producers, range(13, 18)) == expected

@@ -164,7 +164,8 @@ def _delete_some(
                 good.append(result)
             except Exception as error:
                 fail_entry(broker, replica, result, error)
-        if replica is not None and highest > replica.state.log_start_offset:
+        # What retention took is not written down before it frees a file, and may come back.
+        if replica is not None and highest > replica.log.start_saved:
             trims.append(broker.trims.starter(replica, highest, call.now))
             waiting.append((replica, good))
             continue

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from quiverlog.batch.header import BatchHeader, link
+from quiverlog.errors import CorruptLog
 from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.storage.byte_source import FileBytes
 from quiverlog.storage.checks import LongWalk, Undiagnosed
@@ -68,12 +69,35 @@ def _headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeader]]
 def all_headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeader]]:
     """As `_headers`, for whoever may wait for the disk: damage is diagnosed where it is met.
 
-    Raises CorruptLog where that makes no difference.
+    A header is vouched for by the next one, so each is given out when the walk has passed it.
+
+    Raises CorruptLog where a diagnosis finds nothing.
     """
     if segment.empty or offset >= segment.end_offset:
-        return iter(())
+        return
     entry = segment.load().floor_offset(max(0, offset - segment.base_offset))
-    return _headers_from(segment, entry, offset, may_wait=True)
+    walk = _headers_from(segment, entry, offset, may_wait=True)
+    passed: tuple[int, BatchHeader] | None = None
+    bad: CorruptLog | None = None
+    while True:
+        try:
+            following = next(walk, None)
+        except CorruptLog as error:
+            following, bad = None, error
+        if passed is not None and not _claims_too_much(segment, *passed):
+            yield passed
+        if following is None:
+            break
+        passed = following
+    if bad is not None:
+        raise bad
+
+
+def _claims_too_much(segment: Segment, position: int, header: BatchHeader) -> bool:
+    """True for a header that is plausible, and says other rows than its batch has."""
+    if header.next_offset > segment.end_offset:
+        return True
+    return any(one.position <= position < one.end_position for one in segment.damages)
 
 
 def _headers_from(

@@ -41,6 +41,11 @@ class TrimmableLog(AppendableLog):
         """The end of the newest segment that was given up."""
         self._trim: TrimJob | None = None
 
+    @property
+    def start_saved(self) -> int:
+        """The log start that is on the disk: rows below it never come back."""
+        return self._start_saved
+
     def begin_trim(self, offset: int, *, promised: bool = True) -> TrimJob | None:
         """Give up the rows below `offset`; None when there is nothing to do. One at a time.
 
