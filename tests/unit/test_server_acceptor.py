@@ -10,13 +10,21 @@ from typing import Any, cast
 from unittest import mock
 
 import pytest
+import uvloop
 
 from quiverlog.server.acceptor import Acceptor
+from tests.support.ends import reset
 
 FAILURES = [
     errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EINVAL, errno.EPERM,
-    errno.EOPNOTSUPP, errno.ECONNABORTED, errno.EPROTO, errno.EIO,
+    errno.EOPNOTSUPP, errno.EIO,
 ]  # fmt: skip
+GONE = [
+    errno.ECONNABORTED, errno.EPROTO, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENETUNREACH,
+    errno.EHOSTUNREACH,
+]  # fmt: skip
+"""What the system says of a connection that is gone again: nothing that an operator could mend."""
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 class Greeter(asyncio.Protocol):
@@ -63,7 +71,7 @@ async def greeted(address: tuple[str, int]) -> bytes:
         await writer.wait_closed()
 
 
-@pytest.mark.parametrize("number", FAILURES, ids=errno.errorcode.get)
+@pytest.mark.parametrize("number", FAILURES + GONE, ids=errno.errorcode.get)
 async def test_a_failed_accept_is_followed_by_others(number: int) -> None:
     log = mock.Mock()
     with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -71,8 +79,7 @@ async def test_a_failed_accept_is_followed_by_others(number: int) -> None:
         acceptor = Acceptor(loop, sock, Greeter, log=log)
         assert await greeted(sock.getsockname()) == b"!"
         await end(acceptor)
-    gone = number in (errno.ECONNABORTED, errno.EPROTO)
-    assert log.error.call_count == (0 if gone else 2)
+    assert log.error.call_count == (0 if number in GONE else 2)
 
 
 async def test_an_accept_that_always_fails_leaves_the_loop_to_others() -> None:
@@ -103,3 +110,73 @@ async def test_a_protocol_that_cannot_be_made_costs_one_connection() -> None:
         assert await greeted(sock.getsockname()) == b"!"
         await end(acceptor)
     assert [type(context["exception"]) for context in seen] == [ZeroDivisionError]
+
+
+class Counted(asyncio.Protocol):
+    """Of each connection: made, and lost."""
+
+    def __init__(self) -> None:
+        self.made = self.lost = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.made += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost += 1
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_connection_that_is_being_taken_at_the_end_is_not_forgotten(loop: str) -> None:
+    """It is the protocol's: where only the transport ends, a table of connections keeps it."""
+
+    class Ends(Counted):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            acceptor.close()
+
+    counted = Ends()
+    acceptor: Acceptor
+
+    async def taken() -> None:
+        nonlocal acceptor
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            acceptor = Acceptor(asyncio.get_running_loop(), sock, lambda: counted, log=mock.Mock())
+            _, writer = await asyncio.open_connection(*sock.getsockname())
+            async with asyncio.timeout(10):
+                while not counted.made:  # noqa: ASYNC110 - it is others who make it true
+                    await asyncio.sleep(0.005)
+                writer.close()
+                await writer.wait_closed()
+                while not counted.lost:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(taken())
+    assert (counted.made, counted.lost) == (1, 1)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_peers_that_are_gone_before_they_are_taken(loop: str) -> None:
+    """Neither their names nor their sockets' options can be had any more."""
+    protocols: list[Counted] = []
+
+    def make() -> Counted:
+        protocols.append(Counted())
+        return protocols[-1]
+
+    log = mock.Mock()
+
+    async def taken() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=64) as sock:
+            for _ in range(50):
+                reset(socket.create_connection(sock.getsockname()))
+            acceptor = Acceptor(asyncio.get_running_loop(), sock, make, log=log)
+            async with asyncio.timeout(10):
+                while len(protocols) < 50 or not all(p.lost for p in protocols):  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            assert {(p.made, p.lost) for p in protocols} == {(1, 1)}
+            await end(acceptor)
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(taken())
+    assert not log.error.called

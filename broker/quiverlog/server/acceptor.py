@@ -20,8 +20,14 @@ from quiverlog.server.logs import Logger
 
 __all__ = ["Acceptor"]
 
-_GONE: Final = frozenset((errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EINTR))
-"""The connection was gone again before it was taken."""
+_GONE: Final = frozenset(
+    (
+        *(errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EINTR, errno.ETIMEDOUT),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+        errno.ENOPROTOOPT,
+    )
+)
+"""The connection was gone again before it was taken: Linux says of it what the network said."""
 _PAUSE_S: Final = 0.1
 """After an accept that the system refused, so long until the next."""
 
@@ -46,15 +52,18 @@ class Acceptor:
         self._socket = sock
         self._make_protocol = make_protocol
         self._log = log
+        self._is_taking = self._is_closed = False
         self._task = loop.create_task(self._accept())
 
     def close(self) -> None:
         """Accept no more. Connections that were accepted live on."""
-        self._task.cancel()
+        self._is_closed = True
+        if not self._is_taking:  # uvloop would close that connection without telling its protocol.
+            self._task.cancel()
         self._socket.close()
 
     async def _accept(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 accepted, _ = await self._loop.sock_accept(self._socket)
             except OSError as error:
@@ -66,6 +75,7 @@ class Acceptor:
                     self._log.error("connections cannot be accepted", error=str(error))
                     await asyncio.sleep(_PAUSE_S)
                 continue
+            self._is_taking = True
             try:
                 with contextlib.suppress(OSError):  # not TCP
                     accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -76,3 +86,5 @@ class Acceptor:
                 accepted.close()
                 context = {"message": "taking a connection", "exception": error}
                 self._loop.call_exception_handler(context)
+            finally:
+                self._is_taking = False
