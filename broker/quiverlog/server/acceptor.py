@@ -16,9 +16,11 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from quiverlog.addresses import Address
+from quiverlog.errors import AddressInUse
 from quiverlog.server.logs import Logger
 
-__all__ = ["Acceptor"]
+__all__ = ["Acceptor", "begin_to_listen"]
 
 _GONE: Final = frozenset(
     (
@@ -30,6 +32,21 @@ _GONE: Final = frozenset(
 """The connection was gone again before it was taken: Linux says of it what the network said."""
 _PAUSE_S: Final = 0.1
 """After an accept that the system refused, so long until the next."""
+
+
+def begin_to_listen(sock: socket.socket, backlog: int) -> None:
+    """Listen on a bound socket.
+
+    Raises:
+        AddressInUse: another program does. Two that only bound did not clash (SO_REUSEADDR).
+    """
+    try:
+        sock.listen(backlog)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        where = Address(*sock.getsockname()[:2])
+        raise AddressInUse(f"{where}: another program listens there.") from error
 
 
 class Acceptor:

@@ -14,14 +14,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from quiverlog.addresses import Address
-from quiverlog.errors import AddressInUse
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.events import DiskSpace, Shutdown
 from quiverlog.node.node import Node
-from quiverlog.server.acceptor import Acceptor
+from quiverlog.server.acceptor import Acceptor, begin_to_listen
 from quiverlog.server.collector import Collector
 from quiverlog.server.config import BrokerConfig
-from quiverlog.server.connections import ConnectionLimits, ConnectionTable, overdue
+from quiverlog.server.connections import (
+    Connection,
+    ConnectionLimits,
+    ConnectionTable,
+    overdue,
+)
 from quiverlog.server.context import ConnectionContext
 from quiverlog.server.descriptors import DescriptorPlan, plan_descriptors, raise_file_limit
 from quiverlog.server.disk_watch import DiskLook, DiskWatch
@@ -192,10 +196,7 @@ class BrokerServer:
             pool=BufferPool(),
             hide_paths=path_hider(data_dir, os.path.abspath(data_dir), os.path.realpath(data_dir)),
         )
-        try:
-            listen.listen(_BACKLOG)
-        except OSError as error:  # two that only bound did not clash (SO_REUSEADDR)
-            raise AddressInUse(f"{_name(listen)}: another program listens there.") from error
+        begin_to_listen(listen, _BACKLOG)
         self._acceptor = Acceptor(
             self._loop, listen, lambda: ClientProtocol(context), log=self._log
         )
@@ -234,8 +235,7 @@ class BrokerServer:
         config = self._config = reload.config
         plan = self._plan_descriptors(config)
         self._connections.limits = _limits(config, plan)
-        for connection in list(self._connections.by_id.values()):
-            connection.limits_changed()
+        self._all_connections("changing limits", lambda c: c.limits_changed())
         self._memory.bytes_max = config.memory_buffer_bytes
         self._http_limits.change(connections_max=plan.http, request_s=config.http_timeout_ms / 1000)
         self._exporter.topics_max = config.metrics_topics_max
@@ -288,8 +288,7 @@ class BrokerServer:
         self._collector.stop()
         if self._acceptor is not None:
             self._acceptor.close()
-        for connection in list(self._connections.by_id.values()):
-            connection.close_soon("broker stops")
+        self._all_connections("parting from a client", lambda c: c.close_soon("broker stops"))
         if self._runner is not None:
             self._runner.close(0.0)
         if self._http is not None:
@@ -326,18 +325,30 @@ class BrokerServer:
     def _check_connections(self) -> None:
         limits = self._connections.limits
         now_us = monotonic_us()
-        for connection in list(self._connections.by_id.values()):
+
+        def check(connection: Connection) -> None:
             waiting = connection.waiting_bytes
             reason = overdue(
                 connection.state, limits, now_us, sent=connection.sent_bytes, waiting=waiting
             )
+            state, sent_bytes = connection.state, connection.sent_bytes
+            if reason is None and sent_bytes == state.looked_sent_bytes and connection.is_abandoned:
+                reason = "gone"
+            state.looked_sent_bytes = sent_bytes
             if reason is not None:
                 connection.abort(reason)
             else:
                 connection.report()
+
+        self._all_connections("looking at a connection", check)
         self._log_control.write_left_out(self._log)
         self._metrics.lines_left_out = self._log_control.left_out_total
         self._timers["connections"] = self._loop.call_later(limits.check_s, self._check_connections)
+
+    def _all_connections(self, during: str, act: Callable[[Connection], None]) -> None:
+        """What is done to all connections is done to the others where one fails: a bug."""
+        for error in self._connections.for_each(act):
+            self._on_exception(self._loop, {"message": during, "exception": error})
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback raised, which is a bug: it goes no further than that connection or timer."""

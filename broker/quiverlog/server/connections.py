@@ -12,7 +12,7 @@ Must not know: sockets, frames, the node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,7 +65,14 @@ class ConnectionLimits:
 class ConnectionState:
     """The moments (monotonic microseconds) and counts that `overdue` looks at."""
 
-    __slots__ = ("frame_since_us", "in_flight", "last_read_us", "taken_bytes", "taken_since_us")
+    __slots__ = (
+        "frame_since_us",
+        "in_flight",
+        "last_read_us",
+        "looked_sent_bytes",
+        "taken_bytes",
+        "taken_since_us",
+    )
 
     def __init__(self, now_us: int) -> None:
         self.last_read_us = now_us
@@ -75,6 +82,8 @@ class ConnectionState:
         """Correlation id -> when its bytes arrived, in nanoseconds of the performance counter."""
         self.taken_bytes = 0
         self.taken_since_us = 0
+        self.looked_sent_bytes = -1
+        """What had been sent at the last look: more is sent of a connection that goes on."""
 
 
 def overdue(
@@ -112,6 +121,10 @@ class Connection(Holder, TurnTaker, Protocol):
     @property
     def waiting_bytes(self) -> int:
         """Sent, but not taken by the client's side of the connection."""
+
+    @property
+    def is_abandoned(self) -> bool:
+        """The client has hung up, and nothing was read that would say so."""
 
     def queue(
         self, response: Response, correlation_id: int, body: Sequence[memoryview] = ()
@@ -159,6 +172,19 @@ class ConnectionTable:
         """Take the connection out of the table; its id is not used again."""
         removed = self.by_id.pop(connection_id, None)
         assert removed is not None, connection_id
+
+    def for_each(self, act: Callable[[Connection], None]) -> list[Exception]:
+        """`act` on every connection, also on those behind one where it fails.
+
+        Returns the failures.
+        """
+        failures: list[Exception] = []
+        for connection in list(self.by_id.values()):
+            try:
+                act(connection)
+            except Exception as error:
+                failures.append(error)
+        return failures
 
     def __len__(self) -> int:
         return len(self.by_id)

@@ -19,7 +19,7 @@ from typing import Final
 
 from aiohttp import web
 
-from quiverlog.server.acceptor import Acceptor
+from quiverlog.server.acceptor import Acceptor, begin_to_listen
 from quiverlog.server.http_guard import HttpGuard, HttpLimits
 from quiverlog.server.logs import Logger
 from quiverlog.server.metrics import ServerMetrics
@@ -58,7 +58,11 @@ class HttpServer:
         self._rendering: asyncio.Future[bytes] | None = None
 
     async def start(self, sock: socket.socket) -> None:
-        """Serve on a bound socket."""
+        """Serve on a bound socket.
+
+        Raises:
+            AddressInUse: another program listens there.
+        """
         app = web.Application()
         app.router.add_get("/metrics", self._answer_metrics)
         app.router.add_get("/healthz", self._answer_healthz)
@@ -71,7 +75,7 @@ class HttpServer:
         make_handler = self._runner.server
         assert make_handler is not None
         self._guard = HttpGuard(self.limits, make_handler, metrics=self._metrics, log=self._log)
-        sock.listen(_BACKLOG)
+        begin_to_listen(sock, _BACKLOG)
         loop = asyncio.get_running_loop()
         self._acceptor = Acceptor(loop, sock, self._guard, log=self._log)
 

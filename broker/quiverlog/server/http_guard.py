@@ -20,6 +20,7 @@ from typing import Final, cast
 
 from quiverlog.server.logs import Logger
 from quiverlog.server.metrics import ServerMetrics
+from quiverlog.server.peer import peer_name
 
 __all__ = ["HttpGuard", "HttpLimits"]
 
@@ -112,8 +113,7 @@ class GuardedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place, or say that there is none."""
         self._transport = cast("asyncio.Transport", transport)
-        peer = transport.get_extra_info("peername")
-        self._peer = f"{peer[0]}:{peer[1]}" if peer else "?"
+        self._peer = peer_name(transport)
         if not self._guard.admit(self):
             self._refuse(503, "too many connections")
             return

@@ -133,10 +133,20 @@ class NodeRunner:
         if self._dirty:
             dirty, self._dirty = self._dirty, []
             for connection in dirty:
-                connection.flush()
+                try:
+                    connection.flush()
+                except Exception as error:  # Its own end: the others' answers go out.
+                    self._broken(connection, error)
         deadline_us = None if self._closed else self.node.next_deadline_us()
         if deadline_us is not None and (self._timer is None or deadline_us < self._timer_us):
             self._set_timer(deadline_us)
+
+    def _broken(self, connection: Connection, error: Exception) -> None:
+        """Replies could not be handed to the socket: it is broken, or we are."""
+        if not isinstance(error, OSError):
+            self._metrics.node.internal_errors += 1
+            self._log.error("internal error", during="sending replies", exc_info=error)
+        connection.abort("gone")
 
     def close(self, timeout_s: float) -> bool:
         """Stop the threads, the timer and the node. True when the threads ended in time."""

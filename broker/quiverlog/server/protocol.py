@@ -16,7 +16,6 @@ Must not know: what a request means, which of them are related.
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Sequence
 from typing import Any, Final, cast
@@ -28,8 +27,8 @@ from quiverlog.server.backlog import Backlog
 from quiverlog.server.connections import ConnectionState
 from quiverlog.server.context import ConnectionContext
 from quiverlog.server.ending import Ending
-from quiverlog.server.keepalive import keep_alive
 from quiverlog.server.node_runner import monotonic_us, read_clocks
+from quiverlog.server.peer import has_hung_up, keep_alive, peer_name
 from quiverlog.server.replies import Replies
 from quiverlog.server.request_feed import RequestFeed, Unreadable
 from quiverlog.types import Now
@@ -89,10 +88,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         )
         self.replies = Replies(context.metrics, context.log, hide_paths=context.hide_paths)
         self._backlog = Backlog()
-        self._busy = False
         self._chunk_requests = CHUNK_REQUESTS_MAX
         self._feed = RequestFeed(context.metrics)
-        self._held = self._write_paused = self._closing = False
+        self._busy = self._held = self._write_paused = self._closing = False
         self._ending = Ending(context.connections)
         self._reported_bytes = 0
         self.waits_for_turn = False
@@ -107,8 +105,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         """Enter the connection in the table, or refuse it when the table is full."""
         self._transport = cast("asyncio.Transport", transport)
         context = self._context
-        peer = transport.get_extra_info("peername")
-        self.peer = f"{peer[0]}:{peer[1]}" if peer else "?"
+        self.peer = peer_name(transport)
         self.connection_id = context.connections.add(self)
         if self.connection_id < 0:
             context.metrics.connections_refused += 1
@@ -119,9 +116,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         context.metrics.connections_accepted += 1
         context.metrics.connections_open += 1
         self.limits_changed()
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family != socket.AF_UNIX:
-            keep_alive(sock)
+        keep_alive(transport)
 
     def get_buffer(self, sizehint: int) -> Any:
         """Where the transport is to receive into."""
@@ -341,6 +336,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def waiting_bytes(self) -> int:
         """Sent, but not taken by the client's side of the connection."""
         return self._transport.get_write_buffer_size()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """The client has hung up, and nothing was read that would say so."""
+        return self._held and not self._write_paused and has_hung_up(self._transport)
 
     def limits_changed(self) -> None:
         """Take over the table's limits where the transport keeps them."""

@@ -1,0 +1,54 @@
+"""The other end of a connection, as the kernel knows it: its name, and whether it is still there.
+
+Whatever the system refuses to say or to do costs no connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Final
+
+__all__ = ["has_hung_up", "keep_alive", "peer_name"]
+
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
+_TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
+"""Linux alone has it."""
+_CLOSED_BY_PEER: Final = frozenset((7, 8))
+"""TCP_CLOSE (a reset) and TCP_CLOSE_WAIT of the kernel's states."""
+
+
+def peer_name(transport: asyncio.BaseTransport) -> str:
+    """Address and port, `?` when the peer was gone before it was asked for."""
+    try:
+        peer = transport.get_extra_info("peername")
+    except OSError:
+        return "?"
+    return f"{peer[0]}:{peer[1]}" if peer else "?"
+
+
+def keep_alive(transport: asyncio.BaseTransport) -> None:
+    """Have the kernel find out that a peer vanished without a word, within two minutes."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family == socket.AF_UNIX:
+        return
+    for level, option, value in _KEEPALIVE:
+        # The peer may be gone already, or the system short of buffers: doing without is no error.
+        with contextlib.suppress(OSError):
+            sock.setsockopt(level, option, value)
+
+
+def has_hung_up(transport: asyncio.BaseTransport) -> bool:
+    """The peer has closed its side, which nobody is told while nothing is read."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or _TCP_INFO is None:
+        return False
+    with contextlib.suppress(OSError):
+        return sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] in _CLOSED_BY_PEER
+    return False
