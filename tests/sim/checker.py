@@ -269,7 +269,7 @@ class Checker:
                 at_us = model.timestamp_us.get(taken)
                 if at_us is not None and at_us > limit_us:
                     age_ms = (wall_us - at_us) // 1000
-                    raise Violation(f"row {taken} was taken at an age of {age_ms} ms")
+                    raise Violation(f"{model.name}: row {taken} was taken at an age of {age_ms} ms")
         model.log_start_offset = max(model.log_start_offset, offset)
 
     def log_end(self, key: Key, offset: int) -> None:

@@ -155,6 +155,12 @@ class Host:
         paths = (path for path in self.disk.paths() if path.endswith(".log") and "/data/" in path)
         return any(len(self.disk.inode(path).data) > SEGMENT_HEADER_BYTES for path in paths)
 
+    def _has_rows(self) -> bool:
+        """Is there a row that nobody has given up? Without one a start believes any clock."""
+        assert self.node is not None
+        logs = [replica.log for replica in self.node.broker.replicas.values()]
+        return any(log.log_start_offset < log.log_end_offset for log in logs)
+
     def power_loss(self) -> None:
         """The machine dies: what was not synced is lost, torn or kept, as the disk decides."""
         self.world.faults["power loss"] += 1
@@ -285,6 +291,8 @@ class Host:
                     self._shutdown_done = True
                 case StartComplete():
                     self._started = True
+                    if not self._has_rows():
+                        self.wall_offset_us = 0
                     self.world.started(self)
                 case _:
                     line = f"{effect.level} {effect.event} {dict(effect.fields)}"
