@@ -28,8 +28,8 @@ DURABILITY = (
     make_bug(
         "a repetition is acknowledged before its flush",
         "node.staging:Staging._needed",
-        "elif level != Durability.MEMORY and",
-        "elif not result.duplicate and level != Durability.MEMORY and",
+        "elif level != _MEMORY and",
+        "elif not result.duplicate and level != _MEMORY and",
         # Stored as `memory`, the answer lost, sent again as `flushed`.
         shape={
             **QUIET,

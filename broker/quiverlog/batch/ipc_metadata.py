@@ -34,6 +34,7 @@ _I32: Final = struct.Struct("<i")
 _I64: Final = struct.Struct("<q")
 _I16: Final = struct.Struct("<h")
 _VTABLE: Final = {n: struct.Struct(f"<{n}H") for n in range(1, 12)}
+_PLAIN: Final = Compression.NONE
 _CODECS: Final = {0: Compression.LZ4, 1: Compression.ZSTD}
 
 
@@ -127,7 +128,7 @@ class IpcShape:
             found[self._rows],
             found[self._nodes],
             found[self._buffers],
-            Compression.NONE,
+            _PLAIN,
             as_sample=True,
         )
 

@@ -131,9 +131,10 @@ def _check_meaning(header: BatchHeader, now_wall_us: int) -> None:
         )
     if not 0 < header.row_count <= BATCH_ROWS_MAX:
         raise CorruptBatch(f"a batch holds 1 to {BATCH_ROWS_MAX} rows, not {header.row_count}.")
-    producer = (header.producer_id, header.producer_epoch, header.base_sequence)
-    if min(producer) < 0 and producer != (-1, -1, -1):
-        raise CorruptBatch(f"producer id, epoch and sequence {producer} do not go together.")
+    if header.producer_id < 0 or header.producer_epoch < 0 or header.base_sequence < 0:
+        producer = (header.producer_id, header.producer_epoch, header.base_sequence)
+        if producer != (-1, -1, -1):
+            raise CorruptBatch(f"producer id, epoch and sequence {producer} do not go together.")
     if not 0 <= header.timestamp_min_us <= header.timestamp_max_us:
         raise CorruptBatch(
             f"timestamps {header.timestamp_min_us} to {header.timestamp_max_us} are no time span."

@@ -33,6 +33,8 @@ STAGED_BYTES_MAX: Final = 1 * MIB
 STAGED_ROWS_MAX: Final = 2**30
 """Rows of one log's write: with those of a segment they must fit an index's 32 bits."""
 _TIMEOUT_MS_MAX: Final = 24 * 3_600_000
+_MEMORY: Final = Durability.MEMORY
+_FLUSHED: Final = Durability.FLUSHED
 
 StagedEntry = tuple[Replica, int, m.ProducePartitionResult]
 """The replica, the offset after the entry's last row (0: it was refused), the result to be."""
@@ -155,7 +157,7 @@ class Staging:
             waiter = self.wait_for(staged.connection_id, staged.request, staged.response, now)
         for (replica, _, result), needed in zip(staged.entries, ends, strict=True):
             waiter.wait(replica.answers, needed, result)
-            if needed and result.durability == Durability.FLUSHED:
+            if needed and result.durability == _FLUSHED:
                 self._flushes.want(replica, staged.connection_id)
         for replica in dict.fromkeys(replica for replica, _, _ in staged.entries):
             replica.answers.advance(replica.state)  # What is safe only waits for its turn.
@@ -174,7 +176,7 @@ class Staging:
         if end_offset > state.log_end_offset:
             error = errors.get(replica) or StorageFault(f"{replica.name}: not stored.")
             fail_result(result, error)
-        elif level != Durability.MEMORY and end_offset > acknowledged(level, state):
+        elif level != _MEMORY and end_offset > acknowledged(level, state):
             if replica.fault is None:
                 return end_offset
             fail_result(result, replica.fault)

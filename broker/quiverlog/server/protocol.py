@@ -122,34 +122,34 @@ class ClientProtocol(asyncio.BufferedProtocol):
         """Where the transport is to receive into."""
         if self._closing:
             return self._context.scratch
-        room = self._receiver.get_buffer(sizehint)
-        if self._receiver.receiving_large:
-            return room
-        return room[: BUSY_READ_BYTES if self._busy or self._context.turns else READ_BYTES]
+        small_bytes = BUSY_READ_BYTES if self._busy or self._context.turns else READ_BYTES
+        return self._receiver.get_buffer(sizehint, small_bytes_max=small_bytes)
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes were received: take a turn with the requests that are now complete."""
-        self._context.metrics.bytes_in += nbytes
+        context, receiver, state = self._context, self._receiver, self.state
+        context.metrics.bytes_in += nbytes
         if self._closing:
             return
         received_ns = time.perf_counter_ns()
         try:
-            frames = self._receiver.buffer_updated(nbytes)
+            frames = receiver.buffer_updated(nbytes)
         except QuiverlogError as error:
             if not self._ending:
                 self._protocol_error((error, 0, 0))
             return
-        now, state, receiver = read_clocks(), self.state, self._receiver
+        now = read_clocks()
+        partial = receiver.partial
         state.last_read_us = now.mono_us
         if frames:
-            state.frame_since_us = now.mono_us if receiver.partial else 0
+            state.frame_since_us = now.mono_us if partial else 0
             self._work_off(frames, received_ns, now, fresh=True)
-            self._context.runner.flush()
+            context.runner.flush()
         elif not state.frame_since_us:
             state.frame_since_us = now.mono_us
         if receiver.error is not None and not self._closing and not self._ending:
             self._protocol_error((receiver.error, 0, 0))
-        if self.held_bytes or receiver.partial or self._backlog:
+        if self.held_bytes or partial or self._backlog.byte_count:
             self.report()
 
     def eof_received(self) -> bool:
@@ -214,51 +214,45 @@ class ClientProtocol(asyncio.BufferedProtocol):
         Args:
             fresh: the frames are views of the shared receive buffer.
         """
-        context = self._context
-        limits = context.connections.limits
-        in_flight = self.state.in_flight
-        feed = self._feed
+        runner, limits = self._context.runner, self._context.connections.limits
+        in_flight, feed, replies = self.state.in_flight, self._feed, self.replies
         deadline_ns = time.perf_counter_ns() + TURN_US_MAX * 1000
-        at = 0
-        end = min(len(frames), REQUESTS_PER_TURN)
+        at, total = 0, len(frames)
+        end = min(total, REQUESTS_PER_TURN)
         while at < end and not self._write_paused:
             count = min(end - at, self._chunk_requests, limits.in_flight_max - len(in_flight))
             if count <= 0:
                 break
-            chunk = frames if count == len(frames) else frames[at : at + count]
-            gathered_bytes = self.replies.gathered_bytes
+            chunk = frames if count == total else frames[at : at + count]
+            before_bytes = replies.gathered_bytes
             requests = feed.events(self.connection_id, in_flight, chunk, received_ns, deadline_ns)
-            context.runner.handle_many(requests, now)
+            runner.handle_many(requests, now)
             at += feed.taken
-            if self._failed() or self._closing:
+            if feed.unreadable is not None:
+                self._protocol_error(feed.take_unreadable())
                 return
-            self._adapt_chunk(self.replies.gathered_bytes - gathered_bytes)
-            if self.replies.gathered_bytes > limits.write_buffer_bytes:
-                context.runner.flush()
-            if time.perf_counter_ns() >= deadline_ns:
+            if self._closing:
+                return
+            self._answered(replies.gathered_bytes - before_bytes, limits.write_buffer_bytes)
+            if at < end and time.perf_counter_ns() >= deadline_ns:
                 break
-        self._busy = at < len(frames)
+        self._busy = at < total
         if self._busy:
             self._backlog.keep(frames[at:], received_ns, fresh=fresh)
             self._hold()
             if self._may_go_on():
-                context.turns.request(self)
+                self._context.turns.request(self)
         elif len(in_flight) >= limits.in_flight_max:
             self._hold()
 
-    def _adapt_chunk(self, answered_bytes: int) -> None:
+    def _answered(self, chunk_bytes: int, write_buffer_bytes: int) -> None:
         """Fewer requests together while their answers are large, more again when they are not."""
-        if answered_bytes * 4 > self._context.connections.limits.write_buffer_bytes:
+        if chunk_bytes * 4 > write_buffer_bytes:
             self._chunk_requests = max(1, self._chunk_requests // 4)
         elif self._chunk_requests < CHUNK_REQUESTS_MAX:
             self._chunk_requests = min(CHUNK_REQUESTS_MAX, self._chunk_requests * 2)
-
-    def _failed(self) -> bool:
-        """End the connection if one of the requests could not be read; True if so."""
-        unreadable, self._feed.unreadable = self._feed.unreadable, None
-        if unreadable is not None:
-            self._protocol_error(unreadable)
-        return unreadable is not None
+        if self.replies.gathered_bytes > write_buffer_bytes:
+            self._context.runner.flush()
 
     def _hold(self) -> None:
         """Read no more until a turn finds that nothing holds the connection back."""
@@ -284,27 +278,32 @@ class ClientProtocol(asyncio.BufferedProtocol):
         received_ns = self.state.in_flight.pop(correlation_id, 0)
         if self._closing:
             return
-        self.replies.add(response, correlation_id, body)
+        replies = self.replies
+        replies.add(response, correlation_id, body)
         if received_ns:
             elapsed_us = (time.perf_counter_ns() - received_ns) // 1000
             self._context.metrics.requests[response.api].total.observe(elapsed_us)
-        if self.replies.copied_bytes - self._reported_bytes >= REPORT_BYTES:
-            self._reported_bytes = self.replies.copied_bytes
+        if replies.copied_bytes - self._reported_bytes >= REPORT_BYTES:
+            self._reported_bytes = replies.copied_bytes
             self.report()
 
     def flush(self) -> None:
         """Send all that has gathered, in one call."""
-        if self._closing or not self.replies.parts:
-            self.replies.clear()
+        replies, transport = self.replies, self._transport
+        if self._closing or not replies.parts:
+            replies.clear()
             return
-        parts, size = self.replies.take()
+        parts, size = replies.take()
         self._reported_bytes = 0
         self.sent_bytes += size
         self._context.metrics.bytes_out += size
-        self._transport.write(parts[0]) if len(parts) == 1 else self._transport.writelines(parts)
+        transport.write(parts[0]) if len(parts) == 1 else transport.writelines(parts)
         if self._held and not self._write_paused:
             self._context.turns.request(self)
-        self.report() if self.held_bytes or self.waiting_bytes else self.replies.all_taken()
+        if self.held_bytes or transport.get_write_buffer_size():
+            self.report()
+        else:
+            replies.all_taken()
 
     # --- memory --------------------------------------------------------------------------------
     def measure(self) -> tuple[int, int]:

@@ -34,6 +34,12 @@ class RequestFeed:
         self.unreadable: Unreadable | None = None
         """Why the last `events` ended early, if a request could not be read."""
 
+    def take_unreadable(self) -> Unreadable:
+        """Why the last `events` ended early; asked once."""
+        unreadable, self.unreadable = self.unreadable, None
+        assert unreadable is not None
+        return unreadable
+
     def events(
         self,
         connection_id: int,
@@ -53,6 +59,7 @@ class RequestFeed:
         requests = self._metrics.requests
         self.taken = 0
         started_ns = time.perf_counter_ns()
+        assert started_ns >= received_ns, "the clock only grows"
         for header, body in frames:
             try:
                 request = decode_request(header)
@@ -70,7 +77,7 @@ class RequestFeed:
             yield RequestReceived(connection_id, request, body, len(header))
             ended_ns = time.perf_counter_ns()
             counters = requests[request.api]
-            counters.queue.observe(max(0, started_ns - received_ns) // 1000)
+            counters.queue.observe((started_ns - received_ns) // 1000)
             counters.handling.observe((ended_ns - started_ns) // 1000)
             if ended_ns >= deadline_ns:
                 return

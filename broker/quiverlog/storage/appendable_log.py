@@ -73,13 +73,10 @@ class AppendableLog(ReadableLog):
         base_offset = offset = self.log_end_offset
         total = 0
         for header, view in batches:
+            stamp(view, 0, offset, leader_epoch)
             offset += header.row_count
             total += len(view)
         segment = self._writable(base_offset, total, offset, now)
-        offset = base_offset
-        for header, view in batches:
-            stamp(view, 0, offset, leader_epoch)
-            offset += header.row_count
         self._write(segment, batches, offset, total, now, [(leader_epoch, base_offset)])
         return base_offset
 
@@ -144,17 +141,18 @@ class AppendableLog(ReadableLog):
                 f"one append of {rows} rows and {byte_count} bytes; a segment takes"
                 f" {SEGMENT_ROWS_MAX} rows and {SEGMENT_BYTES_MAX} bytes."
             )
-        last = self.segments[-1] if self.segments else None
+        segments = self._segments.items
+        last = segments[-1] if segments else None
         if last is not None and not last.finished:
             if last.created_us < 0:
                 last.load()
-            size = last.file.size
+            config = self.config
             if end_offset - last.base_offset <= SEGMENT_ROWS_MAX and (
-                last.empty
-                or (
-                    size + byte_count <= self.config.roll_bytes
-                    and now.wall_us - last.created_us < self.config.segment_ms * 1000
+                (
+                    last.file.size + byte_count <= config.roll_bytes
+                    and now.wall_us - last.created_us < config.segment_ms * 1000
                 )
+                or last.empty
             ):
                 return last
             self.roll()

@@ -259,34 +259,35 @@ class Segment:
         Whatever goes wrong, also in Python itself, the segment is as it was.
         """
         index = self.load()
-        file, position, offset = self.file, self.file.size, self.end_offset
+        file, offset, base_offset = self.file, self.end_offset, self.base_offset
+        position = file.size
         assert not self.finished
         assert not self.dropped
-        assert self.end_offset < end_offset
-        assert end_offset - self.base_offset <= SEGMENT_ROWS_MAX
-        interval_bytes = min(interval_bytes, INDEX_INTERVAL_BYTES_MAX)
-        before = (len(index), self.newest_us, self._indexed_at, self.tail)
+        assert offset < end_offset <= base_offset + SEGMENT_ROWS_MAX
+        if interval_bytes > INDEX_INTERVAL_BYTES_MAX:
+            interval_bytes = INDEX_INTERVAL_BYTES_MAX
+        entry_count, tail = len(index), (position, offset)
+        newest_us, indexed_at = self.newest_us, self._indexed_at
         try:
             at = file.append([view for _, view in batches])
             assert at == position
-            self.tail = (position, offset)
             for header, view in batches:
-                if at - self._indexed_at >= interval_bytes or not self._indexed_at:
-                    index.add(offset - self.base_offset, at, self.newest_us)
-                    self._indexed_at = at
-                if header.timestamp_max_us > self.newest_us:
-                    self.newest_us = header.timestamp_max_us
+                if at - indexed_at >= interval_bytes or not indexed_at:
+                    index.add(offset - base_offset, at, newest_us)
+                    indexed_at = at
+                if header.timestamp_max_us > newest_us:
+                    newest_us = header.timestamp_max_us
                 at += len(view)
                 offset += header.row_count
             assert offset == end_offset
             assert at == file.size < _POSITIONS_MAX
         except BaseException:
             file.retract(position)
-            index.cut(before[0])
-            _, self.newest_us, self._indexed_at, self.tail = before
+            index.cut(entry_count)
             raise
-        self.end_offset = end_offset
-        assert self.tail[1] < self.end_offset
+        # Nothing below can fail: the segment has changed as a whole.
+        self.newest_us, self._indexed_at = newest_us, indexed_at
+        self.end_offset, self.tail = end_offset, tail
 
     def end_at(self, offset: int) -> None:
         """The log ends at `offset`: of rows that are missing behind this file's last, fewer are."""

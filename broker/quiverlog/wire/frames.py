@@ -34,6 +34,7 @@ from quiverlog.limits import (
     FRAME_PREFIX_BYTES,
     HEADER_BYTES_MAX,
     KIB,
+    RESPONSE_CONTAINERS_MAX,
 )
 
 from .buffers import BufferPool
@@ -64,6 +65,7 @@ PROBE_BYTES: Final = 4 * KIB
 BODY_ALIGNMENT_BYTES: Final = 64
 
 _PREFIX: Final = struct.Struct("<II")
+_FIRST_BYTES: Final = struct.Struct("5B")
 _SIZE_FIELD_BYTES: Final = 4
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
 
@@ -74,6 +76,7 @@ _decode_error: Final = msgspec.msgpack.Decoder(Response).decode
 assert SCRATCH_BYTES > DEDICATED_BYTES_MIN
 assert OWN_SCRATCH_BYTES > DEDICATED_BYTES_MIN > PROBE_BYTES
 assert _PREFIX.size == FRAME_PREFIX_BYTES
+assert RESPONSE_CONTAINERS_MAX <= HEADER_BYTES_MAX, "a container takes a byte at least"
 
 
 class Frame(NamedTuple):
@@ -96,24 +99,25 @@ def encode(message: Request | Response, correlation_id: int, body_bytes: int = 0
     message.version = message.VERSION
     message.correlation_id = correlation_id
     header = _encode_header(message)
-    if len(header) > HEADER_BYTES_MAX and isinstance(message, Response):
-        _drop_entry_messages(message)
-        header = _encode_header(message)
-    if isinstance(message, Response):
-        check_containers(header, FrameTooLarge)
+    if len(header) > RESPONSE_CONTAINERS_MAX and isinstance(message, Response):
+        header = _long_response(message, header)
     return _frame_head(header, body_bytes)
 
 
-def _drop_entry_messages(response: Response) -> None:
-    """Leave out the error texts of the entries: ten thousand of them may not fit one header.
+def _long_response(response: Response, header: bytes) -> bytes:
+    """The header of a long answer, without the error texts of its entries if it does not fit.
 
-    The codes stay. A whole answer that were refused for its texts would hide which entries were
-    stored.
+    Ten thousand texts may not. The codes stay: a whole answer that were refused for its texts would
+    hide which entries were stored.
     """
-    for name in ("partitions", "topics"):
-        for entry in getattr(response, name, ()):
-            if getattr(entry, "error_message", ""):
-                entry.error_message = ""
+    if len(header) > HEADER_BYTES_MAX:
+        for name in ("partitions", "topics"):
+            for entry in getattr(response, name, ()):
+                if getattr(entry, "error_message", ""):
+                    entry.error_message = ""
+        header = _encode_header(response)
+    check_containers(header, FrameTooLarge)
+    return header
 
 
 def encode_error(error: QuiverlogError, *, api: int = 0, correlation_id: int = 0) -> bytes:
@@ -225,10 +229,11 @@ def decode_error(header: memoryview | bytes) -> Response:
 def _peek_api(header: memoryview | bytes) -> tuple[int, int]:
     """(api, version). Nearly always single bytes right after the array's own mark."""
     if len(header) > 4:
-        mark = header[0]
-        at = 1 if mark & 0xF0 == 0x90 else 3 if mark == 0xDC else 0
-        if at and header[at] < 0x80 and header[at + 1] < 0x80:
-            return header[at], header[at + 1]
+        mark, api, version, wide_api, wide_version = _FIRST_BYTES.unpack_from(header)
+        if mark & 0xF0 == 0x90 and api < 0x80 and version < 0x80:
+            return api, version
+        if mark == 0xDC and wide_api < 0x80 and wide_version < 0x80:  # Sixteen fields or more.
+            return wide_api, wide_version
     api, version, _ = peek_preamble(header)
     return api, version
 
@@ -287,11 +292,6 @@ class FrameReceiver:
         return self._dedicated is not None or bool(self._pending)
 
     @property
-    def receiving_large(self) -> bool:
-        """True while a frame is received into a buffer of its own."""
-        return self._dedicated is not None
-
-    @property
     def buffered_bytes(self) -> int:
         """Bytes of the unfinished frame that are held; pages become real with them."""
         return len(self._pending) if self._dedicated is None else self._filled
@@ -307,17 +307,17 @@ class FrameReceiver:
         self._dedicated = None
         self._filled = 0
 
-    def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where to receive the next bytes; never empty. May be called again without an update."""
+    def get_buffer(
+        self, size_hint: int = -1, *, small_bytes_max: int = SCRATCH_BYTES
+    ) -> memoryview:
+        """Where to receive the next bytes (of small frames at most so many); never empty."""
         if self._dedicated is not None:
             return self._dedicated[self._filled :]
         scratch = self._scratch
         at = len(self._pending)
         if at:
             scratch[:at] = self._pending
-        if self._probe:
-            return scratch[at : at + PROBE_BYTES]
-        return scratch[at:] if at else scratch
+        return scratch[at : at + (PROBE_BYTES if self._probe else small_bytes_max)]
 
     def buffer_updated(self, n: int) -> list[Frame]:
         """Tell that `n` bytes were received into `get_buffer()`; gives the frames now complete.
