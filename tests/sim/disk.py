@@ -265,6 +265,9 @@ class SimDisk:
         self.step("open", path)
         return sorted(self._directory(path).entries)
 
+    def entries(self, path: str) -> dict[str, bool]:
+        return {name: self.is_file(f"{path}/{name}") for name in self.list(path)}
+
     def make_dir(self, path: str) -> None:
         above: list[str] = []
         for name in path.split("/"):

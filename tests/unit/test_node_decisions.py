@@ -177,10 +177,10 @@ def test_opening_is_tried_again_when_descriptors_were_short(tmp_path: Path) -> N
     class Short(PosixDisk):
         short = False
 
-        def list(self, path: str) -> list[str]:
+        def entries(self, path: str) -> dict[str, bool]:
             if self.short and path.endswith("t-0"):
                 raise OSError(errno.EMFILE, "Too many open files", path)
-            return super().list(path)
+            return super().entries(path)
 
     disk = Short()
     node = NodeDriver(tmp_path, lambda: disk)
@@ -216,9 +216,17 @@ def test_answers_of_a_partition_do_not_overtake_each_other(tmp_path: Path) -> No
     assert order.index(first) < order.index(second) < order.index(refused)
 
 
+def _written_topic(node: NodeDriver) -> bytes:
+    """Two partitions whose next flushes may run at the same time, as the first of a log may not."""
+    topic = node.create(partitions=2)
+    for partition in (0, 1):
+        node.produced(topic, batch_of([0]), partition=partition)
+    return topic
+
+
 def test_a_request_that_times_out_lets_those_behind_it_go(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path, flushes_in_flight_max=3)
-    topic = node.create(partitions=2)
+    topic = _written_topic(node)
     body = bytes(batch_of([1]))
     entries = [m.ProducePartition(topic, p, -1, len(body)) for p in (0, 1)]
     first = node.request(m.ProduceRequest(timeout_ms=500, partitions=entries), body * 2)
@@ -238,7 +246,7 @@ def test_a_request_that_times_out_lets_those_behind_it_go(tmp_path: Path) -> Non
 def test_an_acknowledgement_in_a_request_that_times_out_overtakes_no_other(tmp_path: Path) -> None:
     """Both wait for partition 1; partition 0 is on the disk. The second request's time is up."""
     node = NodeDriver(tmp_path, flushes_in_flight_max=3)
-    topic = node.create(partitions=2)
+    topic = _written_topic(node)
     body = bytes(batch_of([1]))
     entries = [m.ProducePartition(topic, p, -1, len(body)) for p in (0, 1)]
     first = node.request(m.ProduceRequest(timeout_ms=30_000, partitions=entries), body * 2)

@@ -28,10 +28,15 @@ def produce_to(
 def flushes_until(node: NodeDriver, correlation: int) -> int:
     count = 0
     while node.answer(correlation) is None:
-        assert len(node.syncs) == 1
-        node.flush()
+        assert 1 <= len(node.syncs) <= node.node.broker.config.flushes_in_flight_max
+        node.flush(only=0)
         count += 1
     return count
+
+
+def write_once(node: NodeDriver, topic: bytes, partitions: int) -> None:
+    """So that their next flush is one fsync each."""
+    flushes_until(node, produce_to(node, topic, range(partitions), connection=2))
 
 
 def test_a_produce_to_many_partitions_does_not_delay_that_of_another(node: NodeDriver) -> None:
@@ -84,6 +89,7 @@ def test_a_deleted_topic_leaves_the_queue(node: NodeDriver) -> None:
 def test_the_last_place_is_kept_for_those_who_have_none(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path, flushes_in_flight_max=3)
     wide, narrow = node.create("wide", partitions=50), node.create("narrow")
+    write_once(node, wide, 50)
     large = produce_to(node, wide, range(50), connection=1)
     assert len(node.syncs) == 2, "one asker has no more, although a third may be under way"
     small = produce_to(node, narrow, [0], connection=2)
@@ -96,6 +102,25 @@ def test_the_last_place_is_kept_for_those_who_have_none(tmp_path: Path) -> None:
             assert len(node.syncs) <= 2
             node.flush()
     assert node.answer(large) is not None
+    assert node.node.broker.flushes.idle
+
+
+def test_the_first_flush_of_a_log_is_the_only_one_of_its_asker(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, flushes_in_flight_max=4)
+    wide, narrow = node.create("wide", partitions=20), node.create("narrow", partitions=2)
+    large = produce_to(node, wide, range(20), connection=1)
+    assert len(node.syncs) == 1, "each is several fsyncs"
+    small = produce_to(node, narrow, [0], connection=2)
+    assert len(node.syncs) == 2, "another asker has one, too"
+    node.flush(only=1)
+    assert node.answer(small) is not None
+    small = produce_to(node, narrow, [0], connection=2)
+    produce_to(node, narrow, [1], connection=2)
+    assert len(node.syncs) == 3
+    while node.answer(large) is None:
+        assert sum(flush.job.key.count("wide-") for flush in node.syncs) <= 1
+        node.flush()
+    assert node.answer(small) is not None
     assert node.node.broker.flushes.idle
 
 

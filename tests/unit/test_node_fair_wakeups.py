@@ -123,7 +123,7 @@ def test_a_list_offsets_of_many_partitions_takes_several_calls_and_misses_no_mov
 ) -> None:
     per_step = 1
     monkeypatch.setattr(offsets, "ENTRIES_PER_STEP", per_step)
-    count = STEPS_PER_CALL + 6
+    count = 2 * STEPS_PER_CALL + 6
     topic = node.create(partitions=count, durability="memory")
     entries = [m.ListOffsetsPartition(topic, p, at=LATEST, known_offset=0) for p in range(count)]
     request = m.ListOffsetsRequest(partitions=entries, max_wait_ms=FOREVER)

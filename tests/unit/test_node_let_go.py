@@ -117,8 +117,10 @@ class _PickyDisk(PosixDisk):
 
     missing = ""
 
-    def exists(self, path: str) -> bool:
-        return not (self.missing and path.endswith(self.missing)) and super().exists(path)
+    def entries(self, path: str) -> dict[str, bool]:
+        if self.missing and path.endswith(self.missing):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        return super().entries(path)
 
 
 def test_a_clean_mark_says_nothing_of_a_new_topic_of_an_old_name(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def test_the_reserve_serves_flushes_and_removals(tmp_path: Path) -> None:
 def test_without_a_reserve_nothing_was_attempted(tmp_path: Path) -> None:
     disk = PosixDisk()
     file = disk.open(str(tmp_path / "a"), create=True)
+    file.close()
     with no_descriptor_left():
         with pytest.raises(ThrottledBroker) as refused:
             file.append([b"row"])

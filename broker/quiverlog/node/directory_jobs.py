@@ -18,7 +18,6 @@ from quiverlog.storage.disk import Disk
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.jobs import FlushResult
 from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.partition_files import EMPTIED_FILE
 from quiverlog.types import Now
 
 __all__ = [
@@ -161,11 +160,6 @@ class OpenJob:
 
     def run(self) -> OpenedReplica:
         """Raises OSError, CorruptLog, UnsupportedFormat, DiskFull or StorageFault."""
-        if not self._disk.exists(self.key):
-            raise FileNotFoundError(2, "the partition's directory is missing", self.key)
-        if self._disk.exists(f"{self.key}/{EMPTIED_FILE}"):
-            why = f"the partition's directory was emptied (to begin anew: remove {EMPTIED_FILE})"
-            raise FileNotFoundError(2, why, self.key)
         producers = _producers(self._now, self._options)
         log = Log.open(
             self._disk,

@@ -6,6 +6,9 @@ others at most, and not for those that are under way: the last place is never gi
 that has one already. A log that several ask for is flushed at the turn of the first of them. What
 nobody waits for comes last, but for every sixteenth flush, so that it comes at all.
 
+A flush that takes long (the first of a log: five fsyncs and some twenty system calls) is the only
+one of its asker: thousands of new logs would take processor, disk and interpreter from everybody.
+
 Must not know: logs, what a flush is.
 """
 
@@ -34,13 +37,23 @@ class FlushQueue:
         in_flight_max: how many flushes may be under way.
     """
 
-    __slots__ = ("_askers", "_background", "_by_asker", "_in_flight_max", "_taken", "_under_way")
+    __slots__ = (
+        "_askers",
+        "_background",
+        "_by_asker",
+        "_in_flight_max",
+        "_long",
+        "_taken",
+        "_under_way",
+    )
 
     def __init__(self, in_flight_max: int) -> None:
         assert in_flight_max >= 1
         self._in_flight_max = in_flight_max
         # Replicas that were taken, with the asker whose turn it was, until they are `done`.
         self._under_way: dict[Replica, int] = {}
+        # Those among them whose flush takes long.
+        self._long: dict[Replica, int] = {}
         # In the order of their turns.
         self._by_asker: dict[int, dict[Replica, None]] = {}
         self._background: dict[Replica, None] = {}
@@ -80,7 +93,7 @@ class FlushQueue:
         if not places or not self.waiting:
             return None
         # Whoever has a flush under way leaves the last place to the others.
-        having = self._under_way.values() if places == 1 else ()
+        having = (self._under_way if places == 1 else self._long).values()
         background = bool(self._background) and BACKGROUND not in having
         if background and ((self._taken + 1) % _BACKGROUND_EVERY == 0 or not self._by_asker):
             replica = next(iter(self._background))
@@ -97,9 +110,14 @@ class FlushQueue:
         self._under_way[replica] = asker
         return replica
 
+    def takes_long(self, replica: Replica) -> None:
+        """Its flush, which is under way, takes long."""
+        self._long[replica] = self._under_way[replica]
+
     def done(self, replica: Replica) -> None:
         """Its flush is not under way any more. May be called again."""
         self._under_way.pop(replica, None)
+        self._long.pop(replica, None)
 
     def drop(self, replica: Replica) -> None:
         """Take a replica out of all queues."""

@@ -139,6 +139,8 @@ class Flushes:
             self._queue.done(replica)
             self.declare_fault(replica, f"no flush can be begun: {error}")
             return
+        if job.names_changed:
+            self._queue.takes_long(replica)
         replica.flush_running = True
         replica.jobs_running += 1
         done = partial(self._done, replica, job)

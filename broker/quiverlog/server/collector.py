@@ -3,7 +3,7 @@
 A full collection looks at every object that is not frozen: some 45 per partition, 40 ms of the loop
 for 5,000. What has survived one full collection is nearly always something that lives long (a
 partition, its log, a topic), so it is frozen, and the next one looks only at what was made since:
-about 25,000 objects, a few milliseconds.
+about 12,000 objects, one or two milliseconds.
 
 Counting references frees a frozen object like any other; only a cycle that becomes garbage while
 it is frozen stays. So everything is thawed and looked at once more when the frozen objects have
@@ -21,9 +21,9 @@ from typing import Any, Final
 
 __all__ = ["Collector"]
 
-_THRESHOLDS: Final = (700, 10, 3)
+_THRESHOLDS: Final = (700, 5, 2)
 """Objects made and not freed, collections of them, and of these, before the next generation's:
-a full collection comes after about 25,000 objects."""
+a full collection comes after about 12,000 objects."""
 _LOOK_S: Final = 1.0
 GROWTH_MIN: Final = 100_000
 """So many more objects than at the last thaw may be frozen in any case."""

@@ -81,6 +81,7 @@ class NodeRunner:
         self._dirty: list[Connection] = []
         self._timer: asyncio.Handle | None = None
         self._timer_us = 0
+        self._rests = False
         self._closed = False
         self.start_complete = asyncio.Event()
         self.shutdown_complete = asyncio.Event()
@@ -138,8 +139,12 @@ class NodeRunner:
                 except Exception as error:  # Its own end: the others' answers go out.
                     self._broken(connection, error)
         deadline_us = None if self._closed else self.node.next_deadline_us()
-        if deadline_us is not None and (self._timer is None or deadline_us < self._timer_us):
+        if deadline_us is None:
+            return
+        if self._timer is None or deadline_us < self._timer_us:
             self._set_timer(deadline_us)
+        elif deadline_us <= 0 and not self._rests and self.jobs.uncollected_flushes:
+            self._set_timer(deadline_us)  # A flush has begun since: it comes before the tick.
 
     def _broken(self, connection: Connection, error: Exception) -> None:
         """Replies could not be handed to the socket: it is broken, or we are."""
@@ -160,8 +165,9 @@ class NodeRunner:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_us = deadline_us
+        self._rests = deadline_us <= 0 and self.jobs.uncollected_flushes > 0
         if deadline_us <= 0:  # There is more to do, after a look at the sockets.
-            if self.jobs.uncollected_flushes:
+            if self._rests:
                 # A thread that comes back from the disk would wait for the interpreter, at each of
                 # its calls, as long as the loop has something to do.
                 self._timer = self._loop.call_later(_REST_S, self._tick)

@@ -233,6 +233,9 @@ class Disk(Protocol):
     def list(self, path: str) -> list[str]:
         """Names in a directory, sorted."""
 
+    def entries(self, path: str) -> dict[str, bool]:
+        """Names in a directory, sorted, each with what `is_file` says of it."""
+
     def make_dir(self, path: str) -> None:
         """Make a directory (and its parents) unless it exists, for its owner's eyes only."""
 

@@ -29,14 +29,20 @@ _OFFSET_MAX: Final = 2**63 - 1
 
 
 class SetAside(NamedTuple):
-    """`names`: which the log has no file of any more. `notes`: for the operator."""
+    """`names`: which the log has no file of any more. `notes`: for the operator.
+
+    `left`: the names that are in the directory now, sorted.
+    """
 
     names: tuple[str, ...]
     notes: tuple[str, ...]
+    left: list[str]
 
 
 def own_offset(name: str, suffix: str) -> int | None:
     """The offset in the name of a segment (`log`, `index`) or a snapshot; None for other names."""
+    if not name.endswith(suffix):  # Nearly all that are asked for.
+        return None
     match = _NUMBERED.fullmatch(name)
     if match is None or match[2] != suffix:
         return None
@@ -57,20 +63,21 @@ def set_aside(disk: Disk, directory: str) -> SetAside:
     Raises:
         StorageFault: it cannot be moved.
     """
-    names = disk.list(directory)
+    entries = disk.entries(directory)
+    names = list(entries)
     moved: list[str] = []
     notes: list[str] = []
-    for name in names:
+    for name, is_file in entries.items():
         path = f"{directory}/{name}"
         if not _is_own(name):
             if _SUFFIX not in name:
                 notes.append(f"{short_name(path)} is no file of a partition: it was left alone.")
-        elif not disk.is_file(path):
+        elif not is_file:
             new = rename_aside(disk, directory, name, names)
             moved.append(name)
             lost = "the rows in it are missing" if name.endswith(".log") else "it is made anew"
             notes.append(f"{short_name(path)} was not a regular file: moved to {new}; {lost}.")
-    return SetAside(tuple(moved), tuple(notes))
+    return SetAside(tuple(moved), tuple(notes), disk.list(directory) if moved else names)
 
 
 def move_aside(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:

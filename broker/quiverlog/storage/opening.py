@@ -23,7 +23,7 @@ from quiverlog.storage.checkpoint import Bounds, RecoveryPoint
 from quiverlog.storage.disk import Disk, short_name
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.log_files import set_aside
-from quiverlog.storage.partition_files import sync_partition_file
+from quiverlog.storage.partition_files import EMPTIED_FILE, sync_partition_file
 from quiverlog.storage.recovery import RecoveryReport, assign_epochs, recover_segments
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark
@@ -63,9 +63,16 @@ def open_files(
     known: Bounds | None,
 ) -> OpenedFiles:
     """See the module docstring; arguments and errors as `Log.open`. Fills `epochs`."""
-    aside = set_aside(disk, directory)
-    truncation.finish(disk, directory)
-    opening = _Opening(disk, directory, epochs, now, epoch_newest, aside.names, known)
+    try:
+        aside = set_aside(disk, directory)
+    except FileNotFoundError as error:
+        why = "the partition's directory is missing"
+        raise FileNotFoundError(error.errno, why, directory) from error
+    if EMPTIED_FILE in aside.left:
+        why = f"the partition's directory was emptied (to begin anew: remove {EMPTIED_FILE})"
+        raise FileNotFoundError(2, why, directory)
+    names = truncation.finish(disk, directory, aside.left)
+    opening = _Opening(disk, directory, names, epochs, now, epoch_newest, aside.names, known)
     found = opening.run(clean=clean)
     found.report.notes = [*aside.notes, *opening.notes]
     return found
@@ -76,6 +83,7 @@ class _Opening:
         self,
         disk: Disk,
         directory: str,
+        names: list[str],
         epochs: LeaderEpochs,
         now: Now,
         epoch_newest: int,
@@ -89,7 +97,7 @@ class _Opening:
         self._epochs = epochs
         self._now = now
         self._epoch_newest = epoch_newest
-        self._names = disk.list(directory)
+        self._names = names
         segments = truncation.find_segments(disk, directory, self._names)
         self.notes = set_aside_strays(disk, directory, segments, self._names)
         self._found = OpenedFiles(segments)

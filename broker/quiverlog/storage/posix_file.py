@@ -58,10 +58,16 @@ class PosixFile:
         "size",
     )
 
-    def __init__(self, disk: _Descriptors, path: str, found: os.stat_result) -> None:
+    def __init__(
+        self,
+        disk: _Descriptors,
+        path: str,
+        found: os.stat_result,
+        descriptor: Descriptor | None = None,
+    ) -> None:
         self._disk = disk
         self._identity = (found.st_dev, found.st_ino)
-        self._descriptor: Descriptor | None = None
+        self._descriptor = descriptor
         self._mapping: Mapping | None = None
         self._regions: list[weakref.ref[Any]] = []
         self.path = path

@@ -103,10 +103,16 @@ class TruncateJob:
         )
 
 
-def finish(disk: Disk, directory: str) -> None:
-    """Carry out what a crash interrupted. Called before a log is opened."""
-    names = disk.list(directory)
-    remove_files(disk, (f"{directory}/{n}" for n in names if n.endswith(_CUT_SUFFIX)))
+def finish(disk: Disk, directory: str, names: list[str]) -> list[str]:
+    """Carry out what a crash interrupted. Called before a log is opened.
+
+    Args:
+        names: what is in the directory. Returns what is there afterwards.
+    """
+    cut = [name for name in names if name.endswith(_CUT_SUFFIX)]
+    if not cut and TRUNCATION_FILE not in names:
+        return names
+    remove_files(disk, (f"{directory}/{name}" for name in cut))
     if TRUNCATION_FILE in names:
         offset = checkpoint.load_truncation(disk, directory)
         if offset is None:  # It is written whole or not at all, so this is damage. Cut nothing.
@@ -114,6 +120,7 @@ def finish(disk: Disk, directory: str) -> None:
             disk.sync_dir(directory)
         else:
             _carry_out(disk, directory, offset, None)
+    return disk.list(directory)
 
 
 def find_segments(disk: Disk, directory: str, names: Iterable[str]) -> list[Segment]:
