@@ -134,8 +134,8 @@ DURABILITY = (
 RECOVERY = (
     make_bug(
         "cut at the first bad CRC below the flushed point",
-        "storage.scan:_Judge._judge_fitting",
-        "return Damage(at, end, offset, header.next_offset)",
+        "storage.scan:_Judge.judge",
+        "return Damage(at, extent.end, offset, extent.next_offset)",
         "return Torn(at, offset)",
         seed=12,
         also=(
@@ -163,10 +163,22 @@ RECOVERY = (
     ),
     make_bug(
         "resynchronising at whatever looks like a batch",
-        "storage.resync:Resync._find_anchor",
-        "self._chain(candidate.position).reaches_end and",
-        "True and",
+        "storage.scan:_Judge.judge",
+        "extent = extent_of(source, at, offset, header, known)",
+        "extent, known = None, None",
         issue="1.4",
+        also=(
+            (
+                "storage.resync:Resync._find_anchor",
+                "self._chain(candidate.position).reaches_end and",
+                "True and",
+            ),
+            (
+                "storage.resync:Resync.look_behind",
+                "self._far_behind(anchor.position)",
+                "anchor",
+            ),
+        ),
         opened=("payload-batches",),
         shape={
             **QUIET,

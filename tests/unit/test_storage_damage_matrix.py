@@ -24,7 +24,7 @@ from tests.sim.disk import SimDisk
 
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
-CONFIG = LogConfig(segment_bytes=1_100, index_interval_bytes=150, retention_ms=-1)
+CONFIG = LogConfig(segment_bytes=1_100, index_interval_bytes=1, retention_ms=-1)
 ROWS, BATCHES, TRIMMED, EPOCHS = 3, 24, 8, 2
 
 

@@ -76,8 +76,12 @@ def test_an_answer_in_front_of_damage_holds_each_batch_once(
                 disk.write_file_atomic(path, damaged)
             else:
                 disk.flip_bit(path, 8 * (at + byte) + 2)
+            bad = [list(rows)]
+            if byte is None and not (clean or segment < 2):
+                # Of these the power took the index: nothing tells where the next batch begins.
+                bad.append(list(range(rows.start, headers_of(data)[-1].next_offset)))
             log = open_log(disk, clean=clean)
-            assert read_on(log, TRIMMED, bytes_max, stored) in ([], list(rows))
+            assert read_on(log, TRIMMED, bytes_max, stored) in ([], *bad)
 
 
 # --- a file that somebody cuts under the running broker -----------------------------------------

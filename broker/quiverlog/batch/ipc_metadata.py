@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from quiverlog.errors import CorruptBatch
 from quiverlog.types import Compression
 
-__all__ = ["IpcMetadata", "IpcShape", "read_ipc_metadata"]
+__all__ = ["IpcMetadata", "IpcShape", "claimed_size", "read_ipc_metadata"]
 
 _CONTINUATION: Final = 0xFFFFFFFF
 _PREFIX_BYTES: Final = 8
@@ -149,6 +149,21 @@ def read_ipc_metadata(message: memoryview) -> IpcMetadata:
             f"{len(message) - metadata.body_at} left."
         )
     return metadata
+
+
+def claimed_size(message: memoryview) -> tuple[int, int] | None:
+    """(bytes, rows) that the message at the start of `message` claims; its body may be missing.
+
+    None when its metadata cannot be read.
+    """
+    try:
+        places = _walk(message)
+        flat = message[_PREFIX_BYTES : places.body_at]
+        body_bytes = _I64.unpack_from(flat, places.body_bytes)[0] if places.body_bytes else 0
+        rows = _I64.unpack_from(flat, places.row_count)[0] if places.row_count else 0
+    except (struct.error, IndexError, ValueError):
+        return None
+    return (places.body_at + body_bytes, rows) if body_bytes >= 0 else None
 
 
 class _Places(NamedTuple):

@@ -7,6 +7,7 @@ file at the same time does no harm.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Iterator
@@ -25,8 +26,16 @@ from quiverlog.batch.header import (
 from quiverlog.cli.failures import ExitCode
 from quiverlog.cli.options import debug_option, format_option
 from quiverlog.cli.output import human_bytes, human_count, print_json, print_table
+from quiverlog.errors import CorruptLog, UnsupportedFormat
+from quiverlog.storage.boundaries import Boundaries
+from quiverlog.storage.index import SparseIndex
 from quiverlog.storage.scan import Damage, Found, Torn, batch_at, scan
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, peek_base_offset
+from quiverlog.storage.segment_index import (
+    LOG_SUFFIX,
+    SEGMENT_HEADER_BYTES,
+    index_path,
+    peek_base_offset,
+)
 from quiverlog.types import Compression
 
 __all__ = ["DumpedBatch", "dump_log", "walk"]
@@ -56,16 +65,21 @@ class DumpedBatch:
     crc_ok: bool
 
 
-def walk(buffer: memoryview) -> Iterator[DumpedBatch | str]:
+def walk(buffer: memoryview, index: SparseIndex | None = None) -> Iterator[DumpedBatch | str]:
     """What a segment holds: its batches, and in words what is wrong with the rest.
 
     A batch that is whole but whose checksum is wrong is among the batches.
+
+    Args:
+        index: of this segment; it tells where batches begin behind bytes that tell nothing.
     """
     base_offset = peek_base_offset(buffer)
     if base_offset is None:
         yield "this is not a segment file"
         return
-    for found in scan(buffer, SEGMENT_HEADER_BYTES, base_offset, verify=True):
+    boundaries = Boundaries(base_offset, index)
+    at = SEGMENT_HEADER_BYTES
+    for found in scan(buffer, at, base_offset, verify=True, boundaries=lambda: boundaries):
         match found:
             case Found(position, header):
                 yield _dumped(position, header, crc_ok=True)
@@ -156,7 +170,7 @@ def _dump(path: Path) -> _Dump:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             view = memoryview(mapped)
             try:
-                for found in walk(view):
+                for found in walk(view, _index_of(path, peek_base_offset(view))):
                     if isinstance(found, str):
                         dump.problems.append(found)
                     else:
@@ -164,6 +178,17 @@ def _dump(path: Path) -> _Dump:
             finally:
                 view.release()
     return dump
+
+
+def _index_of(path: Path, base_offset: int | None) -> SparseIndex | None:
+    """The index beside the file; None where there is no good one of this segment."""
+    if path.suffix != LOG_SUFFIX:
+        return None
+    with contextlib.suppress(OSError, CorruptLog, UnsupportedFormat):
+        path = Path(index_path(str(path)))
+        summary, index = SparseIndex.load(str(path), path.read_bytes())
+        return index if summary.base_offset == base_offset else None
+    return None
 
 
 def _as_json(dump: _Dump, *, only_problems: bool) -> dict[str, object]:

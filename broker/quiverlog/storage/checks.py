@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quiverlog.errors import CorruptLog
+from quiverlog.storage.boundaries import Boundaries
 from quiverlog.storage.byte_source import FileBytes
 from quiverlog.storage.disk import File
 from quiverlog.storage.epochs import LeaderEpochs
@@ -76,7 +77,9 @@ def verify(file: File, start: int, end: int, offset: int, epochs: LeaderEpochs) 
     return Verdict(good_end)
 
 
-def find_damages(file: File, base_offset: int, size: int, end_offset: int) -> tuple[Damage, ...]:
+def find_damages(
+    file: File, base_offset: int, size: int, end_offset: int, boundaries: Boundaries
+) -> tuple[Damage, ...]:
     """Scan the first `size` bytes of a segment, which hold the rows up to `end_offset`.
 
     Raises OSError when the file cannot be read.
@@ -84,7 +87,8 @@ def find_damages(file: File, base_offset: int, size: int, end_offset: int) -> tu
     assert size <= file.size
     source = FileBytes(file, size)
     found: list[Damage] = []
-    for entry in scan(source, SEGMENT_HEADER_BYTES, base_offset, verify=True):
+    at = SEGMENT_HEADER_BYTES
+    for entry in scan(source, at, base_offset, verify=True, boundaries=lambda: boundaries):
         if isinstance(entry, Torn):
             entry = Damage(entry.position, size, entry.offset, max(entry.offset, end_offset))
         damage = clip(entry, size, end_offset) if isinstance(entry, Damage) else None

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from quiverlog.errors import CorruptLog, QuiverlogError
 from quiverlog.storage import checkpoint, header_walk, truncation
+from quiverlog.storage.boundaries import Boundary
 from quiverlog.storage.byte_source import is_unreadable
 from quiverlog.storage.checkpoint import Bounds, RecoveryPoint
 from quiverlog.storage.disk import Disk, short_name
@@ -105,7 +106,10 @@ class _Opening:
     def run(self, *, clean: bool) -> OpenedFiles:
         found = self._found
         found.snapshots = checkpoint.snapshot_offsets(self._names)
-        found.point = checkpoint.load_recovery_point(self._disk, self._directory)
+        point = found.point = checkpoint.load_recovery_point(self._disk, self._directory)
+        for segment in found.segments:
+            if segment.base_offset == point.base_offset and point.position <= segment.file.size:
+                segment.recovered_from = Boundary(point.position, point.offset)
         names = [*self._names, *self._lost]
         start = checkpoint.load_log_start(self._disk, self._directory, names)
         if (start or 0) < self._known.start_offset:

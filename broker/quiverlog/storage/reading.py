@@ -60,18 +60,18 @@ def read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> Answ
     # The first batch of the answer holds `offset`; the walk to it begins at an index entry.
     first = _pass(segment, source, position, expected)
     while first.next_offset <= offset:
-        expected = first.next_offset
-        first = _pass(segment, source, first.end, expected)
+        first = _pass(segment, source, first.end, first.next_offset)
     start = first.start
     last = _last(segment, source, first, bytes_max, end_offset)
-    good_end = segment.verified_end(start)
+    # What was passed on the way counts, too: a size that lies leads into a column's bytes.
+    good_end = segment.verified_end(position)
     if good_end < last.end:
         if good_end - start not in range(1, bytes_max):
-            raise Unverified(start, last.end, expected)
+            raise Unverified(position, last.end, expected)
         # Only so much is known to be good: no more goes out.
         last = _last(segment, source, first, good_end - start, end_offset)
         if last.end > good_end:
-            raise Unverified(start, last.end, expected)
+            raise Unverified(position, last.end, expected)
     assert start <= last.start < last.end <= size
     assert offset < last.next_offset <= segment.end_offset
     window = _bytes_of(segment, source, start, last.end)

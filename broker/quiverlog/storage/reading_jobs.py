@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple
 
 from quiverlog.storage import checks, header_walk
+from quiverlog.storage.boundaries import Boundaries
 from quiverlog.storage.byte_source import is_unreadable
 from quiverlog.storage.checks import Undiagnosed, Unverified, Verdict
 from quiverlog.storage.disk import File
@@ -138,10 +139,13 @@ class DiagnoseJob:
     base_offset: int
     size: int
     end_offset: int
+    boundaries: Boundaries
 
     def run(self) -> tuple[Damage, ...]:
         """Raises OSError when the file cannot be opened."""
-        return checks.find_damages(self.file, self.base_offset, self.size, self.end_offset)
+        return checks.find_damages(
+            self.file, self.base_offset, self.size, self.end_offset, self.boundaries
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -201,4 +205,5 @@ def check_for(
         error = missing.error
     if any(isinstance(job, DiagnoseJob) for job in done):
         raise error
-    return DiagnoseJob(key, segment, file, segment.base_offset, file.size, segment.end_offset)
+    bounds = (segment.base_offset, file.size, segment.end_offset)
+    return DiagnoseJob(key, segment, file, *bounds, segment.boundaries)

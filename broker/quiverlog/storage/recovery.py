@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quiverlog.errors import CorruptLog
+from quiverlog.storage.boundaries import Boundaries
 from quiverlog.storage.byte_source import FileBytes
 from quiverlog.storage.checkpoint import RecoveryPoint
 from quiverlog.storage.epochs import LeaderEpochs
@@ -255,7 +256,9 @@ class _Recovery:
         """Scan the bytes that were on the disk for certain: what does not fit is damage."""
         end, end_offset = self._known.position, self._known.position_offset
         source = FileBytes(self._segment.file, end)
-        for entry in scan(source, at, offset, verify=True, epochs=self._epochs):
+        for entry in scan(
+            source, at, offset, verify=True, epochs=self._epochs, boundaries=self._boundaries
+        ):
             if isinstance(entry, Found):
                 offset = entry.header.next_offset
                 self._stamps.append((self._segment, entry))
@@ -279,6 +282,7 @@ class _Recovery:
             verify=True,
             epochs=self._epochs,
             unflushed_from=None if self._mark_lost else self._known.offset,
+            boundaries=self._boundaries,
         ):
             if isinstance(entry, Torn):
                 return self._cut(entry)
@@ -290,6 +294,9 @@ class _Recovery:
                 offset = entry.end_offset
         segment.end_offset = offset
         return _Scanned.WHOLE
+
+    def _boundaries(self) -> Boundaries:
+        return self._segment.files.boundaries()
 
     def _cut(self, torn: Torn) -> _Scanned:
         """Cut an append that never finished, unless it holds rows that are known to be flushed."""

@@ -1,12 +1,12 @@
-"""Finding the next good batch behind damage, in time that grows with the bytes and no faster.
+"""Looking for good batches behind damage of unknown extent, in time that grows with the bytes.
 
-Owns what makes a candidate believable. A checksum alone is not enough: a column may hold bytes that
-look like a batch, checksum and all. A candidate must carry a plausible header, an epoch between its
-neighbours', a later offset, and must begin a *chain*: each batch ends where one of the next
-row and of the same or a later epoch begins, up to the end of the bytes or to an append that a crash
-cut short. When a chain that reaches the end is known, shorter ones in front of it are believed
-too, as far as their offsets fit in front of it: so several damages in one file cost no more than
-their own rows.
+Owns what makes a candidate believable. A checksum is not enough: a column may hold bytes that look
+like a batch, checksum and all. Nor is a *chain*, where each batch ends where one of the next row
+and of the same or a later epoch begins, up to the end of the bytes or to an append that a crash cut
+short: a column may end where its batch does, and its chain goes on with true batches. A damaged
+batch has 32 MiB at most, and the last of them begins in front of the chain: what lies so far behind
+the chain's first batch is in none of them, and only that is believed. What lies nearer only tells
+which rows the log had.
 
 The results are remembered for as long as one scan lasts: no header is followed twice.
 """
@@ -17,11 +17,17 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from quiverlog.batch.header import CRC_START, BatchHeader, magic_positions
-from quiverlog.limits import BATCH_ALIGNMENT_BYTES, BATCH_HEADER_BYTES, KIB, MIB
+from quiverlog.limits import (
+    BATCH_ALIGNMENT_BYTES,
+    BATCH_BYTES_MAX,
+    BATCH_HEADER_BYTES,
+    KIB,
+    MIB,
+)
 from quiverlog.storage.byte_source import ByteSource, checksum
 from quiverlog.storage.tail import looks_unwritten
 
-__all__ = ["EPOCHS_ALL", "Candidate", "EpochBounds", "Resync"]
+__all__ = ["EPOCHS_ALL", "Candidate", "EpochBounds", "FoundBehind", "Resync"]
 
 _CHUNK_BYTES_MIN: Final = 4 * KIB
 """The next good batch is near, as a rule; the further away it is, the more is read at once."""
@@ -49,6 +55,16 @@ class Candidate(NamedTuple):
     base_offset: int
 
 
+class FoundBehind(NamedTuple):
+    """A chain up to the end lies behind damage.
+
+    `batch`: its first batch that lies inside of no other. `end_offset`: the row after its last.
+    """
+
+    batch: Candidate | None
+    end_offset: int
+
+
 class _Chain(NamedTuple):
     """The end of a walk from header to header: the end of the bytes, or the place of damage."""
 
@@ -70,19 +86,30 @@ class Resync:
         self._anchor: Candidate | None = None
         self._searched_from = -1
 
-    def next_batch(self, start: int, offset: int, epoch: int) -> Candidate | None:
-        """The first believable batch at or after byte `start` whose rows come after `offset`."""
+    def look_behind(self, start: int, offset: int, epoch: int) -> FoundBehind | None:
+        """Look for batches at or after byte `start` whose rows come after `offset`."""
         assert not start % BATCH_ALIGNMENT_BYTES, "batches lie at multiples of 64"
         anchor = self._find_anchor(start, offset, epoch)
         if anchor is None:
             return None
         assert anchor.position >= start
         assert anchor.base_offset >= offset
-        for candidate in self._candidates(start, offset, epoch, anchor.position):
-            chain = self._chain(candidate.position)
-            if chain.end_offset <= anchor.base_offset and self._is_good(candidate.position):
-                return candidate
-        return anchor
+        end_offset = self._chain(anchor.position).end_offset
+        return FoundBehind(self._far_behind(anchor.position), end_offset)
+
+    def _far_behind(self, first: int) -> Candidate | None:
+        """The first batch of the chain from `first` on that no damaged batch can reach."""
+        at = first
+        while at + BATCH_HEADER_BYTES <= self._source.size:
+            header = self._header(at)
+            if header is None or at >= self._chain(first).end_position:
+                return None
+            if not self._is_good(at):
+                return None  # Its size may be wrong, and the chain go on inside of it.
+            if at >= first + BATCH_BYTES_MAX:
+                return Candidate(at, header.base_offset)
+            at += header.total_bytes
+        return None
 
     def _find_anchor(self, start: int, offset: int, epoch: int) -> Candidate | None:
         known = self._anchor

@@ -2,14 +2,16 @@
 
 Owns the difference between a torn tail (an append that a crash interrupted: never acknowledged as
 flushed, cut at recovery) and damage (bytes that were written and changed later: reported, kept, and
-stepped over). Rules, for bytes at which no good batch begins:
+stepped over). A scan goes on only where a batch is known to begin: a column's bytes may look like
+a batch, and whoever wrote them would choose rows and offsets. Rules, for bytes at which no good
+batch begins:
 
-1. The header there fits (right offset, plausible fields) and reaches beyond the end: torn, unless
-   the checksum proves that a shorter batch is all there. Nothing is looked for inside of it: a
-   column's bytes may look like a batch, and whoever wrote them would choose rows and offsets.
-2. The header fits and another one follows where it ends: one batch is damaged.
-3. Otherwise the next good batch is looked for (resync.py): damage up to there.
-4. Nothing good follows: a batch whose end is zeros that never arrived is torn; a whole one with a
+1. The batch's own bytes tell where it ends (extent.py): it is damaged, the next one is looked at.
+2. Otherwise, where a later place is known to begin a batch (boundaries.py): damage up to there.
+3. Otherwise, if the header fits (right offset, plausible fields) and reaches beyond the end: torn.
+4. Otherwise good batches behind it are looked for (resync.py). They are believed where they cannot
+   lie inside the damaged one; damage up to there, or to the end.
+5. Nothing good follows: a batch whose end is zeros that never arrived is torn; a whole one with a
    wrong checksum is damage, even at the end of the file.
 
 Above what is known to be flushed another rule comes before these: a batch of which a whole sector
@@ -19,17 +21,14 @@ it, because a flush that had succeeded would have brought it to the disk. Below,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from quiverlog.batch.header import CRC_START, BatchHeader, whole_batch
-from quiverlog.limits import (
-    BATCH_ALIGNMENT_BYTES,
-    BATCH_BYTES_MAX,
-    BATCH_HEADER_BYTES,
-    BATCH_ROWS_MAX,
-)
+from quiverlog.limits import BATCH_ALIGNMENT_BYTES, BATCH_HEADER_BYTES, BATCH_ROWS_MAX
+from quiverlog.storage.boundaries import Boundaries, Boundary
 from quiverlog.storage.byte_source import BufferBytes, ByteSource, checksum
+from quiverlog.storage.extent import end_by_checksum, extent_of, header_at
 from quiverlog.storage.resync import EPOCHS_ALL, EpochBounds, Resync
 from quiverlog.storage.tail import SECTOR_BYTES, looks_unwritten
 
@@ -82,6 +81,7 @@ def scan(
     verify: bool,
     epochs: EpochBounds = EPOCHS_ALL,
     unflushed_from: int | None = None,
+    boundaries: Callable[[], Boundaries] | None = None,
 ) -> Iterator[Found | Damage | Torn]:
     """Walk from byte `at`, where row `offset` should begin, to the end or to a torn tail.
 
@@ -89,12 +89,13 @@ def scan(
         verify: compute checksums too, not only look whether the headers join up.
         epochs: which leader epochs a batch behind damage may carry.
         unflushed_from: rows from this one on may never have reached the disk; None: all have.
+        boundaries: where batches are known to begin; asked for once, where damage is met.
     """
     if isinstance(source, bytes | memoryview):
         source = BufferBytes(source)
-    judge = _Judge(source, epochs)
+    judge = _Judge(source, epochs, boundaries)
     while at < source.size:
-        header = judge.header(at)
+        header = header_at(source, at)
         if (
             header is not None
             and whole_batch(header, offset, source.size - at)
@@ -122,16 +123,17 @@ def scan(
 class _Judge:
     """See the module docstring's rules. `epoch`: of the last good batch."""
 
-    def __init__(self, source: ByteSource, epochs: EpochBounds) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        epochs: EpochBounds,
+        boundaries: Callable[[], Boundaries] | None,
+    ) -> None:
         self._source = source
         self._resync = Resync(source, epochs)
+        self._ask_boundaries = boundaries
+        self._boundaries: Boundaries | None = None
         self.epoch = epochs.oldest
-
-    def header(self, at: int) -> BatchHeader | None:
-        """The 64 bytes at `at`; None when there are fewer."""
-        if self._source.size - at < BATCH_HEADER_BYTES:
-            return None
-        return BatchHeader.unpack(self._source.read(at, BATCH_HEADER_BYTES))
 
     def checksum_matches(self, at: int, header: BatchHeader) -> bool:
         """True when the stored bytes match the stored checksum."""
@@ -145,12 +147,12 @@ class _Judge:
         """
         size = self._source.size
         boundary = at + SECTOR_BYTES - at % SECTOR_BYTES
-        header = self.header(at)
+        header = header_at(self._source, at)
         if header is None:
             return True
         if not header.is_plausible or header.base_offset != offset:
             return not any(self._source.read(at, min(boundary, size) - at))
-        if self._end_by_checksum(at, header):
+        if end_by_checksum(self._source, at, header):
             return False
         end = min(size, at + header.total_bytes)
         return any(
@@ -162,64 +164,42 @@ class _Judge:
         """Judge what lies at `at`, where no good batch begins."""
         if header is None:
             return Torn(at, offset)
-        if header.is_plausible and header.base_offset == offset:
-            return self._judge_fitting(at, header)
-        found = self._resync.next_batch(at + BATCH_ALIGNMENT_BYTES, offset, self.epoch)
-        if found is not None:
-            return Damage(at, found.position, offset, found.base_offset)
-        return self._judge_last(at, offset, header)
-
-    def _judge_fitting(self, at: int, header: BatchHeader) -> Damage | Torn:
-        """The header fits: only a wrong size field makes the batch end elsewhere than it says."""
-        offset, end = header.base_offset, at + header.total_bytes
-        if end < self._source.size and self._another_follows(end, header):
-            return Damage(at, end, offset, header.next_offset)
-        true_end = self._end_by_checksum(at, header)
-        if true_end:
-            return Damage(at, true_end, offset, header.next_offset)
-        if end > self._source.size:
+        source = self._source
+        known = self._known_after(at, offset)
+        extent = extent_of(source, at, offset, header, known)
+        if extent is not None:
+            return Damage(at, extent.end, offset, extent.next_offset)
+        if known is not None:
+            return Damage(at, known.position, offset, known.offset)
+        fits = header.is_plausible and header.base_offset == offset
+        if fits and at + header.total_bytes > source.size:
             return Torn(at, offset)
-        found = self._resync.next_batch(end, offset, self.epoch)
+        found = self._resync.look_behind(at + BATCH_ALIGNMENT_BYTES, offset, self.epoch)
         if found is None:
             return self._judge_last(at, offset, header)
-        if found.position == end:  # The number of rows is wrong, the next batch knows better.
-            return Damage(at, end, offset, found.base_offset)
-        return Damage(at, end, offset, min(header.next_offset, found.base_offset))
+        if found.batch is not None:
+            return Damage(at, found.batch.position, offset, found.batch.base_offset)
+        return Damage(at, source.size, offset, found.end_offset)
 
-    def _end_by_checksum(self, at: int, header: BatchHeader) -> int:
-        """Find where the batch really ends if only its size field is wrong; 0 when more is wrong.
-
-        The size lies in front of the checksum, so the checksum of the right bytes matches.
-        """
-        crc, size = 0, min(self._source.size, at + BATCH_BYTES_MAX)
-        end = start = at + CRC_START
-        for end in range(at + BATCH_HEADER_BYTES, size + 1, BATCH_ALIGNMENT_BYTES):
-            crc = checksum(self._source, start, end, crc)
-            start = end
-            if crc == header.crc32c:
-                return end
-        return 0
-
-    def _another_follows(self, end: int, header: BatchHeader) -> bool:
-        after = self.header(end)
-        return (
-            after is not None
-            and after.is_plausible
-            and after.base_offset == header.next_offset
-            and after.leader_epoch >= header.leader_epoch
-        )
+    def _known_after(self, at: int, offset: int) -> Boundary | None:
+        if self._boundaries is None and self._ask_boundaries is not None:
+            self._boundaries = self._ask_boundaries()
+        known = self._boundaries.after(at) if self._boundaries is not None else None
+        # A place that contradicts the walk up to here is of another file, or behind a cut.
+        fits = known is not None and known.position <= self._source.size and known.offset > offset
+        return known if fits else None
 
     def _judge_last(self, at: int, offset: int, header: BatchHeader) -> Damage | Torn:
         """Judge a bad batch behind which no good one was found: a torn tail or damage."""
         size = self._source.size
         end = at + header.total_bytes
         rows = header.row_count if 0 < header.row_count <= BATCH_ROWS_MAX else 1
-        if self._end_by_checksum(at, header) == size:
+        if end_by_checksum(self._source, at, header) == size:
             return Damage(at, size, offset, offset + rows)  # All there: the size field is wrong.
         if end > size:
             return Torn(at, offset)
-        if header.total_bytes < BATCH_HEADER_BYTES:
-            end = size
+        if header.total_bytes < BATCH_HEADER_BYTES or header.base_offset != offset:
+            end = size  # What a foreign header says of its size leads anywhere.
         if looks_unwritten(self._source, at, end):
             return Torn(at, offset)
         return Damage(at, end, offset, offset + rows)

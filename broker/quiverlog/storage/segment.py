@@ -23,6 +23,7 @@ from typing import Final
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, QuiverlogError
 from quiverlog.limits import INDEX_INTERVAL_BYTES_MAX, SEGMENT_ROWS_MAX
+from quiverlog.storage.boundaries import Boundaries, Boundary
 from quiverlog.storage.byte_source import BLOCK_BYTES, readable_bytes
 from quiverlog.storage.checks import clip, find_damages
 from quiverlog.storage.disk import Disk, File, short_name
@@ -65,6 +66,7 @@ class Segment:
         dropped: its files are gone or about to go.
         finished: it takes no more appends.
         mark: what its header said was on the disk when it was last read.
+        recovered_from: where the recovery point was at the start, if it was in here.
         recent: its index was used since the last round of `index_cache`.
         tail: (position, offset) of the newest append, which nearly every reader asks for.
         trusted_from: everything from this position on was written or verified by this process.
@@ -87,6 +89,7 @@ class Segment:
         "newest_us",
         "path",
         "recent",
+        "recovered_from",
         "tail",
         "trusted_from",
     )
@@ -108,6 +111,7 @@ class Segment:
         self.cached = False
         self.finished = False
         self.recent = False
+        self.recovered_from = Boundary(0, 0)
         self.tail = (0, -1)
         self.trusted_from = file.size
         self._indexed_at = 0
@@ -199,6 +203,7 @@ class Segment:
             self.end_offset,
             self.file.size,
             self.finished,
+            self._known_places,
         )
 
     def take_index(self, loaded: LoadedIndex) -> None:
@@ -311,8 +316,8 @@ class Segment:
 
         For whoever may wait for the disk; others have a DiagnoseJob run.
         """
-        size = self.file.size
-        return self.note_damages(find_damages(self.file, self.base_offset, size, self.end_offset))
+        bounds = (self.base_offset, self.file.size, self.end_offset)
+        return self.note_damages(find_damages(self.file, *bounds, self.boundaries))
 
     def note_damages(self, damages: Sequence[Damage]) -> bool:
         """Remember what a scan has found; True if some of it was not known."""
@@ -320,6 +325,17 @@ class Segment:
         for damage in damages:
             self.note_damage(damage)
         return len(self.damages) > known
+
+    @property
+    def boundaries(self) -> Boundaries:
+        """Where batches are known to begin, as far as that is in memory."""
+        return Boundaries(self.base_offset, self.index, self._known_places)
+
+    @property
+    def _known_places(self) -> tuple[Boundary, ...]:
+        mark = Boundary(self.mark.position, self.mark.offset)
+        behind = (Boundary(damage.end_position, damage.end_offset) for damage in self.damages)
+        return mark, self.recovered_from, *behind
 
     def corrupt(self, damage: Damage) -> CorruptLog:
         """The error for a reader. `offset` is the first bad row, `end_offset` the next good one."""

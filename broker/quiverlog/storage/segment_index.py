@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from quiverlog.batch.checksum import crc32c
 from quiverlog.errors import CorruptLog
+from quiverlog.storage.boundaries import Boundaries, Boundary
 from quiverlog.storage.byte_source import ByteSource, FileBytes, is_unreadable
 from quiverlog.storage.disk import Disk, File, short_name
 from quiverlog.storage.frames import check_version
@@ -166,6 +167,7 @@ class SegmentFiles:
     end_offset: int
     size: int
     finished: bool
+    known_places: tuple[Boundary, ...] = ()
 
     def read_index(self) -> LoadedIndex:
         """From the file, else from the batches.
@@ -181,6 +183,13 @@ class SegmentFiles:
             # The name tells the base offset too: the batches can be read without the header.
             damage = error.message
         return self._load(created_us, damage) or self._rebuild(created_us, damage)
+
+    def boundaries(self) -> Boundaries:
+        """Where batches are known to begin: a segment only grows, so an older index will do."""
+        stored = self._stored()
+        if stored is None or stored[0].base_offset != self.base_offset:
+            return Boundaries(self.base_offset, None, self.known_places)
+        return Boundaries(self.base_offset, stored[1], self.known_places)
 
     def ends_by_index(self, offset: int) -> bool:
         """True when the index file covers all bytes, and their rows end at `offset`."""
@@ -239,7 +248,8 @@ class SegmentFiles:
         damages: list[Damage] = []
         offset = self.base_offset
         at = SEGMENT_HEADER_BYTES
-        for entry in scan(source, at, self.base_offset, verify=verify):
+        bounds = self.boundaries
+        for entry in scan(source, at, self.base_offset, verify=verify, boundaries=bounds):
             if isinstance(entry, Found):
                 at, header = entry
                 offset = header.next_offset

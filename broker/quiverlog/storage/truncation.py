@@ -194,7 +194,8 @@ def _find_cut(segment: Segment, offset: int, known_end: int | None) -> tuple[int
     if size <= SEGMENT_HEADER_BYTES:
         return end, size
     source = FileBytes(segment.file, size)
-    for entry in scan(source, SEGMENT_HEADER_BYTES, segment.base_offset, verify=True):
+    bounds = segment.files.boundaries
+    for entry in scan(source, at, segment.base_offset, verify=True, boundaries=bounds):
         if isinstance(entry, Torn):
             return end, entry.position
         after = entry.header.next_offset if isinstance(entry, Found) else entry.end_offset
