@@ -15,9 +15,10 @@ A second door stands for a second broker of the cluster: `broker.door(1)` reache
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
+import socket
+import struct
 import tempfile
 import threading
 import time
@@ -65,9 +66,10 @@ class Later:
 
 @dataclass(frozen=True)
 class Cut:
-    """A fault that sends so many bytes of the node's answer, and closes."""
+    """A fault that sends so many bytes of the node's answer, and closes, or resets."""
 
     bytes_sent: int
+    resets: bool = False
 
 
 Fault = str | QuiverlogError | Answer | Cut | Later | Callable[[Any], None]
@@ -114,6 +116,11 @@ class Door:
     def drop_connections(self) -> None:
         """Close every connection, as a broker does with idle ones."""
         self._broker.on_loop(lambda: [c.abort() for c in list(self._open)])
+
+    def stop_reading(self) -> None:
+        """Of no connection that is open now; on the broker's thread."""
+        for connection in self._open:
+            connection.stop_reading()
 
     def next_fault(self, request: m.Request) -> Fault | None:
         waiting = self._faults.get(type(request))
@@ -281,6 +288,18 @@ class _Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def reset(self) -> None:
+        """RST, behind what the kernel has been given."""
+        if self._transport is not None:
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._transport.abort()
+
+    def stop_reading(self) -> None:
+        """Take nothing more of what this client sends."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
     def close(self) -> None:
         """Send what was written, and then the end."""
         if self._transport is not None:
@@ -319,7 +338,10 @@ class _Connection(asyncio.BufferedProtocol):
             sent = frames.encode(changed, correlation_id, len(body)) + body
         if isinstance(fault, Cut) and isinstance(sent, bytes):
             self._write(sent[: fault.bytes_sent])
-            self.close()
+            if fault.resets:
+                self.reset()
+            else:
+                self.close()
         elif sent is not None:
             delay_s = fault.seconds if isinstance(fault, Later) else 0.0
             if delay_s:
@@ -329,7 +351,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _write(self, sent: bytes) -> None:
         assert self._transport is not None
-        with contextlib.suppress(OSError):
+        if not self._transport.is_closing():
             self._transport.write(sent)
 
 

@@ -8,6 +8,7 @@ Everything here belongs to the event loop on which it was first used.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Iterable, Sequence
@@ -74,7 +75,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            with contextlib.suppress(OSError):  # Doing without is no error.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._receiver.get_buffer(sizehint)
@@ -149,7 +151,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 done.exception()  # Looked at: whoever asked may have given up on all it asked for.
 
         waiting.add_done_callback(is_over)
-        if body_bytes <= JOIN_BYTES_MAX:
+        if self._transport.is_closing():
+            pass  # It broke: `connection_lost` is on its way, and answers what is pending.
+        elif body_bytes <= JOIN_BYTES_MAX:
             self._transport.write(b"".join([head, *body]))
         else:
             self._transport.write(head)

@@ -12,6 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from quiverlog.errors import ConnectionClosed, ConnectionFailed, QuiverlogError, RequestTimedOut
 from quiverlog.version import VERSION
@@ -28,6 +29,10 @@ __all__ = ["BlockingConnection", "readable", "system_reason"]
 
 IOV_MAX = 512
 """Buffers of one `sendmsg`."""
+_OPTIONS: Final = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+)
 
 
 class BlockingConnection:
@@ -55,7 +60,10 @@ class BlockingConnection:
 
     def is_stale(self) -> bool:
         """Bytes or an end wait on an idle connection: either way it is of no more use."""
-        return bool(readable([self], 0))
+        try:
+            return bool(readable([self], 0))
+        except ConnectionClosed:
+            return True
 
     def send(self, call: Call, send_by_s: float, reply_by_s: float) -> None:
         """Send a request; both bounds are moments of the monotonic clock."""
@@ -152,7 +160,11 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
         left_s = end_s - time.monotonic()
         if left_s <= 0:
             break
-        connected = socket.socket(family, kind, protocol)
+        try:
+            connected = socket.socket(family, kind, protocol)
+        except OSError as error:  # No descriptor is left, or the system lacks this family.
+            failure = error
+            continue
         try:
             connected.settimeout(left_s)
             connected.connect(where)
@@ -163,9 +175,9 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
         except BaseException:
             connected.close()
             raise
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(OSError):
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for level, option in _OPTIONS:
+            with contextlib.suppress(OSError):  # Doing without is no error.
+                connected.setsockopt(level, option, 1)
         return connected
     if isinstance(failure, TimeoutError):
         message = f"{address} did not answer within {timeout_s:g} s."
@@ -175,11 +187,18 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
 
 
 def readable(connections: Sequence[BlockingConnection], timeout_s: float) -> list[int]:
-    """Descriptors of the connections that have bytes, or an end, after at most `timeout_s`."""
+    """Descriptors of the connections that have bytes, or an end, after at most `timeout_s`.
+
+    Raises:
+        ConnectionClosed: the system cannot wait for them.
+    """
     poll = select.poll()
     for connection in connections:
         poll.register(connection.fileno(), select.POLLIN)
-    return [fd for fd, _ in poll.poll(max(0, int(timeout_s * 1000 + 0.999)))]
+    try:
+        return [fd for fd, _ in poll.poll(max(0, int(timeout_s * 1000 + 0.999)))]
+    except OSError as error:
+        raise ConnectionClosed(f"Cannot wait for a reply: {system_reason(error)}.") from error
 
 
 def _mapped(error: OSError, address: Address) -> QuiverlogError:

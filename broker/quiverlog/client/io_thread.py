@@ -11,7 +11,10 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from quiverlog.errors import ConnectionFailed
+
 from .asynchronous import AsyncDriver
+from .blocking_connection import system_reason
 from .routing import Settings
 
 __all__ = ["IoThread"]
@@ -25,7 +28,11 @@ class IoThread:
     """Owns a loop, its thread and the driver that lives on it."""
 
     def __init__(self, settings: Settings) -> None:
-        self.loop = asyncio.new_event_loop()
+        try:
+            self.loop = asyncio.new_event_loop()
+        except OSError as error:
+            why = system_reason(error)
+            raise ConnectionFailed(f"No event loop can be made for producers: {why}.") from error
         self.driver = AsyncDriver(settings)
         self._thread = threading.Thread(target=self._main, name="quiverlog-io", daemon=True)
         self._thread.start()
