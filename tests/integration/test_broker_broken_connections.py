@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -112,13 +113,19 @@ def scene() -> Iterator[Scene]:
     with BrokerProcess(config=CONFIG) as broker:
         yield Scene(broker)
         assert broker.stop() == 0
-        complaints = [
-            line
-            for line in broker.log_text.splitlines()
-            if "level=error" in line or "Traceback" in line or "internal error" in line
-        ]
-        assert not complaints
+        assert not complaints(broker)
         assert len(broker.log_text.splitlines()) < 1_000
+
+
+@pytest.fixture(scope="module")
+def stopped() -> Iterator[Scene]:
+    with BrokerProcess(config=CONFIG) as broker:
+        yield Scene(broker)
+
+
+def complaints(broker: BrokerProcess) -> list[str]:
+    bad = ("level=error", "Traceback", "internal error")
+    return [line for line in broker.log_text.splitlines() if any(word in line for word in bad)]
 
 
 # --- what is under way ----------------------------------------------------------------------------
@@ -258,3 +265,39 @@ def test_a_connection_that_ends_leaves_nothing_behind(scene: Scene, what: str, e
         scene.serves()
     scene.is_quiet()
     scene.clear()
+
+
+@pytest.mark.parametrize("what", ["untaken_metadata", "untaken_acknowledgements"])
+def test_a_client_that_reads_again_gets_each_answer_once(scene: Scene, what: str) -> None:
+    with begun(scene, what) as client:
+        asked = set(client._apis)
+        got: list[int] = []
+        while len(got) < len(asked) - 1:  # The last may have been sent in part.
+            correlation_id, response, _ = client.receive()
+            assert not response.error_code
+            got.append(correlation_id)
+        assert len(set(got)) == len(got) > 100
+        assert set(got) <= asked
+    scene.is_quiet()
+    scene.clear()
+
+
+def test_http_connections_that_end_leave_nothing(scene: Scene) -> None:
+    host, _, port = scene.broker.http.rpartition(":")
+    whole = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+    for end in ENDS.values():
+        for sent in (b"", whole[:9], whole[:-2], whole, whole * 3, b"\0" * 100):
+            sock = socket.create_connection((host, int(port)), timeout=20)
+            with contextlib.suppress(OSError):
+                sock.sendall(sent)
+            end(sock)
+    scene.is_quiet()
+
+
+@pytest.mark.parametrize("what", UNDER_WAY)
+def test_a_stop_meanwhile_is_clean(stopped: Scene, what: str) -> None:
+    with begun(stopped, what):
+        assert stopped.broker.stop() == 0, stopped.broker.log_text
+    stopped.broker.start()
+    stopped.serves()
+    assert not complaints(stopped.broker)

@@ -12,9 +12,11 @@ from unittest import mock
 import pytest
 
 from quiverlog.errors import AddressInUse
+from quiverlog.node.effects import Respond
 from quiverlog.node.events import RequestReceived
 from quiverlog.server import peer
 from quiverlog.server.acceptor import begin_to_listen
+from quiverlog.wire import messages as m
 from tests.support.server import Server, echo, request, serving, until
 
 BROKEN = [
@@ -133,3 +135,42 @@ def test_an_address_that_another_has_just_taken_is_named() -> None:
         broken = mock.Mock(listen=mock.Mock(side_effect=OSError(errno.ENOBUFS, "no room")))
         with pytest.raises(OSError, match="no room"):
             begin_to_listen(broken, 1)
+
+
+@pytest.mark.parametrize("error", [BROKEN[1], BUGS[0]], ids=repr)
+@pytest.mark.parametrize(
+    "name",
+    ["pause_reading", "resume_reading", "set_write_buffer_limits", "writelines", "write_eof"],
+)
+async def test_what_a_transport_refuses_costs_no_others(name: str, error: Exception) -> None:
+    """A conversation that makes each of its calls: one of them fails, for ever."""
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    async with serving(in_flight_max=4) as server:
+        server.node.answer = lambda event: []
+        client, other = await server.connect(), await server.connect()
+        client.writer.write(request(1))
+        await until(lambda: len(server.node.bodies) == 1)
+        number = server.node.calls[0][0].connection_id
+        break_transport(server, number, name, error)
+        server.table.for_each(lambda c: c.limits_changed())
+        client.writer.write(b"".join(map(request, range(2, 9))))
+        await until(lambda: len(server.node.bodies) >= 4 or number not in server.table.by_id)
+        big = [memoryview(bytes(100_000))]
+        effects = [Respond(number, m.FetchResponse(), i, big) for i in range(1, 5)]
+        server.runner.perform(list(effects))
+        server.runner.flush()
+        client.writer.write(bytes(64))  # no frame: an error is told, and the end
+        server.node.answer = echo
+        other.writer.write(request(77))
+        assert [a.correlation_id for a in await other.receive(1)] == [77]
+        client.writer.transport.abort()
+
+        def is_gone() -> bool:
+            for connection in list(server.table.by_id.values()):
+                if connection.is_abandoned:  # as the server asks every second
+                    connection.abort("gone")
+            return len(server.table) == 1
+
+        await until(is_gone)
+        assert server.memory.used_bytes == 0
+        assert not server.table.lingering

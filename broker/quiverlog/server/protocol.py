@@ -262,13 +262,13 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _release_hold(self) -> None:
-        self._held = False
         # The broker had paused reading: the time does not count against the client.
         now_us = monotonic_us()
         self.state.last_read_us = now_us
         if self.state.frame_since_us:
             self.state.frame_since_us = now_us
         self._transport.resume_reading()
+        self._held = False
 
     # --- replies -------------------------------------------------------------------------------
     def queue(

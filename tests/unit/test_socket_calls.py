@@ -1,0 +1,136 @@
+"""Every call on a socket or a transport is in a table, with the test that makes it fail.
+
+A new call site, in a file or of a kind that the table lacks, fails here until somebody has decided
+what becomes of its errors.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog")
+CALLS: Final = frozenset(
+    (
+        *("socket", "socketpair", "create_connection", "create_server", "open_connection"),
+        *("accept", "sock_accept", "connect_accepted_socket", "bind", "listen", "connect"),
+        *("getaddrinfo", "gethostname", "getsockname", "getpeername", "get_extra_info"),
+        *("getsockopt", "setsockopt", "setblocking", "settimeout", "shutdown"),
+        *("send", "sendall", "sendmsg", "sendto", "recv", "recv_into", "recvmsg", "poll", "select"),
+        *("write", "writelines", "write_eof", "pause_reading", "resume_reading"),
+        *("set_write_buffer_limits", "get_write_buffer_size", "abort", "is_closing", "close"),
+        "new_event_loop",
+    )
+)
+RECEIVERS: Final = re.compile(r"sock|transport|loop|asyncio|select|poll|connected|accepted|listen")
+"""What a socket, a transport or their maker is called."""
+
+CLIENT: Final = "unit/test_client_socket_failures.py::test_a_call_that_fails_once"
+NO_LOOP: Final = (
+    "unit/test_client_socket_failures.py::test_no_event_loop_for_producers_is_a_typed_error"
+)
+TRANSPORT: Final = (
+    "unit/test_server_socket_failures.py::test_what_a_transport_refuses_costs_no_others"
+)
+WRITE: Final = (
+    "unit/test_server_socket_failures.py::test_a_write_that_fails_costs_that_connection_alone"
+)
+NAMELESS: Final = (
+    "unit/test_server_socket_failures.py::test_a_peer_of_which_the_system_says_nothing_has_no_name"
+)
+OPTIONS: Final = "unit/test_server_socket_failures.py::test_a_socket_that_takes_no_option_is_served"
+HTTP: Final = (
+    "integration/test_broker_broken_connections.py::test_http_connections_that_end_leave_nothing"
+)
+TAKEN: Final = (
+    "unit/test_server_socket_failures.py::test_an_address_that_another_has_just_taken_is_named"
+)
+GONE: Final = "unit/test_server_acceptor.py::test_peers_that_are_gone_before_they_are_taken"
+START: Final = "never: before the broker serves anybody, run.py says so in one line and ends"
+NO_ERROR: Final = "never: of an open descriptor, or nobody could act upon it"
+TABLE: Final[dict[str, dict[str, str]]] = {
+    "broker/quiverlog/client/asynchronous.py": {
+        "create_connection": CLIENT, "get_extra_info": NO_ERROR, "setsockopt": CLIENT,
+        "is_closing": NO_ERROR, "write": CLIENT, "abort": NO_ERROR,
+    },
+    "broker/quiverlog/client/blocking_connection.py": {
+        "getaddrinfo": CLIENT, "socket": CLIENT, "connect": CLIENT, "setsockopt": CLIENT,
+        "sendmsg": CLIENT, "recv_into": CLIENT, "poll": CLIENT, "settimeout": NO_ERROR,
+        "close": NO_ERROR,
+    },
+    "broker/quiverlog/client/io_thread.py": {"new_event_loop": NO_LOOP, "close": NO_ERROR},
+    "broker/quiverlog/server/acceptor.py": {
+        "listen": TAKEN, "getsockname": NO_ERROR, "setblocking": NO_ERROR, "close": NO_ERROR,
+        "sock_accept": "unit/test_server_acceptor.py::test_a_failed_accept_is_followed_by_others",
+        "connect_accepted_socket": (
+            "unit/test_server_acceptor.py::"
+            "test_a_protocol_that_cannot_be_made_costs_one_connection"
+        ),
+        "setsockopt": GONE,
+    },
+    "broker/quiverlog/server/broker_server.py": {"getsockname": NO_ERROR},
+    "broker/quiverlog/server/ending.py": {
+        "abort": NO_ERROR, "close": NO_ERROR, "write_eof": TRANSPORT,
+    },
+    "broker/quiverlog/server/http_guard.py": {"abort": HTTP, "close": HTTP, "write": HTTP},
+    "broker/quiverlog/server/peer.py": {
+        "get_extra_info": NAMELESS, "setsockopt": OPTIONS, "getsockopt": NO_ERROR,
+    },
+    "broker/quiverlog/server/protocol.py": {
+        "abort": NO_ERROR, "get_write_buffer_size": NO_ERROR, "pause_reading": TRANSPORT,
+        "resume_reading": TRANSPORT, "set_write_buffer_limits": TRANSPORT, "write": WRITE,
+        "writelines": TRANSPORT,
+    },
+    "broker/quiverlog/server/run.py": {
+        "getaddrinfo": START, "socket": START, "setsockopt": START, "bind": START,
+        "setblocking": NO_ERROR, "getsockname": NO_ERROR, "gethostname": NO_ERROR,
+        "close": NO_ERROR,
+    },
+}  # fmt: skip
+"""File -> call -> the test in which it fails, or why it never does."""
+
+
+def calls(path: Path) -> Iterator[str]:
+    """Names of the calls on sockets and transports in a file."""
+    tree = ast.parse(path.read_text())
+    annotations = set()
+    for node in ast.walk(tree):
+        for name in ("annotation", "returns"):
+            if isinstance(annotation := getattr(node, name, None), ast.AST):
+                annotations |= {id(part) for part in ast.walk(annotation)}
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and id(node) not in annotations
+            and node.attr in CALLS
+            and RECEIVERS.search(ast.unparse(node.value))
+        ):
+            yield node.attr
+
+
+def found() -> dict[str, set[str]]:
+    files = {}
+    for folder in PRODUCT:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if names := set(calls(path)):
+                files[path.relative_to(ROOT).as_posix()] = names
+    return files
+
+
+def test_every_call_is_in_the_table() -> None:
+    listed = {(file, name) for file, names in TABLE.items() for name in names}
+    made = {(file, name) for file, names in found().items() for name in names}
+    assert not made - listed, "who makes these fail?"
+    assert not listed - made, "these are made no more"
+
+
+def test_the_tests_of_the_table_exist() -> None:
+    for names in TABLE.values():
+        for where in names.values():
+            if not where.startswith("never: "):
+                path, _, test = where.partition("::")
+                assert f"def {test}(" in (ROOT / "tests" / path).read_text(), where
