@@ -99,7 +99,6 @@ class BrokerServer:
             self._metrics,
             self._log_sizes,
             topics_max=config.metrics_topics_max,
-            version=VERSION,
             gauges=self._gauges,
         )
         self._node: Node | None = None

@@ -5,9 +5,8 @@ supervisor should restart a broker that does not answer); `/readyz` answers 200 
 takes clients and 503 with the reason while it recovers or stops. `/metrics` is rendered in a
 thread: a thousand series take tens of milliseconds, which the loop has no time for.
 
-Who may connect, and for how long, is the guard's (`http_guard`). Answers name no software and no
-library: which ones run here is not for everybody who can reach the port. Quiverlog's own version is
-in one metric (`quiverlog_build_info`), as operators expect it.
+Who may connect, and for how long, is the guard's (`http_guard`). Answers name no library and no
+version, quiverlog's included: what runs here is not for everybody who can reach the port.
 """
 
 from __future__ import annotations

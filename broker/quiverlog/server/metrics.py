@@ -179,14 +179,12 @@ class MetricsExporter:
         log_sizes: Callable[[], Iterable[LogSize]],
         *,
         topics_max: int,
-        version: str = "",
         gauges: Callable[[], Gauges] = Gauges,
     ) -> None:
         self._metrics = metrics
         self._log_sizes = log_sizes
         self.topics_max = topics_max
         self._gauges = gauges
-        self._version = version
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -203,9 +201,6 @@ class MetricsExporter:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""
-        info = GaugeMetricFamily("quiverlog_build_info", "Always 1.", labels=["version"])
-        info.add_metric([self._version], 1)
-        yield info
         yield from self._requests()
         yield from self._connections()
         yield from self._loop_and_disk()
