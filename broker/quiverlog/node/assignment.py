@@ -107,7 +107,9 @@ class Assignment:
 
     def next_us(self) -> int | None:
         """When the next partition is opened, for the first time or again; 0: at once."""
-        return 0 if self._openings.busy else next(iter(self._retry.values()), None)
+        if self._openings.busy:
+            return 0
+        return next(iter(self._retry.values())) if self._retry else None
 
     # --- what the image says -------------------------------------------------------------------
     def reconcile(

@@ -161,28 +161,25 @@ class Node:
 
     def next_deadline_us(self) -> int | None:
         """When (monotonic) the node wants a Tick at the latest; None: never."""
-        try:
-            return self._next_deadline_us()
-        except Exception as error:
-            self.broker.outbox.internal_error("looking for the next deadline", error)
-            return None
-
-    def _next_deadline_us(self) -> int | None:
-        broker = self.broker
-        if broker.tasks.busy or broker.wakeups.busy:
-            return _AT_ONCE_US
         # Asked after every call: no list, no generator.
-        earliest = broker.purgatory.next_deadline_us()
-        due_us = broker.flushes.next_us()
-        if due_us is not None and (earliest is None or due_us < earliest):
-            earliest = due_us
-        if broker.admission.phase is _RUNNING:
-            due_us = broker.retention.next_us
-            if earliest is None or due_us < earliest:
+        broker = self.broker
+        try:
+            if broker.tasks.busy or broker.wakeups.busy:
+                return _AT_ONCE_US
+            earliest = broker.purgatory.next_deadline_us()
+            due_us = broker.flushes.next_us()
+            if due_us is not None and (earliest is None or due_us < earliest):
                 earliest = due_us
-            due_us = broker.assignment.next_us()
-            if due_us is not None and due_us < earliest:
-                earliest = due_us
+            if broker.admission.phase is _RUNNING:
+                due_us = broker.retention.next_us
+                if earliest is None or due_us < earliest:
+                    earliest = due_us
+                due_us = broker.assignment.next_us()
+                if due_us is not None and due_us < earliest:
+                    earliest = due_us
+        except Exception as error:
+            broker.outbox.internal_error("looking for the next deadline", error)
+            return None
         return earliest
 
     # --- events --------------------------------------------------------------------------------
