@@ -11,6 +11,8 @@ from __future__ import annotations
 import select
 import sys
 import time
+from datetime import datetime
+from typing import Literal
 
 import quiverlog
 from benchmarks.rows import SCHEMA, make_batch
@@ -56,7 +58,8 @@ def is_emptied(client: Client, name: str, partitions: int) -> bool:
 
     Two DESCRIBE of 2,000 partitions a second would be work that the budget does not speak of.
     """
-    asked = dict.fromkeys(range(0, partitions, ASKED_EVERY), "earliest")
+    asked: dict[int, Literal["earliest", "latest"] | datetime] = {}
+    asked |= dict.fromkeys(range(0, partitions, ASKED_EVERY), "earliest")
     if any(start != ROWS for start in client.list_offsets(name, asked).values()):
         return False
     return not client.describe_topic(name).rows

@@ -124,6 +124,22 @@ def test_the_first_flush_of_a_log_is_the_only_one_of_its_asker(tmp_path: Path) -
     assert node.node.broker.flushes.idle
 
 
+def test_who_is_alone_may_have_two_first_flushes(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, flushes_in_flight_max=4)
+    wide, other = node.create("wide", partitions=200), node.create("other")
+    for first in range(0, 200, 50):
+        produce_to(node, wide, range(first, first + 50), connection=1)
+    most = 0
+    for _ in range(100):
+        node.flush(only=0)
+        most = max(most, len(node.syncs))
+    assert most == 2
+    produce_to(node, other, [0], connection=2)
+    for _ in range(3):  # The two under way and the other's.
+        node.flush(only=0)
+    assert len(node.syncs) == 1, "somebody else is there again"
+
+
 def test_what_nobody_waits_for_leaves_a_place_too(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path, flushes_in_flight_max=2)
     lazy = node.create("lazy", partitions=5, durability="memory")

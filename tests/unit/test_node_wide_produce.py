@@ -18,7 +18,7 @@ from tests.support.node import NodeDriver, batch_of
 
 PARTITIONS = 40
 WIDE = ENTRIES_INLINE_MAX + 3
-LONG = 3 * STEPS_PER_CALL * ENTRIES_PER_STEP
+LONG = 12 * STEPS_PER_CALL * ENTRIES_PER_STEP
 
 
 @pytest.fixture

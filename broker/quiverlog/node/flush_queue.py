@@ -6,8 +6,9 @@ others at most, and not for those that are under way: the last place is never gi
 that has one already. A log that several ask for is flushed at the turn of the first of them. What
 nobody waits for comes last, but for every sixteenth flush, so that it comes at all.
 
-A flush that takes long (the first of a log: five fsyncs and some twenty system calls) is the only
+A flush that takes long (the first of a log: six fsyncs and some twenty system calls) is the only
 one of its asker: thousands of new logs would take processor, disk and interpreter from everybody.
+Who has had the last 64 flushes for itself may have two such at once.
 
 Must not know: logs, what a flush is.
 """
@@ -25,6 +26,7 @@ BROKER: Final = -1
 BACKGROUND: Final = -2
 """The asker of what nobody waits for."""
 _BACKGROUND_EVERY: Final = 16
+_ALONE_AFTER: Final = 64
 
 
 class FlushQueue:
@@ -41,7 +43,9 @@ class FlushQueue:
         "_askers",
         "_background",
         "_by_asker",
+        "_in_a_row",
         "_in_flight_max",
+        "_last_asker",
         "_long",
         "_taken",
         "_under_way",
@@ -60,6 +64,9 @@ class FlushQueue:
         # Who asks for the next flush of a replica, queued or not.
         self._askers: dict[Replica, dict[int, None]] = {}
         self._taken = 0
+        # How many the last asker has had since another one had a turn.
+        self._in_a_row = 0
+        self._last_asker = BROKER
 
     @property
     def idle(self) -> bool:
@@ -93,7 +100,9 @@ class FlushQueue:
         if not places or not self.waiting:
             return None
         # Whoever has a flush under way leaves the last place to the others.
-        having = (self._under_way if places == 1 else self._long).values()
+        having = list((self._under_way if places == 1 else self._long).values())
+        if places > 1 and len(having) == 1 and self._in_a_row >= _ALONE_AFTER:
+            having = []
         background = bool(self._background) and BACKGROUND not in having
         if background and ((self._taken + 1) % _BACKGROUND_EVERY == 0 or not self._by_asker):
             replica = next(iter(self._background))
@@ -106,6 +115,8 @@ class FlushQueue:
 
     def _take(self, replica: Replica, asker: int) -> Replica:
         self._taken += 1
+        self._in_a_row = self._in_a_row + 1 if asker == self._last_asker else 0
+        self._last_asker = asker
         self.drop(replica)
         self._under_way[replica] = asker
         return replica

@@ -39,7 +39,7 @@ _JOBS_IN_FLIGHT_MAX: Final = 4
 """Enough for the threads, few enough that a cold read does not stand behind thousands of logs."""
 _PER_JOB_MAX: Final = 16
 """Opening a log takes less than waking a thread and the loop for it."""
-_NEW_PER_TICK: Final = 8
+_NEW_PER_TICK: Final = 4
 """Making the log of a new partition takes some 40 us of the loop."""
 
 

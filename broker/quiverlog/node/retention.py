@@ -31,7 +31,7 @@ from quiverlog.types import Now
 
 __all__ = ["BelievedClock", "Retention"]
 
-_SLICE: Final = 64
+_SLICE: Final = 32
 """Partitions looked at in one go, some 4 us each."""
 _TAKE_COST: Final = 16
 """Beginning to take rows from one takes as long as looking at so many."""

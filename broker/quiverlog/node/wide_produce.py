@@ -31,8 +31,8 @@ __all__ = ["handle_produce"]
 
 ENTRIES_INLINE_MAX: Final = 64
 """A produce of more entries is taken in steps."""
-ENTRIES_PER_STEP: Final = 4
-STAGE_COST: Final = 2
+ENTRIES_PER_STEP: Final = 2
+STAGE_COST: Final = 1
 _FILE_COST: Final = 4
 """In steps (see `Call.cost`): appending takes some 20 us an entry, and 200 to begin a file."""
 

@@ -58,6 +58,11 @@ class DescriptorReserve:
         self._kept_max = kept_max
         self._refill()
 
+    @property
+    def is_full(self) -> bool:
+        """True when none has to be taken back."""
+        return len(self._kept) == self._kept_max
+
     def _refill(self) -> None:
         with contextlib.suppress(OSError):
             while len(self._kept) < self._kept_max:

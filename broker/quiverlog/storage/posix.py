@@ -19,7 +19,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from quiverlog.storage.descriptors import Descriptor, DescriptorReserve
-from quiverlog.storage.disk import Buffer, File, is_special_file, special_file, write_error
+from quiverlog.storage.disk import (
+    Buffer,
+    File,
+    is_special_file,
+    out_of_descriptors,
+    special_file,
+    write_error,
+)
 from quiverlog.storage.posix_file import WRITTEN, PosixFile, write_all
 from quiverlog.storage.posix_lock import PosixLock
 
@@ -57,6 +64,12 @@ class PosixDisk:
     # --- descriptors ---------------------------------------------------------------------------
     def open_descriptor(self, path: str, flags: int) -> Descriptor:
         """Open a file, at the expense of the reserve where there is no other way."""
+        if self._reserve.is_full:
+            try:
+                return Descriptor(path, flags)  # As nearly always.
+            except OSError as error:
+                if not out_of_descriptors(error):
+                    raise
         return self._reserve.spend(lambda: Descriptor(path, flags))
 
     def opened(self, file: PosixFile) -> None:
