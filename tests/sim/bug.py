@@ -17,6 +17,7 @@ __all__ = [
     "AGING_TOPIC",
     "CHANGING",
     "DAMAGED",
+    "KILLS_ONLY",
     "LOSSY_TOPIC",
     "ONE_TOPIC",
     "OVERTAKING",
@@ -123,9 +124,14 @@ QUIET: dict[str, object] = {
     "death_after_trim": 0.0,
     "death_interval_ms": 400,
     "full_disk_interval_ms": 0,
+    "kills_only": False,
+    "last_power_loss": True,
 }
 """One small topic, deaths and nothing else: what a bug needs is added."""
 
+
+KILLS_ONLY: dict[str, object] = {"kills_only": True, "death_in_job": 0.0, "death_in_call": 0.0}
+"""Processes end, machines go on: all that was written is still there."""
 
 OVERTAKING = {
     **QUIET,

@@ -145,6 +145,8 @@ class Checker:
         self.partitions: dict[Key, PartitionModel] = {}
         self.rows_acknowledged = 0
         self.rows_seen = 0
+        self.power_failed = False
+        """A machine has lost its power: what was acknowledged as `memory` may be gone."""
         self.errors_seen: dict[int, int] = {}
         self.producers_given: set[tuple[int, int]] = set()
         self.sent_to: dict[int, Key] = {}
@@ -301,6 +303,7 @@ class Checker:
 
     def machine_died(self) -> None:
         """Power loss: what was only in memory may be gone, and other rows may take its offsets."""
+        self.power_failed = True
         for model in self.partitions.values():
             if model.topic.lossy:
                 kept = model.acknowledged

@@ -19,7 +19,7 @@ from typing import Final
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import DiskFull
 from quiverlog.limits import BATCH_HEADER_BYTES
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.segment_index import _BODY, _HEAD, SEGMENT_HEADER_BYTES
 
 from .disk import SimDisk
 
@@ -193,15 +193,19 @@ class FaultyDisk(SimDisk):
         """Rows [first, next) of the batch with this byte; None where that is not sure.
 
         In the newest file of a log a flip may look like a torn append (ADR 0017): from there on.
+        Not in a payload, where the file itself says that the batch was flushed.
         """
         directory = path.rpartition("/")[0]
         newest = max(p for p in self.paths() if p.startswith(directory) and p.endswith(".log"))
-        if path == newest:
-            return int(path.rpartition("/")[2].split(".")[0]), 2**62
         for start in _batches(data):
             header = BatchHeader.unpack(data, start)
             if start <= at < start + header.total_bytes:
-                return header.base_offset, header.next_offset
+                payload = at >= start + BATCH_HEADER_BYTES
+                flushed = header.next_offset <= _flushed_offset(data)
+                if path != newest or (payload and flushed):
+                    return header.base_offset, header.next_offset
+        if path == newest:
+            return int(path.rpartition("/")[2].split(".")[0]), 2**62
         return None
 
     def flip_somewhere(self, rng: random.Random, suffix: str) -> str | None:
@@ -218,6 +222,14 @@ class FaultyDisk(SimDisk):
             self.rows_hit = self._rows_at(path, durable, bit // 8)
         self.flip_bit(path, bit)
         return path
+
+
+def _flushed_offset(data: bytes) -> int:
+    """The offset of the mark in a segment's header: all rows below it were flushed."""
+    head = _HEAD.unpack_from(data)
+    assert len(head) == 4, "magic, version, reserved, crc"
+    offset: int = _BODY.unpack_from(data, _HEAD.size)[2]
+    return offset
 
 
 def _batches(data: bytes) -> list[int]:

@@ -13,7 +13,7 @@ from quiverlog.types import LATEST, NO_EPOCH
 from quiverlog.wire import messages as m
 
 from .actors import Actor, rows_of
-from .checker import Checker, Key, Violation
+from .checker import Checker, Key, PartitionModel, Violation
 from .world import World
 
 __all__ = ["Follower", "Tailer"]
@@ -146,10 +146,14 @@ class Tailer(Actor):
             self.offset = after
             self.at_end = not found and self.offset >= got.high_watermark
 
+    def _may_lose(self, model: PartitionModel) -> bool:
+        """May rows that were read be gone? The end of a process alone takes none."""
+        return model.damaged or (model.topic.lossy and self.checker.power_failed)
+
     def _truncated(self, key: Key, got: m.FetchPartitionResult) -> None:
         model = self.checker.partitions[key]
-        if not (model.topic.lossy or model.damaged):
-            raise Violation(f"{model.name}: flushed rows were truncated: {got.error_message}")
+        if not self._may_lose(model):
+            raise Violation(f"{model.name}: rows were truncated: {got.error_message}")
         if not 0 <= got.diverging_end_offset <= self.offset:
             raise Violation(
                 f"{model.name}: read up to {self.offset}, told that the log diverges at"
@@ -166,7 +170,7 @@ class Tailer(Actor):
         if self.offset < got.log_start_offset:
             self.copy.clear()
             self.offset, self.last_epoch = got.log_start_offset, NO_EPOCH
-        elif not (model.topic.lossy or model.damaged):
+        elif not self._may_lose(model):
             raise Violation(f"{model.name}: offset {self.offset} was read before: {got}")
         else:
             self.copy.clear()

@@ -74,14 +74,14 @@ class Injection:
             self._now_and_then(scenario.cut_interval_ms, lambda h=host: self._cut(h))
 
     def end(self) -> None:
-        """The world is calm: what lasted ends, and every machine loses its power once more."""
+        """What lasted ends. Nearly always, machines lose their power once more."""
         self.world.network.heal()
         for host in self.world.hosts:
             host.disk.quiet()
             host.wall_offset_us = 0
             self._make_room(host)
-            if host.node is not None:
-                host.power_loss()  # With all that this run has gathered.
+            if host.node is not None and self.scenario.last_power_loss:
+                self._spared(host, host.power_loss)()  # With all that this run has gathered.
 
     def _now_and_then(self, mean_ms: int, action: Callable[[], None]) -> None:
         """Do `action` at random moments, as often as `mean_ms` says, until the calm."""
@@ -98,7 +98,10 @@ class Injection:
     # --- deaths, and what a power failure leaves behind ----------------------------------------
     def _die(self, host: Host) -> None:
         if host.node is not None:
-            self.rng.choice((host.power_loss, host.kill, host.stop))()
+            self._spared(host, self.rng.choice((host.power_loss, host.kill, host.stop)))()
+
+    def _spared(self, host: Host, death: Callable[[], None]) -> Callable[[], None]:
+        return host.kill if self.scenario.kills_only and death == host.power_loss else death
 
     def _on_trimmed(self) -> None:
         """Whoever was told that rows are gone must not see them again.
@@ -110,7 +113,7 @@ class Injection:
             self.world.at(self.rng.randrange(1, 20_000), lambda: self._make_room(host))
         if not self.world.calm and self.rng.random() < self.scenario.death_after_trim:
             self.world.faults["death right after a trim"] += 1
-            die = self.rng.choice((host.power_loss, host.kill))
+            die = self._spared(host, self.rng.choice((host.power_loss, host.kill)))
             life = host.life
 
             def strike() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .bug import (
     AGING_TOPIC,
     CHANGING,
+    KILLS_ONLY,
     LOSSY_TOPIC,
     OVERTAKING,
     QUIET,
@@ -27,6 +28,7 @@ METADATA = (
         "pass",
         issue="1.3",
         seed=5,
+        shape={**CHANGING, "death_interval_ms": 400},
     ),
     make_bug(
         "compaction goes on writing to the unlinked file",
@@ -35,6 +37,7 @@ METADATA = (
         "pass",
         issue="1.9",
         seed=11,
+        shape={**CHANGING, "death_interval_ms": 400},
     ),
     make_bug(
         "a compaction whose directory fsync fails goes on with the unlinked file",
@@ -51,8 +54,14 @@ METADATA = (
         "except DiskFull:",
         "except ZeroDivisionError:",
         issue="1.9",
-        shape={**QUIET, "full_disk_interval_ms": 500},
         seed=6,
+        shape={
+            **QUIET,
+            "producers": 4,
+            "rows_max": 24,
+            "full_disk_interval_ms": 400,
+            "death_interval_ms": 500,
+        },
     ),
     make_bug(
         "producer ids of an earlier life are given out again",
@@ -65,14 +74,14 @@ METADATA = (
     make_bug(
         "a deleted topic's directory passes for the new topic's",
         "storage.partition_directories:PartitionDirectories.create_partition",
-        "if read_topic_id(self._disk, path) == topic_id:",
-        "if read_topic_id(self._disk, path):",
+        "if owner == topic_id:",
+        "if owner:",
         issue="1.3",
         seed=2,
         shape={
             **QUIET,
             "entries_max": 3,
-            "admins": 2,
+            "admins": 4,
             "emfile_interval_ms": 200,
             "death_interval_ms": 100_000,
         },
@@ -89,7 +98,14 @@ METADATA = (
         "records.extend(decide.bump_leader_epochs(image, config.node_id))",
         "pass",
         seed=5,
-        shape={**QUIET, "followers": 2, "topics": LOSSY_TOPIC, "rows_max": 8},
+        shape={
+            **QUIET,
+            "topics": LOSSY_TOPIC,
+            "followers": 4,
+            "rows_max": 8,
+            "slow_job": 0.0,
+            "death_interval_ms": 800,
+        },
     ),
 )
 
@@ -169,6 +185,12 @@ WORK = (
         "cutoff_us = now.wall_us - retention_ms * 100",
         issue="1.21",
         seed=5,
+        shape={
+            **QUIET,
+            "topics": AGING_TOPIC,
+            "retention_check_ms": 200,
+            "death_interval_ms": 2_000,
+        },
     ),
     make_bug(
         "off-by-one in a sliced fetch",
@@ -211,6 +233,7 @@ WORK = (
         "return self._advance()",
         "return self._advance() and False",
         seed=14,
+        shape={**QUIET, "followers": 4, "producers": 1, "death_interval_ms": 100_000},
     ),
     make_bug(
         "a long poll whose time is up is forgotten",
@@ -250,7 +273,14 @@ WORK = (
         "due_us = None",
         issue="1.7",
         seed=2,
-        shape={**QUIET, "topics": LOSSY_TOPIC},
+        shape={
+            **QUIET,
+            "topics": LOSSY_TOPIC,
+            "rows_max": 8,
+            "stronger_again": 1.0,
+            "death_interval_ms": 2_000,
+            "last_power_loss": False,
+        },
     ),
     make_bug(
         "no descriptor is taken for a failed fsync",
@@ -286,8 +316,13 @@ DISKS = (
         "self.log.check_usable()",
         "pass",
         issue="1.3",
-        seed=4,
-        shape={**CHANGING, "failed_sync": 0.1, "death_interval_ms": 1_000},
+        shape={
+            **CHANGING,
+            "admins": 4,
+            "failed_sync": 0.3,
+            "death_interval_ms": 1_500,
+            **KILLS_ONLY,
+        },
     ),
     make_bug(
         "the directory of a deleted topic gets a name that is too long",

@@ -91,6 +91,10 @@ class Scenario:
     """Producers without an identity, which send several batches in one entry."""
     strangers: int
     """Clients that ask for odd things, and send what must be refused."""
+    kills_only: bool
+    """Deaths from outside spare what was written, durable or not."""
+    last_power_loss: bool
+    """Does the power fail at the end of the faults? If not, it does half a minute later only."""
 
     def gate(self, name: str) -> bool:
         """Is this gate open?"""
@@ -162,6 +166,8 @@ class Scenario:
             stronger_again=rng.choice((0.0, 0.5)),
             anonymous=rng.choice((0, 0, 1)),
             strangers=rng.choice((0, 0, 1)),
+            kills_only=rng.random() < 0.1,
+            last_power_loss=rng.random() < 0.8,
         )
 
 

@@ -6,7 +6,7 @@ the defect that it brings back, `seed` is where it was caught last: there a hunt
 
 from __future__ import annotations
 
-from .bug import DAMAGED, LOSSY_TOPIC, QUIET, TINY_SEGMENTS, TRIMMED, make_bug
+from .bug import DAMAGED, KILLS_ONLY, LOSSY_TOPIC, QUIET, TINY_SEGMENTS, TRIMMED, make_bug
 
 __all__ = ["DURABILITY", "RECOVERY"]
 
@@ -70,8 +70,8 @@ DURABILITY = (
         "for segment in self.segments:",
         "self._write_mark()\n    for segment in self.segments:",
         issue="1.4",
-        shape={**QUIET, "rows_max": 24, "death_in_job": 0.3},
         seed=4,
+        shape={**QUIET, "rows_max": 24, "death_in_job": 0.3, "page_order": True},
     ),
     make_bug(
         "a trim that meets an empty last segment removes the next file",
@@ -120,7 +120,19 @@ DURABILITY = (
         "storage.trimmable_log:TrimmableLog.begin_trim",
         "self.epochs.dump() if doomed and self._unflushed.owes(self.epochs) else None",
         "None",
-        shape={**TRIMMED, "followers": 2, "trim_interval_ms": 3_000, "death_interval_ms": 400},
+        shape={
+            **QUIET,
+            "topics": LOSSY_TOPIC,
+            "producers": 1,
+            "followers": 4,
+            "trimmers": 2,
+            "stronger_again": 1.0,
+            "slow_job": 0.0,
+            "trim_interval_ms": 300,
+            "death_after_trim": 0.5,
+            "death_interval_ms": 1_000,
+            **KILLS_ONLY,
+        },
     ),
     make_bug(
         "readers see rows that are not flushed",
@@ -137,12 +149,16 @@ RECOVERY = (
         "storage.scan:_Judge.judge",
         "return Damage(at, extent.end, offset, extent.next_offset)",
         "return Torn(at, offset)",
-        seed=12,
         also=(
             (
                 "storage.recovery:_Recovery._cut",
                 "if torn.offset < self._known.offset:",
                 "if False:",
+            ),
+            (
+                "storage.recovery:_Recovery.run",
+                "if flushed:\n        self._scan",
+                "if False:\n        self._scan",
             ),
         ),
         shape={
@@ -160,6 +176,7 @@ RECOVERY = (
         "file.truncate(torn.position)",
         "pass",
         seed=1,
+        shape={**QUIET, "rows_max": 24, "death_in_job": 0.3, "death_interval_ms": 1_000},
     ),
     make_bug(
         "resynchronising at whatever looks like a batch",
@@ -223,7 +240,15 @@ RECOVERY = (
         "()",
         issue="1.6",
         seed=6,
-        shape={**QUIET, "readers": 2, "trimmers": 2, "rows_max": 8},
+        shape={
+            **QUIET,
+            "readers": 2,
+            "trimmers": 2,
+            "rows_max": 8,
+            "trim_interval_ms": 1_000,
+            "death_after_trim": 1.0,
+            "death_interval_ms": 4_000,
+        },
     ),
     make_bug(
         "sequence state forgotten at restart",
