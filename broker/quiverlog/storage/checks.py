@@ -23,14 +23,15 @@ __all__ = ["LongWalk", "Undiagnosed", "Unverified", "Verdict", "clip", "find_dam
 
 
 class Unverified(Exception):
-    """Bytes [start, end), which begin with the batch of row `offset`, are to be verified first."""
+    """Bytes [start, end), batches of the rows [offset, end_offset), are to be verified first."""
 
-    def __init__(self, start: int, end: int, offset: int) -> None:
+    def __init__(self, start: int, end: int, offset: int, end_offset: int) -> None:
         super().__init__(f"bytes {start} to {end} are not verified")
         assert SEGMENT_HEADER_BYTES <= start < end
         self.start = start
         self.end = end
         self.offset = offset
+        self.end_offset = end_offset
 
 
 class Undiagnosed(Exception):

@@ -28,10 +28,9 @@ class IndexCache:
         """Bytes of the indexes that this cache knows of."""
 
     def finished(self, segment: Segment) -> None:
-        """A finished segment has its index in memory."""
-        if segment.index is None or segment.cached:
+        """A segment has its index in memory. One that takes more appends is not counted."""
+        if segment.index is None or segment.cached or not segment.finished:
             return
-        assert segment.finished
         segment.cached = True
         self.byte_count += segment.index.byte_count
         self._segments[segment] = None

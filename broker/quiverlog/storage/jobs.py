@@ -1,8 +1,9 @@
 """Work of a log that may block: made on the loop, run off it, completed on the loop again.
 
 Owns the values that carry such work. A job captures all it needs when it is made: `run` changes
-nothing that the loop reads, and of what the loop changes it reads `Segment.dropped` alone, which is
-set once and only spares it work. It returns a value or raises, and the log takes either in
+nothing that the loop reads, but for the knowledge of failed fsyncs that jobs share (fsyncs.py). Of
+what the loop changes it reads `Segment.dropped`, which is set once and only spares it work, and the
+size of a file, which only grows. It returns a value or raises, and the log takes either in
 afterwards:
 
 | job            | made by                       | taken in by                         |
@@ -14,8 +15,10 @@ afterwards:
 | reading_jobs   | NotResident                   | `complete_read`                     |
 | TruncateJob    | `Log.begin_truncate`          | `complete_truncate`, `fail_truncate`|
 
-Jobs with the same `key` must run one after another, in the order in which they were started. A
-job of which `run` raised has no result; those with a `fail_...` must hear of it.
+Jobs with the same `key` must run one after another, but not in the order in which they were begun:
+whoever starts them may let a flush overtake reads and trims (node/jobs.py). So a job that was begun
+earlier must not write older notes over newer ones (`TrimJob`, its epochs). A job of which `run`
+raised has no result; those with a `fail_...` must hear of it.
 """
 
 from __future__ import annotations

@@ -86,6 +86,7 @@ class Log(TrimmableLog):
 
         Raises:
             UnsupportedFormat: a newer quiverlog wrote a file.
+            CorruptLog: its rows are of newer epochs than `epoch_newest`; they stay as they are.
             OSError, DiskFull, StorageFault: the disk failed.
         """
         log = cls(disk, directory, config, indexes)

@@ -152,15 +152,30 @@ class _Opening:
             path = f"{self._directory}/{EPOCHS_FILE}"
             try:
                 self._epochs.load(path, self._disk.read_file(path))
-                return True
             except CorruptLog:
                 pass
             except OSError as error:
                 if not is_unreadable(error):
                     raise
+            else:
+                self._check_epochs(path)
+                return True
         if found.point.base_offset >= 0:
             self._read_epochs_again()
         return not found.segments
+
+    def _check_epochs(self, path: str) -> None:
+        """A metadata log that is older than the rows would have new ones stored under old epochs.
+
+        Raises CorruptLog.
+        """
+        if self._epochs.newest > self._epoch_newest:
+            name = short_name(path)
+            raise CorruptLog(
+                f"{name}: the rows are of leader epoch {self._epochs.newest}, metadata.log knows"
+                f" {self._epoch_newest}: it is older than they. No row was changed.",
+                file=name,
+            )
 
     def _read_epochs_again(self) -> None:
         """From the batches below the recovery point; what lies above is scanned anyway."""

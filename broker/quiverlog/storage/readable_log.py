@@ -171,8 +171,7 @@ class ReadableLog:
             if not cold_ok:
                 raise NotResident(LoadIndexJob(self.directory, segment))
             segment.load()
-        if segment.finished and not segment.cached:
-            self._indexes.finished(segment)
+        self._indexes.finished(segment)
 
     def _ask(
         self,
@@ -229,6 +228,7 @@ class ReadableLog:
         """An index was loaded."""
         if not job.segment.dropped:
             job.segment.take_index(result)
+            self._indexes.finished(job.segment)  # Whoever asked may be gone.
             if result.header_damage and result.header_damage not in self.recovery.damages:
                 self.recovery.damages.append(result.header_damage)
 

@@ -58,23 +58,25 @@ def read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> Answ
     size = segment.file.size
     source = FileBytes(segment.file, size, window_bytes=_window_bytes(bytes_max))
     # The first batch of the answer holds `offset`; the walk to it begins at an index entry.
+    first_row = expected
     first = _pass(segment, source, position, expected)
     while first.next_offset <= offset:
-        first = _pass(segment, source, first.end, first.next_offset)
+        first_row = first.next_offset
+        first = _pass(segment, source, first.end, first_row)
     start = first.start
     last = _last(segment, source, first, bytes_max, end_offset)
     # What was passed on the way counts, too: a size that lies leads into a column's bytes.
     good_end = segment.verified_end(position)
     if good_end < last.end:
         if good_end - start not in range(1, bytes_max):
-            raise Unverified(position, last.end, expected)
+            raise Unverified(position, last.end, expected, last.next_offset)
         # Only so much is known to be good: no more goes out.
         last = _last(segment, source, first, good_end - start, end_offset)
         if last.end > good_end:
-            raise Unverified(position, last.end, expected)
+            raise Unverified(position, last.end, expected, last.next_offset)
     assert start <= last.start < last.end <= size
     assert offset < last.next_offset <= segment.end_offset
-    window = _bytes_of(segment, source, start, last.end)
+    window = _bytes_of(segment, source, Damage(start, last.end, first_row, last.next_offset))
     if last.start == start:
         return Answer([window], last.next_offset)
     at = last.start - start
@@ -204,7 +206,9 @@ def _pass(segment: Segment, source: ByteSource, position: int, expected: int) ->
     return _Batch(position, end, next_offset)
 
 
-def _bytes_of(segment: Segment, source: FileBytes, start: int, end: int) -> memoryview:
+def _bytes_of(segment: Segment, source: FileBytes, wanted: Damage) -> memoryview:
+    """The bytes of a range. Raises Undiagnosed with just that range when they cannot be read."""
+    start, end = wanted.position, wanted.end_position
     if end - start <= _COPY_BYTES_MAX and source.holds(start, end):
         return source.read(start, end - start)
     try:
@@ -215,7 +219,7 @@ def _bytes_of(segment: Segment, source: FileBytes, start: int, end: int) -> memo
         if not is_unreadable(error):
             raise
     segment.distrust()
-    raise Undiagnosed(segment.corrupt(Damage(start, end, segment.base_offset, segment.end_offset)))
+    raise Undiagnosed(segment.corrupt(wanted))
 
 
 def spans(

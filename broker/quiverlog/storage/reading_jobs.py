@@ -200,7 +200,7 @@ def check_for(
         if not any(isinstance(job, VerifyJob) and job.position == start for job in done):
             return VerifyJob(key, segment, file, start, end - start, offset, epochs.copy())
         # Its first batch is damaged. How far that reaches is seen in the whole file only.
-        error = segment.corrupt(Damage(start, end, offset, segment.end_offset))
+        error = segment.corrupt(Damage(start, end, offset, missing.end_offset))
     else:
         error = missing.error
     if any(isinstance(job, DiagnoseJob) for job in done):
