@@ -71,7 +71,8 @@ def test_a_producer_whose_stored_batch_is_damaged_goes_on(tmp_path: Path, batche
             data = bytearray(path.read_bytes())
             data[positions(path)[-1] + 80] ^= 1
             path.write_bytes(data)
-            (path.parent / "recovery-point").unlink()  # So that the start looks at all batches.
+            for name in ("recovery-point", "recovery-point-copy"):
+                (path.parent / name).unlink()  # So that the start looks at all batches.
             broker.start()
             assert 'event="damaged rows found"' in broker.log_text
             for number in range(batches, batches + 3):

@@ -225,6 +225,21 @@ class SimDisk:
         if durable:
             self.sync_dir(path.rpartition("/")[0])
 
+    def overwrite(self, path: str, data: Buffer) -> None:
+        try:
+            self.step("overwrite", path)
+            directory, name = self._parent(path)
+            inode = directory.entries.get(name)
+            if inode is None:
+                inode = Inode()
+                directory.change({name: inode})
+            if not isinstance(inode, Inode):
+                raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
+            self.take_room(max(0, len(data) - len(inode.data)), path)
+            inode.rewrite(0, bytes(data))
+        except OSError as error:
+            raise refused(path, error) from error
+
     def rename(self, old: str, new: str) -> None:
         self.step("rename", old)
         source, old_name = self._parent(old)

@@ -25,9 +25,11 @@ from .disk import SimDisk
 
 __all__ = ["Blocked", "Death", "FaultyDisk"]
 
-OPENING: Final = frozenset(("open", "create", "atomic"))
+OPENING: Final = frozenset(("open", "create", "atomic", "overwrite"))
 """Operations that take a descriptor."""
-BLOCKING: Final = frozenset(("fsync", "fsync_dir", "rename", "unlink", "atomic", "truncate"))
+BLOCKING: Final = frozenset(
+    ("fsync", "fsync_dir", "rename", "unlink", "atomic", "overwrite", "truncate")
+)
 """Operations that have no business on an event loop."""
 _BASE_OFFSET_BYTES: Final = 8
 _EMPTY_BYTES: Final = 64
@@ -102,7 +104,7 @@ class FaultyDisk(SimDisk):
         if "/data/" in path:
             if kind == "read" and self._happens(self.read_error_rate):
                 self._fail(errno.EIO, kind, path)
-            if kind == "append" and self._happens(self.write_error_rate):
+            if kind in ("append", "overwrite") and self._happens(self.write_error_rate):
                 self._fail(errno.EIO, kind, path)
 
     def _happens(self, probability: float) -> bool:

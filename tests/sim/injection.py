@@ -17,7 +17,13 @@ from .world import World
 
 __all__ = ["Injection"]
 
-_REBUILT = (".index", "leader-epochs", ".snapshot", "recovery-point")
+_REBUILT = (
+    ".index",
+    "leader-epochs",
+    ".snapshot",
+    "recovery-point",
+    "recovery-point-copy",
+)
 _LOG_STARTS = ("/log-start", "/log-start-copy")
 _JUMP_US = 8 * 24 * 3_600_000_000
 _SEGMENT_HEADER_BYTES = 64

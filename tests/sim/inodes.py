@@ -140,6 +140,8 @@ class Inode:
             kept = arriving
         if len(arriving) // PAGE_BYTES % 2 and len(kept) >= HEAD_BYTES:
             kept = arriving[:HEAD_BYTES] + kept[HEAD_BYTES:]  # What was written over the head.
+        if len(arriving) == len(kept) <= PAGE_BYTES and sum(arriving) % 2:
+            kept = arriving  # A small file that was written over in place.
         self.data = bytearray(kept)
         self.durable = kept
         self.dropped = []

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quiverlog.errors import QuiverlogError
+from quiverlog.storage.checkpoint import RECOVERY_COPY_FILE, RECOVERY_FILE
+from quiverlog.storage.disk import Disk
 from quiverlog.storage.jobs import TrimJob
 from quiverlog.storage.log import Log
 from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.types import Now
 
-__all__ = ["compact", "flush", "retain", "trim", "truncate"]
+__all__ = ["compact", "flush", "forget_point", "retain", "trim", "truncate"]
 
 
 def flush(log: Log, *, background: bool = False) -> int:
@@ -44,6 +46,13 @@ def trim(log: Log, offset: int) -> int:
     if job is not None:
         _carry_out(log, job)
     return log.log_start_offset
+
+
+def forget_point(disk: Disk, directory: str) -> None:
+    """So that a start looks at all rows, and knows of none but those that it finds."""
+    for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
+        if disk.exists(f"{directory}/{name}"):
+            disk.remove(f"{directory}/{name}")
 
 
 def retain(log: Log, now: Now, high_watermark: int) -> tuple[int, int, int]:

@@ -325,7 +325,8 @@ def test_a_start_without_any_row_believes_the_clock(node: NodeDriver) -> None:
     for path in Path(node.config.data_dir, "data").rglob("*.log"):
         with path.open("r+b") as file:
             file.truncate(64)
-        path.with_name("recovery-point").unlink(missing_ok=True)
+        for name in ("recovery-point", "recovery-point-copy"):
+            path.with_name(name).unlink(missing_ok=True)
     node.crash()
     assert node.broker_end(topic) == 0
     assert not any("far ahead" in line.event for line in node.lines)

@@ -15,13 +15,14 @@ import pytest
 
 from quiverlog.errors import CorruptLog, QuiverlogError, UnsupportedFormat
 from quiverlog.storage import checkpoint
-from quiverlog.storage.checkpoint import RecoveryPoint
+from quiverlog.storage.checkpoint import Bounds, RecoveryPoint
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.index import IndexSummary, SparseIndex
 from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.storage.posix import PosixDisk
 from quiverlog.storage.segment import Segment
+from quiverlog.storage.segment_index import FlushedMark, pack_segment_header
 from tests.sim.disk import SimDisk
 
 
@@ -100,8 +101,8 @@ EXPECTED: dict[str, tuple[Callable[[], bytes], bytes]] = {
     ),
     "leader-epochs": (epochs, framed(b"QVEPOCHS", struct.pack("<Iiqiq", 2, 2, 0, 5, 20))),
     "recovery-point": (
-        lambda: checkpoint.pack_recovery_point(RecoveryPoint(60, 42, 8_192)),
-        framed(b"QVRECOVR", struct.pack("<qqQ", 60, 42, 8_192)),
+        lambda: checkpoint.pack_recovery_point(RecoveryPoint(60, 42, 8_192), Bounds(45, 63)),
+        framed(b"QVRECOVR", struct.pack("<qqQqq", 60, 42, 8_192, 45, 63)),
     ),
     "log-start": (
         lambda: checkpoint.pack_log_start(45),
@@ -130,7 +131,8 @@ GOLDEN: dict[str, str] = {
         "1400000000000000"
     ),
     "recovery-point": (
-        "51565245434f565201000000180000009c903b003c000000000000002a000000000000000020000000000000"
+        "51565245434f56520100000028000000d6a7a9ce3c000000000000002a0000000000000000200000"
+        "000000002d000000000000003f00000000000000"
     ),
     "log-start": ("51564c4f475354410100000008000000309f52672d00000000000000"),
     "snapshot": ("515650524f445543010000000e0000009db8c6e62a00000000000000737461746573"),
@@ -201,6 +203,11 @@ def load_clean(data: bytes) -> object:
     return directory.clean
 
 
+def load_point(disk: SimDisk) -> object:
+    point, bounds, *_ = checkpoint.load_recovery_point(disk, "d", disk.list("d"))
+    return point, bounds
+
+
 def _from_disk(name: str, load: Callable[[SimDisk], object]) -> Callable[[bytes], object]:
     def loaded(data: bytes) -> object:
         disk = SimDisk()
@@ -221,9 +228,9 @@ READERS: dict[str, tuple[Callable[[bytes], object], object, object]] = {
     ),
     "leader-epochs": (load_epochs, [(2, 0), (5, 20)], CorruptLog),
     "recovery-point": (
-        _from_disk("recovery-point", lambda disk: checkpoint.load_recovery_point(disk, "d")),
-        RecoveryPoint(60, 42, 8_192),
-        RecoveryPoint(),
+        _from_disk("recovery-point", load_point),
+        (RecoveryPoint(60, 42, 8_192), Bounds(45, 63)),
+        (RecoveryPoint(), Bounds(0, 0)),
     ),
     "log-start": (
         _from_disk("log-start", lambda disk: checkpoint.load_log_start(disk, "d", ["log-start"])),
@@ -297,6 +304,23 @@ def test_newer_versions_are_refused(name: str) -> None:
             assert outcome(load, bad) is CorruptLog, "nobody will ever write these"
         else:
             assert outcome(load, bad) is UnsupportedFormat
+
+
+def test_the_header_of_a_segment_with_flushed_rows() -> None:
+    header = pack_segment_header(42, 1_700_000_000_000_000, FlushedMark(63, 4_160), 45)
+    body = struct.pack("<qqqQq8x", 42, 1_700_000_000_000_000, 63, 4_160, 45)
+    assert header == b"QVSEGMNT" + struct.pack("<HHI", 1, 0, slow_crc32c(body)) + body
+    load, _, _ = READERS["segment"]
+    assert load(header) == 1_700_000_000_000_000
+
+
+def test_a_recovery_point_without_bounds_is_read() -> None:
+    """As older brokers have written them."""
+    load, _, _ = READERS["recovery-point"]
+    older = (
+        "51565245434f565201000000180000009c903b003c000000000000002a000000000000000020000000000000"
+    )
+    assert load(bytes.fromhex(older)) == (RecoveryPoint(60, 42, 8_192), Bounds(0, 0))
 
 
 @pytest.mark.parametrize("version", [2, 3, 4, 15])

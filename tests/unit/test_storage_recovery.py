@@ -10,12 +10,13 @@ import pytest
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, StorageFault
 from quiverlog.storage import checkpoint
+from quiverlog.storage.checkpoint import RECOVERY_COPY_FILE, RECOVERY_FILE
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.storage.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
-from tests.support.logs import flush, trim, truncate
+from tests.support.logs import flush, forget_point, trim, truncate
 from tests.support.node import NodeDriver, batch_of
 
 NOW = Now(0, 1_000_000_000_000_000)
@@ -50,7 +51,7 @@ def test_rows_after_given_up_rows_that_were_lost_are_no_damage(stop: str) -> Non
     append(log)
     flush(log)
     disk.kill()
-    disk.remove(f"{DIRECTORY}/recovery-point")
+    forget_point(disk, DIRECTORY)
     log = open_log(disk)
     assert not log.recovery.damages
     assert (log.log_start_offset, log.log_end_offset) == (2, 5)
@@ -89,7 +90,7 @@ def test_damage_in_the_middle_of_several_segments(scanned: bool) -> None:
     for base in (12, 24):
         disk.flip_bit(segment_path(DIRECTORY, base), (64 + 128 + 100) * 8)  # its second batch
     if scanned:
-        disk.remove(f"{DIRECTORY}/recovery-point")
+        forget_point(disk, DIRECTORY)
     log = open_log(disk, clean=not scanned)
     assert len(log.recovery.damages) == (2 if scanned else 0)
     assert (log.log_end_offset, log.segment_count) == (45, 4)
@@ -149,8 +150,7 @@ def test_a_segment_that_begins_with_damage_says_so_after_the_next_start_too() ->
     append(log)
     flush(log)
     disk.kill()
-    if disk.exists(f"{DIRECTORY}/recovery-point"):
-        disk.remove(f"{DIRECTORY}/recovery-point")
+    forget_point(disk, DIRECTORY)
     disk.flip_bit(segment_path(DIRECTORY, 0), 64 * 8)  # The first row of its first batch.
     log = open_log(disk)
     assert len(log.recovery.damages) == 1
@@ -170,11 +170,11 @@ def test_the_node_tells_of_damage_that_its_start_found(tmp_path: Path) -> None:
     for _ in range(3):
         node.produced(topic, batch_of([1, 2]))
     (path,) = Path(node.config.data_dir, "data").rglob("*.log")
-    point = path.with_name("recovery-point")
     data = bytearray(path.read_bytes())
     data[64 + 100] ^= 1
     path.write_bytes(data)
-    point.unlink(missing_ok=True)
+    for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
+        path.with_name(name).unlink(missing_ok=True)
     node.crash()
     (line,) = [line for line in node.lines if line.event == "damaged rows found"]
     assert (line.level, line.fields["partition"], line.fields["places"]) == ("warning", "t-0", 1)
@@ -284,7 +284,7 @@ def test_a_snapshot_ahead_of_what_a_crash_left_is_dropped() -> None:
     disk.kill()
     for base in (12, 24):  # The power took the segments, the snapshots made it.
         disk.remove(segment_path(DIRECTORY, base))
-    disk.remove(f"{DIRECTORY}/recovery-point")
+    forget_point(disk, DIRECTORY)
     log, again = open_with(disk)
     assert (log.log_end_offset, again.offsets, snapshots(disk)) == (12, [0, 3, 6, 9], [12])
 
@@ -371,7 +371,7 @@ def test_a_scan_keeps_every_byte_that_was_written_whole(batch: int, at: int) -> 
         append(log)
     flush(log)
     disk.kill()
-    disk.remove(f"{DIRECTORY}/recovery-point")  # So that a start looks at all rows.
+    forget_point(disk, DIRECTORY)  # So that a start looks at all rows.
     path = segment_path(DIRECTORY, 0)
     disk.flip_bit(path, (64 + 128 * batch + at) * 8 + 1)
     before = disk.read_file(path)

@@ -93,7 +93,7 @@ def test_a_leader_epoch_too_low_damages_its_own_batch_only(number: int, epoch: i
 def test_so_it_does_without_any_note(number: int) -> None:
     """The power took what was written beside the segment."""
     disk = young()
-    for name in (EPOCHS_FILE, "recovery-point"):
+    for name in (EPOCHS_FILE, "recovery-point", "recovery-point-copy"):
         if disk.exists(f"{DIRECTORY}/{name}"):
             disk.remove(f"{DIRECTORY}/{name}")
     change(disk, 64 + number * BATCH_BYTES + 8, bytes(4))

@@ -5,9 +5,12 @@
   the same once more, because nothing else knows it: one damaged file must not bring rows back.
 - `truncate-to` (magic `QVTRUNCA`): `i64 offset`. There while a truncation is under way: the next
   start carries it out.
-- `recovery-point` (magic `QVRECOVR`): `i64 offset | i64 segment base | u64 position`. All before it
-  is on the disk. Written after a flush (every few MiB, and when a segment is finished) and at a
-  clean close. A clean start trusts it only if it points at the very end of the last segment.
+- `recovery-point` (magic `QVRECOVR`): `i64 offset | i64 segment base | u64 position`, then
+  `i64 log start | i64 flushed`. All before the position is on the disk. Written after a flush
+  (every few MiB, and when a segment is finished) and at a clean close. A clean start trusts it only
+  if it points at the very end of the last segment. The last two are the log's bounds, written over
+  in place after every flush and trim (marks.py), here and in `recovery-point-copy`; older files
+  have none.
 - `producers-<offset>.snapshot` (magic `QVPRODUC`): `i64 offset | blob`. What the partition knew of
   its producers when the log ended at `offset`. Durable before a file with older batches goes. The
   newest two are kept: rows after the newest may have been cut.
@@ -32,12 +35,14 @@ from quiverlog.storage.log_files import own_offset
 
 __all__ = [
     "LOG_START_FILE",
+    "RECOVERY_COPY_FILE",
     "RECOVERY_FILE",
     "SNAPSHOTS_KEPT",
     "TRUNCATION_FILE",
     "Bounds",
     "Producers",
     "RecoveryPoint",
+    "StoredPoint",
     "drop_snapshot",
     "load_log_start",
     "load_recovery_point",
@@ -55,6 +60,7 @@ LOG_START_FILE: Final = "log-start"
 _LOG_START_COPY: Final = "log-start-copy"
 TRUNCATION_FILE: Final = "truncate-to"
 RECOVERY_FILE: Final = "recovery-point"
+RECOVERY_COPY_FILE: Final = "recovery-point-copy"
 _LOG_START_MAGIC: Final = b"QVLOGSTA"
 _TRUNCATION_MAGIC: Final = b"QVTRUNCA"
 _RECOVERY_MAGIC: Final = b"QVRECOVR"
@@ -62,6 +68,7 @@ _SNAPSHOT_MAGIC: Final = b"QVPRODUC"
 _VERSION: Final = 1
 _OFFSET: Final = struct.Struct("<q")
 _POINT: Final = struct.Struct("<qqQ")
+_BOUNDS: Final = struct.Struct("<qq")
 _PREFIX: Final = "producers-"
 _SUFFIX: Final = ".snapshot"
 SNAPSHOTS_KEPT: Final = 2
@@ -95,10 +102,22 @@ class RecoveryPoint(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The rows [start_offset, end_offset) that a log had when its broker was stopped in order."""
+    """The rows [start_offset, end_offset) that a log is known to have had on the disk."""
 
     start_offset: int
     end_offset: int
+
+
+class StoredPoint(NamedTuple):
+    """What `recovery-point` and its copy tell together.
+
+    `contents`: of each that is good. `bad`: names of those that are there and are not.
+    """
+
+    point: RecoveryPoint
+    bounds: Bounds
+    contents: dict[str, bytes]
+    bad: tuple[str, ...]
 
 
 def _load(disk: Disk, path: str, magic: bytes, size: int) -> bytes | None:
@@ -152,17 +171,38 @@ def load_truncation(disk: Disk, directory: str) -> int | None:
     return None if payload is None else int(_OFFSET.unpack_from(payload)[0])
 
 
-def pack_recovery_point(point: RecoveryPoint) -> bytes:
-    """The file's bytes."""
+def pack_recovery_point(point: RecoveryPoint, bounds: Bounds) -> bytes:
+    """The file's bytes: always as many, because it is written over in place."""
     assert point.offset >= 0
     assert point.base_offset <= point.offset, "the point lies in its segment"
-    return pack_file(_RECOVERY_MAGIC, _VERSION, _POINT.pack(*point))
+    payload = _POINT.pack(*point) + _BOUNDS.pack(*bounds)
+    return pack_file(_RECOVERY_MAGIC, _VERSION, payload)
 
 
-def load_recovery_point(disk: Disk, directory: str) -> RecoveryPoint:
-    """An empty point when there is none."""
-    payload = _load(disk, f"{directory}/{RECOVERY_FILE}", _RECOVERY_MAGIC, _POINT.size)
-    return RecoveryPoint._make(_POINT.unpack_from(payload)) if payload else RecoveryPoint()
+def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> StoredPoint:
+    """From the file and its copy; an empty point when there is none.
+
+    Both points are true, and so are both bounds: the later ones count.
+
+    Args:
+        names: what is in the directory.
+    """
+    points, bounds = [RecoveryPoint()], [Bounds(0, 0)]
+    contents: dict[str, bytes] = {}
+    bad: list[str] = []
+    for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
+        if name not in names:
+            continue
+        payload = _load(disk, f"{directory}/{name}", _RECOVERY_MAGIC, _POINT.size)
+        if payload is None:
+            bad.append(name)
+            continue
+        contents[name] = pack_file(_RECOVERY_MAGIC, _VERSION, payload)
+        points.append(RecoveryPoint._make(_POINT.unpack_from(payload)))
+        if len(payload) >= _POINT.size + _BOUNDS.size:
+            bounds.append(Bounds._make(_BOUNDS.unpack_from(payload, _POINT.size)))
+    known = Bounds(max(b.start_offset for b in bounds), max(b.end_offset for b in bounds))
+    return StoredPoint(max(points), known, contents, tuple(bad))
 
 
 def snapshot_offsets(names: list[str]) -> list[int]:

@@ -215,6 +215,16 @@ class Disk(Protocol):
                 failed) the new one is there and may be gone after a power failure.
         """
 
+    def overwrite(self, path: str, data: Buffer) -> None:
+        """Write over the first bytes of a small file in place, or make it. Nothing is durable.
+
+        After a power failure the file has the old contents or the new ones, or (a new one) is
+        missing, empty or torn. Bytes behind `data` stay. For contents that carry a checksum.
+
+        Raises:
+            DiskFull, ThrottledBroker, StorageFault: it has the old contents or the new ones.
+        """
+
     def rename(self, old: str, new: str) -> None:
         """Rename a file or directory; durable after `sync_dir` of the parent."""
 

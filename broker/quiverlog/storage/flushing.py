@@ -13,11 +13,12 @@ from __future__ import annotations
 from typing import Final
 
 from quiverlog.limits import UNFLUSHED_BYTES_MAX, UNFLUSHED_MS_MAX
-from quiverlog.storage.checkpoint import SNAPSHOTS_KEPT, Producers, RecoveryPoint
+from quiverlog.storage.checkpoint import SNAPSHOTS_KEPT, Bounds, Producers, RecoveryPoint
 from quiverlog.storage.disk import Disk
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.fsyncs import Fsyncs
 from quiverlog.storage.jobs import FlushJob, FlushResult, IndexFile, MarkWrite, SnapshotFile
+from quiverlog.storage.marks import Marks
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import FlushedMark
 from quiverlog.types import Now
@@ -38,6 +39,7 @@ class Unflushed:
         outstanding: the flush under way.
         segments: those with unflushed bytes, oldest first.
         label_saved: the file that says whose rows these are is on the disk.
+        marks: what the files say of the log's bounds; its jobs share it.
         names_changed: files were made whose names may not be durable.
         indexes: of finished segments, not written yet.
     """
@@ -46,6 +48,7 @@ class Unflushed:
         "_appended_us",
         "_directory",
         "_disk",
+        "_finished",
         "_point_behind",
         "_rolled",
         "_since_us",
@@ -54,6 +57,7 @@ class Unflushed:
         "fsyncs",
         "indexes",
         "label_saved",
+        "marks",
         "names_changed",
         "outstanding",
         "point",
@@ -66,6 +70,7 @@ class Unflushed:
         self._disk = disk
         self._directory = directory
         self._appended_us = 0
+        self._finished: Segment | None = None
         self._point_behind = False
         self._rolled = False
         self._since_us: int | None = None
@@ -74,6 +79,7 @@ class Unflushed:
         self.fsyncs = Fsyncs()
         self.indexes: list[IndexFile] = []
         self.label_saved = False
+        self.marks = Marks(disk, directory)
         self.names_changed = False
         self.outstanding: FlushJob | None = None
         self.point = RecoveryPoint()
@@ -97,6 +103,7 @@ class Unflushed:
     def rolled(self, segment: Segment, end_offset: int, producers: Producers | None) -> None:
         """`segment` takes no more appends: its index and a snapshot go with the next flush."""
         self._rolled = True
+        self._finished = segment
         if segment.index is not None:
             self.indexes.append(IndexFile(segment.index_path, segment.summary, segment.index))
         if producers is not None:
@@ -133,6 +140,8 @@ class Unflushed:
         """The segment's files are about to go."""
         if segment in self.segments:
             self.segments.remove(segment)
+        if segment is self._finished:
+            self._finished = None
         self.indexes = [file for file in self.indexes if file.path != segment.index_path]
 
     # --- flushing ------------------------------------------------------------------------------
@@ -154,6 +163,7 @@ class Unflushed:
             self._disk,
             self._directory,
             self.fsyncs,
+            self.marks,
             end_offset,
             tuple(self.segments),
             self.names_changed,
@@ -163,6 +173,7 @@ class Unflushed:
             snapshots=tuple(self.snapshots_unsaved),
             snapshots_doomed=tuple(kept[SNAPSHOTS_KEPT:]),
             mark=self._next_mark(end_offset, last),
+            mark_before=self._mark_before(end_offset, last),
             label=background and not self.label_saved,
         )
         epochs.dirty = epochs.dirty and job.epochs is None
@@ -192,10 +203,19 @@ class Unflushed:
 
     def _next_mark(self, end_offset: int, last: Segment | None) -> MarkWrite | None:
         """The mark for the last segment's header; None when the segment has no unflushed bytes."""
-        if last is None or last not in self.segments:
+        if last is None or last not in self.segments or last.created_us <= 0:
             return None
-        header = last.header_with(FlushedMark(end_offset, last.file.size))
-        return None if header is None else MarkWrite(last, header)
+        return MarkWrite(last, last.created_us, FlushedMark(end_offset, last.file.size))
+
+    def _mark_before(self, end_offset: int, last: Segment | None) -> MarkWrite | None:
+        """The mark for the finished segment behind which rows are flushed for the first time."""
+        before = self._finished
+        if before is None or before is last or last not in self.segments:
+            return None
+        self._finished = None
+        if before.created_us <= 0:
+            return None
+        return MarkWrite(before, before.created_us, FlushedMark(end_offset, before.file.size))
 
     def complete(self, job: FlushJob, result: FlushResult, epochs: LeaderEpochs) -> None:
         """The job has run."""
@@ -223,6 +243,8 @@ class Unflushed:
         epochs.dirty = epochs.dirty or job.epochs is not None
         self._point_behind = self._point_behind or job.point is not None
         self._rolled = self._rolled or bool(job.indexes)
+        if self._finished is None and job.mark_before is not None:
+            self._finished = job.mark_before.segment
         self.indexes = [*job.indexes, *self.indexes]
         self.snapshots_unsaved = [*job.snapshots, *self.snapshots_unsaved]
         del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
@@ -232,6 +254,9 @@ class Unflushed:
         assert self.outstanding is None
         assert point.offset <= end_offset
         self.point = point
+        self._finished = None
+        start, flushed = self.marks.bounds
+        self.marks.lowered(point, Bounds(start, min(flushed, end_offset)))
         self.snapshots = [offset for offset in self.snapshots if offset <= end_offset]
         if self.covered > end_offset:
             self.covered = -1

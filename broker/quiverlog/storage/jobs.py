@@ -35,8 +35,10 @@ from quiverlog.storage.disk import Disk, out_of_descriptors
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.fsyncs import Fsyncs
 from quiverlog.storage.index import IndexSummary, SparseIndex
+from quiverlog.storage.marks import Marks
 from quiverlog.storage.partition_files import sync_partition_file
 from quiverlog.storage.segment import Segment
+from quiverlog.storage.segment_index import FlushedMark
 
 __all__ = [
     "FlushJob",
@@ -86,10 +88,11 @@ class SnapshotFile(NamedTuple):
 
 
 class MarkWrite(NamedTuple):
-    """A segment's header, which says that the flush that writes it has succeeded."""
+    """What a segment's header is to say when the flush that writes it has succeeded."""
 
     segment: Segment
-    header: bytes
+    created_us: int
+    mark: FlushedMark
 
 
 class FlushResult(NamedTuple):
@@ -109,7 +112,9 @@ class FlushJob:
     nobody waits for, so that neither thousands of new directories nor a first acknowledgement cost
     an fsync more.
     `mark`: written when the rows are on the disk, and durable with the next flush: that costs no
-    fsync, and a start after a crash knows all flushes but the last one (adr/0017).
+    fsync, and a start after a crash knows all flushes but the last one (adr/0017). `mark_before`:
+    the same for the segment before, whose header learns once that rows followed.
+    `marks`: where else it is written, in case that the newest segment is lost (adr/0023).
 
     Mark and recovery point vouch for all rows below `end_offset`: for those that are not in
     `segments`, because earlier flushes of this process have covered them, each completed before the
@@ -120,6 +125,7 @@ class FlushJob:
     disk: Disk
     key: str
     fsyncs: Fsyncs
+    marks: Marks
     end_offset: int
     segments: tuple[Segment, ...]
     names_changed: bool
@@ -129,6 +135,7 @@ class FlushJob:
     snapshots: tuple[SnapshotFile, ...] = ()
     snapshots_doomed: tuple[int, ...] = ()
     mark: MarkWrite | None = None
+    mark_before: MarkWrite | None = None
     label: bool = False
 
     def run(self) -> FlushResult:
@@ -141,6 +148,7 @@ class FlushJob:
             self.fsyncs.names(self.disk, self.key)
         marked = self._write_mark()
         result = self._save_notes()
+        self.marks.write()
         if marked and self.point is not None and result.point is None:
             # Whatever recovery point there is may be far behind: the mark takes its place.
             assert self.mark is not None
@@ -149,13 +157,10 @@ class FlushJob:
 
     def _write_mark(self) -> bool:
         """No error counts: the rows are on the disk, and a start believes the older mark."""
-        if self.mark is None or self.mark.segment.dropped:
-            return False
-        try:
-            self.mark.segment.file.write_head(self.mark.header)
-        except (OSError, QuiverlogError):
-            return False
-        return True
+        self.marks.flushed(self.end_offset)
+        if self.mark_before is not None:
+            self.marks.write_header(*self.mark_before)
+        return self.mark is not None and self.marks.write_header(*self.mark)
 
     def _save_what_can_be_rebuilt(self) -> bool:
         """Indexes and snapshots say what they cover; False: there was no room for all of them.
@@ -188,9 +193,10 @@ class FlushJob:
                 self.disk.write_file_atomic(path, self.epochs)
                 epochs_saved = True
             if self.point is not None:
-                data = checkpoint.pack_recovery_point(self.point)
+                data = self.marks.contents(self.point)
                 path = f"{self.key}/{checkpoint.RECOVERY_FILE}"
                 self.disk.write_file_atomic(path, data)
+                self.marks.saved(self.point, data)
                 return FlushResult(epochs_saved, point=self.point)
         except (OSError, QuiverlogError) as error:
             if not (isinstance(error, DiskFull) or out_of_descriptors(error)):
@@ -214,18 +220,20 @@ class TrimJob:
     So are the leader epochs that are known from these batches only (`epochs`; none without room).
 
     `scratch`: indexes that may make room. `segments`: unflushed rows that are given up, or that the
-    snapshot speaks of.
+    snapshot speaks of. `newest`: the segment whose header learns of it, too (adr/0023).
     """
 
     kind: ClassVar[str] = "trim"
     disk: Disk
     key: str
     fsyncs: Fsyncs
+    marks: Marks
     offset: int
     scratch: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
     snapshot: SnapshotFile | None = None
     epochs: bytes | None = None
+    newest: Segment | None = None
 
     def run(self) -> TrimResult:
         """Raises DiskFull, StorageFault or OSError: the log starts where it did."""
@@ -242,6 +250,10 @@ class TrimJob:
             checkpoint.drop_snapshot(self.disk, self.key, self.snapshot.offset)
             saved = False
             self._save_start(scratch)
+        self.marks.started(self.offset)
+        if self.newest is not None:
+            self.marks.write_start(self.newest)
+        self.marks.write()
         return TrimResult(saved)
 
     def _flush(self) -> None:

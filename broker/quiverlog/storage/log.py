@@ -101,8 +101,9 @@ class Log(TrimmableLog):
         )
         log._segments = Segments(found.segments)
         log._unflushed.point = found.point
+        log._unflushed.marks = found.marks
         log._unflushed.snapshots = found.snapshots
-        log._start_saved = found.start_saved
+        log._start_saved = found.start_saved if found.start_durable else 0
         log._changed = found.changed
         log.recovery = found.report
         log.log_start_offset = found.log_start_offset
@@ -126,7 +127,10 @@ class Log(TrimmableLog):
                 self.recovery.damages,
                 given_up,
             )
-        if given_up:
+        if given_up and self.log_start_offset > self._start_saved:
+            # A start that finds `log-start` again takes them.
+            opening.given_up_files(given_up)
+        elif given_up:
             files = opening.given_up_files(given_up)
             snapshot = self._snapshot_before(given_up[-1].end_offset)
             try:
@@ -224,8 +228,10 @@ class Log(TrimmableLog):
             fresh = Segment(self._disk, old.path, result.file, old.base_offset)
             fresh.end_offset = end
             self._segments.add(fresh)
+        self._unflushed.truncated(end, result.point)
         if not self.segments:
             self._start_saved = max(self._start_saved, end)
+            self._unflushed.marks.started(end)
             self._move_start(end)
         else:
             self.segments[-1].end_at(end)
@@ -233,7 +239,6 @@ class Log(TrimmableLog):
         self.flushed_offset = min(self.flushed_offset, end)
         self.epochs.truncate_to(end)
         self.epochs.dirty = False
-        self._unflushed.truncated(end, result.point)
         self._oldest_us = None
         self._changed = True
         if self.segments and result.last_index is not None:
@@ -292,14 +297,18 @@ class Log(TrimmableLog):
     def _save_what_shortens_the_start(self) -> None:
         """Each of these can be rebuilt, and says what it covers."""
         last = self.segments[-1] if self.segments else None
+        marks = self._unflushed.marks
         if self.log_start_offset > self._start_saved:
             checkpoint.save_log_start(self._disk, self.directory, self.log_start_offset)
+            marks.started(self.log_start_offset)
         if not self.epochs.dirty:  # The point stands for the epochs before it as well.
             point = self._end_point()
             # Not durable: it only counts if it agrees with the files, and old ones do no harm.
             path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"
-            data = checkpoint.pack_recovery_point(point)
+            data = marks.contents(point)
             self._disk.write_file_atomic(path, data, durable=False)
+            marks.saved(point, data)
+            marks.write()
         if last is not None:
             last.save_index()
 

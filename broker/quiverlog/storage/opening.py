@@ -5,7 +5,8 @@ given up, then believe the recovery point (clean) or scan (recovery.py), and say
 files should hold and do not. Rows are missing where
 
 - the first segment begins after the log start that is written down,
-- the log ends before the recovery point, which says what is on the disk.
+- the log ends before what is known to be on the disk: by the recovery point, the bounds beside it
+  (marks.py), a segment's header, or the last stop.
 
 Everything here may wait for the disk. Nothing here is shared yet: it may run in any thread.
 """
@@ -24,10 +25,11 @@ from quiverlog.storage.checkpoint import Bounds, RecoveryPoint
 from quiverlog.storage.disk import Disk, short_name
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.log_files import set_aside
+from quiverlog.storage.marks import Marks
 from quiverlog.storage.partition_files import EMPTIED_FILE, sync_partition_file
 from quiverlog.storage.recovery import RecoveryReport, assign_epochs, recover_segments
 from quiverlog.storage.segment import Segment
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark, read_header
 from quiverlog.storage.stray_segments import set_aside_strays
 from quiverlog.types import Now
 
@@ -39,13 +41,18 @@ class OpenedFiles:
     """The files of a log as found. `writable`: the last segment takes more appends.
 
     `given_up`: files below the log start, which go once nothing needs to be read from them.
+    `start_durable`: `log-start` or its copy says where the log starts. Where neither does, files
+    must stay, and every start tells it again until the next trim: the broker may die before it is
+    heard.
     """
 
     segments: list[Segment]
+    marks: Marks
     given_up: list[Segment] = field(default_factory=list)
     log_start_offset: int = 0
     log_end_offset: int = 0
     start_saved: int = 0
+    start_durable: bool = True
     writable: bool = False
     changed: bool = False
     point: RecoveryPoint = field(default_factory=RecoveryPoint)
@@ -91,7 +98,9 @@ class _Opening:
         lost: Sequence[str],
         known: Bounds | None,
     ) -> None:
-        self._known = known or Bounds(0, 0)
+        self._stopped = known or Bounds(0, 0)
+        self._known = self._stopped
+        self._flushed_again = False
         self._lost = lost
         self._disk = disk
         self._directory = directory
@@ -101,23 +110,31 @@ class _Opening:
         self._names = names
         segments = truncation.find_segments(disk, directory, self._names)
         self.notes = set_aside_strays(disk, directory, segments, self._names)
-        self._found = OpenedFiles(segments)
+        self._stored = checkpoint.load_recovery_point(disk, directory, self._names)
+        self._found = OpenedFiles(segments, Marks(disk, directory, self._stored))
 
     def run(self, *, clean: bool) -> OpenedFiles:
         found = self._found
         found.snapshots = checkpoint.snapshot_offsets(self._names)
-        point = found.point = checkpoint.load_recovery_point(self._disk, self._directory)
+        point, bounds, _, _ = self._stored
+        found.point = point
+        self._known = Bounds(*map(max, self._stopped, bounds))
         for segment in found.segments:
             if segment.base_offset == point.base_offset and point.position <= segment.file.size:
                 segment.recovered_from = Boundary(point.position, point.offset)
         names = [*self._names, *self._lost]
         start = checkpoint.load_log_start(self._disk, self._directory, names)
-        if (start or 0) < self._known.start_offset:
-            start = self._take_known_start()
-        elif start is None:
-            start = found.segments[0].base_offset if found.segments else found.point.offset
-            name = short_name(f"{self._directory}/{checkpoint.LOG_START_FILE}")
-            self._report(f"{name} is damaged: rows that were given up may be back.")
+        name = short_name(f"{self._directory}/{checkpoint.LOG_START_FILE}")
+        known_start = self._known_start(start or 0, clean=clean)
+        if start is None or start < known_start:
+            start = known_start or self._lowest_start()
+            if known_start:
+                self.notes.append(f"{name} tells less than other files: the log starts at {start}.")
+            sure = 0 < known_start <= self._stopped.start_offset
+            if not sure:
+                # Exact after the end of a process; a power failure may have taken newer ones.
+                self._report(f"{name} is damaged or lost: rows that were given up may be back.")
+            found.start_durable = sure and self._save_start(start)
         found.start_saved = start
         self._drop_given_up()
         intact = self._load_epochs()
@@ -126,16 +143,41 @@ class _Opening:
             self._recover()
             found.report.damages = damages + found.report.damages
         self._place_bounds()
+        self._write_marks()
         return found
 
-    def _take_known_start(self) -> int:
-        """What the log start was at the last stop, where its own files tell less."""
-        start = self._known.start_offset
-        name = short_name(f"{self._directory}/{checkpoint.LOG_START_FILE}")
-        self.notes.append(f"{name} tells less than the last stop: the log starts at {start}.")
-        with contextlib.suppress(QuiverlogError):
+    def _known_start(self, start: int, *, clean: bool) -> int:
+        """The log start by what other files say of it; `start` is what its own ones do."""
+        known = self._known.start_offset
+        if not clean and not start and not known:
+            # The bounds are gone as well, or there were none. The newest segment may be new.
+            for segment in self._found.segments[-2:]:
+                with contextlib.suppress(CorruptLog):
+                    header = read_header(segment.file, segment.base_offset)
+                    known = max(known, header.start_offset)
+        return known
+
+    def _save_start(self, start: int) -> bool:
+        try:
             checkpoint.save_log_start(self._disk, self._directory, start)
-        return start
+        except QuiverlogError:
+            return False
+        return True
+
+    def _lowest_start(self) -> int:
+        found = self._found
+        return found.segments[0].base_offset if found.segments else found.point.offset
+
+    def _write_marks(self) -> None:
+        """Say in all places what was found, where one of them says less or is damaged."""
+        found, marks = self._found, self._found.marks
+        marks.started(found.start_saved)
+        marks.flushed(found.log_end_offset)
+        for name in self._stored.bad:  # Bytes too many would stay behind what is written over.
+            with contextlib.suppress(OSError):
+                truncation.remove_files(self._disk, (f"{self._directory}/{name}",))
+        if self._stored.contents or self._stored.bad or self._flushed_again:
+            marks.write()
 
     def _report(self, what: str) -> None:
         self._found.report.damages.append(what)
@@ -236,6 +278,7 @@ class _Opening:
         for segment in touched:
             if not segment.dropped:
                 self._flush_again(segment)
+                self._flushed_again = True
         if touched:
             if point.base_offset < 0:
                 sync_partition_file(self._disk, self._directory)
@@ -270,10 +313,10 @@ class _Opening:
         position = point.position if segment.base_offset == point.base_offset else 0
         segment.rewrite(position if position > SEGMENT_HEADER_BYTES else 0)
         segment.file.sync()
-        header = segment.header_with(FlushedMark(segment.end_offset, segment.file.size))
-        if header is not None:
-            with contextlib.suppress(QuiverlogError):  # The older mark is true as well.
-                segment.file.write_head(header)
+        if segment.created_us > 0:
+            mark = FlushedMark(segment.end_offset, segment.file.size)
+            self._found.marks.started(self._found.start_saved)
+            self._found.marks.write_header(segment, segment.created_us, mark)
 
     def _report_missing(self, first: int, end: int) -> None:
         name = short_name(self._directory)

@@ -136,6 +136,13 @@ class PosixDisk:
                 os.unlink(temporary)
             raise write_error(path, error) from error
 
+    def overwrite(self, path: str, data: Buffer) -> None:
+        try:
+            descriptor = self.open_descriptor(path, os.O_WRONLY | os.O_CREAT)
+            write_all(descriptor.fd, [data], 0, 0)
+        except OSError as error:
+            raise write_error(path, error) from error
+
     def rename(self, old: str, new: str) -> None:
         assert os.path.dirname(old) == os.path.dirname(new), "one directory makes it durable"
         os.rename(old, new)

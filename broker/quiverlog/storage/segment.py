@@ -4,7 +4,8 @@
  0  8s  magic "QVSEGMNT"
  8  u16 version = 1     10 u16 reserved     12 u32 crc32c over bytes 16..64
 16  i64 base_offset     24 i64 created_us
-32  i64 flushed_offset  40 u64 flushed_position (segment_index.FlushedMark)   48 reserved (0)
+32  i64 flushed_offset  40 u64 flushed_position (segment_index.FlushedMark)
+48  i64 log_start_offset                                  56 reserved (0)
 64  batch | batch | ...   each as batch/header.py draws it, a multiple of 64 bytes
 ```
 
@@ -152,14 +153,7 @@ class Segment:
 
     def check_header(self) -> None:
         """Raises CorruptLog or UnsupportedFormat unless the file is this segment's."""
-        self.created_us, self.mark = read_header(self.file, self.base_offset)
-
-    def header_with(self, mark: FlushedMark) -> bytes | None:
-        """The header's bytes with another mark; None when the rest of it is not known."""
-        assert mark.position <= self.file.size
-        if self.created_us <= 0:
-            return None
-        return pack_segment_header(self.base_offset, self.created_us, mark)
+        self.created_us, self.mark, _ = read_header(self.file, self.base_offset)
 
     def rewrite(self, position: int) -> None:
         """Write all from `position` on once more, as it is (why: `disk.File.rewrite`).
@@ -333,7 +327,10 @@ class Segment:
 
     @property
     def _known_places(self) -> tuple[Boundary, ...]:
-        mark = Boundary(self.mark.position, self.mark.offset)
+        position, offset = self.mark
+        if self.finished:  # It may tell of rows that followed in the next segment.
+            offset = min(offset, self.end_offset)
+        mark = Boundary(position, offset)
         behind = (Boundary(damage.end_position, damage.end_offset) for damage in self.damages)
         return mark, self.recovered_from, *behind
 

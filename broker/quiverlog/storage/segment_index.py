@@ -42,7 +42,7 @@ SEGMENT_MAGIC: Final = b"QVSEGMNT"
 _VERSION: Final = 1
 _VERSION_PLAUSIBLE_MAX: Final = 15
 _HEAD: Final = struct.Struct("<8sHHI")
-_BODY: Final = struct.Struct("<qqqQ16x")
+_BODY: Final = struct.Struct("<qqqQq8x")
 assert _HEAD.size + _BODY.size == SEGMENT_HEADER_BYTES
 
 
@@ -66,17 +66,24 @@ NO_MARK: Final = FlushedMark()
 
 
 class SegmentHeader(NamedTuple):
-    """The header of a segment, without the base offset."""
+    """The header of a segment, without the base offset.
+
+    `start_offset`: where the log began when it was written; 0 in older files.
+    """
 
     created_us: int
     mark: FlushedMark
+    start_offset: int
 
 
-def pack_segment_header(base_offset: int, created_us: int, mark: FlushedMark = NO_MARK) -> bytes:
-    """The first 64 bytes of a segment."""
+def pack_segment_header(
+    base_offset: int, created_us: int, mark: FlushedMark = NO_MARK, start_offset: int = 0
+) -> bytes:
+    """The first 64 bytes of a segment. `start_offset`: the log start when it was written."""
+    assert start_offset >= 0
     assert mark.position == 0 or mark.position >= SEGMENT_HEADER_BYTES
     assert mark.offset <= base_offset or mark.position > 0
-    body = _BODY.pack(base_offset, created_us, *mark)
+    body = _BODY.pack(base_offset, created_us, *mark, start_offset)
     return _HEAD.pack(SEGMENT_MAGIC, _VERSION, 0, crc32c(body)) + body
 
 
@@ -100,13 +107,13 @@ def read_header(file: File, base_offset: int) -> SegmentHeader:
     if len(head) < SEGMENT_HEADER_BYTES or head[:8] != SEGMENT_MAGIC:
         raise CorruptLog(f"{name} is not a segment.", file=name, position=0)
     _, version, _, crc = _HEAD.unpack_from(head)
-    found_base, created_us, *mark = _BODY.unpack_from(head, _HEAD.size)
+    found_base, created_us, *mark, start_offset = _BODY.unpack_from(head, _HEAD.size)
     intact = crc32c(head[_HEAD.size :]) == crc and found_base == base_offset
     if version != _VERSION and not _is_flipped(version, intact):
         check_version(name, version, _VERSION)
     if version != _VERSION or not intact:
         raise CorruptLog(f"{name}: its header is damaged.", file=name, position=0)
-    return SegmentHeader(created_us, FlushedMark(*mark))
+    return SegmentHeader(created_us, FlushedMark(*mark), max(0, start_offset))
 
 
 def _is_flipped(version: int, intact: bool) -> bool:

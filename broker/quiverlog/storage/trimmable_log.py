@@ -75,15 +75,18 @@ class TrimmableLog(AppendableLog):
             unflushed = self._unflushed.segments_all
         indexes = tuple(segment.index_path for segment in doomed)
         epochs = self.epochs.dump() if doomed and self._unflushed.owes(self.epochs) else None
+        newest = self.segments[-1] if len(doomed) < len(self.segments) else None
         self._trim = TrimJob(
             self._disk,
             self.directory,
             self._unflushed.fsyncs,
+            self._unflushed.marks,
             offset,
             indexes,
             unflushed,
             snapshot,
             epochs,
+            newest,
         )
         return self._trim
 
@@ -99,9 +102,15 @@ class TrimmableLog(AppendableLog):
         assert offset > self.log_end_offset, "an end that is reached is trimmed to"
         self._check_writable()
         indexes = tuple(segment.index_path for segment in self.segments)
-        fsyncs = self._unflushed.fsyncs
-        snapshot = self._snapshot_before(self.log_end_offset)
-        self._trim = TrimJob(self._disk, self.directory, fsyncs, offset, indexes, snapshot=snapshot)
+        self._trim = TrimJob(
+            self._disk,
+            self.directory,
+            self._unflushed.fsyncs,
+            self._unflushed.marks,
+            offset,
+            indexes,
+            snapshot=self._snapshot_before(self.log_end_offset),
+        )
         self._skipping = True
         return self._trim
 

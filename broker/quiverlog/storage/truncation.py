@@ -15,21 +15,33 @@ A batch goes whole: a cut inside of one cuts in front of it, and so does one ins
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
 from quiverlog.errors import CorruptLog, UnsupportedFormat
 from quiverlog.storage import checkpoint
 from quiverlog.storage.byte_source import FileBytes
-from quiverlog.storage.checkpoint import TRUNCATION_FILE, Producers, RecoveryPoint
+from quiverlog.storage.checkpoint import (
+    TRUNCATION_FILE,
+    Bounds,
+    Producers,
+    RecoveryPoint,
+    StoredPoint,
+)
 from quiverlog.storage.disk import Disk, File
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.log_files import own_offset
 from quiverlog.storage.producer_replay import restore_producers
 from quiverlog.storage.scan import Damage, Found, Torn, scan
 from quiverlog.storage.segment import Segment, segment_path
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark, LoadedIndex
+from quiverlog.storage.segment_index import (
+    SEGMENT_HEADER_BYTES,
+    FlushedMark,
+    LoadedIndex,
+    pack_segment_header,
+    read_header,
+)
 from quiverlog.storage.segments import Segments
 
 __all__ = ["TruncateJob", "TruncateResult", "find_segments", "finish", "remove_files"]
@@ -153,7 +165,7 @@ def remove_files(disk: Disk, paths: Iterable[str]) -> None:
 def _carry_out(disk: Disk, directory: str, offset: int, end_offset: int | None) -> TruncateResult:
     names = disk.list(directory)
     segments = find_segments(disk, directory, names)
-    point = checkpoint.load_recovery_point(disk, directory)
+    stored = checkpoint.load_recovery_point(disk, directory, names)
     start = checkpoint.load_log_start(disk, directory, names) or 0
     offset = max(offset, start)
     kept = [segment for segment in segments if segment.base_offset < offset]
@@ -175,7 +187,8 @@ def _carry_out(disk: Disk, directory: str, offset: int, end_offset: int | None) 
         # Nothing else will know which offset comes next.
         checkpoint.save_log_start(disk, directory, end)
     last = kept[-1] if kept else None
-    point = _lower_notes(disk, directory, end, position, point, last)
+    point = _lower_notes(disk, directory, end, position, stored, last)
+    _lower_marks(kept, end)
     for segment in reversed(doomed):
         remove_files(disk, (segment.index_path, segment.path))
     file = None
@@ -218,16 +231,23 @@ def _lower_notes(
     directory: str,
     end: int,
     position: int,
-    point: RecoveryPoint,
+    stored: StoredPoint,
     last: Segment | None,
 ) -> RecoveryPoint:
-    """Recovery point, epochs and snapshots must not speak of rows that go. Durable."""
+    """Recovery point, epochs and snapshots must not speak of rows that go. Durable.
+
+    The copy of the recovery point goes: the next flush makes it anew.
+    """
+    point, bounds = stored.point, stored.bounds
     base_offset = last.base_offset if last is not None else -1
     inside = point.base_offset == base_offset and point.position <= position
     if point.offset > end or not (point.base_offset < base_offset or inside):
         point = RecoveryPoint()
+    if stored.contents or stored.bad or base_offset < 0:
         path = f"{directory}/{checkpoint.RECOVERY_FILE}"
-        disk.write_file_atomic(path, checkpoint.pack_recovery_point(point))
+        lowered = Bounds(bounds.start_offset, min(bounds.end_offset, end))
+        disk.write_file_atomic(path, checkpoint.pack_recovery_point(point, lowered))
+        remove_files(disk, (f"{directory}/{checkpoint.RECOVERY_COPY_FILE}",))
     epochs = LeaderEpochs(lambda: end)
     path = f"{directory}/{EPOCHS_FILE}"
     with contextlib.suppress(FileNotFoundError, CorruptLog):
@@ -241,6 +261,18 @@ def _lower_notes(
         remove_files(disk, (last.index_path,))
     disk.sync_dir(directory)
     return point
+
+
+def _lower_marks(kept: Sequence[Segment], end: int) -> None:
+    """Headers of segments that stay must not tell of flushed rows that go. Durable."""
+    for segment in kept:
+        with contextlib.suppress(CorruptLog, UnsupportedFormat):
+            created_us, mark, start = read_header(segment.file, segment.base_offset)
+            if mark.offset > end and mark.position <= segment.file.size:
+                mark = FlushedMark(end, mark.position)
+                header = pack_segment_header(segment.base_offset, created_us, mark, start)
+                segment.file.write_head(header)
+                segment.file.sync()
 
 
 def _write_anew(disk: Disk, segment: Segment, size: int, end_offset: int) -> File:
@@ -260,9 +292,8 @@ def _write_anew(disk: Disk, segment: Segment, size: int, end_offset: int) -> Fil
 def _header_anew(segment: Segment, size: int, end_offset: int) -> bytes:
     """The segment's header; its mark must not speak of rows that go."""
     with contextlib.suppress(CorruptLog, UnsupportedFormat):
-        segment.check_header()
-        if segment.mark.position > size:
-            header = segment.header_with(FlushedMark(end_offset, size))
-            if header is not None:
-                return header
+        created_us, mark, start = read_header(segment.file, segment.base_offset)
+        if mark.position > size:
+            mark = FlushedMark(end_offset, size)
+            return pack_segment_header(segment.base_offset, created_us, mark, start)
     return segment.file.read_copy(0, SEGMENT_HEADER_BYTES)

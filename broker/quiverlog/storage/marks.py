@@ -1,0 +1,107 @@
+"""What a log's files say of its bounds, written without an fsync, each bound in several files.
+
+Owns the second and third copy of what the newest segment's header says, the log start and what is
+flushed: they stand in `recovery-point` and in `recovery-point-copy`, which are written over in
+place after every flush and every trim (adr/0023). After the end of a process they are exact; after
+a power failure they say as much as some earlier moment knew, which is true too, because bounds only
+grow. A truncation, which lowers them, makes that durable (truncation.py).
+
+Jobs of one log run one after another and share this, as they share `Fsyncs`: a job that was made
+early and runs late does not write older bounds over newer ones. The loop changes it only while no
+job that uses it is outstanding.
+"""
+
+from __future__ import annotations
+
+from quiverlog.errors import QuiverlogError
+from quiverlog.storage.checkpoint import (
+    RECOVERY_COPY_FILE,
+    RECOVERY_FILE,
+    Bounds,
+    RecoveryPoint,
+    StoredPoint,
+    pack_recovery_point,
+)
+from quiverlog.storage.disk import Disk
+from quiverlog.storage.segment import Segment
+from quiverlog.storage.segment_index import FlushedMark, pack_segment_header, read_header
+
+__all__ = ["Marks"]
+
+
+class Marks:
+    """See the module docstring.
+
+    Attributes:
+        bounds: the log start that is on the disk, and the end of what is flushed.
+        point: the recovery point that the files have.
+    """
+
+    __slots__ = ("_directory", "_disk", "_written", "bounds", "point")
+
+    def __init__(self, disk: Disk, directory: str, stored: StoredPoint | None = None) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._written: dict[str, bytes] = {} if stored is None else dict(stored.contents)
+        self.bounds = Bounds(0, 0) if stored is None else stored.bounds
+        self.point = RecoveryPoint() if stored is None else stored.point
+
+    def flushed(self, end_offset: int) -> None:
+        """All rows below `end_offset` are on the disk, durably."""
+        start, end = self.bounds
+        self.bounds = Bounds(start, max(end, end_offset))
+
+    def started(self, start_offset: int) -> None:
+        """`log-start` says so, durably."""
+        start, end = self.bounds
+        self.bounds = Bounds(max(start, start_offset), end)
+
+    def contents(self, point: RecoveryPoint) -> bytes:
+        """The file `recovery-point` with a newer point."""
+        return pack_recovery_point(point, self.bounds)
+
+    def saved(self, point: RecoveryPoint, contents: bytes) -> None:
+        """The file `recovery-point` was replaced by one with these contents."""
+        self.point = point
+        self._written[RECOVERY_FILE] = contents
+
+    def lowered(self, point: RecoveryPoint, bounds: Bounds) -> None:
+        """A truncation has written these."""
+        self.point = point
+        self.bounds = bounds
+        self._written.clear()
+
+    def write(self) -> None:
+        """Write both files in place, where they say something else. No error counts."""
+        contents = self.contents(self.point)
+        for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
+            if self._written.get(name) == contents:
+                continue
+            self._written.pop(name, None)
+            try:
+                self._disk.overwrite(f"{self._directory}/{name}", contents)
+            except (OSError, QuiverlogError):
+                continue
+            self._written[name] = contents
+
+    def write_header(self, segment: Segment, created_us: int, mark: FlushedMark) -> bool:
+        """Say in a segment's header what is flushed. False: it says what it said."""
+        if segment.dropped:
+            return False
+        start_offset = self.bounds.start_offset
+        header = pack_segment_header(segment.base_offset, created_us, mark, start_offset)
+        try:
+            segment.file.write_head(header)
+        except (OSError, QuiverlogError):
+            return False
+        return True
+
+    def write_start(self, segment: Segment) -> None:
+        """Say in a segment's header where the log starts, and leave the rest of it. As above."""
+        if segment.dropped:
+            return
+        try:
+            found = read_header(segment.file, segment.base_offset)
+        except (OSError, QuiverlogError):
+            return
+        self.write_header(segment, found.created_us, found.mark)
