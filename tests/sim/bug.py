@@ -106,6 +106,7 @@ QUIET: dict[str, object] = {
     "payload_batches": 0.0,
     "page_order": False,
     "segment_gone": 0.0,
+    "newest_gone": 0.0,
     "log_start_damaged": 0.0,
     "failed_sync": 0.0,
     "sync_errors": 0.0,

@@ -83,11 +83,14 @@ class Injection:
         """What lasted ends. Nearly always, machines lose their power once more."""
         self.world.network.heal()
         for host in self.world.hosts:
+            failed = host.disk.failures.total()
             host.disk.quiet()
             host.wall_offset_us = 0
             self._make_room(host)
             if host.node is not None and self.scenario.last_power_loss:
                 self._spared(host, host.power_loss)()  # With all that this run has gathered.
+            elif host.node is not None and failed:
+                host.kill()  # What failed may have put something out of service until a restart.
 
     def _now_and_then(self, mean_ms: int, action: Callable[[], None]) -> None:
         """Do `action` at random moments, as often as `mean_ms` says, until the calm."""
@@ -133,6 +136,8 @@ class Injection:
         if not clean or self.world.faults["full disk"]:
             # A stop may have found no room for what retention took; its mark is true all the same.
             self.checker.process_died()
+        if clean and not self.world.calm and self.rng.random() < scenario.newest_gone:
+            self._take_segment(host, oldest=False)  # The stop wrote down where each log ends.
         if not disk.lost_power:
             return
         self.power_losses += 1
@@ -148,7 +153,7 @@ class Injection:
         if self.rng.random() < scenario.header_flips:
             self._flip_header(host)
         if self.rng.random() < scenario.segment_gone:
-            self._take_oldest_segment(host)
+            self._take_segment(host, oldest=True)
         if self.rng.random() < scenario.log_start_damaged:
             self._damage_log_start(host)
 
@@ -179,11 +184,10 @@ class Injection:
                 model.hits.append(rows)
             model.snapshots_lost = model.snapshots_lost or kind == ".snapshot"
 
-    def _take_oldest_segment(self, host: Host) -> None:
-        """Remove the oldest of several files of a log: that must be noticed.
+    def _take_segment(self, host: Host, *, oldest: bool) -> None:
+        """Remove the oldest or newest of several files of a log: that must be noticed.
 
-        The newest would take the end of the log along: its offsets are given to other rows then,
-        and every rule of the checker with them.
+        Acknowledged rows of it are lost, and their offsets are given to no others.
         """
         disk = host.disk
         paths = [p for p in disk.paths() if p.endswith(".log") and "/data/" in p]
@@ -198,12 +202,13 @@ class Injection:
         model = self.checker.directory(log.rpartition("/")[2])
         if model is None:
             return
-        path, following = by_log[log][:2]
-        end = int(following.rpartition("/")[2].split(".")[0])
-        self.world.faults["oldest .log taken"] += 1
+        path = by_log[log][0 if oldest else -1]
+        base = int(path.rpartition("/")[2].split(".")[0])
+        end = int(by_log[log][1].rpartition("/")[2].split(".")[0]) if oldest else 2**62
+        self.world.faults[f"{'oldest' if oldest else 'newest'} .log taken"] += 1
         model.damaged = True
         model.hits.append(None)
-        start = max(model.log_start_offset, model.trimmed_to)
+        start = max(model.log_start_offset, model.trimmed_to, 0 if oldest else base)
         held = any(start <= offset < end for offset in model.acknowledged)
         if held and not model.topic.retained:
             model.robbed = f"{path.rpartition('/')[2]} was taken"

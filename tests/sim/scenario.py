@@ -76,6 +76,8 @@ class Scenario:
     """Chance that a power loss also flips a bit in the header of a batch."""
     segment_gone: float
     """Chance that a power loss takes the oldest file of a log along."""
+    newest_gone: float
+    """Chance that a clean stop is followed by the loss of the newest file of a log."""
     log_start_damaged: float
     naps: float
     """Chance that a follower of a log looks away for so long that other rows take its place."""
@@ -168,6 +170,7 @@ class Scenario:
             strangers=rng.choice((0, 0, 1)),
             kills_only=rng.random() < 0.1,
             last_power_loss=rng.random() < 0.8,
+            newest_gone=gated("segment-gone", 0.0, 0.0, 0.3),
         )
 
 

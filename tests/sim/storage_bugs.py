@@ -296,6 +296,20 @@ RECOVERY = (
         },
     ),
     make_bug(
+        "offsets of a lost newest segment are given out again",
+        "storage.opening:_Opening._recover",
+        "flushed = max(point.offset, self._known.end_offset)",
+        "flushed = 0",
+        issue="1.20",
+        shape={
+            **QUIET,
+            "producers": 4,
+            "rows_max": 24,
+            "newest_gone": 1.0,
+            "death_interval_ms": 1_000,
+        },
+    ),
+    make_bug(
         "a damaged log-start is taken for none",
         "storage.opening:_Opening.run",
         'self._report(f"{name} is damaged',

@@ -138,11 +138,11 @@ class ReadableLog:
         number = self._segments.number_of(offset)
         views: list[memoryview] = []
         while number < len(self.segments) and offset < end_offset:
-            if number < 0 or offset >= self.segments[number].end_offset:
+            segment = self.segments[number] if number >= 0 else None
+            if segment is None or not segment.base_offset <= offset < segment.end_offset:
                 if views:
                     break
                 raise self._missing(number)
-            segment = self.segments[number]
             try:
                 asked = (segment, offset, bytes_max, end_offset)
                 read, spans = partial(reading.read, *asked), partial(reading.spans, *asked)

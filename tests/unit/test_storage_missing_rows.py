@@ -1,0 +1,49 @@
+"""Reading around rows that are missing, with newer rows behind them."""
+
+from __future__ import annotations
+
+import pytest
+
+from quiverlog.errors import CorruptLog
+from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.segment import segment_path
+from quiverlog.types import Now
+from tests.model.test_log_model import make_batch
+from tests.sim.disk import SimDisk
+from tests.support.logs import flush
+
+NOW = Now(0, 1_000_000_000_000_000)
+DIRECTORY = "data/t-0"
+CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=100)
+
+
+def open_log(disk: SimDisk, *, clean: bool = False) -> Log:
+    disk.make_dir(DIRECTORY)
+    return Log.open(disk, DIRECTORY, config=CONFIG, clean=clean, now=NOW)
+
+
+def append(log: Log, rows: int = 3) -> None:
+    log.append([make_batch(rows, NOW.wall_us, 1, 7, (5, 0, 0))], 0, NOW)
+
+
+def test_a_read_ends_where_the_rows_of_a_lost_newest_segment_are_missing() -> None:
+    """The simulator: rows appended behind them made the read ask the next segment for them."""
+    disk = SimDisk(1)
+    log = open_log(disk)
+    for _ in range(6):
+        append(log)
+    flush(log)
+    assert [segment.base_offset for segment in log.segments] == [0, 12]
+    log.close(clean=True)
+    disk.kill()
+    disk.remove(segment_path(DIRECTORY, 12))
+    log = open_log(disk, clean=True)
+    assert log.recovery.damages
+    append(log)
+    assert log.log_end_offset == 21
+    views = log.read(0, bytes_max=10_000, end_offset=21)
+    assert sum(map(len, views)) == 4 * 128
+    with pytest.raises(CorruptLog) as raised:
+        log.read(12, bytes_max=10_000, end_offset=21)
+    assert raised.value.details["end_offset"] == 18
+    assert log.read(18, bytes_max=10_000, end_offset=21)
