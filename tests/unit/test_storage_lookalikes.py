@@ -107,6 +107,31 @@ def test_what_lies_32_mib_behind_the_first_of_a_chain_is_in_no_damaged_batch() -
     assert found_offsets(bytes(data)) == []
 
 
+@pytest.mark.parametrize("behind", [b"", b"\x07" * 32, bytes(640)], ids=["end", "torn", "zeros"])
+@pytest.mark.parametrize("kind", ["follow", "carpet", "carpet of rows"])
+def test_a_wrong_length_in_the_last_message_leads_into_no_column(kind: str, behind: bytes) -> None:
+    """No next header confirms the batch's own one; an imitation inside would confirm the other."""
+    stored = batches(kind, 8)[: CARRIER + 1]
+    at = sum(map(len, stored[:CARRIER]))
+    for bit in range(8 * 64, 8 * 400):
+        data = bytearray(b"".join(stored) + behind)
+        data[at + bit // 8] ^= 1 << bit % 8
+        assert found_offsets(bytes(data)) == [0, 4], f"byte {bit // 8}, bit {bit % 8}"
+
+
+@pytest.mark.parametrize("size", [49, 65, 111, 300])
+def test_a_last_batch_of_an_impossible_size_is_damaged_to_the_end(size: int) -> None:
+    """Seed 91668 of the simulator: a scan that went on at such a size met an assertion."""
+    stored = batches("none")
+    data = bytearray(b"".join(stored))
+    at = len(data) - len(stored[-1])
+    data[at + 12 : at + 16] = size.to_bytes(4, "little")
+    data[at + 64 : at + 72] = b"\xa5" * 8
+    *good, damage = scanned(bytes(data))
+    assert [e.header.base_offset for e in good if isinstance(e, Found)] == [0, 4, 8, 12]
+    assert damage == Damage(at, len(data), 16, 20)
+
+
 def test_rows_that_are_gone_cost_no_more_than_the_batch_behind_them() -> None:
     stored = batches("none")
     data = b"".join(stored[:2] + stored[3:])

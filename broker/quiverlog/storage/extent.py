@@ -9,7 +9,8 @@ column that looks like a batch:
   rows, which the checksum covers, is right.
 
 What the checksum proves counts. Otherwise header and message must agree, or the next header must
-confirm one of them. Where nothing does, the extent is unknown: None, not a guess.
+confirm one of them; not a message that ends inside of a batch whose header is right, where a column
+may hold such a header. Where nothing does, the extent is unknown: None, not a guess.
 """
 
 from __future__ import annotations
@@ -170,7 +171,9 @@ class _Witnesses:
             return None if self._fits else self._if_rows(by_message)
         confirmed = [claim for claim in (by_header, by_message) if self._confirmed(claim)]
         if len(confirmed) == 1:
-            return confirmed[0]
+            inside = confirmed[0] is by_message and by_message.end < by_header.end
+            # What lies inside of a batch whose header is right is a column's bytes.
+            return None if inside and self._fits else confirmed[0]
         if by_header.end != by_message.end:
             # Both numbers of a header that is not this batch's may be anything.
             return None if confirmed or self._fits else self._if_rows(by_message)

@@ -198,8 +198,9 @@ class _Judge:
             return Damage(at, size, offset, offset + rows)  # All there: the size field is wrong.
         if end > size:
             return Torn(at, offset)
-        if header.total_bytes < BATCH_HEADER_BYTES or header.base_offset != offset:
-            end = size  # What a foreign header says of its size leads anywhere.
+        aligned = not header.total_bytes % BATCH_ALIGNMENT_BYTES
+        if not aligned or header.total_bytes < BATCH_HEADER_BYTES or header.base_offset != offset:
+            end = size  # What a foreign header says of its size, or a wrong one, leads anywhere.
         if looks_unwritten(self._source, at, end):
             return Torn(at, offset)
         return Damage(at, end, offset, offset + rows)
