@@ -96,6 +96,23 @@ def test_the_recovery_point_of_an_idle_log_is_written(node: NodeDriver) -> None:
     assert replica_of(node, topic).log.recovery.bytes_scanned == 0
 
 
+def test_a_log_whose_rows_were_all_taken_costs_an_idle_node_nothing(node: NodeDriver) -> None:
+    """It flushed thousands of times a second: there was no segment for a recovery point."""
+    topic = node.create(durability="memory", retention_ms="1000")
+    put(node, topic)
+    node.advance(20_000)
+    assert replica_of(node, topic).log.segments == []
+    for _ in range(5):
+        node.flush()
+        node.advance(UNFLUSHED_MS_MAX)
+    assert not node.syncs
+    before = node.node.broker.metrics.syncs_completed
+    for _ in range(5):
+        node.flush()
+        node.advance(UNFLUSHED_MS_MAX)
+    assert node.node.broker.metrics.syncs_completed == before
+
+
 def test_a_flush_that_somebody_waits_for_is_none_in_the_background(node: NodeDriver) -> None:
     topic = node.create()
     node.produced(topic, bytes(batch_of([1])))

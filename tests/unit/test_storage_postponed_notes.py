@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from quiverlog.limits import UNFLUSHED_MS_MAX
 from quiverlog.storage.epochs import EPOCHS_FILE
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.storage.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
-from tests.support.logs import flush
+from tests.support.logs import flush, trim
 
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
@@ -84,3 +85,32 @@ def test_a_new_log_flushes_on_a_full_disk(disk: SimDisk) -> None:
     disk.crash()
     log = open_log(disk)
     assert (log.log_end_offset, log.epochs.newest) == (3, 1)
+
+
+def test_a_recovery_point_without_room_is_tried_again_after_the_next_rows_and_not_at_once(
+    disk: SimDisk,
+) -> None:
+    log = open_log(disk)
+    append(log, 1)
+    disk.capacity = 0
+    flush(log, background=True)
+    assert log.flush_due_us() is None
+    disk.capacity = None
+    append(log, 1)
+    assert log.flush_due_us() == UNFLUSHED_MS_MAX * 1000
+    flush(log, background=True)
+    assert log.flush_due_us() is None
+    disk.crash()
+    assert open_log(disk).recovery.bytes_scanned == 0
+
+
+def test_a_log_that_gave_up_all_its_rows_needs_no_flush_again_and_again(disk: SimDisk) -> None:
+    log = open_log(disk)
+    for _ in range(2):
+        append(log, 1)
+        flush(log)
+    trim(log, log.log_end_offset)
+    assert not log.segments
+    assert log.flush_due_us() is not None
+    flush(log, background=True)
+    assert log.flush_due_us() is None

@@ -50,6 +50,7 @@ class Unflushed:
         "_disk",
         "_finished",
         "_point_behind",
+        "_point_due",
         "_rolled",
         "_since_us",
         "byte_count",
@@ -72,6 +73,9 @@ class Unflushed:
         self._appended_us = 0
         self._finished: Segment | None = None
         self._point_behind = False
+        # A flush in the background is owed to it. Not after a try that failed: the next append asks
+        # again, where a date in the past would ask for one flush after the other.
+        self._point_due = False
         self._rolled = False
         self._since_us: int | None = None
         self.byte_count = 0
@@ -96,7 +100,7 @@ class Unflushed:
             self.segments.append(segment)
         self.byte_count += byte_count
         self._appended_us = now.mono_us
-        self._point_behind = True
+        self._point_behind = self._point_due = True
         if self._since_us is None:
             self._since_us = now.mono_us
 
@@ -186,6 +190,8 @@ class Unflushed:
         self._since_us = None
         if point is not None:
             self._point_behind = False
+        if point is not None or background:  # Without a segment there is nothing to point at.
+            self._point_due = False
         self.outstanding = job
         return job
 
@@ -242,6 +248,7 @@ class Unflushed:
         self.names_changed = self.names_changed or job.names_changed
         epochs.dirty = epochs.dirty or job.epochs is not None
         self._point_behind = self._point_behind or job.point is not None
+        self._point_due = self._point_due or job.point is not None
         self._rolled = self._rolled or bool(job.indexes)
         if self._finished is None and job.mark_before is not None:
             self._finished = job.mark_before.segment
@@ -263,7 +270,7 @@ class Unflushed:
         kept = [file for file in self.snapshots_unsaved if file.offset <= end_offset]
         self.snapshots_unsaved = kept
         self.indexes = [f for f in self.indexes if f.summary.end_offset <= end_offset]
-        self._point_behind = True
+        self._point_behind = self._point_due = True
 
     def due_us(self) -> int | None:
         """When a flush in the background is due: see `Log.flush_due_us`."""
@@ -273,6 +280,6 @@ class Unflushed:
             return 0
         if self._since_us is not None:
             return self._since_us + UNFLUSHED_MS_MAX * 1000
-        if self._point_behind:
+        if self._point_due:
             return self._appended_us + UNFLUSHED_MS_MAX * 1000
         return None
