@@ -13,6 +13,6 @@ __all__ = ["BUGS", "UNPROVEN", "Bug"]
 
 BUGS = (*DURABILITY, *METADATA, *RECOVERY, *DOOR, *WORK, *DISKS)
 
-UNPROVEN: frozenset[str] = frozenset()
+UNPROVEN: frozenset[str] = frozenset(("an index entry inside damage gives a batch twice",))
 """Bugs that no run was seen to catch as the code is now: missed by thirty seeds."""
 assert {bug.name for bug in BUGS} >= UNPROVEN

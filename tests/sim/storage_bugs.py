@@ -218,8 +218,8 @@ RECOVERY = (
         "if damage.end_offset <= offset and damage.end_position > position:",
         "if False:",
         issue="1.20",
-        shape={**DAMAGED},
-        seed=20,
+        shape={**DAMAGED, "rows_max": 24, "bit_flip": 1.0},
+        seed=2,
     ),
     make_bug(
         "an index entry inside damage gives a batch twice",
