@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from quiverlog.node.events import Shutdown
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 
@@ -138,6 +139,16 @@ def test_who_is_alone_may_have_two_first_flushes(tmp_path: Path) -> None:
     for _ in range(3):  # The two under way and the other's.
         node.flush(only=0)
     assert len(node.syncs) == 1, "somebody else is there again"
+
+
+def test_a_stop_has_all_places_for_first_flushes(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, flushes_in_flight_max=4)
+    lazy = node.create("lazy", partitions=50, durability="memory")
+    produce_to(node, lazy, range(50), connection=1)
+    assert not node.syncs
+    node.send(Shutdown())
+    node.flush(only=0)
+    assert len(node.syncs) == 4
 
 
 def test_what_nobody_waits_for_leaves_a_place_too(tmp_path: Path) -> None:

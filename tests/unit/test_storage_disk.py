@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -89,6 +90,7 @@ def fill_and_recover(place: Path, ballast: Path | None) -> None:
 _LIMITED = """
 import resource, signal, sys
 from pathlib import Path
+from unittest import mock
 from tests.unit.test_storage_disk import fill_and_recover
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
@@ -298,3 +300,16 @@ def test_a_file_cut_by_somebody_else_is_an_error(tmp_path: Path) -> None:
         file.read(0, 200_000)
     assert file.resident(0, 200_000), "reading it tells what is wrong"
     assert file.read_copy(0, 200_000) == b"x" * 1000
+
+
+def test_what_the_system_does_not_tell_is_not_taken_for_no_file(tmp_path: Path) -> None:
+    """A metadata log that cannot be asked for would have been begun anew."""
+    disk = PosixDisk()
+    there = str(tmp_path / "there")
+    (tmp_path / "there").write_bytes(b"x")
+    assert disk.exists(there)
+    assert not disk.exists(f"{there}-not")
+    assert not disk.exists(f"{there}/inside")
+    failing = mock.patch("os.stat", side_effect=OSError(errno.EIO, "Input/output error"))
+    with failing, pytest.raises(OSError, match="Input/output"):
+        disk.exists(there)

@@ -8,6 +8,7 @@ nobody waits for comes last, but for every sixteenth flush, so that it comes at 
 
 A flush that takes long (the first of a log: six fsyncs and some twenty system calls) is the only
 one of its asker: thousands of new logs would take processor, disk and interpreter from everybody.
+Neither bound is for the broker itself: a stop waits for its flushes, and nobody comes after it.
 Who has had the last 64 flushes for itself may have two such at once.
 
 Must not know: logs, what a flush is.
@@ -108,7 +109,7 @@ class FlushQueue:
             replica = next(iter(self._background))
             return self._take(replica, BACKGROUND)
         for asker, mine in self._by_asker.items():
-            if asker not in having:
+            if asker == BROKER or asker not in having:
                 self._by_asker[asker] = self._by_asker.pop(asker)  # The next turn is the others'.
                 return self._take(next(iter(mine)), asker)
         return self._take(next(iter(self._background)), BACKGROUND) if background else None

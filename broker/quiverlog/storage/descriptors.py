@@ -60,8 +60,8 @@ class DescriptorReserve:
 
     @property
     def is_full(self) -> bool:
-        """True when none has to be taken back."""
-        return len(self._kept) == self._kept_max
+        """True when there are some, and none has to be taken back."""
+        return len(self._kept) == self._kept_max > 0
 
     def _refill(self) -> None:
         with contextlib.suppress(OSError):

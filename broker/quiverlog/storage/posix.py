@@ -209,7 +209,15 @@ class PosixDisk:
         os.fsync(descriptor.fd)
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(path)
+        # Not `os.path.exists`: a stat that fails for another reason would make a file that is there
+        # one that may be begun anew.
+        try:
+            os.stat(path)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return False
+            raise
+        return True
 
     def is_file(self, path: str) -> bool:
         try:
