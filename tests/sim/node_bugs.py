@@ -335,7 +335,7 @@ DISKS = (
     ),
     make_bug(
         "retention trusts a clock that has jumped",
-        "node.retention:BelievedClock.read",
+        "node.clock:BelievedClock.read",
         "if wall_us <= expected_us + _JUMP_US:",
         "if True:",
         issue="1.21",

@@ -13,6 +13,7 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.node.replica import Replica
+from quiverlog.storage.log import Log
 from quiverlog.storage.segment_index import SegmentFiles
 from quiverlog.types import LATEST
 from quiverlog.wire import messages as m
@@ -316,3 +317,20 @@ def test_an_index_that_cannot_be_loaded_says_why(
     assert (result.error_code, body) == (code, b"")
     if code != errors.ThrottledBroker.code:
         assert node.offset_of(topic, START_WALL_US).error_code == code
+
+
+def test_a_bug_in_a_cold_read_is_in_the_log(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = node.create()
+    node.produced(topic, bytes(batch_of(range(10))))
+    unload(node, topic)
+
+    def broken(*_: object) -> None:
+        raise AssertionError("planted")
+
+    monkeypatch.setattr(Log, "complete_read", broken)
+    result, body = node.fetched(topic, 0)
+    assert (result.error_code, body) == (errors.QuiverlogError.code, b"")
+    assert node.metrics.internal_errors == 1
+    assert any("planted" in str(line.fields.get("trace")) for line in node.lines)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from quiverlog.errors import UnknownTopicId
 from quiverlog.node.effects import LogLine
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.taken_rows import TAKEN_CHARS_MAX, TakenRows
 from quiverlog.server.log_rate import LineRate
 from quiverlog.types import Now, TopicPartition
+from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 
 PARTITIONS = 300
@@ -91,3 +93,42 @@ def test_one_line_tells_of_a_partition_that_was_taken_from_twice() -> None:
     (line,) = taken_lines([line for line in outbox.take() if isinstance(line, LogLine)])
     assert (line["taken"], line["rows"], line["partitions"]) == ("3:5-11", 6, 1)
     assert taken.due_us is None
+
+
+def test_nothing_is_said_of_rows_whose_topic_was_deleted_before_they_were_taken(
+    node: NodeDriver,
+) -> None:
+    topic = node.create(retention_ms="1000", durability="memory")
+    node.produce(topic, bytes(batch_of([1] * 10)))
+    node.flush()
+    node.hold_jobs = True
+    while not any(start.job.kind == "trim" for start in node.jobs):
+        node.advance(1_000)
+    (trim,) = (start for start in node.jobs if start.job.kind == "trim")
+    node.jobs.remove(trim)
+    deleted = node.request(m.DeleteTopicsRequest(names=["t"]))
+    node.hold_jobs = False
+    node.run_until_idle()
+    assert node.answer(deleted) is not None
+    node._run(trim)
+    node.advance(10_000)
+    assert taken_lines(node.lines) == []
+    assert not [line for line in node.lines if line.level == "error"]
+
+
+def test_who_deletes_rows_of_a_topic_that_is_deleted_meanwhile_is_told(node: NodeDriver) -> None:
+    topic = node.create()
+    node.produced(topic, bytes(batch_of([1] * 10)))
+    node.hold_jobs = True
+    entry = m.DeleteRecordsPartition(topic, 0, before_offset=5)
+    asked = node.request(m.DeleteRecordsRequest(partitions=[entry]))
+    trim = node.jobs.pop()
+    assert trim.job.kind == "trim"
+    node.request(m.DeleteTopicsRequest(names=["t"]))
+    node.hold_jobs = False
+    node.run_until_idle()
+    node._run(trim)
+    node.run_until_idle()
+    answer = node.answer(asked)
+    assert answer is not None
+    assert answer[0].partitions[0].error_code == UnknownTopicId.code

@@ -27,6 +27,7 @@ from quiverlog.errors import (
 from quiverlog.node.admission import Admission
 from quiverlog.node.assignment import Assignment
 from quiverlog.node.checking import HeldProduces
+from quiverlog.node.clock import Clock
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.directory_jobs import CreateDirectoriesJob
 from quiverlog.node.effects import Job
@@ -59,6 +60,7 @@ class Broker:
     __slots__ = (
         "admission",
         "assignment",
+        "clock",
         "config",
         "connections",
         "directory",
@@ -124,11 +126,13 @@ class Broker:
         )
         self.producer_ids = ProducerIds(self.metadata)
         self.trims = Trims(jobs, wakeups, flushes, admission, outbox)
+        self.clock = Clock(jobs, outbox)
         self.retention = Retention(
             self.assignment,
             self.trims,
             flushes,
             jobs,
+            self.clock,
             outbox,
             metrics,
             period_ms=config.retention_check_ms,

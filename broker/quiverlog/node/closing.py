@@ -103,9 +103,11 @@ class Closing:
             and not broker.assignment.offline
             and not broker.metadata.owes
         )
+        was_serving = broker.admission.phase is Phase.RUNNING
         broker.admission.phase = Phase.CLOSING
         broker.assignment.stop(now)
-        broker.retention.stop()
+        if was_serving:
+            broker.retention.stop(now)
         self._step = _Step.DRAINING
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
         broker.tasks.refuse(BrokerShuttingDown())

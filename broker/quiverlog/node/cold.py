@@ -8,7 +8,7 @@ what a job has just read is taken even when memory has lost it again, everything
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from quiverlog.errors import QuiverlogError, StorageFault, ThrottledBroker, UnsupportedFormat
 from quiverlog.node.jobs import Jobs, Starter, Then, Urgency
@@ -22,6 +22,13 @@ __all__ = ["Loaded", "cold_read", "start_cold"]
 
 _LOADS_OF_A_SEGMENT_MAX: Final = 12
 """An index, three places in the rows, two checks, and as much again that was lost meanwhile."""
+
+
+class Bugs(Protocol):
+    """Who hears of an exception that nobody expected."""
+
+    def internal_error(self, where: str, error: BaseException) -> None:
+        """Count it and write a line."""
 
 
 class Loaded:
@@ -58,13 +65,16 @@ class Loaded:
             self.reads.append(job)
         self.offset, self.counted = cold.offset, cold.counted
 
-    def failed(self, error: BaseException | None) -> None:
+    def failed(self, error: BaseException | None, bugs: Bugs) -> None:
         """What was to be loaded is back, or not. Without a descriptor it is tried again."""
         if error is None or out_of_descriptors(error):
             return
         if isinstance(error, OSError):
             error = StorageFault(f"reading failed: {what_failed(error)}.")
-        self.error = error if isinstance(error, QuiverlogError) else QuiverlogError()
+        elif not isinstance(error, QuiverlogError):
+            bugs.internal_error("reading what is not in memory", error)
+            error = QuiverlogError()
+        self.error = error
 
 
 def start_cold(

@@ -101,7 +101,7 @@ class FetchWaiter(Waiter):
                     outcomes = yield gather(loads, len(loads), call.now)
                     assert isinstance(outcomes, list)
                     for one, outcome in zip(missing, outcomes, strict=True):
-                        one.loaded.failed(outcome.error)
+                        one.loaded.failed(outcome.error, broker.outbox)
                 elif not answer.complete:
                     yield None
                 if self.done:

@@ -63,6 +63,7 @@ def _give_back(broker: Broker, directory: DataDirectory) -> None:
 
 def _start_in(broker: Broker, directory: DataDirectory, now: Now) -> None:
     config = broker.config
+    broker.clock.load(directory)
     _load_metadata(broker, directory)
     records: list[Record] = [
         BrokerRecord(

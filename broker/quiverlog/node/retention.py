@@ -1,13 +1,11 @@
-"""When retention looks at which log, and which clock it believes.
+"""When retention looks at which log.
 
 Owns the round: every partition once per `retention_check_ms`, a slice at a time, so that thousands
 of partitions neither stall the loop nor wait longer than the round. Only where this broker leads:
 followers are told the log start. What is too old or too much is
 the log's to decide; what is taken is logged (taken_rows.py), wherever it was.
 
-Rows that are deleted do not come back when a clock is set right again, so a wall clock that runs
-ahead of the monotonic one is not believed at once: see `BelievedClock`. At a start the only earlier
-moment to compare it with is that of the newest row.
+Which clock is believed is told by clock.py.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Final
 
 from quiverlog.errors import QuiverlogError, ThrottledBroker
 from quiverlog.node.assignment import Assignment
+from quiverlog.node.clock import Clock
 from quiverlog.node.cold import Loaded, start_cold
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.jobs import Jobs, Urgency
@@ -29,56 +28,12 @@ from quiverlog.storage.jobs import RemoveFilesJob
 from quiverlog.storage.reading_jobs import NotResident
 from quiverlog.types import Now
 
-__all__ = ["BelievedClock", "Retention"]
+__all__ = ["Retention"]
 
 _SLICE: Final = 32
 """Partitions looked at in one go, some 4 us each."""
 _TAKE_COST: Final = 16
 """Beginning to take rows from one takes as long as looking at so many."""
-_JUMP_US: Final = 60_000_000
-"""The wall clock may gain so much on the monotonic clock between two rounds."""
-_START_AHEAD_US: Final = 3_600_000_000
-"""At a start the wall clock may be so far ahead of the newest row."""
-_BELIEVE_AFTER_US: Final = 3_600_000_000
-"""A clock that jumped ahead and has stayed there for so long is right."""
-
-
-class BelievedClock:
-    """The wall clock, as far as the monotonic clock confirms it.
-
-    A wall clock that is suddenly hours ahead (a bad time server, a mistyped date) would make every
-    row look old. Until it has stayed there for an hour, time goes on from what was believed before.
-    A clock that goes back is believed: it only keeps rows longer.
-    """
-
-    __slots__ = ("_believed", "_suspect_since_us")
-
-    def __init__(self) -> None:
-        self._believed: Now | None = None
-        self._suspect_since_us: int | None = None
-
-    @property
-    def suspects(self) -> bool:
-        """True while the wall clock is ahead of what is believed."""
-        return self._suspect_since_us is not None
-
-    def read(self, now: Now) -> Now:
-        """This moment, with the wall clock that is believed."""
-        believed = self._believed
-        wall_us = now.wall_us
-        if believed is not None:
-            expected_us = believed.wall_us + now.mono_us - believed.mono_us
-            if wall_us <= expected_us + _JUMP_US:
-                self._suspect_since_us = None
-            elif self._suspect_since_us is None:
-                self._suspect_since_us = now.mono_us
-                wall_us = expected_us
-            elif now.mono_us - self._suspect_since_us >= _BELIEVE_AFTER_US:
-                self._suspect_since_us = None
-            else:
-                wall_us = expected_us
-        self._believed = Now(now.mono_us, wall_us)
-        return self._believed
 
 
 class Retention:
@@ -104,6 +59,7 @@ class Retention:
         trims: Trims,
         flushes: Flushes,
         jobs: Jobs,
+        clock: Clock,
         outbox: Outbox,
         metrics: NodeMetrics,
         *,
@@ -117,33 +73,26 @@ class Retention:
         self._metrics = metrics
         self._period_us = period_ms * 1000
         self._todo: list[Replica] = []
-        self._clock = BelievedClock()
+        self._clock = clock
         self._taken_rows = TakenRows(outbox)
         self._round_us = 0
 
     @property
     def next_us(self) -> int:
         """When `run` has something to do."""
+        due_us = min(self._round_us, self._clock.due_us)
         write_us = self._taken_rows.due_us
-        return self._round_us if write_us is None else min(self._round_us, write_us)
+        return due_us if write_us is None else min(due_us, write_us)
 
     def start(self, now: Now) -> None:
         """Look for the first time one period from now."""
-        newest_us = self._newest_row_us()
-        if newest_us is not None and now.wall_us > newest_us + _START_AHEAD_US:
-            # A long stop looks the same; then rows are deleted an hour later, which harms nobody.
-            self._clock.read(Now(now.mono_us, newest_us))
-            self._outbox.log(
-                "warning",
-                "the wall clock is far ahead of the newest row: retention by time waits an hour",
-                ahead_ms=(now.wall_us - newest_us) // 1000,
-            )
-        self._clock.read(now)
+        self._clock.start(now, self._newest_row_us())
         self._round_us = now.mono_us + self._period_us
 
-    def stop(self) -> None:
+    def stop(self, now: Now) -> None:
         """Take no more. What comes back from now on is said at once."""
         self._taken_rows.stop()
+        self._clock.note(now)
 
     def _newest_row_us(self) -> int | None:
         """The newest row of all logs; None: there is none."""
@@ -155,18 +104,13 @@ class Retention:
         write_us = self._taken_rows.due_us
         if write_us is not None and write_us <= now.mono_us:
             self._taken_rows.write()
+        if now.mono_us >= self._clock.due_us:
+            self._clock.note(now)
         if now.mono_us >= self._round_us:
             self._look_at_slice(now)
 
     def _look_at_slice(self, now: Now) -> None:
-        suspected = self._clock.suspects
         believed = self._clock.read(now)
-        if self._clock.suspects and not suspected:
-            self._outbox.log(
-                "warning",
-                "the wall clock jumped ahead: retention goes by the monotonic clock",
-                ahead_ms=(now.wall_us - believed.wall_us) // 1000,
-            )
         replicas = self._assignment.replicas
         if not self._todo:
             self._todo = list(replicas.values())
@@ -242,6 +186,8 @@ class Retention:
         error: BaseException | None,
         now: Now,
     ) -> None:
+        if replica.deleted:
+            return  # Its rows are gone with its topic, which was said.
         if error is not None:
             self._failed(replica, error)
             return

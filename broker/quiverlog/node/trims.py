@@ -90,7 +90,9 @@ class Trims:
                 self._flushes.declare_fault(replica, replica.log.fault)
             if isinstance(error, DiskFull):
                 self._admission.disk_filled()
-        elif not replica.deleted:
+        elif replica.deleted:
+            error = UnknownTopicId(f"{replica.name} was deleted.")
+        else:
             assert isinstance(result, TrimResult)
             files = replica.log.complete_trim(job, result)
             self._start_moved(replica)

@@ -7,6 +7,7 @@ Owns:
 - `clean-shutdown`  there only while a cleanly stopped broker's data lie still: consumed at start,
                     so that a crash at any later moment counts as unclean; it knows how long the
                     metadata log was, so that one that was cut since is noticed;
+- `clock`           the wall clock that was believed a while ago, or at the stop (node/clock.py);
 - `reserve`         bytes that stand for nothing, given up where a start finds no room for what it
                     must write;
 - `metadata/`       the metadata log (metadata_log.py);
@@ -41,8 +42,12 @@ _RESERVE_FREE_FACTOR: Final = 4
 _CLEAN_MAGIC: Final = b"QVCLEAN\0"
 _CLEAN_VERSION: Final = 1
 _CLEAN: Final = struct.Struct("<16sQ")
+_CLOCK_MAGIC: Final = b"QVCLOCK\0"
+_CLOCK_VERSION: Final = 1
+_CLOCK: Final = struct.Struct("<Q")
 _REPLACEABLE: Final = (
     "clean-shutdown", "clean-shutdown.tmp", "node.json.tmp", "reserve", "reserve.tmp",
+    "clock", "clock.tmp",
 )  # fmt: skip
 """Files that a start can do without: what lies in their place and is no file is moved aside."""
 
@@ -200,6 +205,32 @@ class DataDirectory(PartitionDirectories):
                 return False
             self._disk.remove(self._reserve_path)
             return True
+
+    # --- the clock -----------------------------------------------------------------------------
+    @property
+    def clock_path(self) -> str:
+        """Where the note of the clock lies."""
+        return f"{self.path}/clock"
+
+    def noted_clock(self) -> int | None:
+        """The wall clock as it was noted; None when nothing good is there."""
+        path = self.clock_path
+        try:
+            payload = unpack_file(path, self._disk.read_file(path), _CLOCK_MAGIC, _CLOCK_VERSION)
+            return int(_CLOCK.unpack(payload)[0])
+        except (CorruptLog, struct.error, OSError):
+            return None
+
+    def note_clock(self, wall_us: int) -> None:
+        """Write down the wall clock, if the directory is still ours.
+
+        Raises:
+            DiskFull, StorageFault: the note is the one of before.
+        """
+        with typed_errors(self.clock_path):
+            if self.is_owned():
+                note = pack_file(_CLOCK_MAGIC, _CLOCK_VERSION, _CLOCK.pack(max(0, wall_us)))
+                self._disk.write_file_atomic(self.clock_path, note)
 
     # --- the end -------------------------------------------------------------------------------
     def close(

@@ -1,0 +1,160 @@
+"""Which wall clock retention believes, within a life of the broker and from one to the next.
+
+Rows that are deleted do not come back when a clock is set right again, so a wall clock that runs
+ahead is not believed at once. Within a life the monotonic clock says how far it may have come. From
+one life to the next a note in the data directory does: the time that was believed, every ten
+minutes and at a stop. The times of rows prove nothing: they are stamped with the very clocks that
+may be wrong, and one row from the future would vouch for it.
+
+A clock ahead of what is expected is believed after an hour of the monotonic clock, in which it has
+stayed there: a broker that was off for a weekend deletes what is too old an hour after its start.
+
+Owns the belief, its note, and the job that writes it. Must not know: what the time is good for.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quiverlog.node.jobs import Jobs, Urgency
+from quiverlog.node.outbox import Outbox
+from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.types import Now
+
+__all__ = ["BelievedClock", "Clock", "NoteClockJob"]
+
+_JUMP_US: Final = 60_000_000
+"""The wall clock may gain so much on the monotonic clock between two looks."""
+_START_AHEAD_US: Final = 3_600_000_000
+"""At a start the wall clock may be so far ahead of the note: a restart takes its time."""
+_BELIEVE_AFTER_US: Final = 3_600_000_000
+"""A clock that is ahead and has stayed there for so long is right."""
+_NOTE_US: Final = 600_000_000
+"""How often the note is written. Much less than a start may be ahead of it."""
+
+
+class BelievedClock:
+    """The wall clock, as far as the monotonic clock confirms it.
+
+    A wall clock that is suddenly hours ahead (a bad time server, a mistyped date) would make every
+    row look old. Until it has stayed there for an hour, time goes on from what was believed before.
+    A clock that goes back is believed: it only keeps rows longer.
+    """
+
+    __slots__ = ("_believed", "_suspect_since_us")
+
+    def __init__(self) -> None:
+        self._believed: Now | None = None
+        self._suspect_since_us: int | None = None
+
+    @property
+    def suspects(self) -> bool:
+        """True while the wall clock is ahead of what is believed."""
+        return self._suspect_since_us is not None
+
+    def read(self, now: Now) -> Now:
+        """This moment, with the wall clock that is believed."""
+        believed = self._believed
+        wall_us = now.wall_us
+        if believed is not None:
+            expected_us = believed.wall_us + now.mono_us - believed.mono_us
+            if wall_us <= expected_us + _JUMP_US:
+                self._suspect_since_us = None
+            elif self._suspect_since_us is None:
+                self._suspect_since_us = now.mono_us
+                wall_us = expected_us
+            elif now.mono_us - self._suspect_since_us >= _BELIEVE_AFTER_US:
+                self._suspect_since_us = None
+            else:
+                wall_us = expected_us
+        self._believed = Now(now.mono_us, wall_us)
+        return self._believed
+
+
+class NoteClockJob:
+    """Write down which time is believed, for the next start."""
+
+    __slots__ = ("_directory", "_wall_us", "key", "kind")
+
+    def __init__(self, directory: DataDirectory, wall_us: int) -> None:
+        self.key = directory.clock_path
+        self.kind = "note clock"
+        self._directory = directory
+        self._wall_us = wall_us
+
+    def run(self) -> None:
+        """Raises DiskFull or StorageFault: the last note stays, and the next start may wait."""
+        self._directory.note_clock(self._wall_us)
+
+
+class Clock:
+    """See the module docstring. `due_us`: when (monotonic) `note` is wanted."""
+
+    __slots__ = ("_believed", "_directory", "_jobs", "_noted_us", "_noting", "_outbox", "due_us")
+
+    _directory: DataDirectory
+
+    def __init__(self, jobs: Jobs, outbox: Outbox) -> None:
+        self._jobs = jobs
+        self._outbox = outbox
+        self._believed = BelievedClock()
+        self._noted_us: int | None = None
+        self._noting = False
+        self.due_us = 0
+
+    def load(self, directory: DataDirectory) -> None:
+        """Read the note of an earlier life, off the loop."""
+        self._directory = directory
+        self._noted_us = directory.noted_clock()
+
+    def start(self, now: Now, newest_row_us: int | None) -> None:
+        """Begin to serve.
+
+        Args:
+            newest_row_us: the time of the newest row; None: there is no row.
+        """
+        noted_us = self._noted_us
+        if noted_us is not None and now.wall_us > noted_us + _START_AHEAD_US:
+            # A long stop looks the same; then rows are deleted an hour later, which harms nobody.
+            self._believed.read(Now(now.mono_us, noted_us))
+            self._outbox.log(
+                "warning",
+                "the wall clock is far ahead of its last note: retention by time waits an hour",
+                ahead_ms=(now.wall_us - noted_us) // 1000,
+            )
+        elif noted_us is None and newest_row_us is not None:
+            # Written by an older broker. Before 1970 no row is too old.
+            self._believed.read(Now(now.mono_us, 0))
+            self._outbox.log(
+                "warning",
+                "no note confirms the wall clock: retention by time waits an hour",
+                newest_row_ms_ago=(now.wall_us - newest_row_us) // 1000,
+            )
+        self.note(now)
+
+    def read(self, now: Now) -> Now:
+        """This moment, with the wall clock that is believed. A jump is told once."""
+        suspected = self._believed.suspects
+        believed = self._believed.read(now)
+        if self._believed.suspects and not suspected:
+            self._outbox.log(
+                "warning",
+                "the wall clock jumped ahead: retention goes by the monotonic clock",
+                ahead_ms=(now.wall_us - believed.wall_us) // 1000,
+            )
+        elif suspected and not self._believed.suspects:
+            self.due_us = now.mono_us  # A start from now on shall wait for nothing.
+        return believed
+
+    def note(self, now: Now) -> None:
+        """Write down what is believed now; again in ten minutes."""
+        self.due_us = now.mono_us + _NOTE_US
+        if not self._noting:
+            self._noting = True
+            job = NoteClockJob(self._directory, self._believed.read(now).wall_us)
+            self._jobs.start(job, self._noted, Urgency.BACKGROUND)
+
+    def _noted(self, _result: object, error: BaseException | None, _now: Now) -> None:
+        self._noting = False
+        if error is not None:
+            self._outbox.log("warning", "clock not noted", why=str(error))

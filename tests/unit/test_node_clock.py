@@ -1,0 +1,151 @@
+"""Retention and a wall clock that is wrong: what vouches for it, and for how long it is doubted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quiverlog.node.events import Tick
+from quiverlog.types import EARLIEST
+from tests.support.node import NodeDriver, batch_of
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeDriver:
+    return NodeDriver(tmp_path, retention_check_ms=5_000)
+
+
+def set_ahead(node: NodeDriver, ms: int) -> None:
+    node.wall_us += ms * 1000
+
+
+def put(node: NodeDriver, topic: bytes, rows: int = 10) -> None:
+    node.produced(topic, batch_of([1] * rows, at_us=node.wall_us))
+
+
+def pass_time(node: NodeDriver, ms: int) -> None:
+    """Time passes, and no flush is left undone."""
+    node.advance(ms)
+    while node.syncs:
+        node.flush()
+
+
+def start_of(node: NodeDriver, topic: bytes) -> int:
+    return int(node.offset_of(topic, EARLIEST).offset)
+
+
+@pytest.mark.parametrize("how", ["crash", "restart"])
+@pytest.mark.parametrize("off_ms", [0, DAY_MS])
+def test_a_row_of_a_clock_that_is_ahead_does_not_vouch_for_it(
+    node: NodeDriver, how: str, off_ms: int
+) -> None:
+    topic = node.create(retention_ms=str(7 * DAY_MS))
+    put(node, topic)
+    pass_time(node, 15_000)
+    set_ahead(node, 8 * DAY_MS)
+    put(node, topic, rows=1)
+    set_ahead(node, off_ms)
+    getattr(node, how)()
+    put(node, topic, rows=1)
+    getattr(node, how)()
+    pass_time(node, 59 * 60_000)
+    assert start_of(node, topic) == 0
+    # After an hour of the monotonic clock it was right after all.
+    pass_time(node, 2 * 60_000)
+    assert start_of(node, topic) == 10
+
+
+def test_rows_do_not_vouch_for_a_clock_that_jumps_while_the_broker_runs(node: NodeDriver) -> None:
+    topic = node.create(retention_ms=str(7 * DAY_MS))
+    put(node, topic)
+    pass_time(node, 15_000)
+    set_ahead(node, 8 * DAY_MS)
+    for _ in range(58):
+        put(node, topic, rows=1)
+        pass_time(node, 60_000)
+    assert start_of(node, topic) == 0
+    set_ahead(node, -8 * DAY_MS)
+    pass_time(node, 2 * HOUR_MS)
+    assert start_of(node, topic) == 0
+
+
+@pytest.mark.parametrize("how", ["crash", "restart"])
+def test_after_a_weekend_rows_go_an_hour_after_the_start(node: NodeDriver, how: str) -> None:
+    topic = node.create(retention_ms=str(DAY_MS))
+    put(node, topic)
+    pass_time(node, 15_000)
+    node.stop()
+    set_ahead(node, 60 * HOUR_MS)
+    node.start()
+    put(node, topic)  # Rows of Monday change nothing.
+    pass_time(node, 59 * 60_000)
+    assert start_of(node, topic) == 0
+    pass_time(node, 2 * 60_000)
+    assert start_of(node, topic) == 10
+    # From then on a restart waits for nothing.
+    getattr(node, how)()
+    pass_time(node, DAY_MS)
+    assert start_of(node, topic) == 20
+    assert len([line for line in node.lines if "far ahead" in line.event]) == 1
+
+
+def test_an_idle_broker_that_runs_deletes_in_time(node: NodeDriver) -> None:
+    topic = node.create(retention_ms=str(DAY_MS))
+    put(node, topic)
+    pass_time(node, 3 * DAY_MS)
+    assert start_of(node, topic) == 10
+    assert not [line for line in node.lines if line.level == "warning"]
+
+
+@pytest.mark.parametrize("note", [None, b"", b"damaged", bytes(28)])
+def test_without_a_note_retention_by_time_waits_an_hour(
+    node: NodeDriver, note: bytes | None
+) -> None:
+    """As in a directory that an older broker wrote."""
+    topic = node.create(retention_ms="60000")
+    put(node, topic)
+    node.stop()
+    path = Path(node.config.data_dir) / "clock"
+    path.unlink()
+    if note is not None:
+        path.write_bytes(note)
+    set_ahead(node, 5 * 60_000)
+    node.start()
+    pass_time(node, 59 * 60_000)
+    assert start_of(node, topic) == 0
+    pass_time(node, 2 * 60_000)
+    assert start_of(node, topic) == 10
+    assert len([line for line in node.lines if "no note confirms" in line.event]) == 1
+
+
+def test_the_note_is_written_now_and_then_and_follows_what_is_believed(node: NodeDriver) -> None:
+    directory = node.node.broker.directory
+    began_us = node.wall_us
+    assert directory.noted_clock() == began_us
+    node.advance(HOUR_MS)
+    noted = directory.noted_clock()
+    assert noted is not None
+    assert node.wall_us - 10 * 60_000_000 <= noted <= node.wall_us
+    set_ahead(node, 8 * DAY_MS)
+    node.advance(30 * 60_000)
+    node.send(Tick())
+    noted = directory.noted_clock()
+    assert noted is not None
+    assert noted <= began_us + 2 * HOUR_MS * 1000, "not the clock that is doubted"
+
+
+def test_a_note_that_cannot_be_written_is_told_and_harms_nobody(node: NodeDriver) -> None:
+    topic = node.create()
+    path = Path(node.config.data_dir) / "clock.tmp"
+    path.mkdir()
+    node.advance(HOUR_MS)
+    assert any(line.event == "clock not noted" for line in node.lines)
+    put(node, topic)
+    path.rmdir()
+    node.lines.clear()
+    node.advance(HOUR_MS)
+    assert not any(line.event == "clock not noted" for line in node.lines)
