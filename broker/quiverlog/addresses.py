@@ -9,9 +9,10 @@ Must not know: sockets, name resolution, configuration.
 
 from __future__ import annotations
 
+from ipaddress import IPv6Address, ip_address
 from typing import Final, NamedTuple
 
-__all__ = ["PORT_DEFAULT", "Address", "parse_address", "parse_addresses"]
+__all__ = ["PORT_DEFAULT", "Address", "network_of", "parse_address", "parse_addresses"]
 
 PORT_DEFAULT: Final = 9292
 PORT_MAX: Final = 65_535
@@ -51,6 +52,22 @@ def parse_address(text: str, *, port_default: int | None = None, port_min: int =
     if not _is_host(host) or not port_min <= number <= PORT_MAX:
         raise ValueError(f"{text!r} is not host:port (for example {_EXAMPLE})")
     return Address(host, number)
+
+
+def network_of(host: str) -> str:
+    """One text for all addresses of one machine: of IPv6 the /64, in which it may choose any.
+
+    Text that is no IP address stands for itself.
+    """
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if not isinstance(address, IPv6Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return f"{address.packed[:8].hex(':', 2)}::/64"
 
 
 def parse_addresses(text: str, *, port_default: int | None = None) -> tuple[Address, ...]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiverlog.addresses import Address, parse_address, parse_addresses
+from quiverlog.addresses import Address, network_of, parse_address, parse_addresses
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,20 @@ def test_every_door_reads_addresses_alike(door: Callable[[str], object]) -> None
     for text in ("a b:5", "http://a:5", "a:٣", "[::1]5", "a:65536"):
         with pytest.raises(Exception, match="host:port"):
             door(text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("10.0.0.1", "::ffff:10.0.0.1", True),
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::9", True),
+        ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("a name", "a name", True),
+        ("", "10.0.0.1", False),
+    ],
+)
+def test_addresses_of_one_machine(one: str, other: str, same: bool) -> None:
+    assert (network_of(one) == network_of(other)) is same

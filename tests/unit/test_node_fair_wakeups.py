@@ -173,8 +173,8 @@ def test_entries_of_parked_requests_are_bounded(tmp_path: Path) -> None:
     node.close_connection(1)
     node.close_connection(2)
     assert purgatory.parked_entries == 0
-    assert not purgatory._entries_by_client
-    assert not purgatory._entries_by_connection
+    assert not purgatory._entries
+    assert not purgatory._polls
 
 
 # --- fetches of many partitions -----------------------------------------------------------------

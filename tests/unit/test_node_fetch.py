@@ -8,7 +8,7 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.batch.header import SIZE_END
-from quiverlog.node.events import RequestsEnded
+from quiverlog.node.events import ConnectionOpened, RequestsEnded
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of, rows_of
 
@@ -247,6 +247,46 @@ def test_connections_of_one_client_share_its_long_polls(tmp_path: Path) -> None:
     assert node.answer(node.request(request, connection=1)) is None
     node.close_connection(10)
     assert node.node.broker.purgatory.parked == 2
+
+
+@pytest.mark.parametrize("entries", [1, 20])
+def test_made_up_names_and_connections_give_no_more_long_polls(
+    tmp_path: Path, entries: int
+) -> None:
+    """Sixty connections with names of their own took all but one of the places."""
+    bounds = {1: (130, 200_000), 20: (100_000, 2_600)}[entries]
+    node = NodeDriver(tmp_path, parked_requests_max=bounds[0], parked_entries_max=bounds[1])
+    topic = node.create(partitions=entries)
+    node.close_connection(1)
+    node.close_connection(2)
+    attackers = range(10, 70)
+    for connection in attackers:
+        node.send(ConnectionOpened(connection, "10.0.0.1"))
+        node.call(m.HelloRequest(client_id=f"made-up-{connection}"), connection=connection)
+    for connection, address in ((1, "10.0.0.1"), (2, "10.0.0.2")):
+        node.send(ConnectionOpened(connection, address))
+        node.call(m.HelloRequest(client_id="honest"), connection=connection)
+
+    def parks(connection: int, count: int = entries) -> bool:
+        parts = [m.FetchPartition(topic_id=topic, partition=p) for p in range(count)]
+        request = m.FetchRequest(max_wait_ms=60_000, partitions=parts)
+        asked = node.request(request, connection=connection)
+        node.run_until_idle()
+        return node.answer(asked) is None
+
+    while True:
+        parked = [parks(connection) for connection in attackers]
+        if not any(parked):
+            break
+    assert parks(1, 1), "each connection has room for one, whoever shares its address"
+    assert sum(parks(2) for _ in range(100)) >= 20
+    purgatory = node.node.broker.purgatory
+    assert purgatory.parked <= bounds[0]
+    assert purgatory.parked_entries <= bounds[1]
+    for connection in (*attackers, 1, 2):
+        node.close_connection(connection)
+    assert not purgatory._polls
+    assert not node.node.broker.clients.accounts
 
 
 def test_many_short_waits_with_long_timeouts_keep_no_memory(node: NodeDriver) -> None:

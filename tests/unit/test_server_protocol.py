@@ -14,6 +14,7 @@ import pytest
 from quiverlog.errors import CorruptFrame, error_class
 from quiverlog.node.effects import Effect, Respond, StartJob
 from quiverlog.node.events import (
+    ConnectionOpened,
     JobDone,
     RequestReceived,
     Tick,
@@ -30,7 +31,9 @@ async def test_requests_of_one_read_are_handled_and_answered_together() -> None:
         client.writer.write(b"".join(request(i, b"x" * i) for i in range(1, 21)))
         answers = await client.receive(20)
         assert [a.correlation_id for a in answers] == list(range(1, 21))
-        assert len(server.node.calls) == 1
+        opened, handled = server.node.calls
+        assert [type(event) for event in opened] == [ConnectionOpened]
+        assert {type(event) for event in handled} == {RequestReceived}
         assert server.node.bodies == [b"x" * i for i in range(1, 21)]
         counters = server.metrics.requests[m.Api.METADATA]
         assert counters.count == sum(counters.total.counts) == sum(counters.queue.counts) == 20

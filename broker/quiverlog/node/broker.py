@@ -1,6 +1,6 @@
 """The parts of one broker, wired together, and the ways to find a partition.
 
-Each part owns its state (see its module); this class owns none but the connections. Handlers get
+Each part owns its state (see its module); this class owns none. Handlers get
 it and use the parts; parts do not know each other beyond what their constructors take.
 """
 
@@ -27,6 +27,7 @@ from quiverlog.errors import (
 from quiverlog.node.admission import Admission
 from quiverlog.node.assignment import Assignment
 from quiverlog.node.checking import HeldProduces
+from quiverlog.node.clients import Clients
 from quiverlog.node.clock import Clock
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.directory_jobs import CreateDirectoriesJob
@@ -60,9 +61,9 @@ class Broker:
     __slots__ = (
         "admission",
         "assignment",
+        "clients",
         "clock",
         "config",
-        "connections",
         "directory",
         "disk",
         "entropy",
@@ -96,13 +97,12 @@ class Broker:
         self.disk = disk
         self.entropy = entropy
         self.metrics = metrics
-        # Connections that have said HELLO, with the name they gave.
-        self.connections: dict[int, str] = {}
+        self.clients = clients = Clients()
         self.outbox = outbox = Outbox(metrics)
         self.jobs = jobs = Jobs(outbox)
         self.tasks = Tasks(outbox, self.fail)
         self.purgatory = purgatory = Purgatory(
-            outbox, config.parked_requests_max, config.parked_entries_max
+            outbox, clients, config.parked_requests_max, config.parked_entries_max
         )
         self.wakeups = wakeups = Wakeups(purgatory)
         self.admission = admission = Admission(

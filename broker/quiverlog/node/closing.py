@@ -13,10 +13,11 @@ next start scans. Files that only shorten a start (indexes, recovery points) do 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from functools import partial
 
-from quiverlog.errors import BrokerShuttingDown, RequestTimedOut
+from quiverlog.errors import BrokerShuttingDown, QuiverlogError, RequestTimedOut
 from quiverlog.node.acknowledgements import ProduceWaiter
 from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
@@ -50,13 +51,14 @@ class CloseLogJob:
 class MarkCleanJob:
     """Let go of the data directory, with the clean mark if all logs deserve it."""
 
-    __slots__ = ("_clean", "_directory", "_metadata_bytes", "_written", "key", "kind")
+    __slots__ = ("_clean", "_clock_us", "_directory", "_metadata_bytes", "_written", "key", "kind")
 
     def __init__(
         self,
         directory: DataDirectory,
         *,
         clean: bool,
+        clock_us: int | None,
         metadata_bytes: int,
         written: dict[str, Bounds | None],
     ) -> None:
@@ -64,11 +66,15 @@ class MarkCleanJob:
         self.kind = "clean mark"
         self._directory = directory
         self._clean = clean
+        self._clock_us = clock_us
         self._metadata_bytes = metadata_bytes
         self._written = written
 
     def run(self) -> None:
         """Raises OSError or QuiverlogError: the directory is let go, without the mark."""
+        if self._clock_us is not None:
+            with contextlib.suppress(OSError, QuiverlogError):  # Then the last note counts.
+                self._directory.note_clock(self._clock_us)
         self._directory.close(
             clean=self._clean, metadata_bytes=self._metadata_bytes, written=self._written
         )
@@ -85,12 +91,13 @@ class _Step(enum.Enum):
 class Closing:
     """See the module docstring."""
 
-    __slots__ = ("_broker", "_clean", "_open", "_step")
+    __slots__ = ("_broker", "_clean", "_clock_us", "_open", "_step")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._step = _Step.SERVING
         self._clean = True
+        self._clock_us: int | None = None  # The time that is believed; None: not yet known.
         self._open: dict[Replica, None] = {}
 
     def begin(self, now: Now) -> None:
@@ -103,11 +110,11 @@ class Closing:
             and not broker.assignment.offline
             and not broker.metadata.owes
         )
-        was_serving = broker.admission.phase is Phase.RUNNING
+        if broker.admission.phase is Phase.RUNNING:
+            self._clock_us = broker.clock.read(now).wall_us
         broker.admission.phase = Phase.CLOSING
         broker.assignment.stop(now)
-        if was_serving:
-            broker.retention.stop(now)
+        broker.retention.stop()
         self._step = _Step.DRAINING
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
         broker.tasks.refuse(BrokerShuttingDown())
@@ -176,7 +183,11 @@ class Closing:
             if one.log.log_end_offset > 0
         }
         job = MarkCleanJob(
-            broker.directory, clean=self._clean, metadata_bytes=metadata_bytes, written=written
+            broker.directory,
+            clean=self._clean,
+            clock_us=self._clock_us,
+            metadata_bytes=metadata_bytes,
+            written=written,
         )
         broker.jobs.start(job, self._marked)
 

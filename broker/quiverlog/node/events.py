@@ -9,6 +9,7 @@ from quiverlog.wire.messages import Request
 
 __all__ = [
     "ConnectionClosed",
+    "ConnectionOpened",
     "DiskSpace",
     "Event",
     "JobDone",
@@ -29,6 +30,16 @@ class RequestReceived(msgspec.Struct, gc=False):
     request: Request
     body: memoryview
     header_bytes: int = 0
+
+
+class ConnectionOpened(msgspec.Struct, frozen=True):
+    """A client has connected, and asks nothing yet. Without it nobody knows from where.
+
+    `address`: the same text for all that one machine can connect from (`addresses.network_of`).
+    """
+
+    connection_id: int
+    address: str
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True):
@@ -70,4 +81,13 @@ class Shutdown(msgspec.Struct, frozen=True):
     """Stop: refuse new work, flush, close, then say ShutdownComplete."""
 
 
-Event = RequestReceived | ConnectionClosed | RequestsEnded | JobDone | Tick | DiskSpace | Shutdown
+Event = (
+    RequestReceived
+    | ConnectionOpened
+    | ConnectionClosed
+    | RequestsEnded
+    | JobDone
+    | Tick
+    | DiskSpace
+    | Shutdown
+)

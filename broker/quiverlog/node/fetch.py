@@ -187,9 +187,8 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
             f"{count} partitions in a request, allowed are {PARTITIONS_PER_REQUEST_MAX}."
         )
     connection_id = event.connection_id
-    client_id = broker.connections[connection_id]
     wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX)
-    may_park = broker.purgatory.may_park(connection_id, client_id, count)
+    may_park = broker.purgatory.may_park(connection_id, count)
     if not may_park:
         wait_ms = 0
     answer = FetchAnswer(broker, request)
@@ -204,7 +203,7 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
             broker.outbox.respond(connection_id, correlation_id, answer.response, answer.body)
             return
     waiter = FetchWaiter(broker, connection_id, request, now.mono_us + wait_ms * 1000)
-    broker.purgatory.park(waiter, client_id)
+    broker.purgatory.park(waiter)
     if in_steps:
         waiter.look(FetchAnswer(broker, request), now)
     else:

@@ -140,9 +140,8 @@ def handle_list_offsets(broker: Broker, event: RequestReceived, now: Now) -> Non
     count = len(request.partitions)
     check_count(request.partitions)
     connection_id = event.connection_id
-    client_id = broker.connections[connection_id]
     in_steps = _takes_steps(request)
-    may_park = broker.purgatory.may_park(connection_id, client_id, count)
+    may_park = broker.purgatory.may_park(connection_id, count)
     if in_steps and not may_park:
         raise ThrottledBroker("too many partitions are asked for by requests that wait.")
     wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX) if may_park else 0
@@ -156,7 +155,7 @@ def handle_list_offsets(broker: Broker, event: RequestReceived, now: Now) -> Non
             broker.outbox.respond(connection_id, request.correlation_id, response)
             return
     waiter = OffsetsWaiter(broker, connection_id, request, now.mono_us + wait_ms * 1000)
-    broker.purgatory.park(waiter, client_id)
+    broker.purgatory.park(waiter)
     if in_steps:
         waiter.look(now)
     else:

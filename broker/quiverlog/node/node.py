@@ -36,6 +36,7 @@ from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import Effect
 from quiverlog.node.events import (
     ConnectionClosed,
+    ConnectionOpened,
     DiskSpace,
     Event,
     JobDone,
@@ -234,6 +235,8 @@ class Node:
         match event:
             case JobDone():
                 broker.jobs.done(event, now)
+            case ConnectionOpened():
+                broker.clients.opened(event.connection_id, event.address)
             case ConnectionClosed():
                 _forget_connection(broker, event.connection_id)
             case RequestsEnded():
@@ -273,7 +276,7 @@ class Node:
         request = event.request
         kind = type(request)
         try:
-            if event.connection_id not in broker.connections:
+            if event.connection_id not in broker.clients.accounts:
                 if kind is not m.HelloRequest:
                     raise NotNegotiated
             elif broker.admission.phase is not _RUNNING:
@@ -342,12 +345,12 @@ def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         response.error_code = UnsupportedVersion.code
         response.error_message = f"HELLO is spoken here up to version {m.HelloRequest.VERSION}."
     else:
-        broker.connections[event.connection_id] = request.client_id
+        broker.clients.said_hello(event.connection_id, request.client_id)
     broker.outbox.respond(event.connection_id, request.correlation_id, response)
 
 
 def _forget_connection(broker: Broker, connection_id: int) -> None:
-    broker.connections.pop(connection_id, None)
+    broker.clients.forget(connection_id)
     broker.tasks.forget(connection_id)
     for waiter in broker.purgatory.of_connection(connection_id):
         waiter.answered = True  # Nobody is left to hear an answer.

@@ -1,8 +1,10 @@
 """Requests that wait: for rows, for offsets, for the disk.
 
 Owns the order of their deadlines (one heap), who of them belongs to which connection, and how many
-long polls, with how many entries, a connection and a client may have: no more than what is still
-free, so that a client that takes its whole share leaves half of the rest to the next.
+long polls, with how many entries, a connection, a client id and an address may have: no more than
+what is still free, so that one that takes its whole share leaves half of the rest to the next.
+Making up names or connections gives nothing: they share their address. And whatever an address has
+taken, there is room for the first long poll of each connection.
 
 Invariants: a waiter is answered or dropped once; `live` is the number that still waits; the heap
 holds at most about twice as many entries (done ones are swept when they are the majority), so that
@@ -18,6 +20,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Final, Protocol
 
 from quiverlog.errors import QuiverlogError
+from quiverlog.node.clients import Account, Clients
 from quiverlog.node.outbox import Outbox
 from quiverlog.types import Now
 from quiverlog.wire.messages import Api, Response
@@ -26,6 +29,8 @@ from quiverlog.wire.registry import APIS
 __all__ = ["Purgatory", "Replier", "Waiter"]
 
 _SWEEP_MIN: Final = 256
+_FIRST_ENTRIES: Final = 8
+"""The first long poll of a connection finds room if it has no more entries."""
 
 
 class Replier(Protocol):
@@ -45,8 +50,8 @@ class Waiter:
     """A request that is not answered yet. `done`: it waits no more. `answered`: it was answered."""
 
     __slots__ = (
+        "accounts",
         "answered",
-        "client_id",
         "connection_id",
         "correlation_id",
         "deadline_us",
@@ -62,8 +67,8 @@ class Waiter:
         self.connection_id = connection_id
         self.correlation_id = correlation_id
         self.deadline_us = deadline_us
-        # Of a long poll: who is charged for it.
-        self.client_id: str | None = None
+        # Of a long poll: what it counts for.
+        self.accounts: tuple[Account, ...] = ()
         # Partitions that it asks for.
         self.entry_count = entry_count
         self.done = False
@@ -91,60 +96,69 @@ class Purgatory:
     """See the module docstring.
 
     Args:
+        clients: the connections that there are.
         parked_max: long polls that may wait at once.
         entries_max: entries that all of them may have together.
     """
 
     __slots__ = (
-        "_by_client",
         "_by_connection",
-        "_entries_by_client",
-        "_entries_by_connection",
+        "_clients",
+        "_entries",
         "_entries_max",
         "_heap",
         "_outbox",
         "_parked_max",
+        "_polls",
         "_sequence",
         "live",
         "parked",
         "parked_entries",
     )
 
-    def __init__(self, outbox: Outbox, parked_max: int, entries_max: int) -> None:
+    def __init__(self, outbox: Outbox, clients: Clients, parked_max: int, entries_max: int) -> None:
         self._outbox = outbox
+        self._clients = clients
         self._parked_max = parked_max
         self._entries_max = entries_max
-        self._entries_by_connection: dict[int, int] = {}
-        self._entries_by_client: dict[str, int] = {}
+        self._polls: dict[Account, int] = {}
+        self._entries: dict[Account, int] = {}
         self._heap: list[tuple[int, int, Waiter]] = []
         self._sequence = 0
         self._by_connection: dict[int, dict[Waiter, None]] = {}
-        self._by_client: dict[str, int] = {}
         self.live = 0
         self.parked = 0
         self.parked_entries = 0
 
-    def may_park(self, connection_id: int, client_id: str, entry_count: int) -> bool:
-        """True while this connection and client may have one more long poll of so many entries."""
+    def may_park(self, connection_id: int, entry_count: int) -> bool:
+        """True while this connection may have one more long poll of so many entries."""
         free = self._parked_max - self.parked
-        mine = max(
-            len(self._by_connection.get(connection_id, ())), self._by_client.get(client_id, 0)
-        )
-        if mine >= free:
-            return False
-        mine = max(
-            self._entries_by_connection.get(connection_id, 0),
-            self._entries_by_client.get(client_id, 0),
-        )
-        return mine + entry_count <= self._entries_max - self.parked_entries
+        free_entries = self._entries_max - self.parked_entries
+        accounts = self._clients.accounts
+        everybody = 2 * len(accounts)
+        if everybody <= self._parked_max and everybody * _FIRST_ENTRIES <= self._entries_max:
+            if connection_id not in self._by_connection and entry_count <= _FIRST_ENTRIES:
+                return free > 0 and entry_count <= free_entries
+            waiting = len(accounts) - len(self._by_connection)
+            assert waiting >= 0, "long polls end with their connections"
+            free -= waiting
+            free_entries -= waiting * _FIRST_ENTRIES
+        for account in accounts[connection_id]:
+            if self._polls.get(account, 0) >= free:
+                return False
+            if self._entries.get(account, 0) + entry_count > free_entries:
+                return False
+        return True
 
-    def park(self, waiter: Waiter, client_id: str) -> None:
+    def park(self, waiter: Waiter) -> None:
         """A long poll waits; it ends with its connection."""
-        assert waiter.client_id is None
-        waiter.client_id = client_id
+        assert not waiter.accounts
+        waiter.accounts = self._clients.accounts[waiter.connection_id]
         self.parked += 1
-        self._by_client[client_id] = self._by_client.get(client_id, 0) + 1
-        self._count_entries(waiter, client_id, waiter.entry_count)
+        self.parked_entries += waiter.entry_count
+        for account in waiter.accounts:
+            _count(self._polls, account, 1)
+            _count(self._entries, account, waiter.entry_count)
         self._by_connection.setdefault(waiter.connection_id, {})[waiter] = None
         self.add(waiter)
 
@@ -167,28 +181,15 @@ class Purgatory:
         assert not waiter.done
         waiter.done = True
         self.live -= 1
-        if waiter.client_id is not None:
-            self._unpark(waiter, waiter.client_id)
+        if waiter.accounts:
+            self._unpark(waiter)
 
-    def _count_entries(self, waiter: Waiter, client_id: str, change: int) -> None:
-        self.parked_entries += change
-        connection_id = waiter.connection_id
-        by_client, by_connection = self._entries_by_client, self._entries_by_connection
-        by_client[client_id] = by_client.get(client_id, 0) + change
-        by_connection[connection_id] = by_connection.get(connection_id, 0) + change
-        if not by_client[client_id]:
-            del by_client[client_id]
-        if not by_connection[connection_id]:
-            del by_connection[connection_id]
-
-    def _unpark(self, waiter: Waiter, client_id: str) -> None:
+    def _unpark(self, waiter: Waiter) -> None:
         self.parked -= 1
-        self._count_entries(waiter, client_id, -waiter.entry_count)
-        left = self._by_client[client_id] - 1
-        if left:
-            self._by_client[client_id] = left
-        else:
-            del self._by_client[client_id]
+        self.parked_entries -= waiter.entry_count
+        for account in waiter.accounts:
+            _count(self._polls, account, -1)
+            _count(self._entries, account, -waiter.entry_count)
         mine = self._by_connection[waiter.connection_id]
         del mine[waiter]
         if not mine:
@@ -237,3 +238,12 @@ class Purgatory:
     def all_live(self) -> list[Waiter]:
         """Every one that waits, in no order."""
         return [entry[2] for entry in self._heap if not entry[2].done]
+
+
+def _count(counts: dict[Account, int], account: Account, change: int) -> None:
+    left = counts.get(account, 0) + change
+    assert left >= 0
+    if left:
+        counts[account] = left
+    else:
+        counts.pop(account, None)

@@ -89,10 +89,9 @@ class Retention:
         self._clock.start(now, self._newest_row_us())
         self._round_us = now.mono_us + self._period_us
 
-    def stop(self, now: Now) -> None:
+    def stop(self) -> None:
         """Take no more. What comes back from now on is said at once."""
         self._taken_rows.stop()
-        self._clock.note(now)
 
     def _newest_row_us(self) -> int | None:
         """The newest row of all logs; None: there is none."""

@@ -20,9 +20,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
+from quiverlog.addresses import network_of
 from quiverlog.errors import QuiverlogError, TooManyConnections
 from quiverlog.limits import HEADER_BYTES_MAX, KIB
-from quiverlog.node.events import ConnectionClosed, RequestsEnded
+from quiverlog.node.events import ConnectionClosed, ConnectionOpened, RequestsEnded
 from quiverlog.server.backlog import Backlog
 from quiverlog.server.connections import ConnectionState
 from quiverlog.server.context import ConnectionContext
@@ -113,6 +114,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._refuse(TooManyConnections(f"the broker has its {limit} connections."), 0, 0)
             return
         self.state = ConnectionState(monotonic_us())
+        address = network_of(str(peer[0])) if peer else ""
+        context.runner.tell(ConnectionOpened(self.connection_id, address))
         context.metrics.connections_accepted += 1
         context.metrics.connections_open += 1
         self.limits_changed()
