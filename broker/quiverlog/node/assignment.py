@@ -306,8 +306,17 @@ class Assignment:
         self._removal.add(gone)
 
     def _let_go_unopened(self, topic_id: bytes, name: TopicPartition) -> None:
-        self._openings.forget_written(name)
-        self._removal.add_unopened(str(name), topic_id)
+        self.remove_leftovers({str(name): topic_id})
+
+    def remove_leftovers(self, owners: Mapping[str, bytes]) -> None:
+        """Remove the directories of these partitions, which are not here and not open.
+
+        Args:
+            owners: topic ids by partition name.
+        """
+        for name, topic_id in owners.items():
+            self._openings.forget_written(name)
+            self._removal.add_unopened(name, topic_id)
 
     def opening_deleted(self, topic_name: str) -> bytes | None:
         """Id of a deleted topic of this name, a partition of which is being opened."""

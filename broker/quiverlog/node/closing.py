@@ -115,6 +115,7 @@ class Closing:
         broker.admission.phase = Phase.CLOSING
         broker.assignment.stop(now)
         broker.retention.stop()
+        broker.removal.stop()
         self._step = _Step.DRAINING
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
         broker.tasks.refuse(BrokerShuttingDown())

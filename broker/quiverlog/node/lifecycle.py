@@ -143,9 +143,15 @@ def _remove_leftovers(broker: Broker) -> None:
     """Clear away what no topic owns; what nobody ever deleted is set aside, not removed."""
     owners, deleted = _owners(broker, broker.metadata.image)
     written = broker.directory.written
-    removed, aside = broker.directory.remove_leftovers(owners, deleted, written=written)
+    later: dict[str, bytes] = {}
+    removed, aside = broker.directory.remove_leftovers(
+        owners, deleted, written=written, later=later
+    )
     if removed:
         broker.outbox.log("info", "leftovers removed", count=len(removed))
+    if later:
+        broker.outbox.log("info", "leftovers are being removed", count=len(later))
+        broker.assignment.remove_leftovers(later)
     for name in aside:
         broker.outbox.log("error", "rows of an unknown topic set aside", name=name)
     for note in broker.directory.notes:

@@ -259,9 +259,9 @@ class Openings:
         ids = self._ids_of_name.get(topic_name, ())
         return next((topic_id for topic_id in ids if self._find_topic(topic_id) is None), None)
 
-    def forget_written(self, name: TopicPartition) -> None:
+    def forget_written(self, name: str) -> None:
         """The directory of this name goes: what the clean mark says of it holds for no other."""
-        self.directory.written.pop(str(name), None)
+        self.directory.written.pop(name, None)
 
     def _path(self, key: Key) -> str:
         return self.directory.partition_path(str(self.under_way[key].name))
@@ -274,7 +274,7 @@ class Openings:
             return  # Called again after a failure of ours: it was counted before.
         if isinstance(found, OpenedReplica):
             # From now on the log knows better.
-            self.forget_written(opening.name)
+            self.forget_written(str(opening.name))
             self._taker.take_open(key, opening.name, topic, found)
         else:
             self._taker.take_failure(key, opening, found, now)

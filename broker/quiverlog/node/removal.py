@@ -1,8 +1,8 @@
 """The files of deleted partitions, taken away a few at a time.
 
 Owns the queue of replicas that no topic has any more: one job at a time removes the next few, and a
-replica waits until no job uses its files. What a stop leaves is removed by the next start, which
-finds that no topic owns it.
+replica waits until no job uses its files. A stop goes on for a few jobs only, as freeing large
+files takes its time; the next start removes the rest, which no topic owns.
 
 Must not know: why a replica is gone.
 """
@@ -27,6 +27,8 @@ __all__ = ["Removal"]
 
 _SLICE: Final = 16
 """Partitions removed by one job: one flush of the directory serves them all."""
+_SLICES_AT_STOP: Final = 4
+"""Jobs that still begin after a stop."""
 _SLICE_BYTES: Final = 256 * MIB
 """Freeing the blocks of a large file takes its time too."""
 
@@ -34,7 +36,16 @@ _SLICE_BYTES: Final = 256 * MIB
 class Removal:
     """See the module docstring."""
 
-    __slots__ = ("_busy", "_jobs", "_outbox", "_queue", "_removing", "_unopened", "directory")
+    __slots__ = (
+        "_busy",
+        "_jobs",
+        "_outbox",
+        "_queue",
+        "_removing",
+        "_slices_left",
+        "_unopened",
+        "directory",
+    )
 
     directory: DataDirectory
 
@@ -46,11 +57,12 @@ class Removal:
         self._unopened: dict[str, bytes] = {}
         self._removing: dict[str, bytes] = {}  # By the job that is under way.
         self._busy = False
+        self._slices_left: int | None = None  # After a stop.
 
     @property
     def waiting(self) -> bool:
         """True when partitions wait to be removed and no removal is under way."""
-        return bool(self._queue or self._unopened) and not self._busy
+        return bool(self._queue or self._unopened) and not self._busy and self._slices_left != 0
 
     def add(self, replicas: Collection[Replica]) -> None:
         """Remove these soon."""
@@ -61,6 +73,10 @@ class Removal:
     def add_unopened(self, name: str, topic_id: bytes) -> None:
         """Remove the directory of a partition that no job and no replica uses."""
         self._unopened[name] = topic_id
+
+    def stop(self) -> None:
+        """Begin with a few more at most."""
+        self._slices_left = _SLICES_AT_STOP
 
     def run(self) -> None:
         """Begin with the next few, if none are under way."""
@@ -87,6 +103,9 @@ class Removal:
         job = RemoveDirectoriesJob(self.directory, owners)
         self._removing = owners
         self._busy = True
+        if self._slices_left is not None:
+            self._slices_left -= 1
+            assert self._slices_left >= 0
         self._jobs.start(job, partial(self._done, len(owners)), Urgency.BACKGROUND)
 
     def _done(self, count: int, _result: object, error: BaseException | None, now: Now) -> None:

@@ -33,6 +33,8 @@ from quiverlog.storage.partition_files import (
 __all__ = ["PartitionDirectories", "typed_errors"]
 
 _ORPHANS_OF_A_NAME_MAX: Final = 1_000
+_REMOVED_AT_ONCE: Final = 16
+"""Leftovers that a start removes before it serves, with a flush each."""
 
 
 @contextlib.contextmanager
@@ -170,6 +172,7 @@ class PartitionDirectories:
         removed: Collection[bytes],
         *,
         written: Collection[str] = (),
+        later: dict[str, bytes] | None = None,
     ) -> tuple[list[str], list[str]]:
         """Clear away all that no topic owns. Returns (names removed, names set aside).
 
@@ -184,6 +187,8 @@ class PartitionDirectories:
                 stopped in order. One without any was emptied by somebody: it stays so, and is not
                 taken for a new one. (One without rows may have lost its only file, which is not
                 durable, to a power failure.)
+            later: where there are many, gets those that may be removed while others are served:
+                topic id by name, for `remove_partitions`. None removes all of them now.
 
         Raises:
             UnsupportedFormat: a newer quiverlog wrote a partition.
@@ -195,7 +200,7 @@ class PartitionDirectories:
         for name in names:
             try:
                 with typed_errors(self.partition_path(name)):
-                    self._judge(name, owners, removed, gone, aside, written)
+                    self._judge(name, owners, removed, gone, aside, written, later)
             except QuiverlogError as error:
                 if not _is_of_the_disk(error):
                     raise
@@ -210,6 +215,7 @@ class PartitionDirectories:
         gone: list[str],
         aside: list[str],
         written: Collection[str],
+        later: dict[str, bytes] | None,
     ) -> None:
         path = self.partition_path(name)
         shown = printable(name)
@@ -235,8 +241,12 @@ class PartitionDirectories:
             elif owner is None:
                 self._note(name, f"its {PARTITION_FILE} cannot be read")
             elif owner in removed or self._is_unfinished(name):
-                self.remove_partition(name)
-                gone.append(shown)
+                # A name that is owned must be free before its partition is opened.
+                if later is not None and name not in owners and len(gone) >= _REMOVED_AT_ONCE:
+                    later[name] = owner
+                else:
+                    self.remove_partition(name)
+                    gone.append(shown)
             elif owner or self._holds_rows(name):
                 self._set_aside(name, owner)
                 aside.append(shown)
