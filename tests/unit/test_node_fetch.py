@@ -261,10 +261,10 @@ def test_made_up_names_and_connections_give_no_more_long_polls(
     node.close_connection(2)
     attackers = range(10, 70)
     for connection in attackers:
-        node.send(ConnectionOpened(connection, "10.0.0.1"))
+        node.send(ConnectionOpened(connection, f"10.0.0.1:{connection}"))
         node.call(m.HelloRequest(client_id=f"made-up-{connection}"), connection=connection)
-    for connection, address in ((1, "10.0.0.1"), (2, "10.0.0.2")):
-        node.send(ConnectionOpened(connection, address))
+    for connection, peer in ((1, "10.0.0.1:1"), (2, "10.0.0.2:1")):
+        node.send(ConnectionOpened(connection, peer))
         node.call(m.HelloRequest(client_id="honest"), connection=connection)
 
     def parks(connection: int, count: int = entries) -> bool:

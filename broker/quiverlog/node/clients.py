@@ -3,13 +3,13 @@
 Owns who has said HELLO, with the name that it gave, and where it comes from. A client can make up
 as many names as it likes and open many connections, but not as many addresses: each long poll
 counts for its connection, for its client id and for its address (purgatory.py).
-
-Must not know: what an address looks like; the server says which are one and the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from quiverlog.addresses import network_of
 
 __all__ = ["Account", "Clients"]
 
@@ -27,9 +27,9 @@ class Clients:
         self._accounts: dict[int, tuple[Account, ...]] = {}
         self.accounts: Mapping[int, tuple[Account, ...]] = self._accounts
 
-    def opened(self, connection_id: int, address: str) -> None:
-        """A connection from there; empty: nobody knows from where."""
-        self._addresses[connection_id] = address
+    def opened(self, connection_id: int, peer: str) -> None:
+        """A connection from this address and port; without a port nobody knows from where."""
+        self._addresses[connection_id] = network_of(peer.rpartition(":")[0])
 
     def said_hello(self, connection_id: int, client_id: str) -> None:
         """It may ask from now on. What it has parked stays on the account of its last name."""

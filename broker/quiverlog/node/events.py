@@ -35,11 +35,11 @@ class RequestReceived(msgspec.Struct, gc=False):
 class ConnectionOpened(msgspec.Struct, frozen=True):
     """A client has connected, and asks nothing yet. Without it nobody knows from where.
 
-    `address`: the same text for all that one machine can connect from (`addresses.network_of`).
+    `peer`: address and port.
     """
 
     connection_id: int
-    address: str
+    peer: str
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True):

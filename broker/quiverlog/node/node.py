@@ -236,7 +236,7 @@ class Node:
             case JobDone():
                 broker.jobs.done(event, now)
             case ConnectionOpened():
-                broker.clients.opened(event.connection_id, event.address)
+                broker.clients.opened(event.connection_id, event.peer)
             case ConnectionClosed():
                 _forget_connection(broker, event.connection_id)
             case RequestsEnded():

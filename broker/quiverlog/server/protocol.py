@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-from quiverlog.addresses import network_of
 from quiverlog.errors import QuiverlogError, TooManyConnections
 from quiverlog.limits import HEADER_BYTES_MAX, KIB
 from quiverlog.node.events import ConnectionClosed, ConnectionOpened, RequestsEnded
@@ -95,8 +94,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._ending = Ending(context.connections)
         self._reported_bytes = 0
         self.waits_for_turn = False
-        self.held_bytes = 0
-        self.sent_bytes = 0
+        self.held_bytes = self.sent_bytes = 0
         self.connection_id = -1
         self.peer = ""
         self.state = ConnectionState(0)
@@ -114,8 +112,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._refuse(TooManyConnections(f"the broker has its {limit} connections."), 0, 0)
             return
         self.state = ConnectionState(monotonic_us())
-        address = network_of(str(peer[0])) if peer else ""
-        context.runner.tell(ConnectionOpened(self.connection_id, address))
+        context.runner.tell(ConnectionOpened(self.connection_id, self.peer))
         context.metrics.connections_accepted += 1
         context.metrics.connections_open += 1
         self.limits_changed()
