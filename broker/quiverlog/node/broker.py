@@ -44,6 +44,7 @@ from quiverlog.node.replica import Replica
 from quiverlog.node.retention import Retention
 from quiverlog.node.staging import Staging
 from quiverlog.node.tasks import Tasks
+from quiverlog.node.topic_order import TopicOrder
 from quiverlog.node.trims import Trims
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.data_directory import DataDirectory
@@ -80,6 +81,7 @@ class Broker:
         "retention",
         "staging",
         "tasks",
+        "topic_order",
         "trims",
         "wakeups",
     )
@@ -101,6 +103,7 @@ class Broker:
         self.outbox = outbox = Outbox(metrics)
         self.jobs = jobs = Jobs(outbox)
         self.tasks = Tasks(outbox, self.fail)
+        self.topic_order = TopicOrder()
         self.purgatory = purgatory = Purgatory(
             outbox, clients, config.parked_requests_max, config.parked_entries_max
         )

@@ -76,6 +76,7 @@ class Call:
     `cost`: what the current step takes, in ordinary steps; a handler says so where it is more.
     `bare`: no waiter or queue refers to the request, so it may be dropped before it has begun.
     `held_bytes`: what the request takes in memory, unless somebody else counts it.
+    `on_end`: called once when it is over, also if it has never begun.
     """
 
     __slots__ = (
@@ -85,6 +86,7 @@ class Call:
         "cost",
         "held_bytes",
         "now",
+        "on_end",
         "request",
         "step",
         "steps",
@@ -99,6 +101,7 @@ class Call:
         self.request = request
         self.now = now
         self.bare = False
+        self.on_end: Callable[[Now], None] | None = None
         self.cost = 1
         self.step = 0
         self.steps: Steps | None = None
@@ -274,6 +277,8 @@ class Tasks:
             self.live -= 1
             call.steps.close()
             call.steps = None
+            if call.on_end is not None:
+                call.on_end(call.now)
             if call.held_bytes:
                 self.held_bytes -= call.held_bytes
                 self._held_by[call.connection_id] -= call.held_bytes

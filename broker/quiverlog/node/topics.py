@@ -7,12 +7,14 @@ later is a loss, not a beginning. A crash in between leaves directories that no 
 the next start removes them.
 
 Topics of one request are decided one after the other and logged together; each is created or
-refused on its own.
+refused on its own. Requests of one connection decide about the same name in the order in which they
+were sent (topic_order.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Final
 
 from quiverlog.core.controller import topics as decide
@@ -21,6 +23,7 @@ from quiverlog.errors import InvalidRequest, QuiverlogError
 from quiverlog.limits import TOPICS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.tasks import Call, Future, Steps, Wait
+from quiverlog.node.topic_order import Change
 from quiverlog.wire import messages as m
 
 __all__ = ["check_count", "handle_alter_topic", "handle_create_topics", "handle_delete_topics"]
@@ -48,6 +51,13 @@ def handle_create_topics(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, m.CreateTopicsRequest)
     check_count(len(request.topics))
+    change = _enter(broker, call, [new.name for new in request.topics])
+    return _create_topics(broker, call, request, change)
+
+
+def _create_topics(
+    broker: Broker, call: Call, request: m.CreateTopicsRequest, change: Change
+) -> Steps:
     broker.admission.check_writable()
     results: list[m.TopicResult] = []
     for first in range(0, len(request.topics), _DECIDED_AT_ONCE):
@@ -55,6 +65,7 @@ def handle_create_topics(broker: Broker, call: Call) -> Steps:
         for new in request.topics[first : first + _DECIDED_AT_ONCE]:
             result = m.TopicResult(new.name)
             results.append(result)
+            yield from _wait_turn(broker, change)
             yield from _until_free(broker, call, new.name)
             call.cost = _schema_cost(new.schema)
             try:
@@ -63,6 +74,7 @@ def handle_create_topics(broker: Broker, call: Call) -> Steps:
                     proposed.append((result, _propose(broker, call, records)))
             except QuiverlogError as error:
                 _refuse(result, error)
+            broker.topic_order.decided(change, call.now)
             yield None
         yield from _wait_for_each(proposed)
         for result, _ in proposed:
@@ -125,18 +137,27 @@ def handle_delete_topics(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, m.DeleteTopicsRequest)
     check_count(len(request.names))
+    change = _enter(broker, call, request.names)
+    return _delete_topics(broker, call, request, change)
+
+
+def _delete_topics(
+    broker: Broker, call: Call, request: m.DeleteTopicsRequest, change: Change
+) -> Steps:
     results: list[m.TopicResult] = []
     for first in range(0, len(request.names), _DECIDED_AT_ONCE):
         proposed: list[tuple[m.TopicResult, Future]] = []
         for name in request.names[first : first + _DECIDED_AT_ONCE]:
             result = m.TopicResult(name)
             results.append(result)
+            yield from _wait_turn(broker, change)
             try:
                 topic = decide.find_topic(broker.metadata.pending, name)
                 result.topic_id = topic.topic_id
                 proposed.append((result, _propose(broker, call, decide.delete_topic(topic))))
             except QuiverlogError as error:
                 _refuse(result, error)
+            broker.topic_order.decided(change, call.now)
             yield None
         yield from _wait_for_each(proposed)
         for result, _ in proposed:
@@ -150,6 +171,12 @@ def handle_alter_topic(broker: Broker, call: Call) -> Steps:
     """Configuration, more partitions, a wider schema: all of it or nothing."""
     request = call.request
     assert isinstance(request, m.AlterTopicRequest)
+    change = _enter(broker, call, [request.name])
+    return _alter_topic(broker, call, request, change)
+
+
+def _alter_topic(broker: Broker, call: Call, request: m.AlterTopicRequest, change: Change) -> Steps:
+    yield from _wait_turn(broker, change)
     topic = decide.find_topic(broker.metadata.pending, request.name)
     call.cost = _schema_cost(request.schema)
     records = decide.alter_topic(
@@ -166,7 +193,9 @@ def handle_alter_topic(broker: Broker, call: Call) -> Steps:
         return m.AlterTopicResponse(schema_id=topic.schema_id)
     if any(isinstance(record, PartitionRecord) for record in records):
         broker.admission.check_writable()
-    yield _propose(broker, call, records).wait
+    proposed = _propose(broker, call, records)
+    broker.topic_order.decided(change, call.now)
+    yield proposed.wait
     yield broker.assignment.opened(topic.topic_id, call.now)
     broker.outbox.log("info", "topic altered", topic=topic.name, records=len(records))
     altered = broker.metadata.image.topics_by_id.get(topic.topic_id, topic)
@@ -174,6 +203,18 @@ def handle_alter_topic(broker: Broker, call: Call) -> Steps:
 
 
 # --- parts --------------------------------------------------------------------------------------
+def _enter(broker: Broker, call: Call, names: Sequence[str]) -> Change:
+    """The request has arrived: those behind it wait for what it decides about these names."""
+    change = broker.topic_order.enter(call.connection_id, names)
+    call.on_end = partial(broker.topic_order.leave, change)
+    return change
+
+
+def _wait_turn(broker: Broker, change: Change) -> Generator[Wait, object, None]:
+    while (earlier := broker.topic_order.wait(change)) is not None:
+        yield earlier
+
+
 def _wait_for_each(
     proposed: list[tuple[m.TopicResult, Future]],
 ) -> Generator[Wait, object, None]:
