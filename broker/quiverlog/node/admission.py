@@ -37,6 +37,10 @@ class Admission:
         self.disk_full = False
         self._lost = False
 
+    def enter(self, phase: Phase) -> None:
+        """The next phase of the broker's life has come."""
+        self.phase = phase
+
     def check_writable(self) -> None:
         """Raises BrokerShuttingDown, DiskFull or StorageFault."""
         if self.phase is not Phase.RUNNING:

@@ -96,14 +96,9 @@ class Assignment:
         """True while a partition is being opened."""
         return bool(self._openings.under_way)
 
-    @property
-    def directory(self) -> DataDirectory:
-        """Where the partitions lie."""
-        return self._openings.directory
-
-    @directory.setter
-    def directory(self, directory: DataDirectory) -> None:
-        self._openings.directory = directory
+    def load(self, directory: DataDirectory) -> None:
+        """The partitions lie there."""
+        self._openings.load(directory)
 
     def next_us(self) -> int | None:
         """When the next partition is opened, for the first time or again; 0: at once."""

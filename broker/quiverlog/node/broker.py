@@ -1,4 +1,4 @@
-"""The parts of one broker, wired together, and the ways to find a partition.
+"""The parts of one broker, wired together.
 
 Each part owns its state (see its module); this class owns none. Handlers get
 it and use the parts; parts do not know each other beyond what their constructors take.
@@ -16,14 +16,7 @@ from quiverlog.core.controller.records import (
     TopicRecord,
     topic_of,
 )
-from quiverlog.errors import (
-    CorruptLog,
-    NotLeader,
-    QuiverlogError,
-    ThrottledBroker,
-    UnknownPartition,
-    UnknownTopicId,
-)
+from quiverlog.errors import QuiverlogError
 from quiverlog.node.admission import Admission
 from quiverlog.node.assignment import Assignment
 from quiverlog.node.checking import HeldProduces
@@ -34,18 +27,19 @@ from quiverlog.node.directory_jobs import CreateDirectoriesJob
 from quiverlog.node.effects import Job
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.jobs import Jobs, Then
+from quiverlog.node.lookup import Lookup
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.producer_ids import ProducerIds
 from quiverlog.node.purgatory import Purgatory
 from quiverlog.node.removal import Removal
-from quiverlog.node.replica import Replica
 from quiverlog.node.retention import Retention
 from quiverlog.node.staging import Staging
 from quiverlog.node.tasks import Tasks
 from quiverlog.node.topic_order import TopicOrder
 from quiverlog.node.trims import Trims
+from quiverlog.node.waits import Waits
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
@@ -71,18 +65,21 @@ class Broker:
         "flushes",
         "held_produces",
         "jobs",
+        "lookup",
         "metadata",
         "metrics",
         "outbox",
         "producer_ids",
         "purgatory",
         "removal",
+        "replica",
         "replicas",
         "retention",
         "staging",
         "tasks",
         "topic_order",
         "trims",
+        "waits",
         "wakeups",
     )
 
@@ -141,6 +138,15 @@ class Broker:
             period_ms=config.retention_check_ms,
         )
         self.replicas = self.assignment.replicas
+        self.lookup = Lookup(self.assignment, self.metadata, jobs, outbox, metrics, config)
+        self.replica = self.lookup.replica
+        self.waits = Waits(purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start)
+
+    def take(self, directory: DataDirectory) -> None:
+        """The data directory is ours: all parts that work in it learn of it."""
+        self.directory = directory
+        self.removal.load(directory)
+        self.assignment.load(directory)
 
     def _make_directories(self, owners: Mapping[str, bytes]) -> Job:
         return CreateDirectoriesJob(self.directory, owners)
@@ -182,49 +188,8 @@ class Broker:
         self.assignment.check_free(directories, topic_names)
         self.metadata.propose(records, now, then, directories)
 
-    # --- looking up ----------------------------------------------------------------------------
-    def replica(self, topic_id: bytes, partition: int) -> Replica:
-        """The partition, if it is led here and open.
-
-        Raises:
-            UnknownTopicId, UnknownPartition, NotLeader
-            CorruptLog, StorageFault, DiskFull: it cannot be opened.
-            ThrottledBroker: it is being opened.
-        """
-        replica = self.replicas.get((topic_id, partition))
-        if replica is None:
-            raise self._why_not(topic_id, partition)
-        return replica
-
-    def _why_not(self, topic_id: bytes, partition: int) -> QuiverlogError:
-        topic = self.metadata.image.topics_by_id.get(topic_id)
-        if topic is None:
-            return UnknownTopicId(f"there is no topic with id {topic_id[:16].hex()}.")
-        name = f"{topic.name}-{partition}"
-        if not 0 <= partition < len(topic.partitions):
-            return UnknownPartition(
-                f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1},"
-                f" not {partition}."
-            )
-        offline = self.assignment.offline.get((topic_id, partition))
-        if offline is not None:
-            return type(offline.error)(offline.error.message)
-        leader_id = topic.partitions[partition].leader_id
-        if leader_id < 0:
-            return NotLeader(f"{name} has no leader now.")
-        if leader_id != self.config.node_id:
-            return NotLeader(f"{name} is led by broker {leader_id}.")
-        return ThrottledBroker(f"{name} is being opened.")
-
     # --- failing -------------------------------------------------------------------------------
     def fail(self, connection_id: int, request: m.Request, error: QuiverlogError) -> None:
         """The request as a whole becomes an error."""
         response = APIS[request.API].response(error_code=error.code, error_message=error.message)
         self.outbox.respond(connection_id, request.correlation_id, response)
-
-    def corrupt_read(self, replica: Replica | None, error: CorruptLog) -> None:
-        """Stored bytes are bad: the asker gets the error, the operator a counter and one line."""
-        self.metrics.corrupt_reads += 1
-        if replica is not None and not replica.corrupt:
-            replica.corrupt = True
-            self.outbox.log("error", "corrupt log", partition=str(replica.name), why=error.message)

@@ -112,7 +112,7 @@ class Closing:
         )
         if broker.admission.phase is Phase.RUNNING:
             self._clock_us = broker.clock.read(now).wall_us
-        broker.admission.phase = Phase.CLOSING
+        broker.admission.enter(Phase.CLOSING)
         broker.assignment.stop(now)
         broker.retention.stop()
         broker.removal.stop()
@@ -200,6 +200,6 @@ class Closing:
             # Say, a full disk. Nothing is lost: the next start scans as after a crash.
             self._clean = False
             self._broker.outbox.log("error", "clean mark not written", why=str(error))
-        self._broker.admission.phase = Phase.CLOSED
+        self._broker.admission.enter(Phase.CLOSED)
         self._broker.outbox.log("info", "stopped", clean=self._clean)
         self._broker.outbox.emit(ShutdownComplete(self._clean))

@@ -116,7 +116,7 @@ def _topic_metadata(broker: Broker, topic: TopicImage) -> paging.Making[m.TopicM
         compression=topic.config.compression,
     )
     if metadata.image.version == version:
-        metadata.cache[topic.name] = made
+        metadata.remember(made)
     return made
 
 

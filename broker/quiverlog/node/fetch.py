@@ -16,12 +16,13 @@ from typing import ClassVar, Final
 from quiverlog.errors import InvalidRequest, ThrottledBroker
 from quiverlog.limits import FETCH_MAX_WAIT_MS_MAX, PARTITIONS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
-from quiverlog.node.cold import cold_read
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.fetch_answer import FetchAnswer, is_short, partition_limit, read_entry
+from quiverlog.node.lookup import Lookup
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.readers import check_is_consumer, check_isolation
 from quiverlog.node.tasks import Call, Wait, gather
+from quiverlog.node.waits import Waits
 from quiverlog.storage.reading_jobs import NotResident
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
@@ -42,16 +43,31 @@ class FetchWaiter(Waiter):
     `looking`: all entries are being looked at, in steps; `missed`: those that changed meanwhile.
     """
 
-    __slots__ = ("_broker", "byte_count", "looking", "missed", "request", "short", "sizes")
+    __slots__ = (
+        "_lookup",
+        "_waits",
+        "byte_count",
+        "looking",
+        "missed",
+        "request",
+        "short",
+        "sizes",
+    )
 
     api: ClassVar[m.Api] = m.Api.FETCH
 
     def __init__(
-        self, broker: Broker, connection_id: int, request: m.FetchRequest, deadline_us: int
+        self,
+        lookup: Lookup,
+        waits: Waits,
+        connection_id: int,
+        request: m.FetchRequest,
+        deadline_us: int,
     ) -> None:
         count = len(request.partitions)
         super().__init__(connection_id, request.correlation_id, deadline_us, count)
-        self._broker = broker
+        self._lookup = lookup
+        self._waits = waits
         self.request = request
         self.sizes = [0] * count
         self.byte_count = 0
@@ -61,19 +77,18 @@ class FetchWaiter(Waiter):
 
     def watch(self, answer: FetchAnswer, first: int) -> None:
         """Enter the waiter with the partitions that `answer` has looked at since `first`."""
-        replicas = self._broker.replicas
+        led = self._lookup.led
         for index in range(first, answer.at):
             entry = self.request.partitions[index]
             size = answer.response.partitions[index].batch_bytes
             self.byte_count += size - self.sizes[index]
             self.sizes[index] = size
-            replica = replicas.get((entry.topic_id, entry.partition))
+            replica = led(entry.topic_id, entry.partition)
             if replica is None:
                 continue  # Its result is an error, which ends the wait.
             # Of a partition that is there several times, the last entry is told.
-            self.short.discard(replica.waiters.get(self, index))
-            replica.waiters[self] = index
-            if is_short(self._broker, entry):
+            self.short.discard(replica.watch(self, index))
+            if is_short(self._lookup, entry):
                 self.short.add(index)
 
     # --- looking in steps ----------------------------------------------------------------------
@@ -82,12 +97,12 @@ class FetchWaiter(Waiter):
         assert not self.looking
         self.looking = True
         call = Call(self.connection_id, self.request, now)
-        self._broker.tasks.start(call, self._in_steps(answer, call, final))
+        self._waits.start(call, self._in_steps(answer, call, final))
 
     def _in_steps(
         self, answer: FetchAnswer, call: Call, final: bool
     ) -> Generator[Wait, object, None]:
-        broker = self._broker
+        lookup = self._lookup
         count = len(self.request.partitions)
         try:
             while not answer.complete:
@@ -97,11 +112,11 @@ class FetchWaiter(Waiter):
                 call.cost = 1 + (len(answer.rows) - reads) // _READS_PER_COST
                 self.watch(answer, first)
                 if missing:
-                    loads = [cold_read(broker.jobs, one.replica, one.cold) for one in missing]
+                    loads = [lookup.cold_read(one.replica, one.cold) for one in missing]
                     outcomes = yield gather(loads, len(loads), call.now)
                     assert isinstance(outcomes, list)
                     for one, outcome in zip(missing, outcomes, strict=True):
-                        one.loaded.failed(outcome.error, broker.outbox)
+                        one.loaded.failed(outcome.error, lookup)
                 elif not answer.complete:
                     yield None
                 if self.done:
@@ -110,10 +125,10 @@ class FetchWaiter(Waiter):
             if final or answer.enough() or call.now.mono_us >= self.deadline_us:
                 self._answer(answer)
             elif self.missed:
-                broker.wakeups.mark(self, self.missed)
+                self._waits.look_again(self, self.missed)
                 self.missed = set()
         except Exception as error:
-            broker.purgatory.fail(self, "FETCH", error)
+            self._waits.fail(self, "FETCH", error)
 
     def wake(self, indexes: Sequence[int], now: Now) -> None:
         """Look at the entries that changed, and answer when all entries together have enough."""
@@ -121,12 +136,12 @@ class FetchWaiter(Waiter):
             self.missed.update(indexes)
             return
         request = self.request
-        broker = self._broker
+        lookup = self._lookup
         if len(request.partitions) == 1:
             # What changed is nearly always enough: read once, for the answer itself.
-            answer = FetchAnswer(broker, request)
+            answer = FetchAnswer(lookup, request)
             if answer.look(1):
-                self.look(FetchAnswer(broker, request), now)
+                self.look(FetchAnswer(lookup, request), now)
             elif answer.enough():
                 self._answer(answer)
             return
@@ -134,13 +149,13 @@ class FetchWaiter(Waiter):
         for index in indexes:
             entry = request.partitions[index]
             try:
-                result, _, _ = read_entry(broker, entry, partition_limit(entry))
+                result, _, _ = read_entry(lookup, entry, partition_limit(entry))
             except NotResident:
-                self.look(FetchAnswer(broker, request), now)
+                self.look(FetchAnswer(lookup, request), now)
                 return
             self.byte_count += result.batch_bytes - self.sizes[index]
             self.sizes[index] = result.batch_bytes
-            if not is_short(broker, entry):
+            if not is_short(lookup, entry):
                 self.short.discard(index)
             failed = failed or result.error_code != 0
         if failed or self.byte_count >= request.min_bytes or not self.short:
@@ -155,24 +170,20 @@ class FetchWaiter(Waiter):
             self._end(now)
 
     def _end(self, now: Now) -> None:
-        answer = FetchAnswer(self._broker, self.request)
+        answer = FetchAnswer(self._lookup, self.request)
         count = len(self.request.partitions)
         if count > ENTRIES_PER_STEP or (count and answer.look(count)):
-            self.look(FetchAnswer(self._broker, self.request), now, final=True)
+            self.look(FetchAnswer(self._lookup, self.request), now, final=True)
         else:
             self._answer(answer)
 
     def _answer(self, answer: FetchAnswer) -> None:
         answer.count()
-        self.answer(self._broker.outbox, answer.response, answer.body)
-        self._broker.purgatory.finish(self)
-        self.release()
+        self._waits.answer(self, answer.response, answer.body)
 
     def release(self) -> None:
         for entry in self.request.partitions:
-            replica = self._broker.assignment.find((entry.topic_id, entry.partition))
-            if replica is not None:
-                replica.waiters.pop(self, None)
+            self._lookup.unwatch(self, entry.topic_id, entry.partition)
 
 
 def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
@@ -191,7 +202,7 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
     may_park = broker.purgatory.may_park(connection_id, count)
     if not may_park:
         wait_ms = 0
-    answer = FetchAnswer(broker, request)
+    answer = FetchAnswer(broker.lookup, request)
     in_steps = count > ENTRIES_PER_STEP
     if in_steps and not may_park:
         raise ThrottledBroker("too many partitions are asked for by requests that wait.")
@@ -202,9 +213,10 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
             correlation_id = request.correlation_id
             broker.outbox.respond(connection_id, correlation_id, answer.response, answer.body)
             return
-    waiter = FetchWaiter(broker, connection_id, request, now.mono_us + wait_ms * 1000)
+    deadline_us = now.mono_us + wait_ms * 1000
+    waiter = FetchWaiter(broker.lookup, broker.waits, connection_id, request, deadline_us)
     broker.purgatory.park(waiter)
     if in_steps:
-        waiter.look(FetchAnswer(broker, request), now)
+        waiter.look(FetchAnswer(broker.lookup, request), now)
     else:
         waiter.watch(answer, 0)

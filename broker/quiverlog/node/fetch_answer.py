@@ -20,8 +20,8 @@ from quiverlog.errors import (
     ThrottledBroker,
 )
 from quiverlog.limits import FETCH_PARTITION_BYTES_DEFAULT, FRAME_BYTES_MAX, HEADER_BYTES_MAX
-from quiverlog.node.broker import Broker
 from quiverlog.node.cold import Loaded
+from quiverlog.node.lookup import Lookup
 from quiverlog.node.replica import Replica
 from quiverlog.storage.reading_jobs import JustRead, NotResident
 from quiverlog.types import NO_EPOCH
@@ -46,9 +46,9 @@ class FetchAnswer:
     __slots__ = (
         "_bytes_max",
         "_loaded",
+        "_lookup",
         "at",
         "body",
-        "broker",
         "byte_count",
         "final",
         "request",
@@ -56,8 +56,8 @@ class FetchAnswer:
         "rows",
     )
 
-    def __init__(self, broker: Broker, request: m.FetchRequest) -> None:
-        self.broker = broker
+    def __init__(self, lookup: Lookup, request: m.FetchRequest) -> None:
+        self._lookup = lookup
         self.request = request
         self.response = m.FetchResponse()
         self.response.partitions = []
@@ -67,7 +67,7 @@ class FetchAnswer:
         self.final = False
         self.rows: list[tuple[Replica, int, int]] = []
         self._loaded: dict[int, Loaded] = {}
-        limit = request.bytes_max if request.bytes_max > 0 else broker.config.fetch_bytes_default
+        limit = request.bytes_max if request.bytes_max > 0 else lookup.fetch_bytes_default
         self._bytes_max = min(limit, _BODY_BYTES_MAX)
 
     def look(self, end: int) -> list[Missing]:
@@ -90,7 +90,7 @@ class FetchAnswer:
                     result = _failed(entry, loaded.error)
                 else:
                     result, views, replica = read_entry(
-                        self.broker, entry, room, loaded.reads if loaded is not None else ()
+                        self._lookup, entry, room, loaded.reads if loaded is not None else ()
                     )
             except NotResident as cold:
                 try:
@@ -99,7 +99,7 @@ class FetchAnswer:
                 except ThrottledBroker as error:
                     result = _failed(entry, error)
                 else:
-                    replica = self.broker.replicas[entry.topic_id, entry.partition]
+                    replica = self._lookup.replica(entry.topic_id, entry.partition)
                     missing.append(Missing(replica, cold, loaded))
                     missing_bytes += getattr(cold.job, "size", 0)
                     if self.byte_count + missing_bytes >= self._bytes_max:
@@ -140,7 +140,7 @@ class FetchAnswer:
         if self.final or self.byte_count >= self.request.min_bytes:
             return True
         for entry in self.request.partitions:
-            if entry.end_offset < 0 or is_short(self.broker, entry):
+            if entry.end_offset < 0 or is_short(self._lookup, entry):
                 return False
         return True
 
@@ -155,16 +155,16 @@ def partition_limit(entry: m.FetchPartition) -> int:
     return entry.bytes_max if entry.bytes_max > 0 else FETCH_PARTITION_BYTES_DEFAULT
 
 
-def is_short(broker: Broker, entry: m.FetchPartition) -> bool:
+def is_short(lookup: Lookup, entry: m.FetchPartition) -> bool:
     """True when the entry may get rows by waiting: it has no end, or is not readable up to it."""
     if entry.end_offset < 0:
         return True
-    replica = broker.replicas.get((entry.topic_id, entry.partition))
+    replica = lookup.led(entry.topic_id, entry.partition)
     return replica is not None and replica.state.high_watermark < entry.end_offset
 
 
 def read_entry(
-    broker: Broker,
+    lookup: Lookup,
     entry: m.FetchPartition,
     bytes_max: int,
     just_read: JustRead = (),
@@ -178,11 +178,11 @@ def read_entry(
     replica: Replica | None = None
     views: list[memoryview] = []
     try:
-        replica = broker.replica(entry.topic_id, entry.partition)
+        replica = lookup.replica(entry.topic_id, entry.partition)
         views = _read_replica(replica, entry, bytes_max, result, just_read)
     except QuiverlogError as error:
         if isinstance(error, CorruptLog):
-            broker.corrupt_read(replica, error)
+            lookup.corrupt_read(replica, error)
             result.damage_start_offset, result.damage_end_offset = error.damage()
         _fail(result, error)
     except OSError as error:

@@ -33,14 +33,14 @@ def start(broker: Broker, now: Now) -> None:
     """See the module docstring. Blocks; called off the loop. Raises what `Node.start` says."""
     assert broker.admission.phase is Phase.NEW
     config = broker.config
-    directory = broker.directory = DataDirectory.open(
+    directory = DataDirectory.open(
         broker.disk,
         config.data_dir,
         node_id=config.node_id,
         cluster_id=config.cluster_id,
         entropy=broker.entropy,
     )
-    broker.removal.directory = broker.assignment.directory = directory
+    broker.take(directory)
     try:
         _start_in(broker, directory, now)
     except BaseException:
@@ -83,7 +83,7 @@ def _start_in(broker: Broker, directory: DataDirectory, now: Now) -> None:
     broker.producer_ids.start()
     _remove_leftovers(broker)
     disk_space(broker, broker.disk.free_bytes(config.data_dir), now)
-    broker.admission.phase = Phase.STARTING
+    broker.admission.enter(Phase.STARTING)
     broker.assignment.reconcile(image, image.topics_by_id, now, clean=directory.clean)
 
 
@@ -172,7 +172,7 @@ def run_if_started(broker: Broker, now: Now) -> None:
     """Every partition is open, or known not to be: serve."""
     if broker.assignment.opening:
         return
-    broker.admission.phase = Phase.RUNNING
+    broker.admission.enter(Phase.RUNNING)
     broker.retention.start(now)
     broker.outbox.log(
         "info",

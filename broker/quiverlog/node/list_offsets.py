@@ -17,11 +17,13 @@ from quiverlog.limits import FETCH_MAX_WAIT_MS_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.cold import Loaded
 from quiverlog.node.events import RequestReceived
+from quiverlog.node.lookup import Lookup
 from quiverlog.node.offsets import ENTRIES_PER_STEP, answer_each, check_count, fail_entry
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.readers import check_isolation
 from quiverlog.node.replica import Replica
 from quiverlog.node.tasks import Call, Wait
+from quiverlog.node.waits import Waits
 from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, Now
 from quiverlog.wire import messages as m
 
@@ -34,16 +36,22 @@ class OffsetsWaiter(Waiter):
     `looking`: its entries are being looked at, in steps; `missed`: those that changed meanwhile.
     """
 
-    __slots__ = ("_broker", "looking", "missed", "request")
+    __slots__ = ("_lookup", "_waits", "looking", "missed", "request")
 
     api: ClassVar[m.Api] = m.Api.LIST_OFFSETS
 
     def __init__(
-        self, broker: Broker, connection_id: int, request: m.ListOffsetsRequest, deadline_us: int
+        self,
+        lookup: Lookup,
+        waits: Waits,
+        connection_id: int,
+        request: m.ListOffsetsRequest,
+        deadline_us: int,
     ) -> None:
         count = len(request.partitions)
         super().__init__(connection_id, request.correlation_id, deadline_us, count)
-        self._broker = broker
+        self._lookup = lookup
+        self._waits = waits
         self.request = request
         self.looking = False
         self.missed: set[int] = set()
@@ -51,11 +59,11 @@ class OffsetsWaiter(Waiter):
     def watch(self) -> None:
         """Enter the waiter with its partitions, and with the metadata where it compares them."""
         for index, entry in enumerate(self.request.partitions):
-            replica = self._broker.replicas.get((entry.topic_id, entry.partition))
+            replica = self._lookup.led(entry.topic_id, entry.partition)
             if replica is not None:  # One that is not there differs from what is known.
-                replica.waiters[self] = index
+                replica.watch(self, index)
         if self.request.metadata_version >= 0:
-            self._broker.metadata.waiters[self] = -1
+            self._lookup.watch_metadata(self)
 
     def wake(self, indexes: Sequence[int], now: Now) -> None:
         """`index` -1: the metadata changed."""
@@ -65,13 +73,13 @@ class OffsetsWaiter(Waiter):
             if any(map(self._may_have_news, indexes)):
                 self.look(now)
         elif any(map(self._may_have_news, indexes)):
-            self._answer(_list(self._broker, self.request))
+            self._answer(_list(self._lookup, self.request))
 
     def _may_have_news(self, index: int) -> bool:
         if index < 0:
-            return _metadata_differs(self._broker, self.request)
+            return _metadata_differs(self._lookup, self.request)
         entry = self.request.partitions[index]
-        return entry.at >= 0 or _differs(_list_entry(self._broker, entry), entry)
+        return entry.at >= 0 or _differs(_list_entry(self._lookup, entry), entry)
 
     def expire(self, now: Now) -> None:
         """The deadline has come: answer with what there is."""
@@ -81,23 +89,23 @@ class OffsetsWaiter(Waiter):
             self.deadline_us = 0
             self.look(now)
         else:
-            self._answer(_list(self._broker, self.request))
+            self._answer(_list(self._lookup, self.request))
 
     def look(self, now: Now) -> None:
         """Look at all entries, in steps; then answer, or go on waiting."""
         assert not self.looking
         self.looking = True
         call = Call(self.connection_id, self.request, now)
-        self._broker.tasks.start(call, self._in_steps(call))
+        self._waits.start(call, self._in_steps(call))
 
     def _in_steps(self, call: Call) -> Generator[Wait, object, None]:
         """Of many partitions, or times: these are looked up in files that may have to be read."""
-        broker, request = self._broker, self.request
+        lookup, request = self._lookup, self.request
         try:
             if not self.done:  # Its connection may have gone before this first step.
                 self.watch()
             results = yield from answer_each(
-                broker,
+                lookup,
                 request.partitions,
                 m.ListOffsetsPartitionResult,
                 _fill_offset,
@@ -108,28 +116,24 @@ class OffsetsWaiter(Waiter):
             self.looking = False
             if (
                 call.now.mono_us >= self.deadline_us
-                or _metadata_differs(broker, request)
+                or _metadata_differs(lookup, request)
                 or any(map(_differs, results, request.partitions))
             ):
-                version = broker.metadata.image.version
+                version = lookup.metadata_version
                 self._answer(m.ListOffsetsResponse(metadata_version=version, partitions=results))
             elif self.missed:
-                broker.wakeups.mark(self, self.missed)
+                self._waits.look_again(self, self.missed)
                 self.missed = set()
         except Exception as error:
-            broker.purgatory.fail(self, "LIST_OFFSETS", error)
+            self._waits.fail(self, "LIST_OFFSETS", error)
 
     def _answer(self, response: m.ListOffsetsResponse) -> None:
-        self.answer(self._broker.outbox, response)
-        self._broker.purgatory.finish(self)
-        self.release()
+        self._waits.answer(self, response)
 
     def release(self) -> None:
-        self._broker.metadata.waiters.pop(self, None)
+        self._lookup.unwatch_metadata(self)
         for entry in self.request.partitions:
-            replica = self._broker.assignment.find((entry.topic_id, entry.partition))
-            if replica is not None:
-                replica.waiters.pop(self, None)
+            self._lookup.unwatch(self, entry.topic_id, entry.partition)
 
 
 def handle_list_offsets(broker: Broker, event: RequestReceived, now: Now) -> None:
@@ -146,15 +150,16 @@ def handle_list_offsets(broker: Broker, event: RequestReceived, now: Now) -> Non
         raise ThrottledBroker("too many partitions are asked for by requests that wait.")
     wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX) if may_park else 0
     if not in_steps:
-        response = _list(broker, request)
+        response = _list(broker.lookup, request)
         if (
             wait_ms == 0
-            or _metadata_differs(broker, request)
+            or _metadata_differs(broker.lookup, request)
             or any(map(_differs, response.partitions, request.partitions))
         ):
             broker.outbox.respond(connection_id, request.correlation_id, response)
             return
-    waiter = OffsetsWaiter(broker, connection_id, request, now.mono_us + wait_ms * 1000)
+    deadline_us = now.mono_us + wait_ms * 1000
+    waiter = OffsetsWaiter(broker.lookup, broker.waits, connection_id, request, deadline_us)
     broker.purgatory.park(waiter)
     if in_steps:
         waiter.look(now)
@@ -167,28 +172,28 @@ def _takes_steps(request: m.ListOffsetsRequest) -> bool:
     return len(entries) > ENTRIES_PER_STEP or any(entry.at >= 0 for entry in entries)
 
 
-def _list(broker: Broker, request: m.ListOffsetsRequest) -> m.ListOffsetsResponse:
+def _list(lookup: Lookup, request: m.ListOffsetsRequest) -> m.ListOffsetsResponse:
     return m.ListOffsetsResponse(
-        metadata_version=broker.metadata.image.version,
-        partitions=[_list_entry(broker, entry) for entry in request.partitions],
+        metadata_version=lookup.metadata_version,
+        partitions=[_list_entry(lookup, entry) for entry in request.partitions],
     )
 
 
-def _list_entry(broker: Broker, entry: m.ListOffsetsPartition) -> m.ListOffsetsPartitionResult:
+def _list_entry(lookup: Lookup, entry: m.ListOffsetsPartition) -> m.ListOffsetsPartitionResult:
     """The newest or oldest offset, which needs no file."""
     assert entry.at < 0
     result = m.ListOffsetsPartitionResult(entry.topic_id, entry.partition)
     replica: Replica | None = None
     try:
-        replica = broker.replica(entry.topic_id, entry.partition)
+        replica = lookup.replica(entry.topic_id, entry.partition)
         _fill_offset(replica, entry, result, Loaded())
     except Exception as error:
-        fail_entry(broker, replica, result, error)
+        fail_entry(lookup, replica, result, error)
     return result
 
 
-def _metadata_differs(broker: Broker, request: m.ListOffsetsRequest) -> bool:
-    version = broker.metadata.image.version
+def _metadata_differs(lookup: Lookup, request: m.ListOffsetsRequest) -> bool:
+    version = lookup.metadata_version
     return request.metadata_version >= 0 and request.metadata_version != version
 
 

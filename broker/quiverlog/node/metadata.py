@@ -41,8 +41,7 @@ from quiverlog.node.directory_jobs import MadeDirectories
 from quiverlog.node.effects import Job
 from quiverlog.node.jobs import Jobs, Starter, Then
 from quiverlog.node.outbox import Outbox
-from quiverlog.node.purgatory import Waiter
-from quiverlog.node.wakeups import Wakeups
+from quiverlog.node.wakeups import Wakeups, Watched
 from quiverlog.storage.metadata_log import AppendJob, CompactJob, MetadataLog
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
@@ -53,7 +52,7 @@ _APPEND_BYTES_MAX: Final = 4 * 1024 * 1024
 """Decisions that wait together are logged together, up to so many bytes."""
 
 
-class Metadata:
+class Metadata(Watched):
     """See the module docstring.
 
     Args:
@@ -79,7 +78,6 @@ class Metadata:
         "image",
         "log",
         "pending",
-        "waiters",
     )
 
     log: MetadataLog
@@ -95,6 +93,7 @@ class Metadata:
         make_directories: Callable[[Directories], Job],
         on_applied: Callable[[Sequence[Record], Set[str], Now], None],
     ) -> None:
+        super().__init__()
         self._jobs = jobs
         self._wakeups = wakeups
         self._admission = admission
@@ -112,12 +111,15 @@ class Metadata:
         self.image = Image(topic_defaults)
         self.pending = Image(topic_defaults)
         self.cache: dict[str, m.TopicMetadata] = {}
-        self.waiters: dict[Waiter, int] = {}
 
     @property
     def idle(self) -> bool:
         """True when neither a decision nor a compaction is under way."""
         return not self._busy and not self._queue
+
+    def remember(self, answer: m.TopicMetadata) -> None:
+        """What METADATA says of a topic, until the image changes."""
+        self.cache[answer.name] = answer
 
     # --- start ---------------------------------------------------------------------------------
     def load(self, log: MetadataLog, entries: Sequence[list[Record]]) -> None:
@@ -209,9 +211,7 @@ class Metadata:
         return start
 
     def _start_next(self, now: Now) -> None:
-        if self._busy:
-            return
-        if not self._queue:
+        if self._busy or not self._queue:
             return
         self._busy = True
         self._guarded(self._start_job, now)

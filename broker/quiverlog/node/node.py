@@ -301,7 +301,12 @@ class Node:
         held_bytes = waiting_bytes(event)
         broker.tasks.check_room(event.connection_id, held_bytes)
         call = Call(event.connection_id, event.request, now, held_bytes=held_bytes)
-        steps = self._steps_handlers[type(event.request)](broker, call)
+        try:
+            steps = self._steps_handlers[type(event.request)](broker, call)
+        except Exception:
+            if call.on_end is not None:
+                call.on_end(now)
+            raise
         broker.tasks.start(call, steps, bare=True)
 
     def _fail(self, event: RequestReceived, error: QuiverlogError) -> None:
@@ -352,7 +357,4 @@ def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
 def _forget_connection(broker: Broker, connection_id: int) -> None:
     broker.clients.forget(connection_id)
     broker.tasks.forget(connection_id)
-    for waiter in broker.purgatory.of_connection(connection_id):
-        waiter.answered = True  # Nobody is left to hear an answer.
-        broker.purgatory.finish(waiter)
-        waiter.release()
+    broker.purgatory.forget(connection_id)

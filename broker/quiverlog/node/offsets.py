@@ -18,8 +18,9 @@ from quiverlog.errors import (
 )
 from quiverlog.limits import PARTITIONS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
-from quiverlog.node.cold import Loaded, cold_read
+from quiverlog.node.cold import Loaded
 from quiverlog.node.fetch_answer import out_of_range
+from quiverlog.node.lookup import Lookup
 from quiverlog.node.replica import Replica
 from quiverlog.node.tasks import Call, Outcome, Steps, Wait, gather
 from quiverlog.storage.reading_jobs import NotResident
@@ -63,7 +64,7 @@ def handle_epoch_end_offsets(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, m.EpochEndOffsetsRequest)
     results = yield from answer_each(
-        broker, request.partitions, m.EpochEndOffsetsPartitionResult, _fill_epoch_end
+        broker.lookup, request.partitions, m.EpochEndOffsetsPartitionResult, _fill_epoch_end
     )
     return m.EpochEndOffsetsResponse(partitions=results)
 
@@ -85,7 +86,7 @@ def handle_describe_ranges(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, m.DescribeRangesRequest)
     results = yield from answer_each(
-        broker, request.partitions, m.RangePartitionResult, _fill_range, walks=True
+        broker.lookup, request.partitions, m.RangePartitionResult, _fill_range, walks=True
     )
     return m.DescribeRangesResponse(partitions=results)
 
@@ -163,7 +164,7 @@ def _delete_some(
                 highest = max(highest, _check_delete(replica, entry.before_offset))
                 good.append(result)
             except Exception as error:
-                fail_entry(broker, replica, result, error)
+                fail_entry(broker.lookup, replica, result, error)
         # What retention took is not written down before it frees a file, and may come back.
         if replica is not None and highest > replica.log.start_saved:
             trims.append(broker.trims.starter(replica, highest, call.now))
@@ -181,7 +182,7 @@ def _delete_some(
         assert isinstance(outcome, Outcome)
         for result in good:
             if outcome.error is not None:
-                fail_entry(broker, replica, result, outcome.error)
+                fail_entry(broker.lookup, replica, result, outcome.error)
             else:
                 result.log_start_offset = replica.state.log_start_offset
 
@@ -203,7 +204,7 @@ def check_count(entries: Sequence[_EntryLike]) -> None:
 
 
 def answer_each(
-    broker: Broker,
+    lookup: Lookup,
     entries: Sequence[_Entry],
     make: Callable[[bytes, int], _Result],
     fill: _Fill[_Entry, _Result],
@@ -220,42 +221,42 @@ def answer_each(
     for number, entry in enumerate(entries, 1):
         result = make(entry.topic_id, entry.partition)
         results.append(result)
-        yield from _answer_one(broker, entry, result, fill)
+        yield from _answer_one(lookup, entry, result, fill)
         if number % (_WALKS_PER_STEP if walks else ENTRIES_PER_STEP) == 0:
             yield None
     return results
 
 
 def _answer_one(
-    broker: Broker, entry: _Entry, result: _Result, fill: _Fill[_Entry, _Result]
+    lookup: Lookup, entry: _Entry, result: _Result, fill: _Fill[_Entry, _Result]
 ) -> Generator[Wait, object, None]:
     loaded = Loaded()
     replica: Replica | None = None
     while True:
         try:
-            replica = broker.replica(entry.topic_id, entry.partition)
+            replica = lookup.replica(entry.topic_id, entry.partition)
             try:
                 fill(replica, entry, result, loaded)
                 return
             except NotResident as cold:
                 loaded.take(cold)
-                wait = cold_read(broker.jobs, replica, cold)
+                wait = lookup.cold_read(replica, cold)
             yield wait
         except Exception as error:
-            fail_entry(broker, replica, result, error)
+            fail_entry(lookup, replica, result, error)
             return
 
 
 def fail_entry(
-    broker: Broker, replica: Replica | None, result: _ResultLike, error: BaseException
+    lookup: Lookup, replica: Replica | None, result: _ResultLike, error: BaseException
 ) -> None:
     """The entry's error, in the words of the error table."""
     if isinstance(error, CorruptLog):
-        broker.corrupt_read(replica, error)
+        lookup.corrupt_read(replica, error)
     elif isinstance(error, OSError):
         error = StorageFault(f"the disk failed: {error.strerror or error}.")
     elif not isinstance(error, QuiverlogError):
-        broker.outbox.internal_error("a partition's entry", error)
+        lookup.internal_error("a partition's entry", error)
         error = QuiverlogError()
     result.error_code = error.code
     result.error_message = error.message

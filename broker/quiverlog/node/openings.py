@@ -74,6 +74,7 @@ class Openings:
     """
 
     __slots__ = (
+        "_directory",
         "_disk",
         "_find_topic",
         "_ids_of_name",
@@ -86,11 +87,10 @@ class Openings:
         "_stopped",
         "_taker",
         "_watchers",
-        "directory",
         "under_way",
     )
 
-    directory: DataDirectory
+    _directory: DataDirectory
 
     def __init__(
         self,
@@ -124,6 +124,10 @@ class Openings:
     def busy(self) -> bool:
         """True when the next tick has logs to make."""
         return bool(self._new)
+
+    def load(self, directory: DataDirectory) -> None:
+        """The partitions lie there."""
+        self._directory = directory
 
     def add(self, key: Key, opening: Opening) -> None:
         """Open this partition soon; after `stop` it is left to the next start."""
@@ -177,7 +181,7 @@ class Openings:
             now,
             clean=self.under_way[key].clean,
             epoch_newest=topic.partitions[key[1]].leader_epoch,
-            known=self.directory.written.get(str(self.under_way[key].name)),
+            known=self._directory.written.get(str(self.under_way[key].name)),
             **self._options,
         )
         parts.append(_Part(key, topic, job))
@@ -261,10 +265,10 @@ class Openings:
 
     def forget_written(self, name: str) -> None:
         """The directory of this name goes: what the clean mark says of it holds for no other."""
-        self.directory.written.pop(name, None)
+        self._directory.written.pop(name, None)
 
     def _path(self, key: Key) -> str:
-        return self.directory.partition_path(str(self.under_way[key].name))
+        return self._directory.partition_path(str(self.under_way[key].name))
 
     def _opened(
         self, key: Key, topic: TopicImage, found: OpenedReplica | BaseException, now: Now

@@ -195,6 +195,19 @@ class Purgatory:
         if not mine:
             del self._by_connection[waiter.connection_id]
 
+    def answer(self, waiter: Waiter, response: Response, body: Sequence[memoryview] = ()) -> None:
+        """Answer a waiter and take it out."""
+        waiter.answer(self._outbox, response, body)
+        self.finish(waiter)
+        waiter.release()
+
+    def forget(self, connection_id: int) -> None:
+        """Drop the long polls of a connection that is gone: nobody is left to hear an answer."""
+        for waiter in self.of_connection(connection_id):
+            waiter.answered = True
+            self.finish(waiter)
+            waiter.release()
+
     def fail(self, waiter: Waiter, where: str, error: Exception) -> None:
         """Looking after it raised what nobody expected: it is answered and forgotten."""
         self._outbox.internal_error(where, error)

@@ -38,16 +38,16 @@ class Removal:
 
     __slots__ = (
         "_busy",
+        "_directory",
         "_jobs",
         "_outbox",
         "_queue",
         "_removing",
         "_slices_left",
         "_unopened",
-        "directory",
     )
 
-    directory: DataDirectory
+    _directory: DataDirectory
 
     def __init__(self, jobs: Jobs, outbox: Outbox) -> None:
         self._jobs = jobs
@@ -58,6 +58,10 @@ class Removal:
         self._removing: dict[str, bytes] = {}  # By the job that is under way.
         self._busy = False
         self._slices_left: int | None = None  # After a stop.
+
+    def load(self, directory: DataDirectory) -> None:
+        """The partitions lie there."""
+        self._directory = directory
 
     @property
     def waiting(self) -> bool:
@@ -100,7 +104,7 @@ class Removal:
                 owners[name] = self._unopened.pop(name)
         if not owners:
             return
-        job = RemoveDirectoriesJob(self.directory, owners)
+        job = RemoveDirectoriesJob(self._directory, owners)
         self._removing = owners
         self._busy = True
         if self._slices_left is not None:

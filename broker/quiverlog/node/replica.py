@@ -18,7 +18,7 @@ from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, ThrottledBroker
 from quiverlog.node.acknowledgements import Answers
 from quiverlog.node.metrics import TopicCounters
-from quiverlog.node.purgatory import Waiter
+from quiverlog.node.wakeups import Watched
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now, TopicPartition
 
@@ -36,7 +36,7 @@ def log_config(config: TopicConfig) -> LogConfig:
     )
 
 
-class Replica:
+class Replica(Watched):
     """See the module docstring. `waiters`: long polls that look here, with their entry's index."""
 
     __slots__ = (
@@ -57,7 +57,6 @@ class Replica:
         "producers",
         "state",
         "topic",
-        "waiters",
     )
 
     def __init__(
@@ -69,6 +68,7 @@ class Replica:
         leader_epoch: int,
         counters: TopicCounters,
     ) -> None:
+        super().__init__()
         self.topic = topic
         self.name = name
         self.log = log
@@ -82,7 +82,6 @@ class Replica:
             flushed_offset=log.flushed_offset,
             log_start_offset=log.log_start_offset,
         )
-        self.waiters: dict[Waiter, int] = {}
         self.answers = Answers()
         self.admitted: list[tuple[BatchHeader, memoryview]] = []
         self.admitted_rows = 0
@@ -97,6 +96,11 @@ class Replica:
         # Bad bytes were found (and logged once).
         self.corrupt = False
         self.fault: StorageFault | None = None
+
+    def found_corrupt(self) -> bool:
+        """Bad bytes were found: True the first time."""
+        first, self.corrupt = not self.corrupt, True
+        return first
 
     def admit(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> int:
         """Take validated, checked batches into the next `append`. Returns their base offset to be.

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from quiverlog.node.purgatory import Purgatory, Waiter
 from quiverlog.types import Now
 
-__all__ = ["MARKS_PER_CALL", "WAKES_PER_CALL", "Wakeups"]
+__all__ = ["MARKS_PER_CALL", "WAKES_PER_CALL", "Wakeups", "Watched"]
 
 WAKES_PER_CALL: Final = 500
 """Partitions that waiting readers look at in one call: some 10 us each."""
@@ -28,11 +28,23 @@ MARKS_PER_CALL: Final = 5_000
 """Readers that are marked in one call: a fraction of a microsecond each."""
 
 
-class Watched(Protocol):
+class Watched:
     """A partition, or the metadata. `waiters`: who waits for a change, with their entry's index."""
 
-    @property
-    def waiters(self) -> dict[Waiter, int]: ...
+    __slots__ = ("waiters",)
+
+    def __init__(self) -> None:
+        self.waiters: dict[Waiter, int] = {}
+
+    def watch(self, waiter: Waiter, index: int) -> int:
+        """Have a long poll look again after a change; the entry that was told until now."""
+        before = self.waiters.get(waiter, index)
+        self.waiters[waiter] = index
+        return before
+
+    def unwatch(self, waiter: Waiter) -> None:
+        """The long poll looks here no more."""
+        self.waiters.pop(waiter, None)
 
 
 class Wakeups:

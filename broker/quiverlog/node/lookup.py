@@ -1,0 +1,135 @@
+"""Looking: which partition is led here, why one is not, and what a read of it needs and finds.
+
+All that FETCH, LIST_OFFSETS and their like ask of the broker, so that neither they nor those of
+them that wait know any other part of it. Owns nothing.
+
+Must not know: requests.
+"""
+
+from __future__ import annotations
+
+from quiverlog.errors import (
+    CorruptLog,
+    NotLeader,
+    QuiverlogError,
+    ThrottledBroker,
+    UnknownPartition,
+    UnknownTopicId,
+)
+from quiverlog.node.assignment import Assignment
+from quiverlog.node.cold import cold_read
+from quiverlog.node.config import NodeConfig
+from quiverlog.node.jobs import Jobs, Starter
+from quiverlog.node.metadata import Metadata
+from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.outbox import Outbox
+from quiverlog.node.purgatory import Waiter
+from quiverlog.node.replica import Replica
+from quiverlog.storage.reading_jobs import NotResident
+
+__all__ = ["Lookup"]
+
+
+class Lookup:
+    """See the module docstring."""
+
+    __slots__ = (
+        "_assignment",
+        "_jobs",
+        "_metadata",
+        "_metrics",
+        "_node_id",
+        "_outbox",
+        "_replicas",
+        "fetch_bytes_default",
+    )
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        metadata: Metadata,
+        jobs: Jobs,
+        outbox: Outbox,
+        metrics: NodeMetrics,
+        config: NodeConfig,
+    ) -> None:
+        self._assignment = assignment
+        self._replicas = assignment.replicas
+        self._metadata = metadata
+        self._jobs = jobs
+        self._outbox = outbox
+        self._metrics = metrics
+        self._node_id = config.node_id
+        self.fetch_bytes_default = config.fetch_bytes_default
+
+    # --- partitions ----------------------------------------------------------------------------
+    def replica(self, topic_id: bytes, partition: int) -> Replica:
+        """The partition, if it is led here and open.
+
+        Raises:
+            UnknownTopicId, UnknownPartition, NotLeader
+            CorruptLog, StorageFault, DiskFull: it cannot be opened.
+            ThrottledBroker: it is being opened.
+        """
+        replica = self._replicas.get((topic_id, partition))
+        if replica is None:
+            raise self._why_not(topic_id, partition)
+        return replica
+
+    def led(self, topic_id: bytes, partition: int) -> Replica | None:
+        """The partition, if it is led here and open."""
+        return self._replicas.get((topic_id, partition))
+
+    def _why_not(self, topic_id: bytes, partition: int) -> QuiverlogError:
+        topic = self._metadata.image.topics_by_id.get(topic_id)
+        if topic is None:
+            return UnknownTopicId(f"there is no topic with id {topic_id[:16].hex()}.")
+        name = f"{topic.name}-{partition}"
+        if not 0 <= partition < len(topic.partitions):
+            return UnknownPartition(
+                f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1},"
+                f" not {partition}."
+            )
+        offline = self._assignment.offline.get((topic_id, partition))
+        if offline is not None:
+            return type(offline.error)(offline.error.message)
+        leader_id = topic.partitions[partition].leader_id
+        if leader_id < 0:
+            return NotLeader(f"{name} has no leader now.")
+        if leader_id != self._node_id:
+            return NotLeader(f"{name} is led by broker {leader_id}.")
+        return ThrottledBroker(f"{name} is being opened.")
+
+    def cold_read(self, replica: Replica, cold: NotResident) -> Starter:
+        """Load what is not in memory; to be yielded by a handler that waits for it."""
+        return cold_read(self._jobs, replica, cold)
+
+    def corrupt_read(self, replica: Replica | None, error: CorruptLog) -> None:
+        """Stored bytes are bad: the asker gets the error, the operator a counter and one line."""
+        self._metrics.corrupt_reads += 1
+        if replica is not None and replica.found_corrupt():
+            self._outbox.log("error", "corrupt log", partition=str(replica.name), why=error.message)
+
+    def internal_error(self, where: str, error: BaseException) -> None:
+        """An exception that nobody expected: a bug of ours, counted and logged with its trace."""
+        self._outbox.internal_error(where, error)
+
+    # --- waiting for a change ------------------------------------------------------------------
+    @property
+    def metadata_version(self) -> int:
+        """Of the image: another one means that a topic or a partition may be new, or gone."""
+        return self._metadata.image.version
+
+    def watch_metadata(self, waiter: Waiter) -> None:
+        """Have a waiter look again when the version changes: its `wake` gets the index -1."""
+        self._metadata.watch(waiter, -1)
+
+    def unwatch(self, waiter: Waiter, topic_id: bytes, partition: int) -> None:
+        """The waiter does not look at this partition any more, wherever it is led now."""
+        replica = self._assignment.find((topic_id, partition))
+        if replica is not None:
+            replica.unwatch(waiter)
+
+    def unwatch_metadata(self, waiter: Waiter) -> None:
+        """The waiter does not look at the version any more."""
+        self._metadata.unwatch(waiter)

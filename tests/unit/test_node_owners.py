@@ -1,0 +1,149 @@
+"""Who knows whom in the node: parts write their own state alone; who waits knows few of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from quiverlog.node import broker as broker_module
+from quiverlog.node.broker import Broker
+
+NODE: Final = Path(broker_module.__file__).parent
+FILES: Final = sorted(path for path in NODE.glob("*.py") if path.name != "__init__.py")
+MUTATORS: Final = {
+    "add", "append", "clear", "discard", "extend", "insert", "pop", "popleft", "remove",
+    "setdefault", "update",
+}  # fmt: skip
+SHARED: Final = {
+    "metrics": "counters, each counted where it happens",
+    "staging": "produce.py and wide_produce.py admit, staging.py appends: one owner in three files",
+}
+ALLOWED: Final = {
+    ("openings.py", "_directory.written"): "whoever opens a log takes it out (DataDirectory)",
+}
+REPLICA_OWNERS: Final = {
+    "admitted": {"replica.py"},
+    "answers": {"replica.py"},
+    "corrupt": {"replica.py"},
+    "deleted": {"assignment.py"},
+    "fault": {"flushes.py"},
+    "flush_queued": {"flushes.py"},
+    "flush_running": {"flushes.py"},
+    "flush_wanted": {"flushes.py"},
+    "jobs_running": {"cold.py", "flushes.py", "trims.py"},  # Who starts a job counts it.
+    "waiters": {"wakeups.py"},
+}
+"""A replica is a record of several owners' columns: which files write which."""
+
+
+def parts() -> set[str]:
+    return {name.lstrip("_") for name in Broker.__slots__} - set(SHARED)
+
+
+def stores(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """Attributes that are assigned to, deleted, or of which what they hold is changed in place."""
+    for node in ast.walk(tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = list(node.targets)
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in MUTATORS
+        ):
+            targets = [node.func.value]
+        while targets:
+            target = targets.pop()
+            if isinstance(target, ast.Tuple):
+                targets += target.elts
+            elif isinstance(target, ast.Subscript):
+                targets.append(target.value)
+            elif isinstance(target, ast.Attribute):
+                yield target
+
+
+def foreign(file: str, source: str) -> list[str]:
+    """Where a file writes the state of a part that is another file's."""
+    found = []
+    for target in stores(ast.parse(source)):
+        path = ast.unparse(target).split(".")
+        place = f"{file}: {'.'.join(path)}"
+        if path[0] == "self" and len(path) == 2:
+            continue  # Its own.
+        holder = path[-2].lstrip("_")
+        if holder in ("replica", "taken"):
+            allowed = file in REPLICA_OWNERS.get(path[-1], ())
+        elif holder == "broker" or holder in parts():
+            allowed = (file, ".".join(path[-2:])) in ALLOWED
+        else:
+            continue
+        if not allowed:
+            found.append(place)
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_file_writes_the_state_of_another_part(path: Path) -> None:
+    assert foreign(path.name, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "broker.admission.phase = 1",
+        "self._broker.metadata.waiters[self] = 2",
+        "self._broker.metadata.waiters.pop(self, None)",
+        "a, broker.removal.directory = 1, 2",
+        "broker.directory = 1",
+        "del self._metadata.cache['t']",
+        "replica.waiters[self] = 1",
+        "replica.log = 1",
+    ],
+)
+def test_a_foreign_write_is_found(line: str) -> None:
+    assert foreign("fetch.py", line)
+    assert not foreign("fetch.py", "self.request = 1; result.offset = 2; broker.admission.enter(1)")
+
+
+def waiters() -> list[tuple[str, ast.ClassDef]]:
+    return [
+        (path.name, node)
+        for path in FILES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and "Waiter" in map(ast.unparse, node.bases)
+    ]
+
+
+def names(tree: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+    return {name.lstrip("_").lower() for name in found}
+
+
+def test_requests_that_wait_do_not_know_the_broker() -> None:
+    """They look up partitions, answer, and have themselves looked at again: nothing else."""
+    found = waiters()
+    assert {node.name for _, node in found} >= {"FetchWaiter", "OffsetsWaiter", "ProduceWaiter"}
+    others = parts() - {"lookup", "waits", "replica"} | {"broker"}
+    for file, node in found:
+        own = {"outbox", "metrics", "purgatory"} if file == "acknowledgements.py" else set()
+        assert names(node) & others <= own, (file, node.name)
+
+
+@pytest.mark.parametrize("module", ["fetch_answer", "lookup", "waits", "purgatory", "wakeups"])
+def test_what_a_wait_is_made_of_does_not_know_the_broker(module: str) -> None:
+    tree = ast.parse((NODE / f"{module}.py").read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert "quiverlog.node.broker" not in imported
