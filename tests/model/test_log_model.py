@@ -107,13 +107,8 @@ class LogMachine(RuleBasedStateMachine):
             now=self.now,
             producers=self.producers,
         )
-        # The power may have taken the name of the first file, with rows that were never flushed.
-        known = max(self.promised, self.durable_start)
         self.sent = [
-            (header, offset)
-            for header, offset in self.sent
-            if offset < self.log.log_end_offset
-            and (offset < known or offset >= self.log.log_start_offset)
+            (header, offset) for header, offset in self.sent if offset < self.log.log_end_offset
         ]
         self.retries_are_repetitions()
 

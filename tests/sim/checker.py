@@ -262,9 +262,7 @@ class Checker:
             retention_ms = topic.retention_ms
             limit_us = wall_us - retention_ms * 1000 + CLOCK_SLACK_US
             for taken in range(max(model.log_start_offset, model.trimmed_to), offset):
-                # What nobody knew of may go: the power takes the name of a file never flushed.
-                known = (model.acknowledged, model.acknowledged_memory, model.seen)
-                if retention_ms < 0 and any(taken in rows for rows in known):
+                if retention_ms < 0:
                     raise Violation(
                         f"{model.name}: row {taken} is gone and nothing had the right to take it"
                     )

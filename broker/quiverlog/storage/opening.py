@@ -25,6 +25,7 @@ from quiverlog.storage.checkpoint import Bounds, RecoveryPoint
 from quiverlog.storage.disk import Disk, short_name
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.log_files import set_aside
+from quiverlog.storage.lost_names import lost_unflushed
 from quiverlog.storage.marks import Marks
 from quiverlog.storage.partition_files import EMPTIED_FILE, sync_partition_file
 from quiverlog.storage.recovery import RecoveryReport, assign_epochs, recover_segments
@@ -264,6 +265,7 @@ class _Opening:
             segments[-1].end_offset = point.base_offset
             segments[-1].finished = True
         kept = list(segments)
+        cut_bytes = self._drop_behind_lost_name()
         touched, found.report = recover_segments(
             segments,
             point,
@@ -272,9 +274,12 @@ class _Opening:
             self._epoch_newest,
             self._known.end_offset,
         )
+        found.report.bytes_truncated += cut_bytes
         for segment in kept:
             if segment.dropped:
                 self._remove_files(segment)
+        if kept and not segments:  # They must not come back behind rows that end where they began.
+            self._disk.sync_dir(self._directory)
         for segment in touched:
             if not segment.dropped:
                 self._flush_again(segment)
@@ -300,6 +305,23 @@ class _Opening:
             and last.created_us != 0
         )
         found.changed = True
+
+    def _drop_behind_lost_name(self) -> int:
+        """Drop all files where the first one's name is lost, and no flush was; their bytes."""
+        found, segments, start = self._found, self._found.segments, self._found.start_saved
+        known = max(found.point.offset, *self._known)
+        if not lost_unflushed(segments, start, known, self._names, self._lost):
+            return 0
+        name = short_name(self._directory)
+        self.notes.append(
+            f"{name}: rows {start} to {segments[0].base_offset} have no file, and no flush of them"
+            f" is known: the log ends at {start}, {len(segments)} files behind them were removed."
+        )
+        for segment in segments:
+            segment.dropped = True
+        byte_count = sum(segment.file.size for segment in segments)
+        segments.clear()
+        return byte_count
 
     def _flush_again(self, segment: Segment) -> None:
         """Write what was scanned once more, in place, and flush it.
@@ -327,16 +349,7 @@ class _Opening:
         found = self._found
         segments = found.segments
         if segments and segments[0].base_offset > found.start_saved:
-            # Also where no recovery point could be written: a segment's mark knows of flushed rows.
-            known_offset = max(
-                found.point.offset, self._known.end_offset, *(s.mark.offset for s in segments)
-            )
-            if known_offset > found.start_saved:
-                self._report_missing(found.start_saved, segments[0].base_offset)
-            else:
-                # Nothing of it was ever flushed, and the power took the first file's name.
-                found.start_saved = segments[0].base_offset
-                checkpoint.save_log_start(self._disk, self._directory, found.start_saved)
+            self._report_missing(found.start_saved, segments[0].base_offset)
         found.log_start_offset = found.start_saved
         if (
             len(segments) == 1
