@@ -185,6 +185,22 @@ def test_the_segment_before_learns_that_rows_followed() -> None:
 
 
 # --- made good ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NOTES)
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_that_a_start_has_missed_are_missed_after_a_power_failure(
+    seed: int, name: str
+) -> None:
+    """By either file alone: the segment that told of the rows as well is gone."""
+    disk = SimDisk(seed)
+    log = filled(disk)
+    end, newest = log.log_end_offset, log.segments[-1].path
+    del log
+    disk.remove(newest)
+    assert open_log(disk).log_end_offset == end
+    disk.crash()
+    assert stored(disk, name).end_offset == end
+
+
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("damage", ["gone", "empty", "zeros", "grown"])
 @pytest.mark.parametrize("name", NOTES)

@@ -13,6 +13,8 @@ job that uses it is outstanding.
 
 from __future__ import annotations
 
+import contextlib
+
 from quiverlog.errors import QuiverlogError
 from quiverlog.storage.checkpoint import (
     RECOVERY_COPY_FILE,
@@ -83,6 +85,18 @@ class Marks:
             except (OSError, QuiverlogError):
                 continue
             self._written[name] = contents
+
+    def save(self) -> None:
+        """As `write`, durably and all: rows are missing, and no file of theirs tells it any more.
+
+        No error counts: the next start that finds them missing tries again.
+        """
+        contents = self.contents(self.point)
+        for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
+            self._written.pop(name, None)
+            with contextlib.suppress(OSError, QuiverlogError):
+                self._disk.write_file_atomic(f"{self._directory}/{name}", contents)
+                self._written[name] = contents
 
     def write_header(self, segment: Segment, created_us: int, mark: FlushedMark) -> bool:
         """Say in a segment's header what is flushed. False: it says what it said."""

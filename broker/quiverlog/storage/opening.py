@@ -102,6 +102,7 @@ class _Opening:
         self._stopped = known or Bounds(0, 0)
         self._known = self._stopped
         self._flushed_again = False
+        self._missing_at_end = False
         self._lost = lost
         self._disk = disk
         self._directory = directory
@@ -177,7 +178,9 @@ class _Opening:
         for name in self._stored.bad:  # Bytes too many would stay behind what is written over.
             with contextlib.suppress(OSError):
                 truncation.remove_files(self._disk, (f"{self._directory}/{name}",))
-        if self._stored.contents or self._stored.bad or self._flushed_again:
+        if self._missing_at_end:
+            marks.save()
+        elif self._stored.contents or self._stored.bad or self._flushed_again:
             marks.write()
 
     def _report(self, what: str) -> None:
@@ -292,6 +295,7 @@ class _Opening:
         flushed = max(point.offset, self._known.end_offset)
         end = max(reached, found.start_saved, flushed)
         if max(reached, found.start_saved) < flushed:
+            self._missing_at_end = True
             self._report_missing(max(reached, found.start_saved), flushed)
         found.log_end_offset = end
         self._epochs.truncate_to(end + 1)
