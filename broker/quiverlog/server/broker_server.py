@@ -326,18 +326,21 @@ class BrokerServer:
         now_us = monotonic_us()
 
         def check(connection: Connection) -> None:
-            waiting = connection.waiting_bytes
-            reason = overdue(
-                connection.state, limits, now_us, sent=connection.sent_bytes, waiting=waiting
-            )
             state, sent_bytes = connection.state, connection.sent_bytes
-            if reason is None and sent_bytes == state.looked_sent_bytes and connection.is_abandoned:
-                reason = "gone"
-            state.looked_sent_bytes = sent_bytes
+            waiting = connection.waiting_bytes
+            reason = overdue(state, limits, now_us, sent=sent_bytes, waiting=waiting)
+            if state.in_flight:
+                if reason is None and sent_bytes == state.looked_sent_bytes:
+                    reason = "gone" if connection.is_abandoned else None
+                state.looked_sent_bytes = sent_bytes
             if reason is not None:
                 connection.abort(reason)
-            else:
-                connection.report()
+                return
+            is_quiet = not (waiting or state.in_flight or state.frame_since_us)
+            if is_quiet and state.quiet_since_us == state.last_read_us:
+                return  # It holds what it held at the last look, like nearly all of ten thousand.
+            state.quiet_since_us = state.last_read_us if is_quiet else 0
+            connection.report()
 
         self._all_connections("looking at a connection", check)
         self._log_control.write_left_out(self._log)

@@ -70,6 +70,7 @@ class ConnectionState:
         "in_flight",
         "last_read_us",
         "looked_sent_bytes",
+        "quiet_since_us",
         "taken_bytes",
         "taken_since_us",
     )
@@ -82,6 +83,8 @@ class ConnectionState:
         """Correlation id -> when its bytes arrived, in nanoseconds of the performance counter."""
         self.taken_bytes = 0
         self.taken_since_us = 0
+        self.quiet_since_us = 0
+        """When the last bytes came, if nothing was under way at the last look; 0 otherwise."""
         self.looked_sent_bytes = -1
         """What had been sent at the last look: more is sent of a connection that goes on."""
 
