@@ -289,6 +289,26 @@ def test_made_up_names_and_connections_give_no_more_long_polls(
     assert not node.node.broker.clients.accounts
 
 
+def test_a_greedy_client_leaves_long_polls_to_others_of_its_address(tmp_path: Path) -> None:
+    """One client id took all that its address may have, and others there got a first poll only."""
+    node = NodeDriver(tmp_path, parked_entries_max=3_000)
+    topic = node.create(partitions=20)
+    for connection, client_id in ((10, "greedy"), (11, "greedy"), (12, "another")):
+        node.send(ConnectionOpened(connection, f"10.0.0.1:{connection}"))
+        node.call(m.HelloRequest(client_id=client_id), connection=connection)
+
+    def parks(connection: int) -> bool:
+        parts = [m.FetchPartition(topic_id=topic, partition=p) for p in range(20)]
+        request = m.FetchRequest(max_wait_ms=60_000, partitions=parts)
+        asked = node.request(request, connection=connection)
+        node.run_until_idle()
+        return node.answer(asked) is None
+
+    taken = sum(parks(connection) for _ in range(200) for connection in (10, 11))
+    assert taken in range(60, 80), "about half"
+    assert sum(parks(12) for _ in range(100)) >= 15
+
+
 def test_many_short_waits_with_long_timeouts_keep_no_memory(node: NodeDriver) -> None:
     topic = node.create()
     for i in range(2_000):

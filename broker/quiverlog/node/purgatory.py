@@ -1,10 +1,11 @@
 """Requests that wait: for rows, for offsets, for the disk.
 
 Owns the order of their deadlines (one heap), who of them belongs to which connection, and how many
-long polls, with how many entries, a connection, a client id and an address may have: no more than
-what is still free, so that one that takes its whole share leaves half of the rest to the next.
-Making up names or connections gives nothing: they share their address. And whatever an address has
-taken, there is room for the first long poll of each connection.
+long polls, with how many entries, a connection, a client id and an address may have: a connection
+or id no more than what is still free, so that one that takes its whole share leaves half of the
+rest to the next; an address twice what is still free. Making up names or connections gives nothing:
+they share their address. And whatever an address has taken, there is room for the first long poll
+of each connection.
 
 Invariants: a waiter is answered or dropped once; `live` is the number that still waits; the heap
 holds at most about twice as many entries (done ones are swept when they are the majority), so that
@@ -31,6 +32,9 @@ __all__ = ["Purgatory", "Replier", "Waiter"]
 _SWEEP_MIN: Final = 256
 _FIRST_ENTRIES: Final = 8
 """The first long poll of a connection finds room if it has no more entries."""
+_ADDRESS_SHARE: Final = 2
+"""An address has two thirds: a client that takes the half that it may have leaves others of its host
+or network something."""
 
 
 class Replier(Protocol):
@@ -144,9 +148,10 @@ class Purgatory:
             free -= waiting
             free_entries -= waiting * _FIRST_ENTRIES
         for account in accounts[connection_id]:
-            if self._polls.get(account, 0) >= free:
+            share = _ADDRESS_SHARE if account[0] == "address" else 1
+            if self._polls.get(account, 0) >= share * free:
                 return False
-            if self._entries.get(account, 0) + entry_count > free_entries:
+            if self._entries.get(account, 0) + entry_count > share * free_entries:
                 return False
         return True
 
