@@ -33,8 +33,8 @@ _SWEEP_MIN: Final = 256
 _FIRST_ENTRIES: Final = 8
 """The first long poll of a connection finds room if it has no more entries."""
 _ADDRESS_SHARE: Final = 2
-"""An address may have two thirds: a client that has taken its half leaves something to the others of
-its host or network."""
+"""An address may have two thirds: a client that has taken its half leaves something to others
+of its host or network."""
 
 
 class Replier(Protocol):
