@@ -40,6 +40,6 @@ class Clients:
         self._accounts[connection_id] = tuple(accounts)
 
     def forget(self, connection_id: int) -> None:
-        """It is closed."""
+        """A connection is closed."""
         self._accounts.pop(connection_id, None)
         self._addresses.pop(connection_id, None)
