@@ -199,7 +199,7 @@ class Unflushed:
         self, end_offset: int, last: Segment | None, background: bool
     ) -> RecoveryPoint | None:
         """The recovery point that this flush should write; None when the last one will do."""
-        if last is None or not self._point_behind:
+        if last is None or not self._point_behind or not last.joins(end_offset):
             return None
         point = RecoveryPoint(end_offset, last.base_offset, last.file.size)
         near = point.position - self.point.position < _CHECKPOINT_BYTES

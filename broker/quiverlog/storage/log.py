@@ -301,7 +301,10 @@ class Log(TrimmableLog):
         if self.log_start_offset > self._start_saved:
             checkpoint.save_log_start(self._disk, self.directory, self.log_start_offset)
             marks.started(self.log_start_offset)
-        if not self.epochs.dirty:  # The point stands for the epochs before it as well.
+        whole = last is None or last.joins(self.log_end_offset)
+        # A start that believed a point behind missing rows would append there. The point stands for
+        # the epochs before it as well.
+        if whole and not self.epochs.dirty:
             point = self._end_point()
             # Not durable: it only counts if it agrees with the files, and old ones do no harm.
             path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"

@@ -303,9 +303,9 @@ class _Opening:
         last = segments[-1] if segments else None
         found.writable = (
             last is not None
+            and last.joins(end)
             and not last.damages
             and not last.finished
-            and last.end_offset == end
             and last.created_us != 0
         )
         found.changed = True

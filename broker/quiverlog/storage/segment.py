@@ -174,6 +174,15 @@ class Segment:
         """True for a segment without batches."""
         return self.file.size <= SEGMENT_HEADER_BYTES
 
+    def joins(self, offset: int) -> bool:
+        """True when a batch that begins with row `offset` may follow the file's last byte.
+
+        Not where rows in front of it are missing, or damage reaches to the end: a walk that met
+        such a batch could not tell that it belongs there.
+        """
+        size = self.file.size
+        return self.end_offset == offset and all(d.end_position < size for d in self.damages)
+
     def is_older(self, at_us: int) -> bool:
         """True when all rows are known to be older, whether the index is in memory or not."""
         return self.finished and NO_TIME < self.newest_us < at_us
