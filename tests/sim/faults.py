@@ -14,12 +14,14 @@ import errno
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from quiverlog.batch.header import BatchHeader
-from quiverlog.errors import DiskFull
+from quiverlog.errors import CorruptLog, DiskFull
 from quiverlog.limits import BATCH_HEADER_BYTES
-from quiverlog.storage.segment_index import _BODY, _HEAD, SEGMENT_HEADER_BYTES
+from quiverlog.storage.disk import Disk
+from quiverlog.storage.index import SparseIndex
+from quiverlog.storage.segment_index import _BODY, _HEAD, SEGMENT_HEADER_BYTES, index_path
 
 from .disk import SimDisk
 
@@ -45,6 +47,16 @@ class Death(BaseException):
 
 class Blocked(BaseException):
     """An operation that may block was called on the loop. Nobody but the host may catch it."""
+
+
+class _Still:
+    """The files of a disk as they are: looking at them is no operation, and nothing can fail."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self._disk = disk
+
+    def read_file(self, path: str) -> bytes:
+        return bytes(self._disk.inode(path).data)
 
 
 class FaultyDisk(SimDisk):
@@ -74,6 +86,8 @@ class FaultyDisk(SimDisk):
         """Errors that were raised on purpose, by kind; in this life of the process."""
         self.happened: Counter[str] = Counter()
         """Errors by kind and names that a power loss took back, in all lives."""
+        self.still = cast(Disk, _Still(self))
+        """For whoever looks from outside: it can read whole files."""
         self._fuse: int | None = None
         self._fuse_is_power = True
 
@@ -170,18 +184,26 @@ class FaultyDisk(SimDisk):
         """So many bytes fit and not one more; None: any number."""
         self.capacity = None if room_bytes is None else self.used_bytes + room_bytes
 
-    def flip_header(self, rng: random.Random) -> str | None:
+    def flip_header(self, rng: random.Random, *, indexed: bool = False) -> str | None:
         """Flip a durable bit in the header of some batch; its path, None when there is none.
 
         Not of the last one, which a torn append may look like (ADR 0011).
+
+        Args:
+            indexed: a batch to which an index file leads.
         """
         paths = [path for path in self.paths() if path.endswith(".log") and "/data/" in path]
         paths = [path for path in paths if self.durable_size(path) > BATCH_HEADER_BYTES]
+        if indexed:
+            paths = [path for path in paths if self._index_of(path)]
         if not paths:
             return None
         path = rng.choice(paths)
         durable = bytes(self.inode(path).data[: self.durable_size(path)])
         found = _batches(durable)
+        if indexed:
+            entries = self._index_of(path)
+            found = [at for at in found[:-1] if at in entries] + found[-1:]
         if len(found) < 2:
             return None
         # Where it says which rows it holds, or anywhere.
@@ -190,6 +212,16 @@ class FaultyDisk(SimDisk):
         self.rows_hit = self._rows_at(path, durable, at)
         self.flip_bit(path, at * 8 + rng.randrange(byte_count * 8))
         return path
+
+    def _index_of(self, path: str) -> frozenset[int]:
+        """Where the index file of a segment leads; nowhere when there is no good one."""
+        name = index_path(path)
+        if name not in self.paths():
+            return frozenset()
+        try:
+            return frozenset(SparseIndex.load(name, bytes(self.inode(name).data))[1].positions)
+        except CorruptLog:
+            return frozenset()
 
     def _rows_at(self, path: str, data: bytes, at: int) -> tuple[int, int] | None:
         """Rows [first, next) of the batch with this byte; None where that is not sure.
