@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import stat
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -34,7 +35,8 @@ __all__ = ["RESERVED_DESCRIPTORS", "PosixDisk", "PosixFile"]
 
 FILES_OPEN_MAX: Final = 1024
 RESERVED_DESCRIPTORS: Final = 16
-"""More than the jobs that run at the same time, each of which opens one file at a time."""
+"""More than the jobs that run at the same time by default; each opens one file at a time. When they
+are spent, log files that are kept open for their next use give up theirs."""
 DIRECTORY_MODE: Final = 0o700
 
 
@@ -48,7 +50,7 @@ class PosixDisk:
             broker; a tool that reads a file needs none).
     """
 
-    __slots__ = ("_files_open_max", "_open_files", "_reserve")
+    __slots__ = ("_files_open_max", "_lock", "_open_files", "_reserve")
 
     def __init__(
         self,
@@ -60,6 +62,8 @@ class PosixDisk:
         self._files_open_max = files_open_max
         self._open_files: deque[PosixFile] = deque()
         self._reserve = DescriptorReserve(reserved_descriptors)
+        # The lock has some directories open; it closes them when nobody holds it any more.
+        self._lock: weakref.ref[PosixLock] | None = None
 
     # --- descriptors ---------------------------------------------------------------------------
     def open_descriptor(self, path: str, flags: int) -> Descriptor:
@@ -70,7 +74,31 @@ class PosixDisk:
             except OSError as error:
                 if not out_of_descriptors(error):
                     raise
-        return self._reserve.spend(lambda: Descriptor(path, flags))
+        try:
+            return self._reserve.spend(lambda: Descriptor(path, flags))
+        except OSError as error:
+            if not out_of_descriptors(error) or not self._close_one():
+                raise
+        return self._open_instead(path, flags)
+
+    def _open_instead(self, path: str, flags: int) -> Descriptor:
+        """Open a file at the expense of others that hold a descriptor, the oldest first."""
+        while True:
+            try:
+                return Descriptor(path, flags)
+            except OSError as error:
+                if not out_of_descriptors(error) or not self._close_one():
+                    raise
+
+    def _close_one(self) -> bool:
+        """Close the file that was opened longest ago; False when none is open."""
+        while self._open_files:
+            with contextlib.suppress(IndexError):  # Another thread has taken the last one.
+                file = self._open_files.popleft()
+                if file.is_open:
+                    file.close()
+                    return True
+        return False
 
     def opened(self, file: PosixFile) -> None:
         """A file took a descriptor: let others go when there are too many (second chance).
@@ -128,6 +156,7 @@ class PosixDisk:
             write_all(descriptor.fd, [data], 0, 0)
             if durable:
                 os.fsync(descriptor.fd)
+            del descriptor  # One at a time: the directory takes its place.
             os.rename(temporary, path)
             if durable:
                 self.sync_dir(os.path.dirname(path))
@@ -137,6 +166,8 @@ class PosixDisk:
             raise write_error(path, error) from error
 
     def overwrite(self, path: str, data: Buffer) -> None:
+        assert not path.endswith(("/", ".tmp"))
+        assert len(data) > 0
         try:
             descriptor = self.open_descriptor(path, os.O_WRONLY | os.O_CREAT)
             write_all(descriptor.fd, [data], 0, 0)
@@ -145,10 +176,12 @@ class PosixDisk:
 
     def rename(self, old: str, new: str) -> None:
         assert os.path.dirname(old) == os.path.dirname(new), "one directory makes it durable"
+        assert old != new
         os.rename(old, new)
 
     def replace(self, file: File, path: str) -> None:
         assert os.path.dirname(file.path) == os.path.dirname(path), "names of one directory"
+        assert file.path != path
         os.rename(file.path, path)
         file.path = path
 
@@ -157,6 +190,7 @@ class PosixDisk:
 
     # --- directories ---------------------------------------------------------------------------
     def remove_tree(self, path: str) -> None:
+        assert path.rpartition("/")[2] not in ("", ".", ".."), "a directory by its own name"
         try:
             names = self.list(path)
         except FileNotFoundError:
@@ -205,7 +239,10 @@ class PosixDisk:
         return True
 
     def sync_dir(self, path: str) -> None:
-        descriptor = self.open_descriptor(path or ".", os.O_RDONLY | os.O_DIRECTORY)
+        lock = self._lock() if self._lock is not None else None
+        descriptor = lock.directory(path) if lock is not None else None
+        if descriptor is None:
+            descriptor = self.open_descriptor(path or ".", os.O_RDONLY | os.O_DIRECTORY)
         os.fsync(descriptor.fd)
 
     def exists(self, path: str) -> bool:
@@ -235,7 +272,9 @@ class PosixDisk:
         return room.f_bavail * room.f_frsize
 
     def lock(self, path: str, *, guarded: Sequence[str] = ()) -> PosixLock:
-        return PosixLock(self, path, guarded)
+        lock = PosixLock(self, path, guarded)
+        self._lock = weakref.ref(lock)
+        return lock
 
 
 def _what_is_there(path: str) -> str:
