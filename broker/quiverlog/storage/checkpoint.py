@@ -175,6 +175,8 @@ def pack_recovery_point(point: RecoveryPoint, bounds: Bounds) -> bytes:
     """The file's bytes: always as many, because it is written over in place."""
     assert point.offset >= 0
     assert point.base_offset <= point.offset, "the point lies in its segment"
+    assert bounds.start_offset >= 0
+    assert bounds.end_offset >= 0
     payload = _POINT.pack(*point) + _BOUNDS.pack(*bounds)
     return pack_file(_RECOVERY_MAGIC, _VERSION, payload)
 

@@ -78,6 +78,7 @@ def set_aside(disk: Disk, directory: str) -> SetAside:
             moved.append(name)
             lost = "the rows in it are missing" if name.endswith(".log") else "it is made anew"
             notes.append(f"{short_name(path)} was not a regular file: moved to {new}; {lost}.")
+    assert len(moved) <= len(notes), "what is moved is told"
     return SetAside(tuple(moved), tuple(notes), disk.list(directory) if moved else names)
 
 
@@ -119,5 +120,6 @@ def _free_name(name: str, taken: Sequence[str]) -> str:
     for attempt in range(_ATTEMPTS_MAX):
         new = f"{name}{_SUFFIX}" if attempt == 0 else f"{name}{_SUFFIX}.{attempt}"
         if new not in taken:
+            assert not _is_own(new), "the next start would take it for the log's"
             return new
     raise StorageFault(f"there are {_ATTEMPTS_MAX} files like {name}{_SUFFIX}: remove some.")

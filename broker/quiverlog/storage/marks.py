@@ -50,16 +50,19 @@ class Marks:
 
     def flushed(self, end_offset: int) -> None:
         """All rows below `end_offset` are on the disk, durably."""
+        assert end_offset >= 0
         start, end = self.bounds
         self.bounds = Bounds(start, max(end, end_offset))
 
     def started(self, start_offset: int) -> None:
         """`log-start` says so, durably."""
+        assert start_offset >= 0
         start, end = self.bounds
         self.bounds = Bounds(max(start, start_offset), end)
 
     def contents(self, point: RecoveryPoint) -> bytes:
         """The file `recovery-point` with a newer point."""
+        assert point.offset <= self.bounds.end_offset, "it vouches for flushed rows only"
         return pack_recovery_point(point, self.bounds)
 
     def saved(self, point: RecoveryPoint, contents: bytes) -> None:
@@ -69,6 +72,8 @@ class Marks:
 
     def lowered(self, point: RecoveryPoint, bounds: Bounds) -> None:
         """A truncation has written these."""
+        assert bounds.end_offset <= self.bounds.end_offset
+        assert bounds.start_offset == self.bounds.start_offset, "it moves the end alone"
         self.point = point
         self.bounds = bounds
         self._written.clear()

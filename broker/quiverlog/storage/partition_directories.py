@@ -94,6 +94,7 @@ class PartitionDirectories:
             DiskFull, StorageFault, ThrottledBroker: nothing new is there.
         """
         assert is_partition_name(name)
+        assert topic_id, "an empty id stands for a file that is torn"
         path = self.partition_path(name)
         with typed_errors(path):
             if self._disk.exists(path):
@@ -162,6 +163,7 @@ class PartitionDirectories:
                 return []
             doomed = self.partition_path(doomed_name(name, owner or b""))
             self._disk.remove_tree(doomed)  # The removal of another life did not finish.
+            assert doomed != path
             self._disk.rename(path, doomed)
         return [doomed]
 
@@ -205,6 +207,8 @@ class PartitionDirectories:
                 if not _is_of_the_disk(error):
                     raise
                 self._note(name, error.message)
+        assert not set(gone) & set(aside), "a directory has one fate"
+        assert not later or not owners.keys() & later.keys(), "a name that is owned is free by now"
         return gone, aside
 
     def _judge(

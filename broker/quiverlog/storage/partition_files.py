@@ -76,6 +76,7 @@ def doomed_name(name: str, topic_id: bytes) -> str:
     owner = topic_id.hex() or "unknown"
     doomed = f"{owner}-{crc32c(os.fsencode(name)):08x}{DELETED}"
     assert len(doomed) <= NAME_BYTES_MAX
+    assert is_doomed_name(doomed), "a start must not take it for a partition"
     return doomed
 
 
@@ -92,6 +93,7 @@ def orphan_name(name: str, topic_id: bytes, attempt: int) -> str:
     if len(raw) + len(end) > NAME_BYTES_MAX:
         end = f"~{crc32c(raw):08x}{end}"
         raw = raw[: NAME_BYTES_MAX - len(end)]
+    assert attempt >= 0
     orphan = os.fsdecode(raw) + end
     assert len(os.fsencode(orphan)) <= NAME_BYTES_MAX
     return orphan

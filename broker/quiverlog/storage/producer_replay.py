@@ -48,6 +48,8 @@ def restore_producers(
         disk.sync_dir(directory)
     else:
         producers.restore(b"")
+    assert all(offset <= log_end_offset for offset in snapshots), "no other one is on the disk"
+    assert 0 <= start <= log_end_offset
     seen = start
     for header in _headers_given_up(segments, given_up, start, log_start_offset):
         if header.base_offset >= seen:

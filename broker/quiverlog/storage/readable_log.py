@@ -158,7 +158,8 @@ class ReadableLog:
             bytes_max -= byte_count
             if bytes_max <= 0:
                 break
-            assert offset < more.next_offset
+            assert offset < more.next_offset <= segment.end_offset
+            assert byte_count > 0
             offset = more.next_offset
             number += offset >= segment.end_offset
         if not views:
@@ -242,6 +243,8 @@ class ReadableLog:
             assert isinstance(job, LoadIndexJob)
             self.complete_load(job, result)
         elif isinstance(result, ReadResult):
+            assert isinstance(job, ReadJob)
+            assert result.unreadable_from <= job.position + job.size
             if result.unreadable_from >= 0:
                 segment.distrust()  # Verify it before it is served.
         elif isinstance(result, Verdict):
@@ -253,6 +256,7 @@ class ReadableLog:
                 segment.note_damage(result.damage)
         elif isinstance(job, SkipOlderJob):
             assert isinstance(result, tuple)
+            assert job.cursor[0] <= result[0] <= job.size, "a walk goes on"
             job.cursor = result
         else:
             assert isinstance(job, DiagnoseJob)
@@ -261,6 +265,7 @@ class ReadableLog:
 
     def _missing(self, number: int) -> CorruptLog:
         """The error for rows between segment `number` and the next one: their file is lost."""
+        assert -1 <= number < len(self.segments)
         first, end = self.log_start_offset, self.log_end_offset
         if number >= 0:
             first = max(first, self.segments[number].end_offset)
@@ -341,6 +346,7 @@ class ReadableLog:
             raise OffsetOutOfRange(
                 f"{start} to {end} is not in {self.log_start_offset} to {self.log_end_offset}."
             )
+        assert counted >= 0
         total = counted
         for segment in self._segments.holding(start):
             if start >= end:
@@ -358,6 +364,8 @@ class ReadableLog:
             except NotResident as cold:
                 cold.offset, cold.counted = start, total
                 raise
+            assert stop >= 0
+            assert done or start < offset, "a walk goes on"
             total += stop
             if done:
                 return offset, total

@@ -95,6 +95,7 @@ class ReadJob:
 
     def run(self) -> ReadResult:
         """Raises OSError when the file cannot be opened."""
+        assert self.position >= 0
         end = min(self.position + self.size, self.file.size)
         for at in range(self.position, end, _READ_BYTES):
             size = min(_READ_BYTES, end - at)
@@ -194,9 +195,11 @@ def check_for(
         CorruptLog: that job is among them, and has made no difference.
     """
     assert not segment.dropped
+    assert all(job.segment is segment for job in done), "jobs of another segment prove nothing"
     file = segment.file
     if isinstance(missing, Unverified):
         start, end, offset = missing.start, missing.end, missing.offset
+        assert end <= file.size
         if not any(isinstance(job, VerifyJob) and job.position == start for job in done):
             return VerifyJob(key, segment, file, start, end - start, offset, epochs.copy())
         # Its first batch is damaged. How far that reaches is seen in the whole file only.

@@ -80,6 +80,7 @@ def pack_segment_header(
     base_offset: int, created_us: int, mark: FlushedMark = NO_MARK, start_offset: int = 0
 ) -> bytes:
     """The first 64 bytes of a segment. `start_offset`: the log start when it was written."""
+    assert base_offset >= 0
     assert start_offset >= 0
     assert mark.position == 0 or mark.position >= SEGMENT_HEADER_BYTES
     assert mark.offset <= base_offset or mark.position > 0
@@ -155,6 +156,8 @@ class IndexBuilder:
 
     def add(self, position: int, relative_offset: int, timestamp_max_us: int) -> None:
         """The next batch."""
+        assert position >= SEGMENT_HEADER_BYTES
+        assert relative_offset >= 0
         if position - self._indexed_at >= self._interval_bytes or not len(self.entries):
             self.entries.add(relative_offset, position, self.newest_us)
             self._indexed_at = position
@@ -183,6 +186,8 @@ class SegmentFiles:
             UnsupportedFormat: a newer version wrote the segment.
             OSError: a file cannot be opened.
         """
+        assert self.base_offset <= self.end_offset
+        assert self.size <= self.file.size, "a segment only grows"
         damage, created_us = "", 0
         try:
             created_us = read_header(self.file, self.base_offset).created_us

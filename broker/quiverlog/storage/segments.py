@@ -36,6 +36,7 @@ class Segments:
     def add(self, segment: Segment) -> None:
         """A new last segment."""
         assert not self._bases or segment.base_offset > self._bases[-1]
+        assert not segment.dropped, "its files are gone or about to go"
         self.items.append(segment)
         self._bases.append(segment.base_offset)
         self.byte_count += segment.file.size
@@ -43,6 +44,7 @@ class Segments:
     def grew(self, byte_count: int) -> None:
         """Rows were appended to the last segment."""
         assert self.items
+        assert byte_count > 0
         self.byte_count += byte_count
 
     def take_first(self) -> Segment:
@@ -58,6 +60,8 @@ class Segments:
     def _taken(self, segment: Segment) -> Segment:
         segment.dropped = True
         self.byte_count -= segment.file.size
+        assert self.byte_count >= 0, "the bytes of all segments were counted"
+        assert len(self._bases) == len(self.items)
         segment.file.close()
         return segment
 
