@@ -35,6 +35,8 @@ from quiverlog.storage.reading_jobs import (
     SkipOlderJob,
     VerifyJob,
     check_for,
+    cursor_of,
+    skip_for,
 )
 from quiverlog.storage.recovery import RecoveryReport
 from quiverlog.storage.segment import Segment
@@ -159,7 +161,6 @@ class ReadableLog:
             if bytes_max <= 0:
                 break
             assert offset < more.next_offset <= segment.end_offset
-            assert byte_count > 0
             offset = more.next_offset
             number += offset >= segment.end_offset
         if not views:
@@ -298,20 +299,13 @@ class ReadableLog:
         for segment in self._segments.holding(start):
             if segment.is_older(at_us):
                 continue  # The indexes of all of them may be more than memory holds.
-            skipped = [
-                j for j in just_read if isinstance(j, SkipOlderJob) and j.is_for(segment, at_us)
-            ]
-            cursor = skipped[-1].cursor if skipped else None
-            asked = (segment, at_us, start, cursor)
+            asked = (segment, at_us, start, cursor_of(just_read, segment, at_us))
             find = partial(header_walk.first_at_or_after, *asked, bounded=not cold_ok)
             spans = partial(header_walk.time_spans, *asked)
             try:
                 header = self._ask(segment, find, spans, cold_ok, just_read)
             except LongWalk as walk:
-                file, damages = segment.file, tuple(segment.damages)
-                at = (walk.position, walk.offset)
-                skip = SkipOlderJob(self.directory, segment, file, file.size, at_us, at, damages)
-                cold = NotResident(skip)
+                cold = NotResident(skip_for(self.directory, segment, at_us, walk))
                 cold.offset = max(start, segment.base_offset)
                 raise cold from None
             except NotResident as cold:
@@ -346,7 +340,6 @@ class ReadableLog:
             raise OffsetOutOfRange(
                 f"{start} to {end} is not in {self.log_start_offset} to {self.log_end_offset}."
             )
-        assert counted >= 0
         total = counted
         for segment in self._segments.holding(start):
             if start >= end:
@@ -364,7 +357,6 @@ class ReadableLog:
             except NotResident as cold:
                 cold.offset, cold.counted = start, total
                 raise
-            assert stop >= 0
             assert done or start < offset, "a walk goes on"
             total += stop
             if done:

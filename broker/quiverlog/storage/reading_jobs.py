@@ -14,7 +14,7 @@ from typing import ClassVar, Final, NamedTuple
 from quiverlog.storage import checks, header_walk
 from quiverlog.storage.boundaries import Boundaries
 from quiverlog.storage.byte_source import is_unreadable
-from quiverlog.storage.checks import Undiagnosed, Unverified, Verdict
+from quiverlog.storage.checks import LongWalk, Undiagnosed, Unverified, Verdict
 from quiverlog.storage.disk import File
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.header_walk import Cursor
@@ -33,6 +33,8 @@ __all__ = [
     "SkipOlderJob",
     "VerifyJob",
     "check_for",
+    "cursor_of",
+    "skip_for",
 ]
 
 _READ_BYTES: Final = 256 * 1024
@@ -177,6 +179,20 @@ class SkipOlderJob:
 ReadingJob = LoadIndexJob | ReadJob | VerifyJob | DiagnoseJob | SkipOlderJob
 JustRead = Collection[ReadingJob]
 """Jobs of this question that are back."""
+
+
+def cursor_of(just_read: JustRead, segment: Segment, at_us: int) -> Cursor | None:
+    """Where the last walk to `at_us` in this segment stopped; None where there was none."""
+    found = [j for j in just_read if isinstance(j, SkipOlderJob) and j.is_for(segment, at_us)]
+    return found[-1].cursor if found else None
+
+
+def skip_for(key: str, segment: Segment, at_us: int, walk: LongWalk) -> SkipOlderJob:
+    """The job that goes on with a walk which takes too long for the loop."""
+    file = segment.file
+    assert walk.position < file.size, "a walk ends at the end"
+    at, damages = (walk.position, walk.offset), tuple(segment.damages)
+    return SkipOlderJob(key, segment, file, file.size, at_us, at, damages)
 
 
 def check_for(

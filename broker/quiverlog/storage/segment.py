@@ -31,7 +31,6 @@ from quiverlog.storage.disk import Disk, File, short_name
 from quiverlog.storage.index import NO_TIME, IndexSummary, SparseIndex
 from quiverlog.storage.scan import Damage
 from quiverlog.storage.segment_index import (
-    LOG_SUFFIX,
     NO_MARK,
     SEGMENT_HEADER_BYTES,
     FlushedMark,
@@ -40,6 +39,7 @@ from quiverlog.storage.segment_index import (
     index_path,
     pack_segment_header,
     read_header,
+    segment_path,
 )
 
 __all__ = ["Segment", "segment_path"]
@@ -48,11 +48,6 @@ _REWRITE_BYTES: Final = 1024 * 1024
 _VERIFIED_RANGES_MAX: Final = 64
 _POSITIONS_MAX: Final = 2**32
 """Positions in an index are unsigned 32-bit."""
-
-
-def segment_path(directory: str, base_offset: int) -> str:
-    """Path of the .log file."""
-    return f"{directory}/{base_offset:020d}{LOG_SUFFIX}"
 
 
 class Segment:
@@ -140,7 +135,6 @@ class Segment:
         except QuiverlogError:
             disk.remove(path)
             raise
-        assert segment.empty
         segment.index = SparseIndex()
         segment.trusted_from = SEGMENT_HEADER_BYTES
         return segment

@@ -33,6 +33,7 @@ __all__ = [
     "pack_segment_header",
     "peek_base_offset",
     "read_header",
+    "segment_path",
 ]
 
 LOG_SUFFIX: Final = ".log"
@@ -44,6 +45,12 @@ _VERSION_PLAUSIBLE_MAX: Final = 15
 _HEAD: Final = struct.Struct("<8sHHI")
 _BODY: Final = struct.Struct("<qqqQq8x")
 assert _HEAD.size + _BODY.size == SEGMENT_HEADER_BYTES
+
+
+def segment_path(directory: str, base_offset: int) -> str:
+    """Path of the .log file of the segment that begins with row `base_offset`."""
+    assert base_offset >= 0
+    return f"{directory}/{base_offset:020d}{LOG_SUFFIX}"
 
 
 def index_path(log_path: str) -> str:
