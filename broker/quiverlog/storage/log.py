@@ -318,12 +318,9 @@ class Log(TrimmableLog):
         if whole and not self.epochs.dirty:
             point = self._end_point()
             assert point.offset == self.flushed_offset
-            # Not durable: it only counts if it agrees with the files, and old ones do no harm.
-            path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"
-            data = marks.contents(point)
-            self._disk.write_file_atomic(path, data, durable=False)
-            marks.saved(point, data)
-            marks.write()
+            # In place: the file may be the only durable one that tells of the newest rows, and a
+            # new one that no fsync has covered would take its place after a power failure.
+            marks.move_point(point)
         if last is not None:
             last.save_index()
 

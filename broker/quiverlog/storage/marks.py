@@ -70,6 +70,11 @@ class Marks:
         self.point = point
         self._written[RECOVERY_FILE] = contents
 
+    def move_point(self, point: RecoveryPoint) -> None:
+        """Write both files in place with another point, true as the one that they have."""
+        self.point = point
+        self.write()
+
     def lowered(self, point: RecoveryPoint, bounds: Bounds) -> None:
         """A truncation has written these."""
         assert bounds.end_offset <= self.bounds.end_offset
