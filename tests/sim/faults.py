@@ -16,12 +16,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, cast
 
-from quiverlog.batch.header import BatchHeader
+from quiverlog.batch.header import CRC_OFFSET, BatchHeader
 from quiverlog.errors import CorruptLog, DiskFull
 from quiverlog.limits import BATCH_HEADER_BYTES
+from quiverlog.storage import checkpoint
 from quiverlog.storage.disk import Disk
 from quiverlog.storage.index import SparseIndex
 from quiverlog.storage.segment_index import _BODY, _HEAD, SEGMENT_HEADER_BYTES, index_path
+from quiverlog.storage.tail import SECTOR_BYTES
 
 from .disk import SimDisk
 
@@ -80,6 +82,8 @@ class FaultyDisk(SimDisk):
         self.loop_may_block = True
         self.rows_hit: tuple[int, int] | None = None
         """Rows of the batch in which a bit was flipped last; None where that is not sure."""
+        self.cut_from: int | None = None
+        """From this row on they may be cut because of it, acknowledged or not (ADR 0017)."""
         self.looks: Callable[[], None] = lambda: None
         """Called before every operation: what the one before it did can be seen."""
         self.failures: Counter[str] = Counter()
@@ -209,9 +213,63 @@ class FaultyDisk(SimDisk):
         # Where it says which rows it holds, or anywhere.
         byte_count = rng.choice((_BASE_OFFSET_BYTES, BATCH_HEADER_BYTES))
         at = rng.choice(found[:-1])
-        self.rows_hit = self._rows_at(path, durable, at)
-        self.flip_bit(path, at * 8 + rng.randrange(byte_count * 8))
+        self.flip_row_bit(path, at * 8 + rng.randrange(byte_count * 8), known_at=at)
         return path
+
+    def flip_row_bit(self, path: str, bit: int, *, known_at: int | None = None) -> None:
+        """Flip a durable bit of a segment; `rows_hit` and `cut_from` tell what that may cost.
+
+        Args:
+            known_at: the byte to judge by; that of the bit, if None.
+        """
+        at = bit // 8 if known_at is None else known_at
+        good = bytes(self.inode(path).data[: self.durable_size(path)])
+        self.rows_hit = self._rows_at(path, good, at)
+        self.flip_bit(path, bit)
+        self.cut_from = self._cut_from(path, good, bit // 8)
+        if self.cut_from is not None and self.rows_hit is not None:
+            self.rows_hit = min(self.rows_hit[0], self.cut_from), 2**62
+
+    def _cut_from(self, path: str, good: bytes, at: int) -> int | None:
+        """The first row that a start cuts although it was acknowledged; None for none.
+
+        The one double fault that ADR 0017 names: the power has failed, nothing on the disk knows
+        that the batch with this byte was flushed, and it has a sector of zeros of its own (or what
+        there is of one at the end of the file), as a batch has that never arrived.
+
+        Args:
+            good: the file before the byte was damaged.
+        """
+        if not self.lost_power:
+            return None
+        bad = bytes(self.inode(path).data)
+        for start in _batches(good):
+            header = BatchHeader.unpack(good, start)
+            end = start + header.total_bytes
+            if not start <= at < end:
+                continue
+            first = start + SECTOR_BYTES - start % SECTOR_BYTES
+            sectors = (bad[one : one + SECTOR_BYTES] for one in range(first, end, SECTOR_BYTES))
+            # In front of the checksum nothing is covered by it: it tells where the batch ends.
+            looks_torn = at >= start + CRC_OFFSET and BatchHeader.unpack(bad, start).is_plausible
+            is_unknown = header.base_offset >= self._known_end(path.rpartition("/")[0])
+            if is_unknown and looks_torn and not all(map(any, sectors)):
+                return header.base_offset
+        return None
+
+    def _known_end(self, directory: str) -> int:
+        """The offset up to which the files of a log say that rows were flushed."""
+        paths = [path for path in self.paths() if path.startswith(f"{directory}/")]
+        names = [path.rpartition("/")[2] for path in paths]
+        stored = checkpoint.load_recovery_point(self.still, directory, names)
+        marks = [
+            _flushed_offset(bytes(self.inode(path).data))
+            for path in paths
+            if path.endswith(".log")
+            and _base_offset(path) >= stored.point.base_offset
+            and self.durable_size(path) >= SEGMENT_HEADER_BYTES
+        ]
+        return max(stored.point.offset, stored.bounds.end_offset, *marks)
 
     def _index_of(self, path: str) -> frozenset[int]:
         """Where the index file of a segment leads; nowhere when there is no good one."""
@@ -239,7 +297,7 @@ class FaultyDisk(SimDisk):
                 if path != newest or (payload and flushed):
                     return header.base_offset, header.next_offset
         if path == newest:
-            return int(path.rpartition("/")[2].split(".")[0]), 2**62
+            return _base_offset(path), 2**62
         return None
 
     def flip_somewhere(self, rng: random.Random, suffix: str) -> str | None:
@@ -252,10 +310,15 @@ class FaultyDisk(SimDisk):
         path = rng.choice(paths)
         bit = rng.randrange(spared * 8, self.durable_size(path) * 8)
         if suffix == ".log":
-            durable = bytes(self.inode(path).data[: self.durable_size(path)])
-            self.rows_hit = self._rows_at(path, durable, bit // 8)
-        self.flip_bit(path, bit)
+            self.flip_row_bit(path, bit)
+        else:
+            self.flip_bit(path, bit)
         return path
+
+
+def _base_offset(path: str) -> int:
+    """The first row of a segment, by its name."""
+    return int(path.rpartition("/")[2].split(".")[0])
 
 
 def _flushed_offset(data: bytes) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from quiverlog.storage import checkpoint
 
 from .checker import Checker
+from .faults import FaultyDisk
 from .host import Host
 from .world import World
 
@@ -172,23 +173,26 @@ class Injection:
         kind = ".log" if self.rng.random() < 0.4 else self.rng.choice((*_REBUILT, ".snapshot"))
         path = host.disk.flip_somewhere(self.rng, kind)
         if path is not None:
-            self._flipped(path, kind, host.disk.rows_hit)
+            self._flipped(path, kind, host.disk)
 
     def _flip_header(self, host: Host, *, indexed: bool = False) -> None:
         """Damage a bit of a batch's header: what the batch is, and how far it reaches."""
         path = host.disk.flip_header(self.rng, indexed=indexed)
         if path is not None:
-            self._flipped(path, ".log", host.disk.rows_hit)
+            self._flipped(path, ".log", host.disk)
             where = "that an index leads to" if indexed else "a header"
             self.world.faults[f"bit flip in {where}"] += 1
 
-    def _flipped(self, path: str, kind: str, rows: tuple[int, int] | None) -> None:
+    def _flipped(self, path: str, kind: str, disk: FaultyDisk) -> None:
         self.world.faults[f"bit flip in {kind}"] += 1
         model = self.checker.directory(path.split("/")[-2])
         if model is not None:
             if kind == ".log":
                 model.damaged = True
-                model.hits.append(rows)
+                model.hits.append(disk.rows_hit)
+                if disk.cut_from is not None:
+                    self.world.faults["acknowledged rows that may be cut"] += 1
+                    model.may_be_cut(disk.cut_from)
             model.snapshots_lost = model.snapshots_lost or kind == ".snapshot"
 
     def _take_segment(self, host: Host, *, oldest: bool) -> None:
