@@ -129,6 +129,8 @@ class Metadata(Watched):
             self.image.replay_entry(records)
         for record in self.image.snapshot_records():
             self.pending.replay(record)
+        assert self.pending.version == self.image.version
+        assert self.pending.topics.keys() == self.image.topics.keys()
 
     def commit_at_start(self, records: list[Record]) -> None:
         """Before anybody is served, off the loop: log and apply at once.
@@ -147,6 +149,7 @@ class Metadata(Watched):
             self._owed = [entry]
         self.image.replay_entry(records)
         self.pending.replay_entry(records)
+        assert self.pending.version == self.image.version
 
     @property
     def owes(self) -> bool:
@@ -183,8 +186,14 @@ class Metadata(Watched):
             self._reset_pending(records)
             raise
         self._queue.append(decision)
+        self._check_pending()
         self._creating.update(names_created(records))
         self._start_next(now)
+
+    def _check_pending(self) -> None:
+        """`pending` is as many decisions ahead of the image as are under way."""
+        under_way = len(self._logging) + len(self._queue)
+        assert self.pending.version == self.image.version + under_way
 
     def proposal(self, records: list[Record], now: Now) -> Starter:
         """`propose`, to be yielded by a handler that waits for it."""
@@ -237,6 +246,7 @@ class Metadata(Watched):
             self._logging.append(decision)
             directories.update(decision.directories)
             byte_count += len(decision.entry)
+        assert self._logging, "a job is started for decisions that wait"
         if directories:
             self._jobs.start(self._make_directories(directories), self._directories_made)
         else:
@@ -280,6 +290,8 @@ class Metadata(Watched):
 
     def _append(self) -> None:
         entries = [*self._owed, *(decision.entry for decision in self._logging)]
+        assert self._busy, "one job of the log at a time"
+        assert entries, "something is to be logged"
         job = self.log.begin_append(entries)
         self._jobs.start(job, partial(self._logged, [job]))
 
@@ -311,6 +323,7 @@ class Metadata(Watched):
     def _apply(self, decision: Decision, now: Now) -> None:
         self.cache.clear()
         self.image.replay_entry(decision.records)
+        self._check_pending()
         try:
             self._on_applied(decision.records, decision.made, now)
         except Exception as error:
@@ -321,6 +334,7 @@ class Metadata(Watched):
     def _tell(self, decision: Decision, error: BaseException | None, now: Now) -> None:
         """It holds, or has failed: tell who proposed it, and who waits for that."""
         for name in names_created(decision.records):
+            assert self._creating[name] > 0, "a decision ends once"
             self._creating[name] -= 1
             if not self._creating[name]:
                 del self._creating[name]
@@ -367,12 +381,15 @@ class Metadata(Watched):
         self.pending.revert(self.image, topic_ids)
         for decision in under_way:
             self.pending.replay_entry(decision.records)
+        self._check_pending()
 
     # --- compaction ----------------------------------------------------------------------------
     def _compact(self) -> None:
         """Replace the log's history by what it adds up to. Failing does no harm: it is kept."""
         # The job reads the image, which takes as long as there are topics. Nothing is applied
         # before it is back: decisions wait in the queue.
+        assert not self._busy, "one job of the log at a time"
+        assert not self._logging
         image = self.image
         job = self.log.begin_compact(lambda: [encode_long(image.snapshot_records())])
         image.frozen = self._busy = True

@@ -116,6 +116,7 @@ class Node:
             m.DescribeRangesRequest: offsets.handle_describe_ranges,
         }
         assert len(self._handlers) + len(self._steps_handlers) == len(APIS)
+        assert not self._handlers.keys() & self._steps_handlers.keys(), "one handler each"
 
     # --- from outside --------------------------------------------------------------------------
     def start(self, now: Now) -> list[Effect]:
@@ -301,6 +302,7 @@ class Node:
         held_bytes = waiting_bytes(event)
         broker.tasks.check_room(event.connection_id, held_bytes)
         call = Call(event.connection_id, event.request, now, held_bytes=held_bytes)
+        assert call.held_bytes > 0, "a request that waits takes memory"
         try:
             steps = self._steps_handlers[type(event.request)](broker, call)
         except Exception:

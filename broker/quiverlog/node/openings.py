@@ -138,6 +138,8 @@ class Openings:
         self._of_topic[key[0]] += 1
         self._ids_of_name.setdefault(opening.name.topic, set()).add(key[0])
         (self._new if opening.new else self._queue).append(key)
+        assert self._of_topic[key[0]] > 0
+        assert len(self._new) + len(self._queue) <= len(self.under_way)
 
     def start_jobs(self, now: Now) -> None:
         """Have the next logs opened, as many as may be under way at once."""
@@ -150,6 +152,7 @@ class Openings:
                     break
             if parts:
                 self._jobs_in_flight += 1
+                assert self._jobs_in_flight <= _JOBS_IN_FLIGHT_MAX
                 job = OpenManyJob([part.job for part in parts])
                 self._jobs.start(job, partial(self._back, [job], deque(parts)))
 
@@ -198,9 +201,11 @@ class Openings:
         if jobs:
             jobs.pop()
             self._jobs_in_flight -= 1
+            assert self._jobs_in_flight >= 0
         found: list[OpenedReplica | Exception | BaseException]
         if error is None:
             assert isinstance(result, list)
+            assert len(result) == len(parts), "each log of a job has its result"
             found = result
         else:
             found = [error] * len(parts)
@@ -239,6 +244,7 @@ class Openings:
 
     def stop(self, now: Now) -> None:
         """Open no more partitions, whatever is decided from now on: the next start does."""
+        assert not self._stopped
         self._stopped = True
         left = [*self._queue, *self._new]
         self._queue.clear()
@@ -286,6 +292,7 @@ class Openings:
 
     def _ended(self, key: Key, now: Now) -> None:
         opening = self.under_way.pop(key)
+        assert self._of_topic[key[0]] > 0, "an opening ends once"
         self._of_topic[key[0]] -= 1
         if not self._of_topic[key[0]]:
             del self._of_topic[key[0]]
@@ -293,5 +300,6 @@ class Openings:
             ids.remove(key[0])
             if not ids:
                 del self._ids_of_name[opening.name.topic]
+            assert self.under_way or not self._ids_of_name, "names of what is under way"
             for then in self._watchers.pop(key[0], ()):
                 then(None, None, now)

@@ -74,6 +74,7 @@ class Wakeups:
     def mark(self, waiter: Waiter, indexes: Iterable[int]) -> None:
         """Have a waiter look at its entries of these indexes."""
         self._marked.setdefault(waiter, {}).update(dict.fromkeys(indexes))
+        assert self._marked[waiter], "a marked reader has something to look at"
 
     def run(self, now: Now) -> None:
         """Mark and look at the next ones."""
