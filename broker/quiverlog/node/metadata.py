@@ -36,7 +36,7 @@ from quiverlog.core.controller.records import Record, encode_entry, topic_of
 from quiverlog.core.controller.records import encode_long_entry as encode_long
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.node.admission import Admission
-from quiverlog.node.decision import Decision, Directories, names_created
+from quiverlog.node.decision import Decision, Directories, names_created, take_refused, why
 from quiverlog.node.directory_jobs import MadeDirectories
 from quiverlog.node.effects import Job
 from quiverlog.node.jobs import Jobs, Starter, Then
@@ -191,9 +191,8 @@ class Metadata(Watched):
         self._start_next(now)
 
     def _check_pending(self) -> None:
-        """`pending` is as many decisions ahead of the image as are under way."""
-        under_way = len(self._logging) + len(self._queue)
-        assert self.pending.version == self.image.version + under_way
+        ahead = self.pending.version - self.image.version
+        assert ahead == len(self._logging) + len(self._queue), "as many as are under way"
 
     def proposal(self, records: list[Record], now: Now) -> Starter:
         """`propose`, to be yielded by a handler that waits for it."""
@@ -255,11 +254,7 @@ class Metadata(Watched):
     def _directories_made(self, result: object, error: BaseException | None, now: Now) -> None:
         failed: Mapping[bytes, BaseException]
         if error is not None:
-            failed = {
-                topic_id: error
-                for decision in self._logging
-                for topic_id in decision.directories.values()
-            }
+            failed = {t: error for one in self._logging for t in one.directories.values()}
         else:
             assert isinstance(result, MadeDirectories)
             failed = result.failed
@@ -275,14 +270,7 @@ class Metadata(Watched):
 
     def _refuse(self, failed: Mapping[bytes, BaseException], now: Now) -> None:
         """Refuse the decisions about topics whose directories cannot be made."""
-        refused: list[tuple[Decision, BaseException]] = []
-        for decisions in (self._logging, self._queue):
-            for decision in list(decisions):
-                topic_ids = {*decision.directories.values(), *map(topic_of, decision.records)}
-                found = next((t for t in topic_ids if t is not None and t in failed), None)
-                if found is not None:
-                    decisions.remove(decision)
-                    refused.append((decision, failed[found]))
+        refused = [*take_refused(self._logging, failed), *take_refused(self._queue, failed)]
         self._reset_pending([record for one, _ in refused for record in one.records])
         for decision, error in refused:
             self._failed.append(decision)
@@ -362,7 +350,7 @@ class Metadata(Watched):
         elif not isinstance(error, QuiverlogError):
             if not isinstance(error, OSError):
                 self._outbox.internal_error("logging a decision", error)
-            return StorageFault(f"the decision cannot be made durable: {_why(error)}.")
+            return StorageFault(f"the decision cannot be made durable: {why(error)}.")
         return error
 
     def _tell_failed(self, error: BaseException, now: Now) -> None:
@@ -407,9 +395,5 @@ class Metadata(Watched):
             else:
                 out_of_service = self.log.fail_compact(job, error)
                 level = "error" if out_of_service else "warning"
-                self._outbox.log(level, "metadata log not compacted", why=_why(error))
+                self._outbox.log(level, "metadata log not compacted", why=why(error))
         self._start_next(now)
-
-
-def _why(error: BaseException) -> str:
-    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
