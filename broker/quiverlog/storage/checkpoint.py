@@ -78,13 +78,13 @@ class Producers(Protocol):
     """The part of a partition's producer states (core/partition/producers.py) that the log uses."""
 
     def capture(self) -> Callable[[], bytes]:
-        """What there is now, cheaply; a job encodes it."""
+        """Take the states as they are now, cheaply; a job calls the result, which encodes them."""
 
     def blank(self) -> Self:
         """Empty ones of the same kind, for a job to restore."""
 
     def adopt(self, restored: Self) -> None:
-        """Be what `restored` is; nobody else uses that any more."""
+        """Take over the states of `restored`, which nobody else uses any more."""
 
     def record(self, header: BatchHeader, base_offset: int, now_us: int) -> None: ...
 
@@ -139,14 +139,14 @@ def pack_log_start(offset: int) -> bytes:
 
 
 def save_log_start(disk: Disk, directory: str, offset: int) -> None:
-    """Write both files; durable when this returns. Raises DiskFull or StorageFault."""
+    """Write the log start to both files, durably. Raises DiskFull or StorageFault."""
     data = pack_log_start(offset)
     for name in (LOG_START_FILE, _LOG_START_COPY):
         disk.write_file_atomic(f"{directory}/{name}", data)
 
 
 def load_log_start(disk: Disk, directory: str, names: Sequence[str]) -> int | None:
-    """The newest that is good; 0 when none was ever written, None when all are damaged."""
+    """The log start by the newest good file; 0 if none was written, None if all are damaged."""
     found = [
         _load(disk, f"{directory}/{name}", _LOG_START_MAGIC, _OFFSET.size)
         for name in (LOG_START_FILE, _LOG_START_COPY)
@@ -224,19 +224,19 @@ def pack_snapshot(offset: int, blob: bytes) -> bytes:
 
 
 def write_snapshot(disk: Disk, directory: str, offset: int, blob: bytes) -> None:
-    """Write one; durable when this returns. Raises DiskFull or StorageFault."""
+    """Write a producer snapshot, durably. Raises DiskFull or StorageFault."""
     data = pack_snapshot(offset, blob)
     disk.write_file_atomic(_snapshot_path(directory, offset), data)
 
 
 def drop_snapshot(disk: Disk, directory: str, offset: int) -> None:
-    """Remove one; a missing one is fine, and a directory of that name is not ours."""
+    """Remove a snapshot; a missing one is fine, and a directory of that name is not ours."""
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         disk.remove(_snapshot_path(directory, offset))
 
 
 def load_snapshot(disk: Disk, directory: str, offset: int) -> bytes | None:
-    """The blob of one, None when it is damaged."""
+    """The blob of a producer snapshot, None when the file is damaged."""
     path = _snapshot_path(directory, offset)
     payload = _load(disk, path, _SNAPSHOT_MAGIC, _OFFSET.size)
     if payload is None or _OFFSET.unpack_from(payload)[0] != offset:

@@ -233,7 +233,7 @@ class Unflushed:
         return MarkWrite(before, before.created_us, FlushedMark(end_offset, before.file.size))
 
     def complete(self, job: FlushJob, result: FlushResult, epochs: LeaderEpochs) -> None:
-        """The job has run."""
+        """The flush job has run: take in which notes it has written."""
         assert job is self.outstanding
         assert result.point in (None, job.point), "the job writes the point that it was given"
         assert job.epochs is not None or result.epochs_saved, "there was nothing to save"

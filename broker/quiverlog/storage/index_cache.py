@@ -37,7 +37,7 @@ class IndexCache:
         self._make_room()
 
     def forget(self, segment: Segment) -> None:
-        """The segment is gone."""
+        """The segment takes no part in the log any more: its index is not counted."""
         if segment.cached:
             segment.cached = False
             del self._segments[segment]

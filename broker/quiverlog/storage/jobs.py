@@ -274,7 +274,7 @@ class TrimJob:
             self.fsyncs.names(self.disk, self.key)
 
     def _save_epochs(self) -> None:
-        """Not over a newer list: a trim may wait while flushes that were begun later are run."""
+        """Write the epochs, unless a flush that was begun later has written a newer list."""
         if self.epochs is None:
             return
         path = f"{self.key}/{EPOCHS_FILE}"

@@ -55,7 +55,7 @@ class Marks:
         self.bounds = Bounds(start, max(end, end_offset))
 
     def started(self, start_offset: int) -> None:
-        """`log-start` says so, durably."""
+        """The file `log-start` says where the log begins, durably."""
         assert start_offset >= 0
         start, end = self.bounds
         self.bounds = Bounds(max(start, start_offset), end)
@@ -76,7 +76,7 @@ class Marks:
         self.write()
 
     def lowered(self, point: RecoveryPoint, bounds: Bounds) -> None:
-        """A truncation has written these."""
+        """A truncation has written this lower point and these bounds."""
         assert bounds.end_offset <= self.bounds.end_offset
         assert bounds.start_offset == self.bounds.start_offset, "it moves the end alone"
         self.point = point
@@ -121,7 +121,7 @@ class Marks:
         return True
 
     def write_start(self, segment: Segment) -> None:
-        """Say in a segment's header where the log starts, and leave the rest of it. As above."""
+        """Say in a segment's header where the log starts, and leave the rest of the header."""
         if segment.dropped:
             return
         try:

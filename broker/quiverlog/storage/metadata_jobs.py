@@ -51,7 +51,7 @@ class Tail:
         return StorageFault(f"{short_name(self.path)}: {self.fault}.", file=self.path)
 
     def write_postponed(self) -> None:
-        """What an earlier step could not make durable for want of room or descriptors."""
+        """Flush what an earlier step could not, for want of room or descriptors."""
         if self.unflushed is not None:
             self.file.rewrite(*self.unflushed)
         if self.name_unflushed:

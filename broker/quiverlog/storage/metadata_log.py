@@ -164,7 +164,7 @@ class MetadataLog:
         return AppendJob(self._tail, entries)
 
     def complete_append(self, job: AppendJob, size: int) -> None:
-        """The job is back with `size`: its entries are durable."""
+        """The append job is back with the `size` of the file: its entries are durable."""
         assert job.entry_count > 0
         assert size > self._size, "jobs are completed in the order in which they ran"
         self._entry_count += job.entry_count
@@ -208,7 +208,7 @@ class MetadataLog:
         return CompactJob(self._tail, snapshot, self._size, self._entry_count)
 
     def complete_compact(self, job: CompactJob, size: int) -> None:
-        """The job is back with `size`."""
+        """The compaction job is back with the `size` of the new file."""
         assert self._compacting
         assert job.replaced_entries <= self._entry_count
         assert FILE_HEADER_BYTES < job.snapshot_bytes <= size
@@ -235,7 +235,7 @@ class MetadataLog:
         return bool(self._fault)
 
     def close(self) -> None:
-        """Everything is durable already."""
+        """Let go of the file; every completed entry is durable already."""
         self._tail.file.close()
 
     def check_usable(self) -> None:

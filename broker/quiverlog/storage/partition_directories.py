@@ -76,7 +76,7 @@ class PartitionDirectories:
             ]
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """Those of the partitions that have no directory."""
+        """The names of the partitions that have no directory, sorted."""
         there = set(self.partitions())
         return sorted(name for name in names if name not in there)
 
@@ -94,7 +94,7 @@ class PartitionDirectories:
             DiskFull, StorageFault, ThrottledBroker: nothing new is there.
         """
         assert is_partition_name(name)
-        assert topic_id, "an empty id stands for a file that is torn"
+        assert len(topic_id) == 16, "another one counts as torn when it is read again"
         path = self.partition_path(name)
         with typed_errors(path):
             if self._disk.exists(path):

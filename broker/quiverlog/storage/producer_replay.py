@@ -64,7 +64,10 @@ def restore_producers(
 def _headers_given_up(
     segments: Segments, given_up: Sequence[Segment], start: int, log_start_offset: int
 ) -> Iterator[BatchHeader]:
-    """As far as they can be read. Damage is nobody's loss there, so it is not reported."""
+    """Headers of batches below the log start, as far as they can be read.
+
+    Damage is nobody's loss there, so it is not reported.
+    """
     for segment in given_up:
         with contextlib.suppress(CorruptLog, UnsupportedFormat):
             for _, header in header_walk.all_headers(segment, start):

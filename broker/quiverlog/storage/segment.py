@@ -198,7 +198,7 @@ class Segment:
 
     @property
     def files(self) -> SegmentFiles:
-        """The segment as a job may know it."""
+        """What a job may know of this segment."""
         return SegmentFiles(
             self._disk,
             self.file,

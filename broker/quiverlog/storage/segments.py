@@ -48,12 +48,12 @@ class Segments:
         self.byte_count += byte_count
 
     def take_first(self) -> Segment:
-        """Remove the oldest."""
+        """Remove the oldest segment."""
         del self._bases[0]
         return self._taken(self.items.pop(0))
 
     def take_last(self) -> Segment:
-        """Remove the newest."""
+        """Remove the newest segment."""
         self._bases.pop()
         return self._taken(self.items.pop())
 
