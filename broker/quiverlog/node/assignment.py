@@ -102,9 +102,11 @@ class Assignment:
 
     def next_us(self) -> int | None:
         """When the next partition is opened, for the first time or again; 0: at once."""
-        if self._openings.busy:
-            return 0
-        return next(iter(self._retry.values())) if self._retry else None
+        open_us = self._openings.next_us()
+        if not self._retry:
+            return open_us
+        retry_us = next(iter(self._retry.values()))
+        return retry_us if open_us is None else min(open_us, retry_us)
 
     # --- what the image says -------------------------------------------------------------------
     def reconcile(

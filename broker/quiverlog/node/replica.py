@@ -10,6 +10,8 @@ the log from what the disk really holds.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.configs import TopicConfig
 from quiverlog.core.controller.image import TopicImage
@@ -25,6 +27,7 @@ from quiverlog.types import Now, TopicPartition
 __all__ = ["Replica", "log_config"]
 
 
+@lru_cache(256)
 def log_config(config: TopicConfig) -> LogConfig:
     """The part of a topic's configuration that its logs need."""
     return LogConfig(

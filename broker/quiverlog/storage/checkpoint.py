@@ -69,6 +69,9 @@ _VERSION: Final = 1
 _OFFSET: Final = struct.Struct("<q")
 _POINT: Final = struct.Struct("<qqQ")
 _BOUNDS: Final = struct.Struct("<qq")
+_WHOLE_POINT_BYTES: Final = len(
+    pack_file(_RECOVERY_MAGIC, _VERSION, bytes(_POINT.size + _BOUNDS.size))
+)
 _PREFIX: Final = "producers-"
 _SUFFIX: Final = ".snapshot"
 SNAPSHOTS_KEPT: Final = 2
@@ -112,22 +115,39 @@ class StoredPoint(NamedTuple):
     """What `recovery-point` and its copy tell together.
 
     `contents`: of each that is good. `bad`: names of those that are there and are not.
+    `agree`: both are there and say the same, bounds as well.
     """
 
     point: RecoveryPoint
     bounds: Bounds
     contents: dict[str, bytes]
     bad: tuple[str, ...]
+    agree: bool = False
 
 
 def _load(disk: Disk, path: str, magic: bytes, size: int) -> bytes | None:
+    return _payload(_read(disk, path), path, magic, size)
+
+
+def _read(disk: Disk, path: str) -> bytes | None:
+    """The file's bytes; None when it is not there, or cannot be read."""
     try:
-        payload = unpack_file(path, disk.read_file(path), magic, _VERSION)
-    except (FileNotFoundError, CorruptLog):
+        return disk.read_file(path)
+    except FileNotFoundError:
         return None
     except OSError as error:
         if not is_unreadable(error):
             raise
+        return None
+
+
+def _payload(data: bytes | None, path: str, magic: bytes, size: int) -> bytes | None:
+    """What is in the file's frame; None when that is no good."""
+    if data is None:
+        return None
+    try:
+        payload = unpack_file(path, data, magic, _VERSION)
+    except CorruptLog:
         return None
     return payload if len(payload) >= size else None
 
@@ -189,22 +209,29 @@ def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> Sto
     Args:
         names: what is in the directory.
     """
-    points, bounds = [RecoveryPoint()], [Bounds(0, 0)]
+    point, known = RecoveryPoint(), Bounds(0, 0)
     contents: dict[str, bytes] = {}
     bad: list[str] = []
+    good: bytes | None = None
+    agree = False
     for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
         if name not in names:
             continue
-        payload = _load(disk, f"{directory}/{name}", _RECOVERY_MAGIC, _POINT.size)
-        if payload is None:
+        data = _read(disk, f"{directory}/{name}")
+        if data is not None and data == good:  # Nearly always.
+            contents[name] = data
+            agree = len(data) == _WHOLE_POINT_BYTES
+            continue
+        payload = _payload(data, f"{directory}/{name}", _RECOVERY_MAGIC, _POINT.size)
+        if data is None or payload is None:
             bad.append(name)
             continue
-        contents[name] = pack_file(_RECOVERY_MAGIC, _VERSION, payload)
-        points.append(RecoveryPoint._make(_POINT.unpack_from(payload)))
+        contents[name] = good = data
+        point = max(point, RecoveryPoint._make(_POINT.unpack_from(payload)))
         if len(payload) >= _POINT.size + _BOUNDS.size:
-            bounds.append(Bounds._make(_BOUNDS.unpack_from(payload, _POINT.size)))
-    known = Bounds(max(b.start_offset for b in bounds), max(b.end_offset for b in bounds))
-    return StoredPoint(max(points), known, contents, tuple(bad))
+            start, end = _BOUNDS.unpack_from(payload, _POINT.size)
+            known = Bounds(max(known.start_offset, start), max(known.end_offset, end))
+    return StoredPoint(point, known, contents, tuple(bad), agree)
 
 
 def snapshot_offsets(names: list[str]) -> list[int]:

@@ -118,7 +118,7 @@ class _Opening:
     def run(self, *, clean: bool) -> OpenedFiles:
         found = self._found
         found.snapshots = checkpoint.snapshot_offsets(self._names)
-        point, bounds, _, _ = self._stored
+        point, bounds = self._stored.point, self._stored.bounds
         found.point = point
         self._known = Bounds(*map(max, self._stopped, bounds))
         for segment in found.segments:
@@ -184,6 +184,8 @@ class _Opening:
                 truncation.remove_files(self._disk, (f"{self._directory}/{name}",))
         if self._missing_at_end:
             marks.save()
+        elif self._stored.agree and self._stored.bounds == marks.bounds:
+            pass  # As a clean stop leaves them.
         elif self._stored.contents or self._stored.bad or self._flushed_again:
             marks.write()
 

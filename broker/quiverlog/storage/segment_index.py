@@ -111,17 +111,21 @@ def read_header(file: File, base_offset: int) -> SegmentHeader:
         UnsupportedFormat: a newer version wrote it.
     """
     head = bytes(FileBytes(file, min(file.size, SEGMENT_HEADER_BYTES)).read(0, 64))
-    name = short_name(file.path)
     if len(head) < SEGMENT_HEADER_BYTES or head[:8] != SEGMENT_MAGIC:
-        raise CorruptLog(f"{name} is not a segment.", file=name, position=0)
+        raise _damaged_header(file, "is not a segment.")
     _, version, _, crc = _HEAD.unpack_from(head)
     found_base, created_us, *mark, start_offset = _BODY.unpack_from(head, _HEAD.size)
     intact = crc32c(head[_HEAD.size :]) == crc and found_base == base_offset
     if version != _VERSION and not _is_flipped(version, intact):
-        check_version(name, version, _VERSION)
+        check_version(short_name(file.path), version, _VERSION)
     if version != _VERSION or not intact:
-        raise CorruptLog(f"{name}: its header is damaged.", file=name, position=0)
+        raise _damaged_header(file, "has a damaged header.")
     return SegmentHeader(created_us, FlushedMark(*mark), max(0, start_offset))
+
+
+def _damaged_header(file: File, why: str) -> CorruptLog:
+    name = short_name(file.path)
+    return CorruptLog(f"{name} {why}", file=name, position=0)
 
 
 def _is_flipped(version: int, intact: bool) -> bool:
