@@ -48,7 +48,7 @@ class TopicModel:
     bounded_bytes: bool = False
     schema_id: int = 1
     doomed: bool = False
-    """Its deletion was asked for, so it may have happened."""
+    """The topic's deletion was asked for, so it may have happened."""
 
     def __post_init__(self) -> None:
         self.asked(self.configs)

@@ -161,7 +161,7 @@ def test_no_power_failure_leaves_them_ahead_of_the_rows(seed: int) -> None:
 
 
 def test_a_flush_that_runs_after_a_trim_knows_of_it() -> None:
-    """It was begun before, and brings no older log start into the files."""
+    """The flush was begun before, and brings no older log start into the files."""
     disk = SimDisk()
     log = filled(disk)
     append(log)

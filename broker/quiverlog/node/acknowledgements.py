@@ -173,7 +173,7 @@ class ProduceWaiter(Waiter):
         answers.add(end_offset, self, result)
 
     def expect(self) -> None:
-        """Its entries will be staged in steps: it is not complete before the last."""
+        """Wait for all entries, which are staged in steps: none is complete before the last."""
         self.waiting = {id(result): result for result in self.response.partitions}
 
     def nothing_to_wait_for(self, result: m.ProducePartitionResult) -> None:

@@ -126,12 +126,12 @@ class FlushQueue:
         return replica
 
     def takes_long(self, replica: Replica) -> None:
-        """Its flush, which is under way, takes long."""
+        """The replica's flush, which is under way, takes long."""
         assert replica in self._under_way
         self._long[replica] = self._under_way[replica]
 
     def done(self, replica: Replica) -> None:
-        """Its flush is not under way any more. May be called again."""
+        """The replica's flush is not under way any more. May be called again."""
         self._under_way.pop(replica, None)
         self._long.pop(replica, None)
         assert len(self._long) <= len(self._under_way)

@@ -320,7 +320,7 @@ class Metadata(Watched):
         self._tell(decision, None, now)
 
     def _tell(self, decision: Decision, error: BaseException | None, now: Now) -> None:
-        """It holds, or has failed: tell who proposed it, and who waits for that."""
+        """The decision holds, or has failed: tell its proposer, and who waits for that."""
         for name in names_created(decision.records):
             assert self._creating[name] > 0, "a decision ends once"
             self._creating[name] -= 1

@@ -67,7 +67,7 @@ class Wakeups:
         return bool(self._marked or self._round or self._changed)
 
     def changed(self, watched: Watched) -> None:
-        """Its readers may see something new, also when it is about to go."""
+        """The partition's readers may see something new, also when it is about to go."""
         if watched.waiters:
             self._changed[watched] = None
 

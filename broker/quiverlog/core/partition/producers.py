@@ -62,7 +62,7 @@ class _Producer:
         self.seen_us = 0
 
     def add(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
-        """Its newest batch; one of another epoch begins anew."""
+        """Remember the producer's newest batch; a batch of another epoch begins anew."""
         batches = self.batches
         if header.producer_epoch != self.epoch:
             self.epoch = header.producer_epoch

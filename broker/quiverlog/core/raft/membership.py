@@ -56,7 +56,7 @@ def pack_voters(voters: Voters) -> bytes:
 
 
 def unpack_voters(data: bytes) -> dict[ReplicaKey, str]:
-    """What `pack_voters` packed."""
+    """The set of voters that `pack_voters` packed."""
     record = _decoder.decode(data)
     assert record.version >= _VERSION
     return {ReplicaKey(node, directory): endpoint for node, directory, endpoint in record.voters}

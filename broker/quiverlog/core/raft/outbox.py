@@ -98,7 +98,7 @@ class Outbox:
         row.append(_Waiting(message, self._hard_state, index))
 
     def take_messages(self) -> tuple[Message, ...]:
-        """What may be sent now."""
+        """Messages whose promises are durable, to be sent now."""
         taken = [*self._messages, *(w.message for w in self._waiting if self._is_durable(w))]
         self._messages.clear()
         self._waiting = [w for w in self._waiting if not self._is_durable(w)]
