@@ -27,6 +27,7 @@ from quiverlog.storage.resync import EPOCHS_ALL, EpochBounds
 from quiverlog.storage.scan import Damage, Found, Torn, damaged_stamp, scan
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.tail import SECTOR_BYTES
 
 __all__ = ["RecoveryReport", "assign_epochs", "recover_segments"]
 
@@ -347,10 +348,15 @@ class _Recovery:
         segment.end_offset = segment.base_offset
 
     def _never_arrived(self) -> bool:
-        """True for a new segment of which the disk got the length, but not the bytes."""
+        """True for a new segment of which the disk got the length, but not the first bytes.
+
+        A hole where a log's rows begin ends it there, whatever of the later ones has arrived.
+        """
         file = self._segment.file
         if any(file.read_copy(0, SEGMENT_HEADER_BYTES)):
             return False
+        if not any(file.read_copy(0, SECTOR_BYTES)):
+            return True
         source = FileBytes(file, file.size)
         start, base_offset = SEGMENT_HEADER_BYTES, self._segment.base_offset
         entries = scan(source, start, base_offset, verify=True, epochs=self._epochs)
