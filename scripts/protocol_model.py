@@ -283,7 +283,7 @@ def parts_of(cls: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
 
 
 def fields_of(cls: type[msgspec.Struct]) -> list[Field]:
-    """Its own fields: a message's without `api`, `version` and `correlation_id`."""
+    """The struct's own fields: a message's without `api`, `version` and `correlation_id`."""
     skipped = len(Message.__struct_fields__) if issubclass(cls, Message) else 0
     found = []
     for at, field in enumerate(msgspec.structs.fields(cls)):

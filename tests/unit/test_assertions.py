@@ -23,7 +23,7 @@ import quiverlog.errors
 
 BROKER: Final = Path(quiverlog.errors.__file__).parent
 TRIVIAL_LINES_MAX: Final = 5
-FLOORS: Final = {"core": 0.8, "node": 0.35, "storage": 0.7}
+FLOORS: Final = {"core": 2.0, "node": 0.95, "storage": 1.4}
 """Assertions for each function that is not trivial, at least."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -32,7 +32,8 @@ class Clients:
         self._addresses[connection_id] = network_of(peer.rpartition(":")[0])
 
     def said_hello(self, connection_id: int, client_id: str) -> None:
-        """It may ask from now on. What it has parked stays on the account of its last name."""
+        """The connection may ask from now on. Long polls that it has parked stay on the account
+        of its last name."""
         accounts: list[Account] = [("connection", connection_id), ("client", client_id)]
         address = self._addresses.get(connection_id)
         if address:

@@ -36,7 +36,7 @@ from quiverlog.core.controller.records import Record, encode_entry, topic_of
 from quiverlog.core.controller.records import encode_long_entry as encode_long
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.node.admission import Admission
-from quiverlog.node.decision import Decision, Directories, names_created
+from quiverlog.node.decision import Decision, Directories, names_created, take_refused, why
 from quiverlog.node.directory_jobs import MadeDirectories
 from quiverlog.node.effects import Job
 from quiverlog.node.jobs import Jobs, Starter, Then
@@ -129,6 +129,8 @@ class Metadata(Watched):
             self.image.replay_entry(records)
         for record in self.image.snapshot_records():
             self.pending.replay(record)
+        assert self.pending.version == self.image.version
+        assert self.pending.topics.keys() == self.image.topics.keys()
 
     def commit_at_start(self, records: list[Record]) -> None:
         """Before anybody is served, off the loop: log and apply at once.
@@ -147,6 +149,7 @@ class Metadata(Watched):
             self._owed = [entry]
         self.image.replay_entry(records)
         self.pending.replay_entry(records)
+        assert self.pending.version == self.image.version
 
     @property
     def owes(self) -> bool:
@@ -183,8 +186,13 @@ class Metadata(Watched):
             self._reset_pending(records)
             raise
         self._queue.append(decision)
+        self._check_pending()
         self._creating.update(names_created(records))
         self._start_next(now)
+
+    def _check_pending(self) -> None:
+        ahead = self.pending.version - self.image.version
+        assert ahead == len(self._logging) + len(self._queue), "as many as are under way"
 
     def proposal(self, records: list[Record], now: Now) -> Starter:
         """`propose`, to be yielded by a handler that waits for it."""
@@ -237,6 +245,7 @@ class Metadata(Watched):
             self._logging.append(decision)
             directories.update(decision.directories)
             byte_count += len(decision.entry)
+        assert self._logging, "a job is started for decisions that wait"
         if directories:
             self._jobs.start(self._make_directories(directories), self._directories_made)
         else:
@@ -245,11 +254,7 @@ class Metadata(Watched):
     def _directories_made(self, result: object, error: BaseException | None, now: Now) -> None:
         failed: Mapping[bytes, BaseException]
         if error is not None:
-            failed = {
-                topic_id: error
-                for decision in self._logging
-                for topic_id in decision.directories.values()
-            }
+            failed = {t: error for one in self._logging for t in one.directories.values()}
         else:
             assert isinstance(result, MadeDirectories)
             failed = result.failed
@@ -265,14 +270,7 @@ class Metadata(Watched):
 
     def _refuse(self, failed: Mapping[bytes, BaseException], now: Now) -> None:
         """Refuse the decisions about topics whose directories cannot be made."""
-        refused: list[tuple[Decision, BaseException]] = []
-        for decisions in (self._logging, self._queue):
-            for decision in list(decisions):
-                topic_ids = {*decision.directories.values(), *map(topic_of, decision.records)}
-                found = next((t for t in topic_ids if t is not None and t in failed), None)
-                if found is not None:
-                    decisions.remove(decision)
-                    refused.append((decision, failed[found]))
+        refused = [*take_refused(self._logging, failed), *take_refused(self._queue, failed)]
         self._reset_pending([record for one, _ in refused for record in one.records])
         for decision, error in refused:
             self._failed.append(decision)
@@ -280,6 +278,8 @@ class Metadata(Watched):
 
     def _append(self) -> None:
         entries = [*self._owed, *(decision.entry for decision in self._logging)]
+        assert self._busy, "one job of the log at a time"
+        assert entries, "something is to be logged"
         job = self.log.begin_append(entries)
         self._jobs.start(job, partial(self._logged, [job]))
 
@@ -311,6 +311,7 @@ class Metadata(Watched):
     def _apply(self, decision: Decision, now: Now) -> None:
         self.cache.clear()
         self.image.replay_entry(decision.records)
+        self._check_pending()
         try:
             self._on_applied(decision.records, decision.made, now)
         except Exception as error:
@@ -319,8 +320,9 @@ class Metadata(Watched):
         self._tell(decision, None, now)
 
     def _tell(self, decision: Decision, error: BaseException | None, now: Now) -> None:
-        """It holds, or has failed: tell who proposed it, and who waits for that."""
+        """The decision holds, or has failed: tell its proposer, and who waits for that."""
         for name in names_created(decision.records):
+            assert self._creating[name] > 0, "a decision ends once"
             self._creating[name] -= 1
             if not self._creating[name]:
                 del self._creating[name]
@@ -348,7 +350,7 @@ class Metadata(Watched):
         elif not isinstance(error, QuiverlogError):
             if not isinstance(error, OSError):
                 self._outbox.internal_error("logging a decision", error)
-            return StorageFault(f"the decision cannot be made durable: {_why(error)}.")
+            return StorageFault(f"the decision cannot be made durable: {why(error)}.")
         return error
 
     def _tell_failed(self, error: BaseException, now: Now) -> None:
@@ -367,12 +369,15 @@ class Metadata(Watched):
         self.pending.revert(self.image, topic_ids)
         for decision in under_way:
             self.pending.replay_entry(decision.records)
+        self._check_pending()
 
     # --- compaction ----------------------------------------------------------------------------
     def _compact(self) -> None:
         """Replace the log's history by what it adds up to. Failing does no harm: it is kept."""
         # The job reads the image, which takes as long as there are topics. Nothing is applied
         # before it is back: decisions wait in the queue.
+        assert not self._busy, "one job of the log at a time"
+        assert not self._logging
         image = self.image
         job = self.log.begin_compact(lambda: [encode_long(image.snapshot_records())])
         image.frozen = self._busy = True
@@ -390,9 +395,5 @@ class Metadata(Watched):
             else:
                 out_of_service = self.log.fail_compact(job, error)
                 level = "error" if out_of_service else "warning"
-                self._outbox.log(level, "metadata log not compacted", why=_why(error))
+                self._outbox.log(level, "metadata log not compacted", why=why(error))
         self._start_next(now)
-
-
-def _why(error: BaseException) -> str:
-    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

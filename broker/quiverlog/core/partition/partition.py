@@ -101,6 +101,7 @@ class PartitionState:
     ) -> None:
         assert 0 <= log_start_offset <= log_end_offset
         assert 0 <= flushed_offset <= log_end_offset
+        assert leader_epoch >= 0
         self.name = name
         self.leader_epoch = leader_epoch
         self.durability = durability
@@ -166,11 +167,13 @@ class PartitionState:
         assert flushed_offset <= self.log_end_offset
         if flushed_offset > self.flushed_offset:
             self.flushed_offset = flushed_offset
+        assert self.flushed_offset <= self.log_end_offset
         return self._advance()
 
     def trimmed(self, log_start_offset: int) -> None:
         """Rows below `log_start_offset` were given up; only what readers may see can be."""
         assert log_start_offset <= self.log_end_offset
+        assert not self.leads or log_start_offset <= self.high_watermark
         if log_start_offset > self.log_start_offset:
             self.log_start_offset = log_start_offset
 
@@ -189,6 +192,7 @@ class PartitionState:
         self.leads = True
         ends = self._follower_ends
         self._follower_ends = {broker: ends.get(broker, 0) for broker in in_sync_followers}
+        assert self.replicated_offset <= self.log_end_offset
         return self._advance()
 
     def follow(self, leader_epoch: int) -> None:
@@ -210,6 +214,7 @@ class PartitionState:
     def leader_said(self, high_watermark: int) -> bool:
         """The leader's high watermark, which holds for the rows that are here."""
         assert not self.leads
+        assert self.high_watermark <= self.log_end_offset
         limit = min(high_watermark, self.log_end_offset)
         if limit <= self.high_watermark:
             return False
@@ -221,6 +226,7 @@ class PartitionState:
             return False
         limit = acknowledged(self.durability, self)
         assert limit <= self.log_end_offset
+        assert self.high_watermark <= self.log_end_offset
         if limit <= self.high_watermark:
             return False
         self.high_watermark = limit
