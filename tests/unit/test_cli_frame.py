@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,7 @@ def test_help_lists_every_command(capsys):
         (["consume", "-t", "t", "--format", "parquet", "--follow"], "--max-rows"),
         (["consume"], "quiverlog consume TOPIC"),
         (["consume", "a", "-t", "b"], "two topics"),
+        (["consume", "t", "--where", " "], "--where is empty"),
         (["consume", "t", "-f", "--to", "latest"], "--follow has no end"),
         (["consume", "t", "--tail", "5", "--from", "-1h"], "--tail says"),
         (["consume", "t", "-o", "rows.txt"], ".txt is no suffix of a known format"),
@@ -144,12 +146,12 @@ def test_a_missing_file_is_1(capsys):
     assert "00000000000000000000.log" in err
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_name_the_command(capsys, shell):
     code, out, _ = run(capsys, "completion", shell)
     assert code == 0
     assert "_QUIVERLOG_COMPLETE" in out
-    assert "quiverlog" in out.splitlines()[0] + out.splitlines()[-1]
+    assert "quiverlog" in out
 
 
 def completed(*words: str) -> list[str]:
@@ -177,12 +179,16 @@ def test_completion_of_words():
     assert completed("topic", "describe", "fl") == []  # no broker: no names, and no error
 
 
-def sourced(shell: str, script: str) -> str:
+def sourced(shell: str, script: str, home: str = "/nonexistent") -> str:
     """What a shell prints that has `quiverlog` on its PATH."""
+    found = shutil.which(shell)
+    assert found is not None
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    environment = {"PATH": path, "QUIVERLOG_BOOTSTRAP_SERVER": NOBODY}
+    environment = {"PATH": path, "QUIVERLOG_BOOTSTRAP_SERVER": NOBODY, "HOME": home}
+    if "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     done = subprocess.run(
-        [shell, "-c", script],
+        [found, "-c", script],
         env=environment,
         capture_output=True,
         text=True,
@@ -219,6 +225,13 @@ def test_zsh_completes_after_sourcing_the_script():
     lines = sourced("zsh", script).splitlines()
     assert lines[0] == "registered quiverlog"
     assert [line.partition(":")[0] for line in lines[1:]] == ["delete", "describe"]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish on this machine")
+def test_fish_completes_after_sourcing_the_script(tmp_path):
+    script = 'quiverlog completion fish | source; complete -C "quiverlog topic de"'
+    lines = sourced("fish", script, str(tmp_path)).splitlines()
+    assert sorted(line.split()[0] for line in lines) == ["delete", "describe"]
 
 
 def test_version_is_fast():

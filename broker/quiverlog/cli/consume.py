@@ -42,7 +42,7 @@ __all__ = ["consume"]
 
 _FORMATS = ("table", "json", "csv", "tsv", "lines", "arrow", "parquet")
 _TAIL_ROWS_MAX = 1_000_000
-"""They are held in memory, once per partition, to be put in the order of time."""
+"""Rows of a tail are held in memory, once per partition, to be put in the order of time."""
 _FOLLOW_REQUEST_TIMEOUT_S = 5.0
 """How soon an outage is told; it is waited out whatever its length."""
 _OUTAGE_PAUSE_S = 0.5
@@ -171,7 +171,7 @@ def consume(
     the formats csv, tsv, json and lines write, `produce` reads back exactly; a column that a format
     cannot hold is refused by its name.
     """
-    _check_contradictions(start, end, tail, follow=follow)
+    _check_contradictions(start, end, tail, where, follow=follow)
     wish = _Wish(
         topic=_one_topic(name, topic),
         start=parse_point(start or "earliest", "--from"),
@@ -204,10 +204,12 @@ def _one_topic(name: str | None, option: str | None) -> str:
 
 
 def _check_contradictions(
-    start: str | None, end: str | None, tail: int | None, *, follow: bool
+    start: str | None, end: str | None, tail: int | None, where: str | None, *, follow: bool
 ) -> None:
     if tail is not None and (start is not None or end is not None):
         raise click.UsageError("--tail says where to begin and to end: leave --from and --to out.")
+    if where is not None and not where.strip():
+        raise click.UsageError("--where is empty: give a condition, or leave it out.")
     if follow and end is not None:
         raise click.UsageError("--follow has no end: leave --to out.")
 

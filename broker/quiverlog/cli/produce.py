@@ -255,9 +255,9 @@ def _send(
 
 
 def _interrupted(outcome: _Outcome, futures: deque[Any], topic: str) -> CommandFailed:
-    missing = _collect(outcome, futures, _INTERRUPTED_WAIT_S)
+    missing = _collect(outcome, futures, 0.0)  # the flush has waited
     stored = f"{human_count(outcome.rows)} rows are stored in {topic} and acknowledged"
-    unsure = f"; {missing} more sends were not acknowledged in time" if missing else ""
+    unsure = "; what was sent after them was not acknowledged in time" if missing else ""
     return CommandFailed(f"interrupted: {stored}{unsure}.", ExitCode.INTERRUPTED)
 
 
