@@ -74,6 +74,23 @@ def test_a_broken_file_is_one_line(capsys, content):
     assert (code, err.count("\n"), "profiles.toml" in err) == (ExitCode.FAILED, 1, True), err
 
 
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [("topic describe", "a-1:1"), ("--profile b topic describe", "b-1:1"),
+     ("consume -b c-1:1", "c-1:1")],
+)  # fmt: skip
+def test_completion_asks_the_brokers_of_the_profile(capsys, monkeypatch, words, asked):
+    run(capsys, "profile", "create", "a", "-b", "a-1:1")
+    run(capsys, "profile", "create", "b", "-b", "b-1:1")
+    seen = []
+    monkeypatch.setattr("quiverlog.cli.options.open_client", lambda b, **_: seen.append(b))
+    monkeypatch.setenv("_QUIVERLOG_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"quiverlog {words} ")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) + 1))
+    main([])
+    assert seen == [asked]
+
+
 @pytest.mark.parametrize("words", [[], ["topic"], ["perf"], ["profile"]])
 def test_a_group_alone_shows_its_help(capsys, words):
     code, out, err = run(capsys, *words)

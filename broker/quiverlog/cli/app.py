@@ -91,14 +91,13 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     show_envvar=True,
     help="Take the brokers' addresses from this profile (`quiverlog profile`).",
 )
-@click.pass_context
-def cli(ctx: click.Context, profile: str | None) -> None:
+def cli(profile: str | None) -> None:
     """An Arrow-native event log for Spark.
 
     Start a broker with `quiverlog broker`, then create topics, append rows and read them back.
     `quiverlog demo` shows all of it, with Spark, on real data.
     """
-    ctx.obj = profile
+    # The commands look the profile up among this context's parameters (options.py).
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -84,9 +83,7 @@ def _bootstrap(ctx: click.Context, parameter: click.Parameter, value: str | None
     if value is None:
         from quiverlog.cli.profiles import chosen_bootstrap
 
-        profile = ctx.find_root().obj
-        assert profile is None or isinstance(profile, str)
-        value = None if ctx.resilient_parsing else chosen_bootstrap(profile)
+        value = chosen_bootstrap(ctx.find_root().params.get("profile"))
     return check_addresses(ctx, parameter, DEFAULT_BOOTSTRAP if value is None else value)
 
 
@@ -225,14 +222,7 @@ def open_client(
 def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Names of topics for shell completion. A broker that does not answer at once gives none."""
     with contextlib.suppress(Exception):
-        from quiverlog.cli.profiles import chosen_bootstrap
-
-        bootstrap = (
-            ctx.params.get("bootstrap")
-            or os.environ.get("QUIVERLOG_BOOTSTRAP_SERVER")
-            or chosen_bootstrap(os.environ.get("QUIVERLOG_PROFILE"))
-            or DEFAULT_BOOTSTRAP
-        )
+        bootstrap = ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP
         with open_client(bootstrap, timeout_s=1.0) as client:
             return [name for name in client.list_topics() if name.startswith(incomplete)]
     return []

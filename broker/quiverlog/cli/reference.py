@@ -54,6 +54,8 @@ def _page() -> Iterator[str]:
     yield f"| `--timeout SECONDS` | {_SHARED['timeout_s']} |\n"
     yield f"| `--format table\\|json` | {_SHARED['output_format']} |\n"
     yield "| `--debug` | Show the traceback of an error. |\n"
+    yield "| `--profile NAME`, before the command | Take the brokers' addresses from this profile;"
+    yield " also the environment variable `QUIVERLOG_PROFILE`. |\n"
     with click.Context(cli, info_name="quiverlog") as root:
         for name in cli.list_commands(root):
             command = cli.get_command(root, name)
