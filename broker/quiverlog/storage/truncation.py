@@ -91,7 +91,9 @@ class TruncateJob:
         assert self.start_offset <= self.end_offset
         # Epochs that were assigned since the last flush are known in memory only.
         self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
-        result = _carry_out(self.disk, self.key, self.offset, self.end_offset)
+        result = _carry_out(
+            self.disk, self.key, self.offset, self.end_offset, start_offset=self.start_offset
+        )
         names = self.disk.list(self.key)
         segments = find_segments(self.disk, self.key, names)
         if segments:
@@ -168,11 +170,14 @@ def remove_files(disk: Disk, paths: Iterable[str]) -> None:
             disk.remove(path)
 
 
-def _carry_out(disk: Disk, directory: str, offset: int, end_offset: int | None) -> TruncateResult:
+def _carry_out(
+    disk: Disk, directory: str, offset: int, end_offset: int | None, *, start_offset: int = 0
+) -> TruncateResult:
+    """The steps. `start_offset`: where the log starts, which its file may not say (or not yet)."""
     names = disk.list(directory)
     segments = find_segments(disk, directory, names)
     stored = checkpoint.load_recovery_point(disk, directory, names)
-    start = checkpoint.load_log_start(disk, directory, names) or 0
+    start = max(start_offset, checkpoint.load_log_start(disk, directory, names) or 0)
     offset = max(offset, start)
     kept = [segment for segment in segments if segment.base_offset < offset]
     doomed = segments[len(kept) :]
