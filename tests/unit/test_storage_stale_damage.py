@@ -85,7 +85,7 @@ def test_a_file_with_more_rows_than_fit_in_front_of_the_next_one() -> None:
 
 @pytest.mark.parametrize("offset", [1, 2])
 def test_a_cut_at_a_log_start_that_no_file_tells(offset: int) -> None:
-    """Its files are damaged; the batch that goes holds the log start, too."""
+    """Both of its files are damaged, and the batch that goes holds the log start."""
     disk = SimDisk(1)
     log = new_log(disk)
     append(log, 4)
