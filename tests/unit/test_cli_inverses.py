@@ -152,6 +152,16 @@ def test_any_rows_come_back_from_every_pair_of_formats(first: str, second: str, 
     assert same(comparable(again), comparable(batch))
 
 
+@pytest.mark.parametrize("file_format", ["csv", "tsv"])
+@pytest.mark.parametrize("name", ['"', '"\n', 'a"b\nc', '\n"', '"\nA', '\t"\n', ',"\r\n"', '""\n'])
+def test_quotes_and_line_ends_in_a_name_or_a_value_come_back(file_format: str, name: str) -> None:
+    """Two quotes in a row are one character; the first of them closes no field."""
+    batch = pa.RecordBatch.from_pydict({name: [name, "x"], "other": ["y", name * 2]})
+    again = through(batch, file_format)
+    assert again.schema.names == [name, "other"]
+    assert again.to_pylist() == batch.to_pylist()
+
+
 LINES = pa.schema([pa.field("value", pa.binary())])
 LINE = st.binary(max_size=8).filter(lambda value: b"\n" not in value and value[-1:] != b"\r")
 

@@ -208,7 +208,8 @@ class _Records:
         mark = re.escape(delimiter.encode())
         self._open = re.compile(rb"(?:\A|(?<=[\r\n])|(?<=" + mark + rb'))"')
         """A quote opens a field only at its beginning; elsewhere it is a character as any."""
-        self._close = re.compile(rb'[^"]*(?:""[^"]*)*"')
+        self._close = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
+        """Possessive: the first of two quotes in a row never closes a field."""
         self._rest = re.compile(rb"(?:(?!" + mark + rb")[^\r\n])*")
 
     def ends_inside(self, text: bytes, inside: bool) -> bool:
