@@ -27,7 +27,8 @@ from tests.sim.inodes import Directory, Node
 __all__ = ["PlateOs"]
 
 _SECTOR_BYTES: Final = 512
-_NUMBERS: Final = itertools.count(1_000_000)
+_FIRST_NUMBER: Final = 1_000_000
+_NUMBERS: Final = itertools.count(_FIRST_NUMBER)
 """Of descriptors: never used twice, as late ones are closed in a later life."""
 
 
@@ -137,8 +138,20 @@ class PlateOs:
         with contextlib.ExitStack() as stack:
             for module in (posix, posix_file, descriptors, mapping, posix_lock):
                 stack.enter_context(mock.patch.object(module, "os", self))
-            yield
-            gc.collect()  # Descriptors are closed where they were opened.
+            try:
+                yield
+            finally:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Descriptors that somebody still refers to must not be closed as numbers of this process.
+
+        A traceback that is caught, for one, keeps them longer than `os` stands for this.
+        """
+        for one in gc.get_objects():
+            if type(one) is descriptors.Descriptor and one.fd >= _FIRST_NUMBER:
+                self.close(one.fd)
+                one.fd = -1
 
     # --- names ---------------------------------------------------------------------------------
     def find(self, path: str) -> _Inode | Directory:

@@ -178,6 +178,30 @@ def test_csv_names_the_column(tmp_path: Path, monkeypatch):
         trickled(monkeypatch, b"a,b\n1,2\n3\n", 4, "csv")
 
 
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("In CSV column #1: CSV conversion error to double: bad 'x'", "column 'price': not double"),
+        (
+            "In CSV column #1: Row #3: CSV conversion error to double: bad 'x'",
+            "row 3: column 'price': not double",
+        ),
+    ],
+)
+def test_csv_names_the_column_whether_or_not_pyarrow_knows_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, says: str
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("id,price\n1,2\n")
+
+    def fails(*_: object, **__: object) -> None:
+        raise pa.ArrowInvalid(message)
+
+    monkeypatch.setattr("pyarrow.csv.open_csv", fails)
+    with pytest.raises(CommandFailed, match=says), open_source(str(path)) as source:
+        list(source.batches)
+
+
 def test_a_look_ahead_is_read_all_the_same():
     file = CountingFile(io.BufferedReader(io.BytesIO(b"abcdef")))  # type: ignore[arg-type]
     assert file.look_ahead() == b"abcdef"

@@ -22,8 +22,9 @@ from quiverlog.cli.read_text import Batches, CountingFile, TextOptions, blocks_o
 __all__ = ["read_csv"]
 
 _FILE_BLOCK_BYTES: Final = 4 << 20
-_COLUMN: Final = re.compile(r"In CSV column #(\d+): (?:CSV conversion error to )?")
-_ROW: Final = re.compile(r"Row #(\d+)")
+_COLUMN: Final = re.compile(r"In CSV column #(\d+): (Row #\d+: )?(?:CSV conversion error to )?")
+"""pyarrow names the row as well where it happens to know it."""
+_ROW: Final = re.compile(r"[Rr]ow #(\d+)")
 
 
 def read_csv(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
@@ -195,7 +196,7 @@ class _Reader:
     def _column_name(self, match: re.Match[str]) -> str:
         number = int(match[1])
         name = repr(self._names[number]) if number < len(self._names) else f"#{number}"
-        return f"column {name}: not "
+        return f"{(match[2] or '').lower()}column {name}: not "
 
     def _row_number(self, match: re.Match[str]) -> str:
         return f"row {int(match[1]) + self._rows_before}"
