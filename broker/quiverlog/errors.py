@@ -310,6 +310,22 @@ class ThrottledBroker(QuiverlogError):
     hint = "The broker has too much unacknowledged work; try again."
 
 
+# --- between brokers ----------------------------------------------------------------------------
+class WrongCluster(QuiverlogError):
+    code = 70
+    hint = "The two brokers belong to different clusters: check `cluster.id` and the addresses."
+
+
+class WrongNode(QuiverlogError):
+    code = 71
+    hint = "Another node is reached there: check `node.id` and the advertised addresses."
+
+
+class WrongListener(QuiverlogError):
+    code = 72
+    hint = "Brokers speak among themselves at the listener that `inter.broker.listener` names."
+
+
 # --- starting a broker -----------------------------------------------------------------------
 class DataDirectoryInUse(QuiverlogError):
     code = 80

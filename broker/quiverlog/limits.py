@@ -144,6 +144,18 @@ RAFT_CHUNK_BYTES_MAX: Final = 1 * MIB
 """Bytes of a snapshot in one message: a follower holds one chunk at a time."""
 RAFT_OBSERVERS_MAX: Final = 1_000
 """Replicas without a vote that a leader sends the log to."""
+QUORUM_MESSAGES_MAX: Final = 64
+"""Messages of the quorum in one QUORUM request; more go into the next one."""
+QUORUM_ENTRIES_MAX: Final = 32 * KIB
+"""Entries of the metadata log in one QUORUM request, in all its messages together."""
+QUORUM_BODY_BYTES_MAX: Final = 4 * MIB
+"""Entries and pieces of snapshots in one QUORUM request: four of the largest messages."""
+QUORUM_VOTERS_MAX: Final = 256
+"""Voters that a snapshot may name; a quorum has a handful."""
+CLUSTER_ID_CHARS_MAX: Final = 249
+DIRECTORY_ID_CHARS_MAX: Final = 64
+ENDPOINT_CHARS_MAX: Final = 512
+"""Where a voter is reached, as text: a host name and a port fit well."""
 
 # --- client -----------------------------------------------------------------------------------
 PRODUCER_BATCH_ROWS_DEFAULT: Final = 65_536
@@ -179,6 +191,7 @@ assert (
     <= HEADER_BYTES_MAX
 ), "the largest description of one topic fits a header"
 assert PARTITIONS_PER_TOPIC_MAX <= PARTITIONS_PER_REQUEST_MAX
+assert RESPONSE_CONTAINERS_MAX <= HEADER_BYTES_MAX, "a container takes a byte at least"
 assert 4 * PARTITIONS_PER_TOPIC_MAX <= RESPONSE_CONTAINERS_MAX, "a topic's lists fit an answer"
 assert REPLY_PAGE_BYTES <= RESPONSE_CONTAINERS_MAX * 4, "entries of a page take 4 bytes a list"
 assert SCHEMA_BYTES_MAX <= SCHEMA_HISTORY_BYTES_MAX
@@ -196,6 +209,16 @@ assert FETCH_PARTITION_BYTES_DEFAULT <= FETCH_BYTES_DEFAULT
 assert RAFT_APPEND_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert RAFT_CHUNK_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert 3 * RAFT_HEARTBEAT_MS <= RAFT_ELECTION_TIMEOUT_MS, "two heartbeats may be lost"
+assert max(RAFT_APPEND_BYTES_MAX, RAFT_CHUNK_BYTES_MAX) <= QUORUM_BODY_BYTES_MAX, (
+    "the largest message of the quorum fits a request"
+)
+assert QUORUM_BODY_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
+assert QUORUM_ENTRIES_MAX * 16 + QUORUM_MESSAGES_MAX * KIB <= HEADER_BYTES_MAX, (
+    "what a header says of entries and messages fits it"
+)
+assert (
+    QUORUM_VOTERS_MAX * (DIRECTORY_ID_CHARS_MAX + ENDPOINT_CHARS_MAX) * 4 + KIB <= HEADER_BYTES_MAX
+), "what a header says of one snapshot fits it"
 assert RETENTION_CHECK_MS * 2 <= 60_000
 assert BATCH_ROWS_MAX <= SEGMENT_ROWS_MAX < 2**32
 assert BATCH_BYTES_MAX <= SEGMENT_BYTES_MAX < 2**32

@@ -33,6 +33,7 @@ from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.producer_ids import ProducerIds
 from quiverlog.node.purgatory import Purgatory
+from quiverlog.node.quorum_inbox import QuorumInbox
 from quiverlog.node.removal import Removal
 from quiverlog.node.retention import Retention
 from quiverlog.node.staging import Staging
@@ -71,6 +72,7 @@ class Broker:
         "outbox",
         "producer_ids",
         "purgatory",
+        "quorum_inbox",
         "removal",
         "replica",
         "replicas",
@@ -98,6 +100,7 @@ class Broker:
         self.metrics = metrics
         self.clients = clients = Clients()
         self.outbox = outbox = Outbox(metrics)
+        self.quorum_inbox = QuorumInbox()
         self.jobs = jobs = Jobs(outbox)
         self.tasks = Tasks(outbox, self.fail)
         self.topic_order = TopicOrder()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from quiverlog.node.config import LISTENER_DEFAULT
 from quiverlog.node.effects import Job
 from quiverlog.wire.messages import Request
 
@@ -35,11 +36,12 @@ class RequestReceived(msgspec.Struct, gc=False):
 class ConnectionOpened(msgspec.Struct, frozen=True):
     """A client has connected, and asks nothing yet. Without it nobody knows from where.
 
-    `peer`: address and port.
+    `peer`: address and port. `listener`: the name of the listener that took it.
     """
 
     connection_id: int
     peer: str
+    listener: str = LISTENER_DEFAULT
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True):

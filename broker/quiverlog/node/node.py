@@ -50,12 +50,14 @@ from quiverlog.node.list_offsets import handle_list_offsets
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.produce import handle_init_producer_id
 from quiverlog.node.purgatory import Waiter
+from quiverlog.node.quorum_requests import handle_quorum, serves_brokers
 from quiverlog.node.tasks import Call, Steps
 from quiverlog.node.waiting_bytes import waiting_bytes
 from quiverlog.node.wide_produce import handle_produce
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
+from quiverlog.wire.quorum_messages import QuorumRequest
 from quiverlog.wire.registry import APIS, api_ranges
 
 __all__ = ["Node"]
@@ -101,6 +103,7 @@ class Node:
             m.ProduceRequest: handle_produce,
             m.FetchRequest: handle_fetch,
             m.ListOffsetsRequest: handle_list_offsets,
+            QuorumRequest: handle_quorum,
         }
         # Answered in steps.
         self._steps_handlers: dict[type[m.Request], _StepsHandler] = {
@@ -236,7 +239,7 @@ class Node:
             case JobDone():
                 broker.jobs.done(event, now)
             case ConnectionOpened():
-                broker.clients.opened(event.connection_id, event.peer)
+                broker.clients.opened(event.connection_id, event.peer, event.listener)
             case ConnectionClosed():
                 _forget_connection(broker, event.connection_id)
             case RequestsEnded():
@@ -342,7 +345,7 @@ def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         node_id=broker.config.node_id,
         roles=list(broker.config.roles),
         software_version=broker.config.software_version,
-        apis=api_ranges(),
+        apis=api_ranges(between_brokers=serves_brokers(broker, event.connection_id)),
         frame_bytes_max=broker.config.frame_bytes_max,
     )
     if request.version > m.HelloRequest.VERSION:
