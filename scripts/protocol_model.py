@@ -40,6 +40,8 @@ UNIONS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
 
 _KNOWN_EPOCH: Final = "the partition's leader epoch that the asker knows; -1: no check"
 
+_LEVELS: Final = "0 memory, 1 flushed, 2 replicated, 3 replicated and flushed"
+
 MEANINGS: Final[dict[str, str]] = {
     "BrokerEndpoint.rack": "where the broker stands; empty: unknown",
     "ConfigEntry.source": "`topic`: set on the topic; `default`: the broker's or the built-in one",
@@ -78,9 +80,9 @@ MEANINGS: Final[dict[str, str]] = {
     "AlterTopicResponse.schema_id": "number of the topic's schema after the change",
     "NewTopic.schema": "Arrow IPC schema message",
     "ProducePartition.leader_epoch": _KNOWN_EPOCH,
-    "ProducePartitionResult.durability": "it rests on: 0 memory, 1 flushed, 2 replicated",
+    "ProducePartitionResult.durability": f"it rests on: {_LEVELS}",
     "ProducePartitionResult.leader_epoch": "leader epoch under which the rows were stored",
-    "ProduceRequest.durability": "wanted: -1 the topic's, 0 memory, 1 flushed, 2 replicated",
+    "ProduceRequest.durability": f"wanted: -1 the topic's, {_LEVELS}",
     "ProduceRequest.timeout_ms": "after so long the answer is REQUEST_TIMED_OUT",
     "QuorumAppend.entries": "what follows in the log; empty: the commit index, or a probe",
     "QuorumAppendResponse.index": "where the logs agree, or `prev_index` of what did not fit",
@@ -99,7 +101,7 @@ MEANINGS: Final[dict[str, str]] = {
     "TopicDescription.configs": "every key with its value",
     "TopicDescription.schemas": "the newest schemas, oldest first",
     "TopicMetadata.compression": "codec the topic advises: 0 none, 1 LZ4 frame, 2 Zstandard",
-    "TopicMetadata.durability": "an answer rests at least on: 0 memory, 1 flushed, 2 replicated",
+    "TopicMetadata.durability": f"an answer rests at least on: {_LEVELS}",
     "TopicMetadata.schema_id": "number of the topic's current schema",
     "TopicSchemasResponse.schemas": "schemas of the topic, oldest first",
     "accepted": "the entries fitted and are on the sender's disk",
@@ -257,12 +259,13 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.UnknownProducerId,
         e.UnsupportedDurability,
         e.NotEnoughReplicas,
+        e.NotEnoughReplicasAfterAppend,
         e.RequestTimedOut,
         e.InvalidRequest,
         e.PolicyViolation,
     ),
     Api.FETCH: (*_PARTITION, e.OffsetOutOfRange, e.OffsetNotAvailable, e.LogTruncated),
-    Api.LIST_OFFSETS: (*_PARTITION, e.InvalidRequest),
+    Api.LIST_OFFSETS: (*_PARTITION, e.InvalidRequest, e.OffsetNotAvailable),
     Api.INIT_PRODUCER_ID: (e.UnknownProducerId, e.InvalidProducerEpoch),
     Api.CREATE_TOPICS: (
         *_TOPIC_CHANGE,

@@ -157,6 +157,20 @@ DIRECTORY_ID_CHARS_MAX: Final = 64
 ENDPOINT_CHARS_MAX: Final = 512
 """Where a voter is reached, as text: a host name and a port fit well."""
 
+# --- replication ------------------------------------------------------------------------------
+REPLICA_LAG_MS_MAX: Final = 10_000
+"""A follower that had not all rows for so long is out of sync. Rows wait for one that hangs as long
+as this: a third of Kafka's, which is made for disks that spin."""
+REPLICA_FETCH_WAIT_MS: Final = 500
+"""A leader without news lets a follower wait so long."""
+REPLICA_FETCH_BYTES_MAX: Final = 16 * MIB
+"""Rows in one answer to a follower, of all partitions together."""
+REPLICA_FETCH_PARTITION_BYTES_MAX: Final = 4 * MIB
+REPLICA_FETCH_ENTRIES_MAX: Final = 1_000
+"""Partitions in one request of a follower, and in one answer: what is left comes with the next."""
+REPLICA_SESSIONS_MAX: Final = 256
+"""Followers that a leader remembers sessions of; the one heard longest ago goes first."""
+
 # --- client -----------------------------------------------------------------------------------
 PRODUCER_BATCH_ROWS_DEFAULT: Final = 65_536
 PRODUCER_BATCH_BYTES_DEFAULT: Final = 1 * MIB
@@ -219,6 +233,10 @@ assert QUORUM_ENTRIES_MAX * 16 + QUORUM_MESSAGES_MAX * KIB <= HEADER_BYTES_MAX, 
 assert (
     QUORUM_VOTERS_MAX * (DIRECTORY_ID_CHARS_MAX + ENDPOINT_CHARS_MAX) * 4 + KIB <= HEADER_BYTES_MAX
 ), "what a header says of one snapshot fits it"
+assert REPLICA_FETCH_PARTITION_BYTES_MAX <= REPLICA_FETCH_BYTES_MAX
+assert REPLICA_FETCH_BYTES_MAX + BATCH_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
+assert REPLICA_FETCH_ENTRIES_MAX <= PARTITIONS_PER_REQUEST_MAX
+assert 10 * REPLICA_FETCH_WAIT_MS <= REPLICA_LAG_MS_MAX, "one that waits is not one that lags"
 assert RETENTION_CHECK_MS * 2 <= 60_000
 assert BATCH_ROWS_MAX <= SEGMENT_ROWS_MAX < 2**32
 assert BATCH_BYTES_MAX <= SEGMENT_BYTES_MAX < 2**32

@@ -27,9 +27,19 @@ EXCEPTIONS: Final[dict[str, str]] = {
             "broker/quiverlog/storage/log.py:complete_truncate",
             "broker/quiverlog/storage/log.py:fail_truncate",
             "broker/quiverlog/storage/trimmable_log.py:begin_skip",
-            "broker/quiverlog/errors.py:NotEnoughReplicas",
         ],
         "a follower's half of the log, which replication will call; its number on the wire is kept",
+    ),
+    **dict.fromkeys(
+        [
+            "broker/quiverlog/core/partition/in_sync.py:unanswered",
+            "broker/quiverlog/core/partition/leadership.py:forgotten",
+            "broker/quiverlog/core/partition/leadership.py:look_at_joining",
+            "broker/quiverlog/core/partition/partition.py:followers_moved",
+            "broker/quiverlog/errors.py:InvalidFetchSession",
+            "broker/quiverlog/errors.py:StaleBrokerEpoch",
+        ],
+        "replication, which no node hosts yet",
     ),
     **dict.fromkeys(
         [

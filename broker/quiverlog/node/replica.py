@@ -67,6 +67,8 @@ class Replica(Watched):
         producers: ProducerStates,
         leader_epoch: int,
         counters: TopicCounters,
+        *,
+        node_id: int = 0,
     ) -> None:
         super().__init__()
         self.topic = topic
@@ -81,6 +83,7 @@ class Replica(Watched):
             log_end_offset=log.log_end_offset,
             flushed_offset=log.flushed_offset,
             log_start_offset=log.log_start_offset,
+            node_id=node_id,
         )
         self.answers = Answers()
         self.admitted: list[tuple[BatchHeader, memoryview]] = []

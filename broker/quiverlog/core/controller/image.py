@@ -44,9 +44,17 @@ __all__ = ["Image", "PartitionImage", "TopicImage"]
 
 
 class PartitionImage:
-    """Who holds a partition, and who leads it."""
+    """Who holds a partition, and who leads it. `partition_epoch` counts its changes: who proposes
+    one names the epoch that it knows."""
 
-    __slots__ = ("in_sync_replicas", "leader_epoch", "leader_id", "partition", "replicas")
+    __slots__ = (
+        "in_sync_replicas",
+        "leader_epoch",
+        "leader_id",
+        "partition",
+        "partition_epoch",
+        "replicas",
+    )
 
     def __init__(self, record: PartitionRecord) -> None:
         self.partition = record.partition
@@ -54,6 +62,7 @@ class PartitionImage:
         self.in_sync_replicas = record.in_sync_replicas
         self.leader_id = record.leader_id
         self.leader_epoch = record.leader_epoch
+        self.partition_epoch = record.partition_epoch
 
     def record(self, topic_id: bytes) -> PartitionRecord:
         """The record that this partition adds up to."""
@@ -64,6 +73,7 @@ class PartitionImage:
             self.in_sync_replicas,
             self.leader_id,
             self.leader_epoch,
+            self.partition_epoch,
         )
 
 
@@ -239,6 +249,7 @@ class Image:
             partition.in_sync_replicas = record.in_sync_replicas
         if record.replicas is not None:
             partition.replicas = record.replicas
+        partition.partition_epoch += 1
 
     def _replay_config(self, record: ConfigRecord) -> None:
         if record.key in RETIRED:
