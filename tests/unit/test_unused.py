@@ -22,6 +22,18 @@ EXCEPTIONS: Final[dict[str, str]] = {
     "broker/quiverlog/node/quorum_inbox.py:serve": "the host of the quorum will call it",
     **dict.fromkeys(
         [
+            "broker/quiverlog/storage/quorum_log.py:QuorumLog",
+            "broker/quiverlog/storage/quorum_log.py:begin_read",
+            "broker/quiverlog/storage/quorum_log.py:begin_snapshot",
+            "broker/quiverlog/storage/quorum_log.py:complete_snapshot",
+            "broker/quiverlog/storage/quorum_log.py:fail_snapshot",
+            "broker/quiverlog/storage/quorum_log.py:fail_write",
+            "broker/quiverlog/storage/quorum_log.py:take_records",
+        ],
+        "the log of the quorum, which its host will open",
+    ),
+    **dict.fromkeys(
+        [
             "broker/quiverlog/core/partition/partition.py:leader_said",
             "broker/quiverlog/storage/log.py:begin_truncate",
             "broker/quiverlog/storage/log.py:complete_truncate",
