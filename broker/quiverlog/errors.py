@@ -356,6 +356,12 @@ class OutdatedPartitionEpoch(QuiverlogError):
     hint = "The partition has changed since: what holds now comes with the metadata."
 
 
+class PeerUnreachable(QuiverlogError):
+    code = 77
+    retriable = True
+    hint = "The other broker is down, or cannot be reached from this one; see this broker's log."
+
+
 # --- starting a broker -----------------------------------------------------------------------
 class DataDirectoryInUse(QuiverlogError):
     code = 80

@@ -152,6 +152,10 @@ QUORUM_BODY_BYTES_MAX: Final = 4 * MIB
 """Entries and pieces of snapshots in one QUORUM request: four of the largest messages."""
 QUORUM_VOTERS_MAX: Final = 256
 """Voters that a snapshot may name; a quorum has a handful."""
+PEER_REQUESTS_WAITING_MAX: Final = 256
+"""Requests to one peer, on one connection, whose answers somebody waits for."""
+PEER_ANSWER_MS_DEFAULT: Final = 10_000
+"""A peer that has not answered after so long is given up, and its connection closed."""
 CLUSTER_ID_CHARS_MAX: Final = 249
 DIRECTORY_ID_CHARS_MAX: Final = 64
 ENDPOINT_CHARS_MAX: Final = 512

@@ -31,6 +31,7 @@ from quiverlog.node.lookup import Lookup
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
+from quiverlog.node.peers import Peers
 from quiverlog.node.producer_ids import ProducerIds
 from quiverlog.node.purgatory import Purgatory
 from quiverlog.node.quorum_inbox import QuorumInbox
@@ -70,6 +71,7 @@ class Broker:
         "metadata",
         "metrics",
         "outbox",
+        "peers",
         "producer_ids",
         "purgatory",
         "quorum_inbox",
@@ -100,6 +102,7 @@ class Broker:
         self.metrics = metrics
         self.clients = clients = Clients()
         self.outbox = outbox = Outbox(metrics)
+        self.peers = Peers(outbox)
         self.quorum_inbox = QuorumInbox()
         self.jobs = jobs = Jobs(outbox)
         self.tasks = Tasks(outbox, self.fail)

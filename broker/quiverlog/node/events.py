@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from quiverlog.errors import QuiverlogError
 from quiverlog.node.config import LISTENER_DEFAULT
-from quiverlog.node.effects import Job
-from quiverlog.wire.messages import Request
+from quiverlog.node.effects import Job, Peer
+from quiverlog.wire.messages import Request, Response
 
 __all__ = [
     "ConnectionClosed",
@@ -14,8 +15,10 @@ __all__ = [
     "DiskSpace",
     "Event",
     "JobDone",
+    "PeerClosed",
     "RequestReceived",
     "RequestsEnded",
+    "ResponseReceived",
     "Shutdown",
     "Tick",
 ]
@@ -56,6 +59,26 @@ class RequestsEnded(msgspec.Struct, frozen=True):
     connection_id: int
 
 
+class ResponseReceived(msgspec.Struct, gc=False):
+    """Another broker has answered the request that was sent under `token`.
+
+    `body` stays valid for as long as it is held.
+    """
+
+    peer: Peer
+    token: int
+    response: Response
+    body: memoryview
+
+
+class PeerClosed(msgspec.Struct, frozen=True):
+    """What was sent under these tokens is never answered; it may have been done. `error`: why."""
+
+    peer: Peer
+    tokens: tuple[int, ...]
+    error: QuiverlogError
+
+
 class JobDone(msgspec.Struct, frozen=True):
     """`job.run()` has returned `result` (`error` None) or raised. Every StartJob gets one."""
 
@@ -88,6 +111,8 @@ Event = (
     | ConnectionOpened
     | ConnectionClosed
     | RequestsEnded
+    | ResponseReceived
+    | PeerClosed
     | JobDone
     | Tick
     | DiskSpace

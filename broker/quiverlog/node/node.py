@@ -40,8 +40,10 @@ from quiverlog.node.events import (
     DiskSpace,
     Event,
     JobDone,
+    PeerClosed,
     RequestReceived,
     RequestsEnded,
+    ResponseReceived,
     Shutdown,
     Tick,
 )
@@ -174,6 +176,9 @@ class Node:
             due_us = broker.flushes.next_us()
             if due_us is not None and (earliest is None or due_us < earliest):
                 earliest = due_us
+            due_us = broker.peers.next_us()
+            if due_us is not None and (earliest is None or due_us < earliest):
+                earliest = due_us
             if broker.admission.phase is _RUNNING:
                 due_us = broker.retention.next_us
                 if earliest is None or due_us < earliest:
@@ -244,6 +249,10 @@ class Node:
                 _forget_connection(broker, event.connection_id)
             case RequestsEnded():
                 self._expire(broker.purgatory.of_connection(event.connection_id), now)
+            case ResponseReceived():
+                broker.peers.received(event, now)
+            case PeerClosed():
+                broker.peers.closed(event, now)
             case Tick():
                 self._tick(now)
             case DiskSpace():
@@ -260,6 +269,7 @@ class Node:
     def _tick(self, now: Now) -> None:
         broker = self.broker
         self._expire(broker.purgatory.expired(now.mono_us), now)
+        self._guarded(broker.peers.expire, now)
         self._guarded(broker.flushes.run, now)
         if broker.admission.phase is Phase.RUNNING:
             self._guarded(broker.retention.run, now)
