@@ -156,6 +156,27 @@ PEER_REQUESTS_WAITING_MAX: Final = 256
 """Requests to one peer, on one connection, whose answers somebody waits for."""
 PEER_ANSWER_MS_DEFAULT: Final = 10_000
 """A peer that has not answered after so long is given up, and its connection closed."""
+PEER_IN_FLIGHT_MAX: Final = 128
+"""Unanswered requests on one connection to a peer; more wait in the queue."""
+PEER_QUEUE_REQUESTS_MAX: Final = 256
+PEER_QUEUE_BYTES_MAX: Final = 8 * MIB
+"""What waits to be sent to one peer for one purpose; beyond, the oldest message of the quorum gives
+way, and a request that somebody waits for is refused."""
+PEER_CONNECTIONS_MAX: Final = 64
+"""Connections to other brokers at once: two to each of 32."""
+PEER_CONNECT_MS: Final = 2_000
+"""Until a peer is connected: time for one lost packet."""
+PEER_SILENCE_MS: Final = 3_000
+"""A peer that owes an answer and says nothing for so long is given up: a new connection gets
+through sooner than packets that are repeated ever more rarely. No request between brokers waits
+longer than a second for its answer."""
+PEER_BACKOFF_MS_MIN: Final = 50
+PEER_BACKOFF_MS_MAX: Final = 1_000
+"""A peer that is back is found within so long."""
+PEER_WRONG_BACKOFF_MS: Final = 5_000
+"""Another cluster or node behind the address: only people can mend that."""
+PEER_LOG_INTERVAL_MS: Final = 60_000
+"""A failure of the same kind is logged so often for one peer."""
 CLUSTER_ID_CHARS_MAX: Final = 249
 DIRECTORY_ID_CHARS_MAX: Final = 64
 ENDPOINT_CHARS_MAX: Final = 512
@@ -241,6 +262,9 @@ assert REPLICA_FETCH_PARTITION_BYTES_MAX <= REPLICA_FETCH_BYTES_MAX
 assert REPLICA_FETCH_BYTES_MAX + BATCH_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert REPLICA_FETCH_ENTRIES_MAX <= PARTITIONS_PER_REQUEST_MAX
 assert 10 * REPLICA_FETCH_WAIT_MS <= REPLICA_LAG_MS_MAX, "one that waits is not one that lags"
+assert QUORUM_BODY_BYTES_MAX <= PEER_QUEUE_BYTES_MAX, "the largest QUORUM may wait"
+assert PEER_IN_FLIGHT_MAX < REQUESTS_IN_FLIGHT_MAX, "a peer reads on"
+assert PEER_BACKOFF_MS_MAX < PEER_SILENCE_MS < PEER_ANSWER_MS_DEFAULT
 assert RETENTION_CHECK_MS * 2 <= 60_000
 assert BATCH_ROWS_MAX <= SEGMENT_ROWS_MAX < 2**32
 assert BATCH_BYTES_MAX <= SEGMENT_BYTES_MAX < 2**32

@@ -17,7 +17,6 @@ from quiverlog.addresses import Address
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.events import DiskSpace, Shutdown
 from quiverlog.node.node import Node
-from quiverlog.server.acceptor import Acceptor, begin_to_listen
 from quiverlog.server.collector import Collector
 from quiverlog.server.config import BrokerConfig
 from quiverlog.server.connections import (
@@ -31,11 +30,12 @@ from quiverlog.server.descriptors import DescriptorPlan, plan_descriptors, raise
 from quiverlog.server.disk_watch import DiskLook, DiskWatch
 from quiverlog.server.http import HttpServer
 from quiverlog.server.http_guard import HttpLimits
+from quiverlog.server.listeners import Listeners, socket_address
 from quiverlog.server.logs import LogControl, Logger
-from quiverlog.server.memory import MemoryBudget
+from quiverlog.server.memory import Holder, MemoryBudget
 from quiverlog.server.metrics import Gauges, LogSize, MetricsExporter, ServerMetrics
 from quiverlog.server.node_runner import NodeRunner, monotonic_us, read_clocks
-from quiverlog.server.protocol import ClientProtocol
+from quiverlog.server.peers import PeerConnections
 from quiverlog.server.reload import compare_configs
 from quiverlog.server.replies import path_hider
 from quiverlog.server.turns import Turns
@@ -48,7 +48,6 @@ __all__ = ["BrokerServer"]
 
 _LAG_PROBE_S = 0.1
 _FLUSH_REPLIES_S = 2.0
-_BACKLOG = 4_096
 
 
 class BrokerServer:
@@ -72,7 +71,7 @@ class BrokerServer:
         self._loop.set_exception_handler(self._on_exception)
         self._metrics = ServerMetrics()
         self._files_max = raise_file_limit()
-        plan = self._plan_descriptors(config)
+        plan = self._plan = self._plan_descriptors(config)
         if plan.clients < config.connections_max:
             log.warning(
                 "fewer connections than configured: the limit on open files is too low",
@@ -87,7 +86,7 @@ class BrokerServer:
         self._connections = ConnectionTable(_limits(config, plan))
         self._memory = MemoryBudget(
             config.memory_buffer_bytes,
-            lambda: list(self._connections.by_id.values()),
+            self._memory_holders,
             now_us=monotonic_us,
             kept_bytes=lambda: self._node.held_bytes if self._node is not None else 0,
         )
@@ -103,7 +102,8 @@ class BrokerServer:
         )
         self._node: Node | None = None
         self._runner: NodeRunner | None = None
-        self._acceptor: Acceptor | None = None
+        self._peers: PeerConnections | None = None
+        self._listeners = Listeners(self._loop)
         self._http: HttpServer | None = None
         self._disk_watch: DiskWatch | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -148,6 +148,17 @@ class BrokerServer:
             flush_threads=self._config.fsync_threads,
             work_threads=self._config.work_threads,
         )
+        self._peers = self._runner.peers = PeerConnections(
+            self._loop,
+            node_id=self._config.node_id,
+            cluster_id=node.broker.directory.cluster_id,
+            connections_max=self._plan.peers,
+            seed=int.from_bytes(entropy(8), "big"),
+            deliver=self._runner.tell,
+            memory=self._memory,
+            metrics=self._metrics,
+            log=self._log,
+        )
         self._runner.perform(effects)
         self._runner.flush()
         await self._runner.start_complete.wait()
@@ -161,7 +172,8 @@ class BrokerServer:
         self._check_connections()
         self._collector.start()
         self._listen(listen, self._runner)
-        self._addresses = (_name(listen), _name(http) if http is not None else "off")
+        of_http = str(socket_address(http)) if http is not None else "off"
+        self._addresses = (str(socket_address(listen)), of_http)
         self._state = ""
         self._log.info(
             "ready",
@@ -171,6 +183,10 @@ class BrokerServer:
             recovery_ms=round((time.monotonic() - started) * 1000),
             version=VERSION,
         )
+
+    def _memory_holders(self) -> list[Holder]:
+        peers = self._peers.links if self._peers is not None else ()
+        return [*self._connections.by_id.values(), *peers]
 
     async def _start_http(self, sock: socket.socket) -> None:
         self._http = HttpServer(
@@ -195,10 +211,7 @@ class BrokerServer:
             pool=BufferPool(),
             hide_paths=path_hider(data_dir, os.path.abspath(data_dir), os.path.realpath(data_dir)),
         )
-        begin_to_listen(listen, _BACKLOG)
-        self._acceptor = Acceptor(
-            self._loop, listen, lambda: ClientProtocol(context), log=self._log
-        )
+        self._listeners.open(listen, context)
 
     def _node_config(self) -> NodeConfig:
         config = self._config
@@ -260,8 +273,7 @@ class BrokerServer:
         assert self._runner is not None
         deadline = self._loop.time() + self.shutdown_timeout_s
         self._state = "stopping"
-        if self._acceptor is not None:
-            self._acceptor.close()
+        self._listeners.close()
         self._stop_disk_watch()
         self._runner.tell(Shutdown())
         try:
@@ -285,9 +297,10 @@ class BrokerServer:
             timer.cancel()
         self._timers.clear()
         self._collector.stop()
-        if self._acceptor is not None:
-            self._acceptor.close()
+        self._listeners.close()
         self._all_connections("parting from a client", lambda c: c.close_soon("broker stops"))
+        if self._peers is not None:
+            self._peers.close()
         if self._runner is not None:
             self._runner.close(0.0)
         if self._http is not None:
@@ -384,7 +397,3 @@ def _limits(config: BrokerConfig, plan: DescriptorPlan) -> ConnectionLimits:
     return ConnectionLimits.from_config(
         config, connections_max=plan.clients, lingering_max=plan.refusals
     )
-
-
-def _name(sock: socket.socket) -> str:
-    return str(Address(*sock.getsockname()[:2]))
