@@ -191,5 +191,16 @@ def test_too_few_in_sync_hold_rows_back_by_what_is_committed() -> None:
     fetched(leader, 1, 100, 100, 5)
     assert proposed(leader, 100, 5) == {0, 1}
     assert leader.replicated_offset(100) == 0
-    assert leader.holds(2, (0, 1))
+    assert leader.holds(2, (0, 1), 5)
     assert leader.replicated_offset(100) == 100
+
+
+def test_who_joins_has_the_lag_time_to_come_up() -> None:
+    """It has all that is replicated, and would leave with the next look for what it lacks."""
+    leader = leadership((0, 1))
+    fetched(leader, 1, 200, 200, 50_000)
+    fetched(leader, 2, 110, 200, 50_000)
+    assert proposed(leader, 200, 50_000, high_watermark=105) == {0, 1, 2}
+    assert leader.holds(2, (0, 1, 2), 50_001)
+    assert proposed(leader, 200, 50_001 + LAG_US) is None
+    assert proposed(leader, 200, 50_002 + LAG_US) == {0, 1}

@@ -55,12 +55,14 @@ SETTLED_BY_METADATA: Final = frozenset(
 class Proposal(NamedTuple):
     """What the controller is asked to make the in-sync replicas.
 
-    `members`: sorted. It holds only if the partition is still at both epochs.
+    `members`: sorted. It holds only if the partition is still at both epochs. `broker_epochs`: of
+    the members, as they have said to the leader; UNHEARD_EPOCH where they have said nothing.
     """
 
     leader_epoch: int
     partition_epoch: int
     members: tuple[int, ...]
+    broker_epochs: tuple[int, ...] = ()
 
 
 class InSync:
@@ -136,6 +138,18 @@ class InSync:
         elif error_code in SETTLED_BY_METADATA:
             self._asked = None
             self.outdated = True
+        self._count()
+
+    def nothing_changed(self) -> None:
+        """The controller has taken the proposal, under a partition epoch that was known: it asked
+        for what held already.
+        """
+        assert self.in_flight
+        assert self._asked is not None
+        self.in_flight = False
+        if not self._possible[self._asked]:
+            del self._possible[self._asked]
+        self._asked = None
         self._count()
 
     def holds(self, partition_epoch: int, members: Iterable[int]) -> bool:

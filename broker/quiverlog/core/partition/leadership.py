@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from quiverlog.core.partition.in_sync import InSync, Proposal
-from quiverlog.core.partition.progress import NEVER_US, FollowerProgress, Heard
+from quiverlog.core.partition.progress import NEVER_US, UNHEARD_EPOCH, FollowerProgress, Heard
 
 __all__ = ["Brokers", "Leadership", "Said"]
 
@@ -173,12 +173,24 @@ class Leadership:
         self._count()
 
     # --- who is in sync ------------------------------------------------------------------------
-    def holds(self, partition_epoch: int, members: Iterable[int]) -> bool:
+    def holds(self, partition_epoch: int, members: Iterable[int], now_us: int) -> bool:
         """The controller says who is in sync. False when that was known."""
+        before = self.in_sync.committed
         changed = self.in_sync.holds(partition_epoch, members)
+        for broker_id in self.in_sync.committed - before:
+            # It may join with rows still missing, and has as long as others to come up.
+            if broker_id in self.followers:
+                follower = self.followers[broker_id]
+                follower.caught_up_us = max(follower.caught_up_us, now_us)
         self._joining -= self.in_sync.maximal
         self._count()
         return changed
+
+    def applied(self, partition_epoch: int, members: Iterable[int], now_us: int) -> None:
+        """The controller has answered that this holds now."""
+        if not self.holds(partition_epoch, members, now_us):
+            self.in_sync.nothing_changed()
+            self._count()
 
     def refused(self, error_code: int) -> None:
         """The controller has refused what was proposed."""
@@ -210,7 +222,17 @@ class Leadership:
         proposal = in_sync.propose(members)
         self._joining -= in_sync.maximal
         self._count()
-        return proposal
+        return self._with_epochs(proposal)
+
+    def propose_again(self) -> Proposal:
+        """What was proposed and is not settled, once more."""
+        return self._with_epochs(self.in_sync.again())
+
+    def _with_epochs(self, proposal: Proposal) -> Proposal:
+        """With what the members have said: the controller knows better who was started anew."""
+        heard = {f.broker_id: f.broker_epoch for f in self.followers.values()}
+        epochs = tuple(heard.get(member, UNHEARD_EPOCH) for member in proposal.members)
+        return proposal._replace(broker_epochs=epochs)
 
     def deadline_us(self, log_end_offset: int) -> int | None:
         """When somebody who is behind will have been so for too long; None: nobody is behind."""

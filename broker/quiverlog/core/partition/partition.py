@@ -279,8 +279,8 @@ class PartitionState:
             )
         else:
             leadership.min_in_sync = assigned.min_in_sync
-            leadership.holds(assigned.partition_epoch, assigned.in_sync)
             leadership.set_replicas(assigned.replicas, now_us)
+            leadership.holds(assigned.partition_epoch, assigned.in_sync, now_us)
         self.leader_epoch = leader_epoch
         return self._advance()
 
