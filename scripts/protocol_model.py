@@ -240,6 +240,7 @@ _PARTITION: Final = (
 _TOPIC_CHANGE: Final = (
     e.BrokerShuttingDown,
     e.DiskFull,
+    e.NotController,
     e.StorageFault,
     e.ThrottledBroker,
     e.QuiverlogError,
@@ -266,7 +267,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     ),
     Api.FETCH: (*_PARTITION, e.OffsetOutOfRange, e.OffsetNotAvailable, e.LogTruncated),
     Api.LIST_OFFSETS: (*_PARTITION, e.InvalidRequest, e.OffsetNotAvailable),
-    Api.INIT_PRODUCER_ID: (e.UnknownProducerId, e.InvalidProducerEpoch),
+    Api.INIT_PRODUCER_ID: (e.UnknownProducerId, e.InvalidProducerEpoch, e.NotController),
     Api.CREATE_TOPICS: (
         *_TOPIC_CHANGE,
         *_TOPIC_SHAPE,

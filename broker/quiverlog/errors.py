@@ -229,6 +229,13 @@ class PolicyViolation(QuiverlogError):
     hint = ""
 
 
+class NotController(QuiverlogError):
+    code = 38
+    retriable = True
+    refresh_metadata = True
+    hint = "Another broker decides about topics, or nobody yet; what was asked for may yet happen."
+
+
 # --- produce -----------------------------------------------------------------------------------
 class CorruptBatch(QuiverlogError):
     code = 50

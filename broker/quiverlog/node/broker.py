@@ -34,7 +34,9 @@ from quiverlog.node.outbox import Outbox
 from quiverlog.node.peers import Peers
 from quiverlog.node.producer_ids import ProducerIds
 from quiverlog.node.purgatory import Purgatory
+from quiverlog.node.quorum import Quorum
 from quiverlog.node.quorum_inbox import QuorumInbox
+from quiverlog.node.quorum_parts import Dice
 from quiverlog.node.removal import Removal
 from quiverlog.node.retention import Retention
 from quiverlog.node.staging import Staging
@@ -74,6 +76,7 @@ class Broker:
         "peers",
         "producer_ids",
         "purgatory",
+        "quorum",
         "quorum_inbox",
         "removal",
         "replica",
@@ -121,11 +124,15 @@ class Broker:
         self.held_produces = HeldProduces()
         self.removal = removal = Removal(jobs, outbox)
         self.assignment = Assignment(config, disk, jobs, flushes, removal, wakeups, outbox, metrics)
+        self.quorum = Quorum(
+            jobs, Dice(entropy), lambda level, event, why: outbox.log(level, event, why=why)
+        )
         self.metadata = Metadata(
             jobs,
             wakeups,
             admission,
             outbox,
+            self.quorum,
             topic_defaults=config.topic_defaults,
             make_directories=self._make_directories,
             on_applied=self._applied,

@@ -183,6 +183,9 @@ class Node:
                 due_us = broker.retention.next_us
                 if earliest is None or due_us < earliest:
                     earliest = due_us
+                due_us = broker.quorum.next_us
+                if due_us < earliest:
+                    earliest = due_us
                 due_us = broker.assignment.next_us()
                 if due_us is not None and due_us < earliest:
                     earliest = due_us
@@ -272,6 +275,7 @@ class Node:
         self._guarded(broker.peers.expire, now)
         self._guarded(broker.flushes.run, now)
         if broker.admission.phase is Phase.RUNNING:
+            self._guarded(broker.quorum.tick, now)
             self._guarded(broker.retention.run, now)
             self._guarded(broker.assignment.tick, now)
 

@@ -187,12 +187,13 @@ class Image:
         self.removed_topic_ids = dict(source.removed_topic_ids)
         assert len(self.topics) == len(self.topics_by_id) == len(source.topics)
 
-    def replay_entry(self, records: list[Record]) -> None:
-        """Take in one entry of the metadata log."""
+    def replay_entry(self, records: list[Record], *, version: int | None = None) -> None:
+        """Take in one entry of the metadata log, after which the image has `version`."""
         assert not self.frozen, "somebody reads the image"
-        self.version += 1
+        after = self.version + 1 if version is None else version
         for record in records:
             self.replay(record)
+        self.version = after if version is not None else max(after, self.version)
 
     def replay(self, record: Record) -> None:
         """Take in one record. Records that were logged are facts: nothing is checked or refused."""
