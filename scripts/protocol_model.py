@@ -338,7 +338,7 @@ def tag_of(cls: type[msgspec.Struct]) -> int | None:
 
 
 def fields_of(cls: type[msgspec.Struct]) -> list[Field]:
-    """Its own fields: a message's without `api`, `version` and `correlation_id`."""
+    """The struct's own fields: a message's without `api`, `version` and `correlation_id`."""
     skipped = len(Message.__struct_fields__) if issubclass(cls, Message) else 0
     begin = skipped if tag_of(cls) is None else 1
     found = []

@@ -69,7 +69,7 @@ class Setting:
     attribute: str = ""
     """The attribute that holds the value; empty: the key, dots turned into underscores."""
     reloadable: bool = False
-    """Whether it may change while the process runs."""
+    """True where the value may change while the process runs."""
 
     def __post_init__(self) -> None:
         assert self.doc.endswith("."), self.key

@@ -82,11 +82,12 @@ def test_ten_thousand_connections(many_files: None) -> None:
             begun = time.monotonic()
             good.produce(topic_id, batch)
             worst = max(worst, time.monotonic() - begun)
-        idle = cpu_share(broker.pid, 3.0)
+        cpu_share(broker.pid, 3.0)  # Each is looked at once, and what was made for it is collected.
+        idle = cpu_share(broker.pid, 5.0)
         print(f"{CONNECTIONS} connections in {seconds:.1f} s, {each / 1024:.1f} KiB each,", end="")
         print(f" idle CPU {idle:.1%}, worst produce beside them {worst * 1000:.1f} ms")
         assert each < 20 * 1024
-        assert idle < 0.05
+        assert idle < 0.02
         assert worst < 2.0
         for sock in sockets:
             sock.close()

@@ -103,7 +103,7 @@ def test_ending_options_are_named_too() -> None:
     ],
 )
 def test_a_batch_whose_start_lies_above_its_end_is_refused(options: dict[str, str]) -> None:
-    """It answered no rows and no error."""
+    """Such a batch answered no rows and no error."""
     with pytest.raises(InvalidOption, match=r"t-0: the batch starts at .*, above its end 5"):
         batch(log(), **options)
 

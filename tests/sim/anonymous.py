@@ -90,7 +90,7 @@ class AnonymousProducer(Actor):
             self.checker.acked(key, result.base_offset, values, at_us, flushed)
 
     def _refused(self, key: Key, code: int, message: str) -> None:
-        """It is not sent again: a row that was refused may be stored, or not."""
+        """The row is not sent again: one that was refused may be stored, or not."""
         self.checker.error(code)
         self.epochs.pop(key, None)
         model = self.checker.partitions[key]

@@ -22,6 +22,7 @@ __all__ = [
     "ONE_TOPIC",
     "OVERTAKING",
     "QUIET",
+    "SHORT_SEGMENTS",
     "STRANGE",
     "TINY_SEGMENTS",
     "TRIMMED",
@@ -87,6 +88,7 @@ TINY_SEGMENTS = (
         configs={**ONE_TOPIC[0].configs, "retention.bytes": "65536", "segment.ms": "1000"},
     ),
 )
+SHORT_SEGMENTS = (replace(ONE_TOPIC[0], configs={**ONE_TOPIC[0].configs, "segment.ms": "1000"}),)
 LOSSY_TOPIC = (replace(ONE_TOPIC[0], configs={**ONE_TOPIC[0].configs, "durability": "memory"}),)
 AGING_TOPIC = (replace(ONE_TOPIC[0], configs={**ONE_TOPIC[0].configs, "retention.ms": "6000"}),)
 TWO_PARTITIONS = (replace(ONE_TOPIC[0], partitions=2),)
@@ -103,6 +105,7 @@ QUIET: dict[str, object] = {
     "strangers": 0,
     "bit_flip": 0.0,
     "header_flips": 0.0,
+    "entry_flips": 0.0,
     "payload_batches": 0.0,
     "page_order": False,
     "segment_gone": 0.0,

@@ -48,7 +48,7 @@ class TopicModel:
     bounded_bytes: bool = False
     schema_id: int = 1
     doomed: bool = False
-    """Its deletion was asked for, so it may have happened."""
+    """The topic's deletion was asked for, so it may have happened."""
 
     def __post_init__(self) -> None:
         self.asked(self.configs)
@@ -110,6 +110,8 @@ class PartitionModel:
     """So many lines had the broker's log then."""
     snapshots_lost: bool = False
     """A producer snapshot was damaged, or there was no room for one."""
+    cuttable: dict[int, int] = field(default_factory=dict)
+    """offset -> value, of rows that a start may cut although they were acknowledged, or seen."""
     torn: bool = False
     """Pages arrived out of order: rows that were not acknowledged may be unreadable."""
 
@@ -119,6 +121,23 @@ class PartitionModel:
         self.hits.append(None)
         self.robbed = "its log-start was damaged"
         self.log_start_offset = self.trim_confirmed = 0
+
+    def may_be_cut(self, offset: int) -> None:
+        """The double fault that ADR 0017 names has hit the batch that begins here: all that is
+        known from it on may be cut, all of it or nothing. What comes later may not."""
+        known = {**self.seen, **self.acknowledged}
+        self.cuttable.update({o: v for o, v in known.items() if o >= offset})
+
+    def look_for_cut(self, offset: int, value: int) -> None:
+        """`value` lies at `offset`: where another row was that may be cut, all such rows were."""
+        if self.cuttable.get(offset, value) == value:
+            return
+        for cut, old in self.cuttable.items():
+            self.acknowledged.pop(cut, None)
+            self.seen.pop(cut, None)
+            self.timestamp_us.pop(cut, None)
+            self.offset_of.pop(old, None)
+        self.cuttable.clear()
 
     @property
     def forgets(self) -> bool:
@@ -205,6 +224,7 @@ class Checker:
         target = model.acknowledged if flushed else model.acknowledged_memory
         for index, value in enumerate(values):
             offset = base_offset + index
+            model.look_for_cut(offset, value)
             known = model.acknowledged.get(offset, value)
             if known != value:
                 raise Violation(f"offset {offset} was acknowledged for {known} and for {value}")
@@ -221,6 +241,7 @@ class Checker:
         seen, offset_of, acknowledged = model.seen, model.offset_of, model.acknowledged
         for index, value in enumerate(values):
             offset = first_offset + index
+            model.look_for_cut(offset, value)
             known = seen.get(offset)
             if known is None:
                 promised = acknowledged.get(offset)

@@ -309,7 +309,10 @@ class SimDisk:
     def is_file(self, path: str) -> bool:
         return isinstance(self._find(path), Inode)
 
-    def is_dir(self, path: str) -> bool:
+    def directories(self, path: str) -> tuple[str, ...]:
+        return tuple(name for name in self.list(path) if self._is_dir(f"{path}/{name}"))
+
+    def _is_dir(self, path: str) -> bool:
         return isinstance(self._find(path), Directory)
 
     def restrict(self, path: str) -> bool:

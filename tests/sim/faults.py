@@ -14,12 +14,16 @@ import errno
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
-from quiverlog.batch.header import BatchHeader
-from quiverlog.errors import DiskFull
+from quiverlog.batch.header import CRC_OFFSET, BatchHeader
+from quiverlog.errors import CorruptLog, DiskFull
 from quiverlog.limits import BATCH_HEADER_BYTES
-from quiverlog.storage.segment_index import _BODY, _HEAD, SEGMENT_HEADER_BYTES
+from quiverlog.storage import checkpoint
+from quiverlog.storage.disk import Disk
+from quiverlog.storage.index import SparseIndex
+from quiverlog.storage.segment_index import _BODY, _HEAD, SEGMENT_HEADER_BYTES, index_path
+from quiverlog.storage.tail import SECTOR_BYTES
 
 from .disk import SimDisk
 
@@ -47,6 +51,16 @@ class Blocked(BaseException):
     """An operation that may block was called on the loop. Nobody but the host may catch it."""
 
 
+class _Still:
+    """The files of a disk as they are: looking at them is no operation, and nothing can fail."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self._disk = disk
+
+    def read_file(self, path: str) -> bytes:
+        return bytes(self._disk.inode(path).data)
+
+
 class FaultyDisk(SimDisk):
     """See the module docstring. `lost_power` tells how the last life ended."""
 
@@ -68,12 +82,16 @@ class FaultyDisk(SimDisk):
         self.loop_may_block = True
         self.rows_hit: tuple[int, int] | None = None
         """Rows of the batch in which a bit was flipped last; None where that is not sure."""
+        self.cut_from: int | None = None
+        """From this row on they may be cut because of it, acknowledged or not (ADR 0017)."""
         self.looks: Callable[[], None] = lambda: None
         """Called before every operation: what the one before it did can be seen."""
         self.failures: Counter[str] = Counter()
         """Errors that were raised on purpose, by kind; in this life of the process."""
         self.happened: Counter[str] = Counter()
         """Errors by kind and names that a power loss took back, in all lives."""
+        self.still = cast(Disk, _Still(self))
+        """For whoever looks from outside: it can read whole files."""
         self._fuse: int | None = None
         self._fuse_is_power = True
 
@@ -170,26 +188,98 @@ class FaultyDisk(SimDisk):
         """So many bytes fit and not one more; None: any number."""
         self.capacity = None if room_bytes is None else self.used_bytes + room_bytes
 
-    def flip_header(self, rng: random.Random) -> str | None:
+    def flip_header(self, rng: random.Random, *, indexed: bool = False) -> str | None:
         """Flip a durable bit in the header of some batch; its path, None when there is none.
 
         Not of the last one, which a torn append may look like (ADR 0011).
+
+        Args:
+            indexed: a batch to which an index file leads.
         """
         paths = [path for path in self.paths() if path.endswith(".log") and "/data/" in path]
         paths = [path for path in paths if self.durable_size(path) > BATCH_HEADER_BYTES]
+        if indexed:
+            paths = [path for path in paths if self._index_of(path)]
         if not paths:
             return None
         path = rng.choice(paths)
         durable = bytes(self.inode(path).data[: self.durable_size(path)])
         found = _batches(durable)
+        if indexed:
+            entries = self._index_of(path)
+            found = [at for at in found[:-1] if at in entries] + found[-1:]
         if len(found) < 2:
             return None
         # Where it says which rows it holds, or anywhere.
         byte_count = rng.choice((_BASE_OFFSET_BYTES, BATCH_HEADER_BYTES))
         at = rng.choice(found[:-1])
-        self.rows_hit = self._rows_at(path, durable, at)
-        self.flip_bit(path, at * 8 + rng.randrange(byte_count * 8))
+        self.flip_row_bit(path, at * 8 + rng.randrange(byte_count * 8), known_at=at)
         return path
+
+    def flip_row_bit(self, path: str, bit: int, *, known_at: int | None = None) -> None:
+        """Flip a durable bit of a segment; `rows_hit` and `cut_from` tell what that may cost.
+
+        Args:
+            known_at: the byte to judge by; that of the bit, if None.
+        """
+        at = bit // 8 if known_at is None else known_at
+        good = bytes(self.inode(path).data[: self.durable_size(path)])
+        self.rows_hit = self._rows_at(path, good, at)
+        self.flip_bit(path, bit)
+        self.cut_from = self._cut_from(path, good, bit // 8)
+        if self.cut_from is not None and self.rows_hit is not None:
+            self.rows_hit = min(self.rows_hit[0], self.cut_from), 2**62
+
+    def _cut_from(self, path: str, good: bytes, at: int) -> int | None:
+        """The first row that a start cuts although it was acknowledged; None for none.
+
+        The one double fault that ADR 0017 names: the power has failed, nothing on the disk knows
+        that the batch with this byte was flushed, and it has a sector of zeros of its own (or what
+        there is of one at the end of the file), as a batch has that never arrived.
+
+        Args:
+            good: the file before the byte was damaged.
+        """
+        if not self.lost_power:
+            return None
+        bad = bytes(self.inode(path).data)
+        for start in _batches(good):
+            header = BatchHeader.unpack(good, start)
+            end = start + header.total_bytes
+            if not start <= at < end:
+                continue
+            first = start + SECTOR_BYTES - start % SECTOR_BYTES
+            sectors = (bad[one : one + SECTOR_BYTES] for one in range(first, end, SECTOR_BYTES))
+            # In front of the checksum nothing is covered by it: it tells where the batch ends.
+            looks_torn = at >= start + CRC_OFFSET and BatchHeader.unpack(bad, start).is_plausible
+            is_unknown = header.base_offset >= self._known_end(path.rpartition("/")[0])
+            if is_unknown and looks_torn and not all(map(any, sectors)):
+                return header.base_offset
+        return None
+
+    def _known_end(self, directory: str) -> int:
+        """The offset up to which the files of a log say that rows were flushed."""
+        paths = [path for path in self.paths() if path.startswith(f"{directory}/")]
+        names = [path.rpartition("/")[2] for path in paths]
+        stored = checkpoint.load_recovery_point(self.still, directory, names)
+        marks = [
+            _flushed_offset(bytes(self.inode(path).data))
+            for path in paths
+            if path.endswith(".log")
+            and _base_offset(path) >= stored.point.base_offset
+            and self.durable_size(path) >= SEGMENT_HEADER_BYTES
+        ]
+        return max(stored.point.offset, stored.bounds.end_offset, *marks)
+
+    def _index_of(self, path: str) -> frozenset[int]:
+        """Where the index file of a segment leads; nowhere when there is no good one."""
+        name = index_path(path)
+        if name not in self.paths():
+            return frozenset()
+        try:
+            return frozenset(SparseIndex.load(name, bytes(self.inode(name).data))[1].positions)
+        except CorruptLog:
+            return frozenset()
 
     def _rows_at(self, path: str, data: bytes, at: int) -> tuple[int, int] | None:
         """Rows [first, next) of the batch with this byte; None where that is not sure.
@@ -207,7 +297,7 @@ class FaultyDisk(SimDisk):
                 if path != newest or (payload and flushed):
                     return header.base_offset, header.next_offset
         if path == newest:
-            return int(path.rpartition("/")[2].split(".")[0]), 2**62
+            return _base_offset(path), 2**62
         return None
 
     def flip_somewhere(self, rng: random.Random, suffix: str) -> str | None:
@@ -220,10 +310,15 @@ class FaultyDisk(SimDisk):
         path = rng.choice(paths)
         bit = rng.randrange(spared * 8, self.durable_size(path) * 8)
         if suffix == ".log":
-            durable = bytes(self.inode(path).data[: self.durable_size(path)])
-            self.rows_hit = self._rows_at(path, durable, bit // 8)
-        self.flip_bit(path, bit)
+            self.flip_row_bit(path, bit)
+        else:
+            self.flip_bit(path, bit)
         return path
+
+
+def _base_offset(path: str) -> int:
+    """The first row of a segment, by its name."""
+    return int(path.rpartition("/")[2].split(".")[0])
 
 
 def _flushed_offset(data: bytes) -> int:

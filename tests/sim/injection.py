@@ -11,7 +11,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from quiverlog.storage import checkpoint
+
 from .checker import Checker
+from .faults import FaultyDisk
 from .host import Host
 from .world import World
 
@@ -138,6 +141,10 @@ class Injection:
             self.checker.process_died()
         if clean and not self.world.calm and self.rng.random() < scenario.newest_gone:
             self._take_segment(host, oldest=False)  # The stop wrote down where each log ends.
+        flips = not self.world.calm and scenario.entry_flips > 0
+        if flips and self.rng.random() < scenario.entry_flips:
+            # However it died: best after a clean stop, when no start looks at the rows.
+            self._flip_header(host, indexed=True)
         if not disk.lost_power:
             return
         self.power_losses += 1
@@ -166,22 +173,26 @@ class Injection:
         kind = ".log" if self.rng.random() < 0.4 else self.rng.choice((*_REBUILT, ".snapshot"))
         path = host.disk.flip_somewhere(self.rng, kind)
         if path is not None:
-            self._flipped(path, kind, host.disk.rows_hit)
+            self._flipped(path, kind, host.disk)
 
-    def _flip_header(self, host: Host) -> None:
+    def _flip_header(self, host: Host, *, indexed: bool = False) -> None:
         """Damage a bit of a batch's header: what the batch is, and how far it reaches."""
-        path = host.disk.flip_header(self.rng)
+        path = host.disk.flip_header(self.rng, indexed=indexed)
         if path is not None:
-            self._flipped(path, ".log", host.disk.rows_hit)
-            self.world.faults["bit flip in a header"] += 1
+            self._flipped(path, ".log", host.disk)
+            where = "that an index leads to" if indexed else "a header"
+            self.world.faults[f"bit flip in {where}"] += 1
 
-    def _flipped(self, path: str, kind: str, rows: tuple[int, int] | None) -> None:
+    def _flipped(self, path: str, kind: str, disk: FaultyDisk) -> None:
         self.world.faults[f"bit flip in {kind}"] += 1
         model = self.checker.directory(path.split("/")[-2])
         if model is not None:
             if kind == ".log":
                 model.damaged = True
-                model.hits.append(rows)
+                model.hits.append(disk.rows_hit)
+                if disk.cut_from is not None:
+                    self.world.faults["acknowledged rows that may be cut"] += 1
+                    model.may_be_cut(disk.cut_from)
             model.snapshots_lost = model.snapshots_lost or kind == ".snapshot"
 
     def _take_segment(self, host: Host, *, oldest: bool) -> None:
@@ -242,6 +253,8 @@ class Injection:
             model.robbed_at = len(host.log_lines)
         for path in copies:
             disk.flip_bit(path, self.rng.randrange(disk.durable_size(path) * 8))
+            while _says_something(host, path):  # The bit that an earlier flip had turned.
+                disk.flip_bit(path, self.rng.randrange(disk.durable_size(path) * 8))
 
     # --- what lasts for a while ----------------------------------------------------------------
     def _fill(self, host: Host) -> None:
@@ -287,3 +300,9 @@ class Injection:
         self.world.network.cut(self.rng.choice(self._clients()), host.name)
         self.world.faults["cut"] += 1
         self.world.at(self.rng.randrange(1_000, 500_000), self.world.network.heal)
+
+
+def _says_something(host: Host, path: str) -> bool:
+    """Is this file `log-start`, or its copy, and in order?"""
+    directory, _, name = path.rpartition("/")
+    return checkpoint.load_log_start(host.disk.still, directory, [name]) is not None

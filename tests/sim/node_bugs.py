@@ -295,8 +295,17 @@ WORK = (
         "node.fetch_answer:_check_divergence",
         "if entry.last_epoch == NO_EPOCH:",
         "if True:",
-        seed=38,
-        shape={**QUIET, "topics": LOSSY_TOPIC, "followers": 2, "naps": 0.3, "rows_max": 8},
+        seed=2,
+        # Flushes are rare, so a power failure takes what a sleeper has read, and others refill it.
+        shape={
+            **QUIET,
+            "topics": LOSSY_TOPIC,
+            "followers": 4,
+            "naps": 0.5,
+            "rows_max": 8,
+            "stronger_again": 1.0,
+            "death_interval_ms": 700,
+        },
     ),
 )
 

@@ -47,9 +47,9 @@ class _Entry:
     connection: Connection | None = None
     """Where it was sent last; None while it waits to be sent."""
     number: int = 0
-    """Its place among all entries of its partition."""
+    """The entry's place among all entries of its partition."""
     order: int = 0
-    """Its place among all that was sent, at its last sending."""
+    """The entry's place among all that was sent, at its last sending."""
 
 
 @dataclass(slots=True, eq=False)

@@ -74,6 +74,8 @@ class Scenario:
     """Share of batches of which the payload holds the bytes of another batch."""
     header_flips: float
     """Chance that a power loss also flips a bit in the header of a batch."""
+    entry_flips: float
+    """Chance that any end of a process flips one in a batch to which an index leads."""
     segment_gone: float
     """Chance that a power loss takes the oldest file of a log along."""
     newest_gone: float
@@ -171,6 +173,7 @@ class Scenario:
             kills_only=rng.random() < 0.1,
             last_power_loss=rng.random() < 0.8,
             newest_gone=gated("segment-gone", 0.0, 0.0, 0.3),
+            entry_flips=rng.choice((0.0, 0.0, 0.5)),
         )
 
 

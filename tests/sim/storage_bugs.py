@@ -6,7 +6,16 @@ the defect that it brings back, `seed` is where it was caught last: there a hunt
 
 from __future__ import annotations
 
-from .bug import DAMAGED, KILLS_ONLY, LOSSY_TOPIC, QUIET, TINY_SEGMENTS, TRIMMED, make_bug
+from .bug import (
+    DAMAGED,
+    KILLS_ONLY,
+    LOSSY_TOPIC,
+    QUIET,
+    SHORT_SEGMENTS,
+    TINY_SEGMENTS,
+    TRIMMED,
+    make_bug,
+)
 
 __all__ = ["DURABILITY", "RECOVERY"]
 
@@ -232,8 +241,16 @@ RECOVERY = (
         "            break\n"
         "        if batch is not None and batch.end <= limit:",
         issue="1.20",
-        shape={**DAMAGED},
-        seed=20,
+        # Small batches: with one more of them the answer goes on behind the entry.
+        shape={
+            **DAMAGED,
+            "topics": SHORT_SEGMENTS,
+            "readers": 6,
+            "rows_max": 3,
+            "header_flips": 0.0,
+            "entry_flips": 1.0,
+        },
+        seed=2,
     ),
     make_bug(
         "producers of rows that were given up are forgotten",

@@ -128,7 +128,7 @@ def test_whatever_the_numbers_are_what_is_taken_for_readable_is(
 
 
 def test_a_column_that_is_a_byte_short_is_not_taken_for_readable() -> None:
-    """It can be red: with the bound left out, this batch passes the door and no reader reads it."""
+    """The test can be red: without the bound this batch passes the door and no reader reads it."""
     refused = 0
     for at in PLACES:
         batch = encoded()

@@ -369,7 +369,7 @@ def test_rows_that_come_while_a_consumer_opens_at_the_end_are_not_out_of_range(
 def test_a_row_that_raises_what_nobody_expects_fails_alone(
     broker: ScriptedBroker, kind: str
 ) -> None:
-    """Its neighbours were lost with it: no batch, no error, and `result` waited for ever."""
+    """The row's neighbours were lost with it: no batch, no error, and `result` waited for ever."""
 
     class Lazy(dict[str, Any]):
         def __getitem__(self, name: str) -> Any:

@@ -194,7 +194,7 @@ def test_a_broker_that_resets_in_the_middle_of_an_answer(
 def test_a_broker_that_stops_reading_while_a_producer_sends(
     broker: ScriptedBroker, kind: str
 ) -> None:
-    """Its buffers and ours are full: the rows have their error in time, and `close` ends."""
+    """The broker's buffers and ours are full: rows have their error in time, and `close` ends."""
     before = descriptors()
     course = Course(kind, broker)
     with course.connect() as client, client.producer("t", delivery_timeout=3.0) as producer:

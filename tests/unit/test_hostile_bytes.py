@@ -44,7 +44,7 @@ def test_a_reader_survives_damaged_batches_under_good_checksums(seed: int) -> No
     ids=str,
 )
 def test_a_schema_that_no_topic_may_have_is_not_read_with(data_type: pa.DataType) -> None:
-    """Their indices, type ids and run ends are not what `read_rows` checks."""
+    """Indices, type ids and run ends of these types are not what `read_rows` checks."""
     schema = serialize_schema(pa.schema([("x", data_type)]))
     with pytest.raises(InvalidSchema, match="'x"):
         deserialize_stored(schema)

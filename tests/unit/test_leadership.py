@@ -95,7 +95,7 @@ def test_nobody_is_looked_at_again_where_all_have_all_rows() -> None:
 
 
 def test_a_follower_of_an_idle_partition_is_heard_by_its_session() -> None:
-    """It does not mention the partition, and has all rows for as long as it is heard."""
+    """The follower does not mention the partition, and has all rows for as long as it is heard."""
     leader = leadership()
     heard = [Heard(0), Heard(0)]
     fetched(leader, 1, 100, 100, 5, heard=heard[0])
@@ -196,7 +196,7 @@ def test_too_few_in_sync_hold_rows_back_by_what_is_committed() -> None:
 
 
 def test_who_joins_has_the_lag_time_to_come_up() -> None:
-    """It has all that is replicated, and would leave with the next look for what it lacks."""
+    """The follower has all that is replicated, and would leave with the next look for what it lacks."""
     leader = leadership((0, 1))
     fetched(leader, 1, 200, 200, 50_000)
     fetched(leader, 2, 110, 200, 50_000)

@@ -97,7 +97,7 @@ def test_the_recovery_point_of_an_idle_log_is_written(node: NodeDriver) -> None:
 
 
 def test_a_log_whose_rows_were_all_taken_costs_an_idle_node_nothing(node: NodeDriver) -> None:
-    """It flushed thousands of times a second: there was no segment for a recovery point."""
+    """Such a log flushed thousands of times a second: there was no segment for a recovery point."""
     topic = node.create(durability="memory", retention_ms="1000")
     put(node, topic)
     node.advance(20_000)

@@ -203,8 +203,8 @@ def test_a_walk_over_more_indexes_than_memory_holds_goes_on_where_it_was(node: N
     warm, _ = node.call(m.DescribeRangesRequest(partitions=[entry]))
     log._indexes._bytes_max = 1
     for segment in log.segments:
-        segment.release_index()
         log._indexes.forget(segment)
+        segment.release_index()
     node.hold_jobs = True
     asked = node.request(m.DescribeRangesRequest(partitions=[entry]))
     kinds = list(read_kinds(node))

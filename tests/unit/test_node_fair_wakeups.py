@@ -256,7 +256,7 @@ def test_a_connection_that_goes_while_its_fetch_is_looked_at_leaves_nothing(
 
 
 def test_a_fetch_of_many_partitions_over_the_bound_is_refused(tmp_path: Path) -> None:
-    """It could not be looked at in one piece, nor wait."""
+    """Such a fetch could not be looked at in one piece, nor wait."""
     node = NodeDriver(tmp_path, parked_entries_max=100)
     topic = node.create(partitions=PARTITIONS)
     node.request(wide_fetch(topic))

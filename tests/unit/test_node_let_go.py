@@ -124,7 +124,7 @@ class _PickyDisk(PosixDisk):
 
 
 def test_a_clean_mark_says_nothing_of_a_new_topic_of_an_old_name(tmp_path: Path) -> None:
-    """Its rows were taken for missing, so that its log began behind the old topic's end."""
+    """The new topic's rows were taken for missing: its log began behind the old topic's end."""
     disk = _PickyDisk()
     node = NodeDriver(tmp_path, lambda: disk)
     old = node.create(partitions=2)

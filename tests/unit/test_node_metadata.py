@@ -27,7 +27,7 @@ def create_request(name: str, partitions: int = 1) -> m.CreateTopicsRequest:
 def test_a_snapshot_of_the_metadata_is_made_off_the_loop_from_what_holds_meanwhile(
     node: NodeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes as long as there are topics. Decisions wait, so that nothing changes under it."""
+    """A snapshot takes as long as there are topics. Decisions wait: nothing changes under it."""
     snapshot_records = Image.snapshot_records
     on_loop: list[bool] = []
 
@@ -130,7 +130,7 @@ def test_created_deleted_and_created_again_in_one_pipeline(
 def test_a_topic_that_goes_while_it_is_opened_is_no_failure(
     node: NodeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its directory went with it: an operator was told that a partition is offline."""
+    """The topic's directory went with it: an operator was told that a partition is offline."""
     open_new_logs_by_jobs(monkeypatch)
     node.hold_jobs = True
     node.request_many([(create_request("t"), b""), (m.DeleteTopicsRequest(names=["t"]), b"")])

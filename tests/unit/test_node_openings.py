@@ -97,7 +97,7 @@ def test_a_directory_that_was_there_before_is_looked_into(tmp_path: Path) -> Non
 
 
 def test_the_rows_of_a_directory_that_cannot_be_read_for_a_moment_stay(tmp_path: Path) -> None:
-    """It is this very topic's: it was taken for one just made, and its log for an empty one."""
+    """This very topic's directory was taken for one just made, and its log for an empty one."""
 
     class Unreadable(PosixDisk):
         left = 0

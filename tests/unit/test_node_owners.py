@@ -133,7 +133,7 @@ def names(tree: ast.AST) -> set[str]:
 
 
 def test_requests_that_wait_do_not_know_the_broker() -> None:
-    """They look up partitions, answer, and have themselves looked at again: nothing else."""
+    """Waiters look up partitions, answer, and have themselves looked at again: nothing else."""
     found = waiters()
     assert {node.name for _, node in found} >= {"FetchWaiter", "OffsetsWaiter", "ProduceWaiter"}
     others = parts() - {"lookup", "waits", "replica"} | {"broker"}

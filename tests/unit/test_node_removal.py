@@ -10,6 +10,7 @@ import pytest
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.node.effects import StartJob
 from quiverlog.node.events import Shutdown
+from quiverlog.storage.log import Log
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver, batch_of
 
@@ -89,3 +90,41 @@ def test_a_start_serves_before_leftovers_are_removed(node: NodeDriver, which: st
     node.restart()
     assert len(node.node.broker.replicas) == PARTITIONS
     assert node.broker_end(topic, PARTITIONS - 1) == 1
+
+
+def test_a_topic_that_is_deleted_twice_leaves_no_log_open(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time while files of the first are still waiting to be removed."""
+    topic = node.create(partitions=60, durability="memory")
+    for partition in range(60):
+        node.produce(topic, batch_of([1]), partition=partition)
+    node.run_until_idle()
+    logs = [replica.log for replica in node.node.broker.replicas.values()]
+    closed: list[Log] = []
+    close = Log.close
+
+    def closing(log: Log, *, clean: bool) -> None:
+        closed.append(log)
+        close(log, clean=clean)
+
+    monkeypatch.setattr(Log, "close", closing)
+    node.hold_jobs = True
+    new = [m.NewTopic("t", serialize_schema(SCHEMA), 60)]
+    requests = [
+        m.DeleteTopicsRequest(names=["t"]),
+        m.CreateTopicsRequest(topics=new),
+        m.DeleteTopicsRequest(names=["t"]),
+    ]
+    for request in requests:
+        asked = node.request(request)
+        while node.answer(asked) is None:
+            # Removing takes long; directories are made behind the removal under way.
+            if not any(start.job.kind == "create directories" for start in node.jobs):
+                node.jobs.sort(key=lambda start: start.job.kind == "remove directories")
+            node.step()
+    node.hold_jobs = False
+    node.run_until_idle()
+    assert node.metrics.internal_errors == 0
+    assert [log for log in logs if log not in closed] == []
+    assert directories(node) == []

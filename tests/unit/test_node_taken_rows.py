@@ -132,3 +132,16 @@ def test_who_deletes_rows_of_a_topic_that_is_deleted_meanwhile_is_told(node: Nod
     answer = node.answer(asked)
     assert answer is not None
     assert answer[0].partitions[0].error_code == UnknownTopicId.code
+
+
+def test_rows_between_two_that_retention_took_are_not_said_to_be_its() -> None:
+    """A client deleted them, or they are of an older topic of that name."""
+    outbox = Outbox(NodeMetrics())
+    taken = TakenRows(outbox)
+    for first, end in ((0, 10), (25, 30), (0, 4)):
+        taken.add(TopicPartition("t", 0), first, end, segments=1, byte_count=1, now=Now(0, 0))
+    taken.write()
+    lines = taken_lines([line for line in outbox.take() if isinstance(line, LogLine)])
+    assert [(line["taken"], line["rows"]) for line in lines] == [
+        ("0:0-10", 10), ("0:25-30", 5), ("0:0-4", 4),
+    ]  # fmt: skip

@@ -186,3 +186,15 @@ def test_a_staged_epoch_fences_the_old_one_only_once_it_is_stored() -> None:
         states.check(batch(10))
     states.drop_staged()
     assert states.check(batch(10)) is None
+
+
+def test_a_snapshot_of_more_producers_than_are_remembered_loses_the_longest_silent() -> None:
+    many = states_with(*(batch(0, pid=pid, offset=10 * pid) for pid in range(5)))
+    few = ProducerStates(0, producers_max=3)
+    few.restore(many.snapshot())
+    assert len(few) == 3
+    assert few.check(batch(0, pid=4)) == 40
+    few.replay(batch(0, pid=9, offset=50))
+    assert len(few) == 3
+    with pytest.raises(UnknownProducerId):
+        few.check(batch(10, pid=2))

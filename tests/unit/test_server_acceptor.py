@@ -127,7 +127,7 @@ class Counted(asyncio.Protocol):
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_connection_that_is_being_taken_at_the_end_is_not_forgotten(loop: str) -> None:
-    """It is the protocol's: where only the transport ends, a table of connections keeps it."""
+    """The protocol forgets a connection: where only the transport ends, a table keeps it."""
 
     class Ends(Counted):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -125,6 +125,42 @@ def test_a_broker_that_is_never_idle_looks_at_everything_at_last(
     assert kept
 
 
+def test_a_start_is_not_disturbed_and_what_it_made_is_frozen_unseen(traffic: Traffic) -> None:
+    seen: list[int] = []
+
+    def watch(phase: str, info: dict[str, int]) -> None:
+        seen.append(info["generation"])
+
+    loop = asyncio.new_event_loop()
+    made = Collector(traffic)
+    gc.collect()
+    gc.callbacks.append(watch)
+
+    async def run() -> None:
+        made.rest()
+        kept = [[number] for number in range(200_000)]
+        made.start()
+        assert seen == []
+        assert gc.get_freeze_count() >= len(kept)
+
+    try:
+        loop.run_until_complete(run())
+    finally:
+        gc.callbacks.remove(watch)
+        made.stop()
+        loop.close()
+
+
+def test_a_start_that_fails_leaves_the_collector_as_it_was(traffic: Traffic) -> None:
+    before = gc.get_threshold()
+    made = Collector(traffic)
+    made.rest()
+    assert gc.get_threshold() > before
+    made.stop()
+    made.stop()
+    assert gc.get_threshold() == before
+
+
 def test_stopping_leaves_the_collector_as_it_was() -> None:
     before = gc.get_threshold(), list(gc.callbacks)
     loop = asyncio.new_event_loop()

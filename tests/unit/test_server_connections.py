@@ -1,9 +1,20 @@
-"""When a connection is overdue, with a clock made of numbers."""
+"""When a connection is overdue, and when it is looked at, with a clock made of numbers."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import cast
+
+import pytest
+
 from quiverlog.server.config import load_config
-from quiverlog.server.connections import ConnectionLimits, ConnectionState, overdue
+from quiverlog.server.connections import (
+    Connection,
+    ConnectionLimits,
+    ConnectionState,
+    ConnectionTable,
+    overdue,
+)
 
 LIMITS = ConnectionLimits(
     connections_max=10,
@@ -80,3 +91,153 @@ def test_short_limits_are_looked_at_often() -> None:
     config = load_config(flags={"connections.frame.timeout.ms": 200})
     assert ConnectionLimits.from_config(config, connections_max=9, lingering_max=1).check_s == 0.05
     assert LIMITS_BY_DEFAULT.check_s == 1.0
+
+
+# --- which are looked at -----------------------------------------------------------------------
+SECOND_US = 1_000_000
+IDLE_US = 60 * SECOND_US
+WATCHED = dataclasses.replace(
+    LIMITS, connections_max=20_000, idle_us=IDLE_US, frame_us=10 * SECOND_US,
+    write_stall_us=5 * SECOND_US,
+)  # fmt: skip
+
+
+class Peer:
+    """A connection that counts how often it is looked at."""
+
+    def __init__(self, table: ConnectionTable, now_us: int) -> None:
+        self.table = table
+        self.state = talking(now_us)
+        self.id = table.add(cast("Connection", self))
+        self.sent_bytes = self.waiting = self.looks = self.reports = 0
+        self.is_held = self.is_abandoned = self.breaks = False
+        self.ended = ""
+
+    @property
+    def waiting_bytes(self) -> int:
+        self.looks += 1
+        if self.breaks:
+            raise ValueError("planted")
+        return self.waiting
+
+    def report(self) -> None:
+        self.reports += 1
+
+    def abort(self, reason: str) -> None:
+        self.ended = reason
+        self.table.remove(self.id)
+
+    def says(self, now_us: int) -> None:
+        """As the protocol does when bytes come."""
+        self.state.last_read_us = now_us
+        if self.state.rests:
+            self.table.stir(cast("Connection", self))
+
+
+@pytest.fixture
+def table() -> ConnectionTable:
+    return ConnectionTable(WATCHED)
+
+
+def look(table: ConnectionTable, seconds: float) -> None:
+    assert table.look(round(seconds * SECOND_US)) == []
+
+
+def test_connections_that_say_nothing_cost_a_look_nothing(table: ConnectionTable) -> None:
+    peers = [Peer(table, SECOND_US) for _ in range(10_000)]
+    look(table, 1)
+    for second in range(2, 60):
+        look(table, second)
+    assert {peer.looks for peer in peers} == {1}
+    assert {peer.reports for peer in peers} == {1}, "the budget knows what they hold"
+
+
+def test_one_that_rests_is_closed_when_it_was_idle_for_too_long(table: ConnectionTable) -> None:
+    peers = [Peer(table, at_s * SECOND_US) for at_s in (1, 4, 1)]
+    for second in range(1, 200):
+        look(table, second)
+        for peer, idle_s in zip(peers, (61, 64, 61), strict=True):
+            assert second <= idle_s or second < idle_s + 3 or peer.ended == "idle", second
+            assert not peer.ended or second > idle_s
+    assert len(table) == 0
+    assert table._slots == {}
+    assert table._stirring == {}
+
+
+def test_one_that_speaks_now_and_then_is_kept(table: ConnectionTable) -> None:
+    peer = Peer(table, 0)
+    for second in range(1, 600):
+        if second % 50 == 0:
+            peer.says(second * SECOND_US)
+        look(table, second)
+    assert not peer.ended
+    assert peer.looks < 40
+    assert sum(map(len, table._slots.values())) == 1, "it is in one slot, however often it speaks"
+
+
+def test_what_is_under_way_is_looked_at_every_time(table: ConnectionTable) -> None:
+    peer = Peer(table, 0)
+    look(table, 1)
+    for start, change in (
+        (10, {"waiting": 1}),
+        (20, {"is_held": True}),
+    ):
+        peer.says(start * SECOND_US)
+        vars(peer).update(change)
+        before = peer.looks
+        for second in range(start, start + 4):
+            look(table, second)
+        assert peer.looks == before + 4, change
+        vars(peer).update(dict.fromkeys(change, 0))
+        look(table, start + 5)
+        look(table, start + 6)
+        assert peer.looks == before + 5, change
+    peer.says(30 * SECOND_US)
+    peer.state.frame_since_us = 30 * SECOND_US
+    for second in range(30, 45):
+        look(table, second)
+    assert peer.ended == "frame"
+
+
+def test_a_long_poll_whose_client_went_away_ends(table: ConnectionTable) -> None:
+    peer = Peer(table, 0)
+    look(table, 1)
+    peer.says(2 * SECOND_US)
+    peer.state.in_flight[1] = 1
+    for second in range(2, 300):
+        look(table, second)
+    assert not peer.ended, "a long poll is no idling"
+    peer.is_abandoned = True
+    look(table, 300)
+    assert peer.ended == "gone"
+
+
+def test_new_limits_count_for_those_that_rest(table: ConnectionTable) -> None:
+    peer = Peer(table, 0)
+    look(table, 1)
+    table.limits = dataclasses.replace(WATCHED, idle_us=2 * SECOND_US)
+    look(table, 1.5)
+    assert not peer.ended
+    for tenth in range(15, 60):
+        look(table, tenth / 10)
+    assert peer.ended == "idle"
+
+
+def test_a_look_that_fails_leaves_the_others_theirs(table: ConnectionTable) -> None:
+    broken, good = Peer(table, 0), Peer(table, 0)
+    broken.breaks = True
+    assert [str(error) for error in table.look(SECOND_US)] == ["planted"]
+    assert good.looks == 1
+    broken.breaks = False
+    look(table, 2)
+    assert broken.state.rests
+
+
+def test_one_that_rests_may_go(table: ConnectionTable) -> None:
+    peer = Peer(table, 0)
+    look(table, 1)
+    table.remove(peer.id)
+    for second in range(2, 100):
+        look(table, second)
+    assert peer.looks == 1
+    assert not any(table._slots.values())

@@ -85,7 +85,7 @@ async def test_good_requests_of_many_turns_are_answered_before_the_error() -> No
 
 
 async def test_long_polls_that_a_later_turn_brings_end_as_well() -> None:
-    """They are parked after the error was seen, and before it is told."""
+    """Such long polls are parked after the error was seen, and before it is told."""
     waiting: list[RequestReceived] = []
 
     def park(event: Any) -> list[Effect]:

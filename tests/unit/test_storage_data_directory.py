@@ -139,6 +139,21 @@ def test_a_partition_whose_file_cannot_be_read_is_kept_and_labelled(
     assert read_topic_id(PosixDisk(), directory.partition_path("t-0")) == TOPIC
 
 
+@pytest.mark.parametrize("length", [1, 15, 17, 200])
+def test_a_topic_id_that_no_topic_has_stops_no_start(place: Path, length: int) -> None:
+    """The name of a directory on its way out is made of it, and was longer than a name may be."""
+    directory = take(place)
+    for name in ("t-0", "u-0"):
+        path = fill(directory, name)
+        label = path / "partition.json"
+        label.write_bytes(label.read_bytes().replace(TOPIC.hex().encode(), b"ab" * length))
+        (path / f"{0:020d}.log").unlink()
+    removed, aside = directory.remove_leftovers({"t-0": TOPIC}, [])
+    assert (removed, aside) == (["u-0"], [])
+    assert directory.partitions() == ["t-0"]
+    assert read_topic_id(PosixDisk(), directory.partition_path("t-0")) == TOPIC
+
+
 def test_only_what_a_deletion_left_is_removed(place: Path) -> None:
     directory = take(place)
     data = place / "data"

@@ -313,3 +313,24 @@ def test_what_the_system_does_not_tell_is_not_taken_for_no_file(tmp_path: Path) 
     failing = mock.patch("os.stat", side_effect=OSError(errno.EIO, "Input/output error"))
     with failing, pytest.raises(OSError, match="Input/output"):
         disk.exists(there)
+
+
+def test_one_listing_tells_what_asking_for_each_name_does(tmp_path: Path) -> None:
+    for kind in ("directory", "file"):
+        (tmp_path / f"link to {kind}").symlink_to(tmp_path / kind)
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "fifo")
+    disk = PosixDisk()
+    names = disk.list(str(tmp_path))
+    assert disk.directories(str(tmp_path)) == ("directory", "link to directory")
+    assert disk.entries(str(tmp_path)) == {n: disk.is_file(f"{tmp_path}/{n}") for n in names}
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 100_000])
+def test_a_small_file_is_read_whole(tmp_path: Path, size: int) -> None:
+    data = os.urandom(size)
+    (tmp_path / "file").write_bytes(data)
+    assert PosixDisk().read_file(str(tmp_path / "file")) == data

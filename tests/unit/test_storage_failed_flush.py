@@ -73,7 +73,7 @@ def test_what_recovery_calls_flushed_survives_a_power_loss(
 def test_a_job_behind_a_failed_fsync_vouches_for_nothing(
     seed: int, segment_bytes: int, first: str
 ) -> None:
-    """It was started before the loop heard of the failure. Its own fsyncs would succeed."""
+    """The job was started before the loop heard of the failure. Its own fsyncs would succeed."""
     disk = SimDisk(seed)
     disk.make_dir(DIRECTORY)
     config = LogConfig(segment_bytes=segment_bytes)
@@ -144,7 +144,7 @@ def test_a_decision_that_was_read_at_the_start_survives_a_power_loss() -> None:
 
 
 def test_a_snapshot_ahead_of_the_log_does_not_come_back() -> None:
-    """Its removal is durable before other rows can take the offsets that it speaks of."""
+    """The snapshot's removal is durable before other rows can take the offsets that it names."""
 
     class Producers:
         state = b"old life"

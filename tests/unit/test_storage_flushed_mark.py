@@ -129,7 +129,7 @@ def test_damage_above_the_flushed_rows_is_told_and_kept() -> None:
 @pytest.mark.parametrize("end", ["kill", "power"])
 @pytest.mark.parametrize("number", [1, 3, 5])
 def test_a_zeroed_sector_of_flushed_rows_is_damage(number: int, end: str) -> None:
-    """It looks like a hole, but a flush that came after it says that it was there."""
+    """Zeros look like a hole, but a flush that came after says that rows were there."""
     disk = SimDisk()
     log = open_log(disk)
     for _ in range(6):

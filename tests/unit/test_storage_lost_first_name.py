@@ -140,7 +140,7 @@ def only_a_snapshot(disk: SimDisk, log: Log, producers: ProducerStates) -> None:
 
 
 def a_damaged_header(disk: SimDisk, log: Log, producers: ProducerStates) -> None:
-    """It may have been the one that knew."""
+    """The damaged header may have been the one that knew."""
     disk.flip_bit(segment_path(DIRECTORY, bases(disk)[-1]), 8 * 33)
 
 

@@ -161,7 +161,7 @@ def test_no_power_failure_leaves_them_ahead_of_the_rows(seed: int) -> None:
 
 
 def test_a_flush_that_runs_after_a_trim_knows_of_it() -> None:
-    """It was begun before, and brings no older log start into the files."""
+    """The flush was begun before, and brings no older log start into the files."""
     disk = SimDisk()
     log = filled(disk)
     append(log)
@@ -264,3 +264,19 @@ def test_a_real_file_is_written_over_and_never_shortened(tmp_path: Path) -> None
     with pytest.raises(StorageFault):
         disk.overwrite(str(tmp_path / "directory"), b"x")
     assert RecoveryPoint() == checkpoint.load_recovery_point(disk, str(tmp_path), []).point
+
+
+# --- clean stops --------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(20))
+def test_a_power_failure_after_a_clean_stop_takes_no_bound_that_was_durable(seed: int) -> None:
+    """The newest segment is lost, and the note of the stop is gone: a start was under way."""
+    disk = SimDisk(seed)
+    log = filled(disk)
+    end, newest = log.log_end_offset, log.segments[-1].path
+    log.close(clean=True)
+    disk.remove(newest)
+    disk.crash()
+    log = open_log(disk)
+    assert log.log_end_offset == end
+    if not disk.exists(newest):
+        assert any("missing" in damage for damage in log.recovery.damages)

@@ -182,7 +182,7 @@ class Busy(PosixDisk):
 
 
 def test_a_failed_flush_of_the_directory_after_a_compaction(tmp_path: Path) -> None:
-    """It wrote on to the file that had lost its name: every later entry was gone after a crash."""
+    """The log wrote on to a file that had lost its name: later entries were gone after a crash."""
     disk = Busy()
     log = MetadataLog.open(disk, str(tmp_path))
     log.append([b"one"])
@@ -320,7 +320,7 @@ def test_a_log_opens_without_room_and_flushes_later(tmp_path: Path) -> None:
 
 
 def test_a_log_cut_to_its_header_is_not_an_empty_one(tmp_path: Path) -> None:
-    """It started empty, and every partition became a leftover of an unknown topic."""
+    """The broker started empty: every partition became a leftover of an unknown topic."""
     MetadataLog.open(PosixDisk(), str(tmp_path)).append([b"one"])
     os.truncate(tmp_path / "metadata.log", 16)
     with pytest.raises(CorruptLog, match="holds no entry"):

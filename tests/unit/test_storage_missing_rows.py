@@ -47,3 +47,40 @@ def test_a_read_ends_where_the_rows_of_a_lost_newest_segment_are_missing() -> No
         log.read(12, bytes_max=10_000, end_offset=21)
     assert raised.value.details["end_offset"] == 18
     assert log.read(18, bytes_max=10_000, end_offset=21)
+
+
+@pytest.mark.parametrize("lost", ["the end of the newest file", "the newest file"])
+def test_rows_are_not_appended_behind_missing_ones_after_a_clean_restart(lost: str) -> None:
+    """The segment took appends again: the first of them joined up with nothing in front of it."""
+    disk = SimDisk(1)
+    log = open_log(disk)
+    for _ in range(6):
+        append(log)
+    flush(log, background=True)
+    disk.kill()
+    path = segment_path(DIRECTORY, 12)
+    if lost == "the newest file":
+        disk.remove(path)
+    else:
+        file = disk.open(path, create=False)
+        file.truncate(file.size - 128)
+    missing = [12, 13, 14, 15, 16, 17] if lost == "the newest file" else [15, 16, 17]
+    log = open_log(disk)
+    for _ in range(2):
+        assert log.recovery.damages, "every start tells it until there are newer rows"
+        log.close(clean=True)
+        disk.kill()
+        log = open_log(disk, clean=True)
+    for base_offset in (18, 21):
+        append(log)
+        flush(log)
+        assert sum(map(len, log.read(base_offset, bytes_max=1, end_offset=24))) == 128
+    log.close(clean=True)
+    disk.kill()
+    log = open_log(disk, clean=True)
+    for offset in missing:
+        with pytest.raises(CorruptLog) as raised:
+            log.read(offset, bytes_max=1, end_offset=24)
+        assert raised.value.details["end_offset"] == 18
+    for offset in (18, 21):
+        assert sum(map(len, log.read(offset, bytes_max=1, end_offset=24))) == 128

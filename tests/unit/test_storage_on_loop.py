@@ -138,7 +138,7 @@ def test_a_trim_encodes_no_producers_on_the_loop(disk: GuardedDisk, tmp_path: Pa
 def test_what_a_truncation_leaves_is_read_by_its_job(
     disk: GuardedDisk, tmp_path: Path, cut_to: int
 ) -> None:
-    """Its producers, and the index that the next append needs."""
+    """The job reads the producers, and the index that the next append needs."""
     log, producers = open_log(disk, tmp_path)
     expected = ProducerStates(NOW.wall_us)
     for pid in range(PRODUCERS):

@@ -235,7 +235,7 @@ def test_the_newest_time_is_known_where_the_last_file_is_empty() -> None:
 
 
 def test_the_oldest_time_is_found_behind_a_segment_that_nobody_can_walk() -> None:
-    """Its index lies and its bytes are good: it is told once, and the next segment answers."""
+    """The index lies, the bytes are good: that is told once, and the next segment answers."""
     log = open_log(SimDisk(), segment_bytes=300)
     for ms in range(4):
         append(log, ms)

@@ -39,6 +39,7 @@ TEXT_SUFFIXES = {".py", ".md", ".sh", ".toml", ".yml", ".yaml", ".cfg", ".txt", 
 
 # Spelt in two halves, so that this file passes its own check.
 LEFTOVERS = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
+PRONOUN = re.compile(r"\s*(?:It|Its|They|Their|He|She)\b")
 MACHINE_PATHS = re.compile(r"(?<![\w./:}-])/(?:home|root|Users|work|mnt|data0?\d)/[\w.-]+")
 
 
@@ -156,6 +157,31 @@ def test_docstrings_and_comments_state_and_do_not_ask() -> None:
                 if asks and text != QUESTIONS_ALLOWED.get(name):
                     problems.append(f"{name}:{line} asks: {text[:80]}")
     report(problems)
+
+
+def pronouns(source: str) -> list[tuple[int, str]]:
+    """(line, text) of docstrings that begin with a pronoun: of what they speak is not said."""
+    return [
+        (node.lineno, node.value.value)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and PRONOUN.match(node.value.value)
+    ]
+
+
+def test_docstrings_name_what_they_speak_of() -> None:
+    problems = []
+    for path in python_files():
+        for line, text in pronouns(path.read_text()):
+            problems.append(f"{place(path, line)} begins with a pronoun: {text[:60]}")
+    report(problems)
+
+
+def test_what_begins_with_a_pronoun() -> None:
+    found = pronouns("def f():\n    'It is closed.'\n\ndef g():\n    'Items.'\n")
+    assert found == [(2, "It is closed.")]
 
 
 @pytest.mark.parametrize(

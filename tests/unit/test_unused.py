@@ -49,6 +49,7 @@ EXCEPTIONS: Final[dict[str, str]] = {
             "broker/quiverlog/core/partition/in_sync.py:unanswered",
             "broker/quiverlog/core/partition/leadership.py:look_at_joining",
             "broker/quiverlog/core/partition/leadership.py:propose_again",
+            "broker/quiverlog/core/partition/partition.py:skipped",
         ],
         "replication, which no node hosts yet",
     ),

@@ -6,6 +6,7 @@ of its own, so the table is the only list of them.
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,8 +70,11 @@ def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None)
         config = read_config()
     except InvalidConfig as error:
         raise CommandFailed(str(error), ExitCode.USAGE) from error
-    from quiverlog.server.run import run_broker
-
+    gc.disable()  # What an import makes lives for ever: a tenth of a start.
+    try:
+        from quiverlog.server.run import run_broker
+    finally:
+        gc.enable()
     return run_broker(config, read_config=read_config if config_file is not None else None)
 
 

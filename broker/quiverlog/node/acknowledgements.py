@@ -56,6 +56,7 @@ class Answers:
 
     def add(self, end_offset: int, waiter: ProduceWaiter, result: m.ProducePartitionResult) -> None:
         """The entry, whose rows end at `end_offset`, waits behind the earlier ones."""
+        assert not waiter.done, "whoever is answered waits for nothing"
         self.unflushed.append((end_offset, waiter, result))
         if len(self.unflushed) + len(self.confirmed) > self._sweep_at:
             self._sweep()
@@ -178,13 +179,14 @@ class ProduceWaiter(Waiter):
 
     def wait(self, answers: Answers, end_offset: int, result: m.ProducePartitionResult) -> None:
         """Put an entry, whose rows end at `end_offset`, behind the partition's earlier ones."""
+        assert not self.answered
         self.waiting[id(result)] = result
         self.answers[answers] = None
         self.entries.append((answers, result))
         answers.add(end_offset, self, result)
 
     def expect(self) -> None:
-        """Its entries will be staged in steps: it is not complete before the last."""
+        """Wait for all entries, which are staged in steps: none is complete before the last."""
         self.waiting = {id(result): result for result in self.response.partitions}
 
     def nothing_to_wait_for(self, result: m.ProducePartitionResult) -> None:
@@ -195,6 +197,7 @@ class ProduceWaiter(Waiter):
     def complete(self) -> None:
         """Every entry is confirmed or has failed."""
         assert not self.waiting
+        assert not self.done, "a request is answered once"
         self.answer(self._replier, self.response)
         self._purgatory.finish(self)
 
@@ -210,6 +213,7 @@ class ProduceWaiter(Waiter):
         It says so, too, of an entry whose rows are on the disk while an earlier produce of its
         partition has no answer: an acknowledgement never overtakes another.
         """
+        assert not self.done
         error = RequestTimedOut("the disk did not confirm the rows in time.")
         for result in self.waiting.values():
             fail_result(result, error)

@@ -6,6 +6,7 @@ Owns these states. Reads go on when nothing can be written; a broker that stops 
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 from quiverlog.errors import BrokerShuttingDown, DiskFull, StorageFault
 from quiverlog.node.metrics import NodeMetrics
@@ -15,13 +16,25 @@ __all__ = ["Admission", "Phase"]
 
 
 class Phase(enum.Enum):
-    """NEW -> STARTING -> RUNNING -> CLOSING -> CLOSED, and never back."""
+    """NEW -> STARTING -> RUNNING -> CLOSING -> CLOSED, and never back.
+
+    A stop may come before the start is through: STARTING -> CLOSING.
+    """
 
     NEW = "new"
     STARTING = "starting"
     RUNNING = "running"
     CLOSING = "closing"
     CLOSED = "closed"
+
+
+_AFTER: Final = {
+    Phase.NEW: (Phase.STARTING,),
+    Phase.STARTING: (Phase.RUNNING, Phase.CLOSING),
+    Phase.RUNNING: (Phase.CLOSING,),
+    Phase.CLOSING: (Phase.CLOSED,),
+    Phase.CLOSED: (),
+}
 
 
 class Admission:
@@ -39,6 +52,7 @@ class Admission:
 
     def enter(self, phase: Phase) -> None:
         """The next phase of the broker's life has come."""
+        assert phase in _AFTER[self.phase], f"{phase} cannot follow {self.phase}"
         self.phase = phase
 
     def check_writable(self) -> None:
@@ -78,6 +92,7 @@ class Admission:
 
     def disk_space(self, free_bytes: int) -> None:
         """The server measured: enter or leave the state that refuses writes."""
+        assert self._metrics.disk_full == int(self.disk_full), "the gauge says the state"
         if free_bytes < self._reserve_bytes:
             if not self.disk_full:
                 self._outbox.log(

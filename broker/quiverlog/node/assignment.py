@@ -109,9 +109,11 @@ class Assignment:
 
     def next_us(self) -> int | None:
         """When the next partition is opened, for the first time or again; 0: at once."""
-        if self._openings.busy:
-            return 0
-        return next(iter(self._retry.values())) if self._retry else None
+        open_us = self._openings.next_us()
+        if not self._retry:
+            return open_us
+        retry_us = next(iter(self._retry.values()))
+        return retry_us if open_us is None else min(open_us, retry_us)
 
     # --- what the image says -------------------------------------------------------------------
     def reconcile(
@@ -148,6 +150,7 @@ class Assignment:
         made: Collection[str],
     ) -> None:
         key = (topic.topic_id, partition.partition)
+        assert key not in self.replicas or key not in self._followed, "led or followed"
         held = self._held.setdefault(topic.topic_id, set())
         if self._config.node_id not in partition.replicas:
             if partition.partition in held:
@@ -165,6 +168,8 @@ class Assignment:
 
     def _lead_or_follow(self, replica: Replica, partition: PartitionImage, now: Now) -> None:
         key = (replica.topic.topic_id, partition.partition)
+        assert not replica.deleted
+        assert partition.leader_epoch >= replica.state.leader_epoch, "epochs only grow"
         if partition.leader_id != self._config.node_id:
             self._follow(key, replica, partition.leader_epoch)
             return
@@ -178,6 +183,7 @@ class Assignment:
             self._followed.pop(key, None)
             self.replicas[key] = replica
             self._metrics.partitions_led = len(self.replicas)
+        assert self.replicas.get(key) is replica
         if moved:
             self._wakeups.changed(replica)
         leadership = state.leadership
@@ -223,6 +229,8 @@ class Assignment:
         topic_image = self.image.topics_by_id.get(key[0])
         counters = self._metrics.topic(name.topic)
         partition = topic.partitions[key[1]]
+        assert partition.partition == key[1]
+        assert key not in self.replicas, "a partition that is served is not opened again"
         replica = Replica(
             topic,
             name,
@@ -277,6 +285,7 @@ class Assignment:
             if due_us > now.mono_us:
                 break
             del self._retry[key]
+            assert key in self.offline, "only what is offline is tried again"
             opening = self.offline[key].opening
             self._openings.add(key, Opening(opening.name, opening.clean))
         self._openings.start_jobs(now)
@@ -310,6 +319,7 @@ class Assignment:
             replica.deleted = True
             self._flushes.forget(replica)
             self._metrics.partitions_with_faults -= replica.fault is not None
+            assert self._metrics.partitions_with_faults >= 0
             if replica.name.topic not in self.image.topics:
                 self._metrics.topics.pop(replica.name.topic, None)
             kind = NotLeader if topic_id in self.image.topics_by_id else UnknownTopicId
@@ -318,6 +328,7 @@ class Assignment:
             gone.append(replica)
         if not self._held.get(topic_id):
             self._held.pop(topic_id, None)
+        assert len(self._retry) <= len(self.offline), "only what is offline is tried again"
         self._metrics.partitions_led = len(self.replicas)
         self._metrics.partitions_offline = len(self.offline)
         self._removal.add(gone)

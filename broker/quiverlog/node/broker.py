@@ -166,6 +166,7 @@ class Broker:
 
     def _applied(self, records: Sequence[Record], made: Set[str], now: Now) -> None:
         """Decisions have become true: bring what is here to what they say."""
+        assert records
         for record in records:
             if isinstance(record, ProducerIdBlockRecord):
                 self.producer_ids.block_added(record)
@@ -198,6 +199,7 @@ class Broker:
                 name = names[record.topic_id] if topic is None else topic.name
                 directories[str(TopicPartition(name, record.partition))] = record.topic_id
                 topic_names.add(name)
+        assert bool(directories) == bool(topic_names)
         self.assignment.check_free(directories, topic_names)
         self.metadata.propose(records, now, then, directories)
 

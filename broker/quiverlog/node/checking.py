@@ -130,6 +130,7 @@ class EntryCheck:
             end = at + batch.header.total_bytes
             found.append((batch.header, self.view[at:end]))
             at = end
+        assert at == len(self.view), "the batches are all that the entry has"
         return found
 
 
@@ -151,6 +152,8 @@ def _weigh(checks: Sequence[EntryCheck]) -> int:
         else:
             batches += entry_batches
             rows += entry_rows
+    assert batches <= PRODUCE_BATCHES_MAX
+    assert rows <= PRODUCE_ROWS_MAX
     return batches
 
 
@@ -183,6 +186,7 @@ def _check_structures(checks: Sequence[EntryCheck], now_wall_us: int) -> int:
             cost += sum(batch.rows_cost for batch in check.batches)
         except Exception as error:
             check.refuse(error)
+    assert decoded <= PRODUCE_DECODED_BYTES_MAX
     return cost
 
 
@@ -284,6 +288,8 @@ class HeldProduces:
         self._held_bytes[connection_id] = mine_bytes + len(body)
         self.count += 1
         self.byte_count += len(body)
+        assert self.count <= PRODUCE_CHECKS_MAX
+        assert self.byte_count <= PRODUCE_CHECK_BYTES_MAX
         return held
 
     def release(self, held: HeldProduce) -> HeldProduce | None:
@@ -296,6 +302,9 @@ class HeldProduces:
         self.count -= 1
         self.byte_count -= len(held.body)
         self._held_bytes[connection_id] -= len(held.body)
+        assert self.count >= 0
+        assert self.byte_count >= 0
+        assert self.count or not self.byte_count, "nothing that waits takes no bytes"
         if line:
             return line[0]
         del self._lines[connection_id]

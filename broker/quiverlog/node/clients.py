@@ -40,7 +40,8 @@ class Clients:
         return self._listeners.get(connection_id, LISTENER_DEFAULT)
 
     def said_hello(self, connection_id: int, client_id: str) -> None:
-        """It may ask from now on. What it has parked stays on the account of its last name."""
+        """The connection may ask from now on. Long polls that it has parked stay on the account
+        of its last name."""
         accounts: list[Account] = [("connection", connection_id), ("client", client_id)]
         address = self._addresses.get(connection_id)
         if address:

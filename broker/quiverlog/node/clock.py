@@ -57,6 +57,7 @@ class BelievedClock:
         believed = self._believed
         wall_us = now.wall_us
         if believed is not None:
+            assert now.mono_us >= believed.mono_us, "the monotonic clock only grows"
             expected_us = believed.wall_us + now.mono_us - believed.mono_us
             if wall_us <= expected_us + _JUMP_US:
                 self._suspect_since_us = None
@@ -67,6 +68,7 @@ class BelievedClock:
                 self._suspect_since_us = None
             else:
                 wall_us = expected_us
+        assert wall_us <= now.wall_us, "what is believed is never ahead of the wall clock"
         self._believed = Now(now.mono_us, wall_us)
         return self._believed
 
@@ -142,6 +144,7 @@ class Clock:
                 "the wall clock jumped ahead: retention goes by the monotonic clock",
                 ahead_ms=(now.wall_us - believed.wall_us) // 1000,
             )
+            assert believed.wall_us < now.wall_us
         elif suspected and not self._believed.suspects:
             self.due_us = now.mono_us  # A start from now on shall wait for nothing.
         return believed

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from functools import partial
+from typing import Final
 
 from quiverlog.errors import BrokerShuttingDown, QuiverlogError, RequestTimedOut
 from quiverlog.node.acknowledgements import ProduceWaiter
@@ -88,6 +89,14 @@ class _Step(enum.Enum):
     DONE = "done"
 
 
+_AFTER: Final = {
+    _Step.SERVING: _Step.DRAINING,
+    _Step.DRAINING: _Step.CLOSING_LOGS,
+    _Step.CLOSING_LOGS: _Step.MARKING,
+    _Step.MARKING: _Step.DONE,
+}
+
+
 class Closing:
     """See the module docstring."""
 
@@ -99,6 +108,10 @@ class Closing:
         self._clean = True
         self._clock_us: int | None = None  # The time that is believed; None: not yet known.
         self._open: dict[Replica, None] = {}
+
+    def _go_on(self, step: _Step) -> None:
+        assert _AFTER.get(self._step) is step, f"{step} does not follow {self._step}"
+        self._step = step
 
     def begin(self, now: Now) -> None:
         """Stop; a second call changes nothing."""
@@ -117,7 +130,7 @@ class Closing:
         broker.retention.stop()
         broker.removal.stop()
         broker.peers.stop(now)
-        self._step = _Step.DRAINING
+        self._go_on(_Step.DRAINING)
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
         broker.tasks.refuse(BrokerShuttingDown())
         for waiter in broker.purgatory.all_live():
@@ -138,7 +151,8 @@ class Closing:
         if not broker.flushes.idle or broker.tasks.live or broker.jobs.unfinished:
             return
         assert not broker.staging.produces, "produces are admitted after the stop"
-        self._step = _Step.CLOSING_LOGS
+        assert broker.admission.phase is Phase.CLOSING
+        self._go_on(_Step.CLOSING_LOGS)
         broker.flushes.stop()
         broker.removal.close()
         self._open = dict.fromkeys(broker.assignment.all_open())  # In an order that repeats.
@@ -151,6 +165,7 @@ class Closing:
         self, replica: Replica, result: object, error: BaseException | None, _now: Now
     ) -> None:
         self._open.pop(replica, None)
+        assert not replica.flush_running, "every flush is back before a log is closed"
         if error is not None:
             self._clean = False
             self._broker.outbox.log(
@@ -174,10 +189,11 @@ class Closing:
         if self._step is not _Step.CLOSING_LOGS:
             return
         assert not self._open, "the mark would vouch for a log that is not closed"
-        self._step = _Step.MARKING
+        self._go_on(_Step.MARKING)
         broker = self._broker
         metadata_bytes = broker.metadata.log.size_bytes
         broker.metadata.log.close()
+        assert broker.metadata.idle, "a decision would be logged behind the mark"
         every = broker.assignment.all_open()
         written: dict[str, Bounds | None] = {
             str(one.name): Bounds(one.log.log_start_offset, one.log.log_end_offset)
@@ -196,7 +212,7 @@ class Closing:
     def _marked(self, _result: object, error: BaseException | None, _now: Now) -> None:
         if self._step is _Step.DONE:
             return
-        self._step = _Step.DONE
+        self._go_on(_Step.DONE)
         if error is not None:
             # Say, a full disk. Nothing is lost: the next start scans as after a crash.
             self._clean = False

@@ -54,6 +54,7 @@ class Loaded:
         Raises:
             ThrottledBroker: memory loses it as fast as it is loaded.
         """
+        assert self.error is None, "nothing is loaded after a failure"
         job = cold.job
         if job.segment is not self._segment:
             self._segment, self._loads = job.segment, 0
@@ -102,6 +103,7 @@ def _done(
         return  # Called again because `then` raised: it is no business of the log's.
     then = waiting.pop()
     replica.jobs_running -= 1
+    assert replica.jobs_running >= 0
     if job.segment.dropped:
         error = None  # Its rows were given up meanwhile: the log says so when it is asked again.
     elif isinstance(error, UnsupportedFormat):

@@ -5,13 +5,14 @@ Must not know: how it becomes durable (metadata.py).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from quiverlog.core.controller.records import Record, TopicRecord
+from quiverlog.core.controller.records import Record, TopicRecord, topic_of
 from quiverlog.node.jobs import Then
 
-__all__ = ["Decision", "Directories", "names_created"]
+__all__ = ["Decision", "Directories", "names_created", "take_refused", "why"]
 
 Directories = Mapping[str, bytes]
 """Topic id by partition name: directories that must be there before the records are logged."""
@@ -35,3 +36,24 @@ class Decision(NamedTuple):
 def names_created(records: Sequence[Record]) -> list[str]:
     """Names of the topics that these records create."""
     return [record.name for record in records if isinstance(record, TopicRecord)]
+
+
+def take_refused(
+    decisions: deque[Decision], failed: Mapping[bytes, BaseException]
+) -> list[tuple[Decision, BaseException]]:
+    """Take the decisions about these topics out of the queue, each with what failed."""
+    refused: list[tuple[Decision, BaseException]] = []
+    count = len(decisions)
+    for decision in list(decisions):
+        topic_ids = {*decision.directories.values(), *map(topic_of, decision.records)}
+        found = next((t for t in topic_ids if t is not None and t in failed), None)
+        if found is not None:
+            decisions.remove(decision)
+            refused.append((decision, failed[found]))
+    assert len(decisions) + len(refused) == count
+    return refused
+
+
+def why(error: BaseException) -> str:
+    """What failed, in the system's words where it has some."""
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

@@ -33,13 +33,12 @@ from quiverlog.errors import (
 )
 from quiverlog.limits import RAFT_APPEND_BYTES_MAX
 from quiverlog.node.admission import Admission
-from quiverlog.node.decision import Decision, Directories, names_created
+from quiverlog.node.decision import Decision, Directories, names_created, take_refused, why
 from quiverlog.node.directory_jobs import MadeDirectories
 from quiverlog.node.effects import Job
 from quiverlog.node.jobs import Jobs, Starter, Then
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.quorum import Quorum
-from quiverlog.node.quorum_parts import reason
 from quiverlog.node.wakeups import Watched
 from quiverlog.types import Now
 
@@ -104,6 +103,11 @@ class Decisions(Watched):
         self._owed: deque[list[Record]] = deque()
         self.image = Image(topic_defaults)
         self.pending = Image(topic_defaults)
+
+    @property
+    def idle(self) -> bool:
+        """True when no decision is under way."""
+        return not self._busy and not self._queue
 
     # --- deciding ------------------------------------------------------------------------------
     def propose(
@@ -192,11 +196,7 @@ class Decisions(Watched):
         self._making = False
         failed: Mapping[bytes, BaseException]
         if error is not None:
-            failed = {
-                topic_id: error
-                for decision in self._logging
-                for topic_id in decision.directories.values()
-            }
+            failed = {t: error for one in self._logging for t in one.directories.values()}
         else:
             assert isinstance(result, MadeDirectories)
             failed = result.failed
@@ -212,14 +212,7 @@ class Decisions(Watched):
 
     def _refuse(self, failed: Mapping[bytes, BaseException], now: Now) -> None:
         """Refuse the decisions about topics whose directories cannot be made."""
-        refused: list[tuple[Decision, BaseException]] = []
-        for decisions in (self._logging, self._queue):
-            for decision in list(decisions):
-                topic_ids = {*decision.directories.values(), *map(topic_of, decision.records)}
-                found = next((t for t in topic_ids if t is not None and t in failed), None)
-                if found is not None:
-                    decisions.remove(decision)
-                    refused.append((decision, failed[found]))
+        refused = [*take_refused(self._logging, failed), *take_refused(self._queue, failed)]
         self._reset_pending([record for one, _ in refused for record in one.records])
         for decision, error in refused:
             self._failed.append(decision)
@@ -243,7 +236,7 @@ class Decisions(Watched):
         self._fail(error, now)
 
     def _tell(self, decision: Decision, error: BaseException | None, now: Now) -> None:
-        """It holds, or has failed: tell who proposed it, and who waits for that."""
+        """The decision holds, or has failed: tell who proposed it, and who waits for that."""
         for name in names_created(decision.records):
             self._creating[name] -= 1
             if not self._creating[name]:
@@ -272,13 +265,13 @@ class Decisions(Watched):
         elif not isinstance(error, QuiverlogError):
             if not isinstance(error, OSError):
                 self._outbox.internal_error("logging a decision", error)
-            return StorageFault(f"the decision cannot be made durable: {reason(error)}.")
+            return StorageFault(f"the decision cannot be made durable: {why(error)}.")
         return error
 
     def _tell_failed(self, error: BaseException, now: Now) -> None:
         if self._failed and not isinstance(error, NotController):
-            why = str(error)
-            self._outbox.log("error", "decisions not durable", count=len(self._failed), why=why)
+            count = len(self._failed)
+            self._outbox.log("error", "decisions not durable", count=count, why=str(error))
         while self._failed:
             self._tell(self._failed.popleft(), error, now)
 

@@ -116,6 +116,7 @@ def _topic_metadata(broker: Broker, topic: TopicImage) -> paging.Making[m.TopicM
         compression=topic.config.compression,
     )
     if metadata.image.version == version:
+        assert len(partitions) == len(topic.partitions)
         metadata.remember(made)
     return made
 

@@ -76,6 +76,7 @@ class CreateDirectoriesJob:
                 with contextlib.suppress(OSError, QuiverlogError):
                     self._directory.remove_partition(name)
         new = {name: t for t, names in made.items() if t not in failed for name in names}
+        assert new.keys() <= self._owners.keys(), "made for those who asked"
         return MadeDirectories(new, failed)
 
 
@@ -182,6 +183,8 @@ class OpenJob:
             # The first append must not wait for the newest segment's index.
             log.complete_load(load, load.run())
         log.load_newest_time()
+        assert log.flushed_offset == log.log_end_offset, "readers see what no power loss takes"
+        assert log.log_start_offset <= log.log_end_offset
         return OpenedReplica(log, producers)
 
 
@@ -206,6 +209,7 @@ class OpenManyJob:
                 found.append(job.run())
             except Exception as error:
                 found.append(error)
+        assert len(found) == len(self._jobs), "each log has its result"
         return found
 
 

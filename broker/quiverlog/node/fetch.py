@@ -83,6 +83,7 @@ class FetchWaiter(Waiter):
             size = answer.response.partitions[index].batch_bytes
             self.byte_count += size - self.sizes[index]
             self.sizes[index] = size
+            assert self.byte_count >= 0
             replica = led(entry.topic_id, entry.partition)
             if replica is None:
                 continue  # Its result is an error, which ends the wait.
@@ -121,6 +122,8 @@ class FetchWaiter(Waiter):
                     yield None
                 if self.done:
                     return
+            assert answer.complete
+            assert self.byte_count == sum(self.sizes)
             self.looking = False
             if final or answer.enough() or call.now.mono_us >= self.deadline_us:
                 self._answer(answer)
@@ -132,6 +135,7 @@ class FetchWaiter(Waiter):
 
     def wake(self, indexes: Sequence[int], now: Now) -> None:
         """Look at the entries that changed, and answer when all entries together have enough."""
+        assert not self.done, "nobody wakes who has an answer"
         if self.looking:
             self.missed.update(indexes)
             return
@@ -163,6 +167,7 @@ class FetchWaiter(Waiter):
 
     def expire(self, now: Now) -> None:
         """The deadline has come: answer with what there is."""
+        assert not self.done
         if self.looking:
             # Its rows are on their way: a read of a disk takes a moment, not for ever.
             self.deadline_us = 0

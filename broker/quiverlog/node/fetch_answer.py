@@ -129,6 +129,7 @@ class FetchAnswer:
             self.body.extend(views)
             self.byte_count += result.batch_bytes
             self.rows.append((replica, result.batch_bytes, _rows_from(views, entry.offset)))
+            assert self.byte_count <= self._bytes_max or len(self.rows) == 1
 
     @property
     def complete(self) -> bool:
@@ -213,6 +214,7 @@ def _read_replica(
     state = replica.state
     log = replica.log
     high_watermark = state.high_watermark
+    assert high_watermark <= log.log_end_offset
     result.leader_epoch = state.leader_epoch
     result.log_start_offset = log.log_start_offset
     result.high_watermark = high_watermark
@@ -226,6 +228,7 @@ def _read_replica(
     end = high_watermark
     if 0 <= entry.end_offset < end:
         end = entry.end_offset
+    assert end <= high_watermark, "nobody sees rows that may vanish"
     if entry.offset >= end or bytes_max <= 0:
         return []
     return log.read(
@@ -246,6 +249,8 @@ def _check_divergence(
     elif epoch == entry.last_epoch and end_offset >= entry.offset:
         return
     result.diverging_epoch = epoch
+    assert 0 <= end_offset <= replica.log.log_end_offset
+    assert epoch <= replica.state.leader_epoch, "the log has no epoch of the future"
     result.diverging_end_offset = min(end_offset, entry.offset)
     raise LogTruncated(
         f"{replica.name}: the row before offset {entry.offset} was read under leader epoch"
@@ -274,4 +279,6 @@ def _rows_from(views: list[memoryview], offset: int) -> int:
     while at + total < len(tail):
         at += total
         total = peek(tail, at)[2]
-    return BatchHeader.unpack(tail, at).next_offset - max(offset, base_offset)
+    rows = BatchHeader.unpack(tail, at).next_offset - max(offset, base_offset)
+    assert rows > 0, "what is read has the row that was asked for, or later ones"
+    return rows

@@ -87,6 +87,7 @@ class FlushQueue:
 
     def put(self, replica: Replica) -> None:
         """Queue it: for all who ask for it, or for the background. May be called again."""
+        assert replica not in self._under_way, "the next flush waits for the one under way"
         askers = self._askers.get(replica)
         if askers is None:
             self._background[replica] = None
@@ -115,6 +116,8 @@ class FlushQueue:
         return self._take(next(iter(self._background)), BACKGROUND) if background else None
 
     def _take(self, replica: Replica, asker: int) -> Replica:
+        assert replica not in self._under_way, "a log has one flush at a time"
+        assert len(self._under_way) < self._in_flight_max
         self._taken += 1
         self._in_a_row = self._in_a_row + 1 if asker == self._last_asker else 0
         self._last_asker = asker
@@ -123,13 +126,15 @@ class FlushQueue:
         return replica
 
     def takes_long(self, replica: Replica) -> None:
-        """Its flush, which is under way, takes long."""
+        """The replica's flush, which is under way, takes long."""
+        assert replica in self._under_way
         self._long[replica] = self._under_way[replica]
 
     def done(self, replica: Replica) -> None:
-        """Its flush is not under way any more. May be called again."""
+        """The replica's flush is not under way any more. May be called again."""
         self._under_way.pop(replica, None)
         self._long.pop(replica, None)
+        assert len(self._long) <= len(self._under_way)
 
     def drop(self, replica: Replica) -> None:
         """Take a replica out of all queues."""

@@ -101,6 +101,7 @@ class Flushes:
         """Rows were appended: they are flushed in the background if nobody asks before."""
         if replica.flush_queued or replica.fault is not None:
             return
+        assert not replica.deleted
         due_us = replica.log.flush_due_us()
         if due_us == 0:
             self._enqueue(replica)
@@ -124,10 +125,17 @@ class Flushes:
             if taken.deleted or taken.fault is not None:
                 self._queue.done(taken)
             else:
-                self._start(taken, now)
+                try:
+                    self._start(taken, now)
+                except Exception:
+                    if not taken.flush_running:
+                        self._queue.done(taken)  # Or its place would be nobody's for ever.
+                    raise
 
     def _start(self, replica: Replica, now: Now) -> None:
         assert not replica.flush_running
+        assert not replica.deleted
+        assert replica.fault is None, "a second fsync that succeeds would prove nothing"
         self._due.pop(replica, None)
         self._retry.pop(replica, None)
         # Nobody waits: there is time to write down how far the next start need not look.
@@ -163,6 +171,7 @@ class Flushes:
         if replica.flush_running:
             replica.flush_running = False
             replica.jobs_running -= 1
+            assert replica.jobs_running >= 0
             self._queue.done(replica)
         if replica.deleted:
             return
@@ -173,6 +182,7 @@ class Flushes:
             return
         assert isinstance(result, FlushResult)
         flushed_offset = replica.log.complete_flush(job, result)
+        assert flushed_offset >= replica.state.flushed_offset, "what is flushed stays flushed"
         self._metrics.syncs_completed += 1
         if replica.state.flushed(flushed_offset):
             self._wakeups.changed(replica)

@@ -84,6 +84,7 @@ class Jobs:
         job, then, urgency = self._waiting.pop(id(event.job))
         assert job is event.job
         self._running[urgency] -= 1
+        assert self._running[urgency] >= 0
         try:
             then(event.result, event.error, now)
         except Exception as error:
@@ -98,5 +99,6 @@ class Jobs:
             job, then = queue.popleft()
             assert id(job) not in self._waiting, "a job is run once"
             self._running[urgency] += 1
+            assert self._running[urgency] <= urgency.at_once
             self._waiting[id(job)] = (job, then, urgency)
             self._outbox.emit(StartJob(job))

@@ -85,6 +85,7 @@ def _start_in(broker: Broker, directory: DataDirectory, now: Now) -> None:
     _remove_leftovers(broker)
     disk_space(broker, broker.disk.free_bytes(config.data_dir), now)
     broker.admission.enter(Phase.STARTING)
+    assert not broker.replicas, "no log is open before the records of the start are logged"
     broker.assignment.reconcile(image, image.topics_by_id, now, clean=directory.clean)
 
 
@@ -174,6 +175,8 @@ def run_if_started(broker: Broker, now: Now) -> None:
     """Every partition is open, or known not to be: serve."""
     if broker.assignment.opening:
         return
+    assert broker.admission.phase is Phase.STARTING
+    assert not broker.clients.accounts, "nobody may ask before the start is complete"
     broker.admission.enter(Phase.RUNNING)
     broker.retention.start(now)
     broker.outbox.log(

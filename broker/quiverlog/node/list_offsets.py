@@ -67,6 +67,7 @@ class OffsetsWaiter(Waiter):
 
     def wake(self, indexes: Sequence[int], now: Now) -> None:
         """`index` -1: the metadata changed."""
+        assert not self.done, "nobody wakes who has an answer"
         if self.looking:
             self.missed.update(indexes)
         elif _takes_steps(self.request):
@@ -83,6 +84,7 @@ class OffsetsWaiter(Waiter):
 
     def expire(self, now: Now) -> None:
         """The deadline has come: answer with what there is."""
+        assert not self.done
         if self.looking:
             self.deadline_us = 0
         elif _takes_steps(self.request):
@@ -224,7 +226,9 @@ def _fill_offset(
             _check_current(replica)
             return
         result.offset, result.timestamp_us = found
+    assert result.offset <= state.high_watermark, "nobody learns of rows that may vanish"
     result.leader_epoch = _epoch_before(replica, result.offset)
+    assert result.leader_epoch <= state.leader_epoch
 
 
 def _check_current(replica: Replica) -> None:

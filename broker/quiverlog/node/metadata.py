@@ -203,7 +203,9 @@ class Metadata(Decisions):
         before = self.image
         self.image, self.pending = Image(before.defaults), Image(before.defaults)
         for image in (self.image, self.pending):
-            image.replay_entry(records, version=snapshot.meta.index)
+            if records:
+                image.replay_entry(records)
+            image.version = snapshot.meta.index
         self.cache.clear()
         if self._serving:
             now_there = self.image.topics_by_id

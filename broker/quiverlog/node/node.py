@@ -69,7 +69,9 @@ _PROTOCOL_ERRORS: Final = (
 )  # fmt: skip
 """After one of these the connection is closed: its bytes can no longer be trusted."""
 
-_RUNNING: Final = Phase.RUNNING  # Looking a member up in its enum costs more than the comparison.
+# Looking a member up in its enum costs more than the comparison.
+_RUNNING: Final = Phase.RUNNING
+_STARTING: Final = Phase.STARTING
 _AT_ONCE_US: Final = 0
 """A deadline that has passed."""
 
@@ -121,6 +123,7 @@ class Node:
             m.DescribeRangesRequest: offsets.handle_describe_ranges,
         }
         assert len(self._handlers) + len(self._steps_handlers) == len(APIS)
+        assert not self._handlers.keys() & self._steps_handlers.keys(), "one handler each"
 
     # --- from outside --------------------------------------------------------------------------
     def start(self, now: Now) -> list[Effect]:
@@ -179,15 +182,17 @@ class Node:
             due_us = broker.peers.next_us()
             if due_us is not None and (earliest is None or due_us < earliest):
                 earliest = due_us
-            if broker.admission.phase is _RUNNING:
+            phase = broker.admission.phase
+            if phase is _RUNNING or phase is _STARTING:
+                due_us = broker.assignment.next_us()
+                if due_us is not None and (earliest is None or due_us < earliest):
+                    earliest = due_us
+            if phase is _RUNNING:
                 due_us = broker.retention.next_us
                 if earliest is None or due_us < earliest:
                     earliest = due_us
                 due_us = broker.quorum.next_us
                 if due_us < earliest:
-                    earliest = due_us
-                due_us = broker.assignment.next_us()
-                if due_us is not None and due_us < earliest:
                     earliest = due_us
         except Exception as error:
             broker.outbox.internal_error("looking for the next deadline", error)
@@ -277,6 +282,7 @@ class Node:
         if broker.admission.phase is Phase.RUNNING:
             self._guarded(broker.quorum.tick, now)
             self._guarded(broker.retention.run, now)
+        if broker.admission.phase in (Phase.RUNNING, Phase.STARTING):
             self._guarded(broker.assignment.tick, now)
 
     def _expire(self, waiters: list[Waiter], now: Now) -> None:
@@ -318,6 +324,7 @@ class Node:
         held_bytes = waiting_bytes(event)
         broker.tasks.check_room(event.connection_id, held_bytes)
         call = Call(event.connection_id, event.request, now, held_bytes=held_bytes)
+        assert call.held_bytes > 0, "a request that waits takes memory"
         try:
             steps = self._steps_handlers[type(event.request)](broker, call)
         except Exception:

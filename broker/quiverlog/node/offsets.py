@@ -79,6 +79,8 @@ def _fill_epoch_end(
     if entry.epoch < 0:
         raise InvalidRequest(f"{entry.epoch} is no leader epoch.")
     result.epoch, result.end_offset = replica.log.epochs.end_offset_for(entry.epoch)
+    assert result.epoch <= replica.state.leader_epoch
+    assert result.end_offset <= replica.log.log_end_offset
 
 
 def handle_describe_ranges(broker: Broker, call: Call) -> Steps:
@@ -120,6 +122,8 @@ def _fill_range(
             cold_ok=False,
             just_read=loaded.reads,
         )
+        assert start <= result.end_offset <= end
+        assert result.byte_count >= 0
 
 
 # --- DELETE_RECORDS -----------------------------------------------------------------------------
@@ -162,6 +166,7 @@ def _delete_some(
             try:
                 replica = broker.replica(entry.topic_id, entry.partition)
                 highest = max(highest, _check_delete(replica, entry.before_offset))
+                assert highest <= replica.state.high_watermark
                 good.append(result)
             except Exception as error:
                 fail_entry(broker.lookup, replica, result, error)
@@ -173,6 +178,7 @@ def _delete_some(
         for result in good:
             assert replica is not None
             result.log_start_offset = replica.state.log_start_offset
+    assert len(trims) == len(waiting)
     if not trims:
         yield None
         return

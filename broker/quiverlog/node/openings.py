@@ -37,6 +37,14 @@ Key = tuple[bytes, int]
 
 _JOBS_IN_FLIGHT_MAX: Final = 4
 """Enough for the threads, few enough that a cold read does not stand behind thousands of logs."""
+_QUICK_US: Final = 500
+"""A log that is opened in less has not waited for its disk. Several such jobs at once would only
+take the interpreter from each other, at each of some thirty system calls, and take half as long
+again. So they follow each other, until one that had the interpreter for itself was slower."""
+_PATIENCE_US: Final = 50_000
+"""A job that is not back after so long is slow."""
+_SIDE_BY_SIDE: Final = 16
+"""So many jobs run side by side before the next one is timed alone."""
 _PER_JOB_MAX: Final = 16
 """Opening a log takes less than waking a thread and the loop for it."""
 _NEW_PER_TICK: Final = 4
@@ -89,6 +97,8 @@ class Openings:
         "_of_topic",
         "_options",
         "_queue",
+        "_side_by_side",
+        "_slow_us",
         "_stopped",
         "_taker",
         "_watchers",
@@ -108,6 +118,8 @@ class Openings:
         self._disk = disk
         self._jobs = jobs
         self._jobs_in_flight = 0
+        self._side_by_side = 0  # So many more jobs may run beside others.
+        self._slow_us: int | None = None  # When the one job under way counts as slow.
         self._taker = taker
         self._find_topic = find_topic
         self._options: LogOptions = {
@@ -125,10 +137,9 @@ class Openings:
         self._watchers: dict[bytes, list[Then]] = {}
         self._stopped = False
 
-    @property
-    def busy(self) -> bool:
-        """True when the next tick has logs to make."""
-        return bool(self._new)
+    def next_us(self) -> int | None:
+        """When the next tick has logs to make, or jobs to start; 0: at once."""
+        return 0 if self._new else self._slow_us if self._queue else None
 
     def load(self, directory: DataDirectory) -> None:
         """The partitions lie there."""
@@ -143,10 +154,16 @@ class Openings:
         self._of_topic[key[0]] += 1
         self._ids_of_name.setdefault(opening.name.topic, set()).add(key[0])
         (self._new if opening.new else self._queue).append(key)
+        assert self._of_topic[key[0]] > 0
+        assert len(self._new) + len(self._queue) <= len(self.under_way)
 
     def start_jobs(self, now: Now) -> None:
         """Have the next logs opened, as many as may be under way at once."""
+        if self._slow_us is not None and self._slow_us <= now.mono_us:
+            self._slow_us, self._side_by_side = None, _SIDE_BY_SIDE
         while self._queue and self._jobs_in_flight < _JOBS_IN_FLIGHT_MAX:
+            if self._jobs_in_flight and not self._side_by_side:
+                break
             parts: list[_Part] = []
             # One by one where there are few, which may take long to recover.
             for _ in range(min(_PER_JOB_MAX, 1 + len(self._queue) // _JOBS_IN_FLIGHT_MAX)):
@@ -154,9 +171,16 @@ class Openings:
                 if not self._queue:
                     break
             if parts:
+                is_timed = not (self._side_by_side or self._jobs_in_flight)
+                if is_timed:
+                    self._slow_us = now.mono_us + _PATIENCE_US
+                elif self._side_by_side:
+                    self._side_by_side -= 1
                 self._jobs_in_flight += 1
+                assert self._jobs_in_flight <= _JOBS_IN_FLIGHT_MAX
                 job = OpenManyJob([part.job for part in parts])
-                self._jobs.start(job, partial(self._back, [job], deque(parts)))
+                quick_us = now.mono_us + _QUICK_US * len(parts) if is_timed else None
+                self._jobs.start(job, partial(self._back, [job], deque(parts), quick_us))
 
     def tick(self, now: Now) -> None:
         """Make the next logs of new partitions."""
@@ -179,14 +203,16 @@ class Openings:
                 self._ended(key, now)
 
     def _add_part(self, parts: list[_Part], key: Key, topic: TopicImage, now: Now) -> None:
+        opening = self.under_way[key]
+        name = str(opening.name)
         job = OpenJob(
             self._disk,
-            self._path(key),
+            self._directory.partition_path(name),
             log_config(topic.config),
             now,
-            clean=self.under_way[key].clean,
+            clean=opening.clean,
             epoch_newest=topic.partitions[key[1]].leader_epoch,
-            known=self._directory.written.get(str(self.under_way[key].name)),
+            known=self._directory.written.get(name),
             **self._options,
         )
         parts.append(_Part(key, topic, job))
@@ -195,17 +221,28 @@ class Openings:
         self,
         jobs: list[OpenManyJob],
         parts: deque[_Part],
+        quick_us: int | None,
         result: object,
         error: BaseException | None,
         now: Now,
     ) -> None:
-        """A job is back; called again with an error after a failure of ours (see `Jobs`)."""
+        """A job is back; called again with an error after a failure of ours (see `Jobs`).
+
+        Args:
+            quick_us: one that ran alone was quick if it is back by then; None: it did not.
+        """
         if jobs:
             jobs.pop()
             self._jobs_in_flight -= 1
+            assert self._jobs_in_flight >= 0
+            if quick_us is not None:
+                self._slow_us = None
+                if now.mono_us > quick_us:
+                    self._side_by_side = _SIDE_BY_SIDE
         found: list[OpenedReplica | Exception | BaseException]
         if error is None:
             assert isinstance(result, list)
+            assert len(result) == len(parts), "each log of a job has its result"
             found = result
         else:
             found = [error] * len(parts)
@@ -244,6 +281,7 @@ class Openings:
 
     def stop(self, now: Now) -> None:
         """Open no more partitions, whatever is decided from now on: the next start does."""
+        assert not self._stopped
         self._stopped = True
         left = [*self._queue, *self._new]
         self._queue.clear()
@@ -291,6 +329,7 @@ class Openings:
 
     def _ended(self, key: Key, now: Now) -> None:
         opening = self.under_way.pop(key)
+        assert self._of_topic[key[0]] > 0, "an opening ends once"
         self._of_topic[key[0]] -= 1
         if not self._of_topic[key[0]]:
             del self._of_topic[key[0]]
@@ -298,5 +337,6 @@ class Openings:
             ids.remove(key[0])
             if not ids:
                 del self._ids_of_name[opening.name.topic]
+            assert self.under_way or not self._ids_of_name, "names of what is under way"
             for then in self._watchers.pop(key[0], ()):
                 then(None, None, now)

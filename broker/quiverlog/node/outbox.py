@@ -56,6 +56,6 @@ class Outbox:
         self.effects.append(LogLine("error", "internal error", {"during": where, "trace": trace}))
 
     def take(self) -> list[Effect]:
-        """What has gathered since the last call."""
+        """The effects that have gathered since the last call."""
         effects, self.effects = self.effects, []
         return effects

@@ -60,6 +60,7 @@ def by_name(
         if not paged:
             check_fits(byte_count)
         elif entries and byte_count > REPLY_PAGE_BYTES:
+            assert first_name is None or name > first_name, "pages go on"
             return entries, name
         entries.append(entry)
         if byte_count - yielded_at >= _STEP_BYTES:
@@ -94,6 +95,7 @@ def schema_page(records: Sequence[SchemaRecord], first_id: int) -> tuple[list[Sc
             continue
         byte_count += len(record.schema) + _SCHEMA_OVERHEAD_BYTES
         if page and byte_count > REPLY_PAGE_BYTES:
+            assert record.schema_id > first_id, "pages go on"
             return page, record.schema_id
         page.append(record)
     return page, 0
@@ -109,4 +111,5 @@ def newest_schemas(records: Sequence[SchemaRecord]) -> list[SchemaRecord]:
             break
         newest.append(record)
     newest.reverse()
+    assert bool(newest) == bool(records), "the newest one, however large"
     return newest

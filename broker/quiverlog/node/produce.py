@@ -160,6 +160,7 @@ def admit_all(
                 raise entry.error
             assert replica is not None
             end_offset = _admit(broker, replica, entry, result, now)
+            assert end_offset > 0, "an entry that is admitted has rows"
         except QuiverlogError as error:
             fail_result(result, error)
             broker.metrics.batches_refused += 1
@@ -187,6 +188,7 @@ def _checked(
     """The job is back: admit the entries, if nothing has changed meanwhile; then the next."""
     if held.checked:
         return  # Called again after a bug of ours, which was answered.
+    assert len(checked) == len(held.request.partitions)
     held.checked = True
     try:
         if error is not None:
@@ -207,6 +209,8 @@ def take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
     """Take the produces behind a finished one, up to one whose check takes long."""
     following = broker.held_produces.release(held)
     while following is not None:
+        assert following.connection_id == held.connection_id, "a line is one connection's"
+        assert not following.checked
         if following.begin is not None:
             following.begin(now)
             return
@@ -273,6 +277,7 @@ def _admit(
         base_offset = known
         result.duplicate = True
         broker.metrics.batches_deduplicated += 1
+    assert base_offset + row_count <= state.log_end_offset + replica.admitted_rows
     result.base_offset = base_offset
     result.row_count = row_count
     result.durability = entry.level

@@ -36,10 +36,12 @@ class ProducerIds:
     def block_added(self, record: ProducerIdBlockRecord) -> None:
         """A block is ours to give out."""
         start = record.next_producer_id - PRODUCER_ID_BLOCK
+        assert start >= self._end, "blocks are not given out twice"
         if self.exhausted:
             self.next, self._end = start, record.next_producer_id
         elif start == self._end:
             self._end = record.next_producer_id
+        assert not self.exhausted
 
     def take(self) -> int:
         """An id that nobody had before."""

@@ -166,9 +166,11 @@ class Purgatory:
             _count(self._entries, account, waiter.entry_count)
         self._by_connection.setdefault(waiter.connection_id, {})[waiter] = None
         self.add(waiter)
+        assert self.parked <= self.live
 
     def add(self, waiter: Waiter) -> None:
         """Wait until `waiter.deadline_us` (monotonic), whatever becomes of the connection."""
+        assert not waiter.done
         self._sequence += 1
         self.live += 1
         heap = self._heap
@@ -186,6 +188,7 @@ class Purgatory:
         assert not waiter.done
         waiter.done = True
         self.live -= 1
+        assert self.live >= self.parked - bool(waiter.accounts), "long polls wait, and produces"
         if waiter.accounts:
             self._unpark(waiter)
 
@@ -199,6 +202,9 @@ class Purgatory:
         del mine[waiter]
         if not mine:
             del self._by_connection[waiter.connection_id]
+        assert self.parked >= 0
+        assert self.parked or not self.parked_entries
+        assert self.parked or not (self._polls or self._entries or self._by_connection)
 
     def answer(self, waiter: Waiter, response: Response, body: Sequence[memoryview] = ()) -> None:
         """Answer a waiter and take it out."""

@@ -43,8 +43,9 @@ from quiverlog.core.raft.outbox import Write
 from quiverlog.core.raft.raft import Raft, Ready
 from quiverlog.core.raft.snapshots import SnapshotRead
 from quiverlog.errors import NotController, QuiverlogError, StorageFault, ThrottledBroker
+from quiverlog.node.decision import why
 from quiverlog.node.jobs import Urgency
-from quiverlog.node.quorum_parts import InlineRunner, Runner, StateMachine, reason, traceback_of
+from quiverlog.node.quorum_parts import InlineRunner, Runner, StateMachine, traceback_of
 from quiverlog.storage.quorum_items import Snapshot
 from quiverlog.storage.quorum_jobs import Chunk, SnapshotJob, WriteJob, Written
 from quiverlog.storage.quorum_log import QuorumLog
@@ -176,7 +177,7 @@ class Quorum:
 
     @property
     def is_leading(self) -> bool:
-        """True while the machine was told that it leads, and was not interrupted since."""
+        """True from `leads` to `interrupted`."""
         return self._told_term != 0
 
     def check_leading(self, now: Now) -> bool:
@@ -286,8 +287,7 @@ class Quorum:
             self._start_read(read)
         if ready.restore is not None:
             restored, self._restored = self._restored, None
-            assert restored is not None
-            assert restored.meta == ready.restore
+            assert restored is not None and restored.meta == ready.restore  # noqa: PT018
             self.applied_index = restored.meta.index
             self._machine.restore(restored, now)
         for entry in ready.committed:
@@ -331,7 +331,7 @@ class Quorum:
             return
         self.raft.fail(now.mono_us)
         if out_of_service and not isinstance(error, QuiverlogError):
-            error = StorageFault(f"the decision cannot be made durable: {reason(error)}.")
+            error = StorageFault(f"the decision cannot be made durable: {why(error)}.")
         self._error = error
         self._retry_us = _NEVER if out_of_service else now.mono_us + _RETRY_US
         self._told_term = 0
@@ -378,7 +378,7 @@ class Quorum:
         else:
             out_of_service = self._log.fail_snapshot(job, error)
             level = "error" if out_of_service else "warning"
-            self._report(level, "metadata log not compacted", reason(error))
+            self._report(level, "metadata log not compacted", why(error))
         self._machine.captured(now)
         if error is not None and out_of_service:
             self._stop(error, now, out_of_service=True)
@@ -395,6 +395,6 @@ class Quorum:
             return  # It began anew, and with it the transfer.
         chunk = result if isinstance(result, Chunk) else Chunk(None, False)
         if error is not None:
-            self._report("error", "a snapshot of the metadata cannot be read", reason(error))
+            self._report("error", "a snapshot of the metadata cannot be read", why(error))
         raft.chunk_read(read, chunk.data, chunk.done, now.mono_us)
         self.go_on(now)

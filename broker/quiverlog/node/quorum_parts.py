@@ -17,7 +17,7 @@ from quiverlog.node.jobs import Then, Urgency
 from quiverlog.storage.quorum_items import Snapshot
 from quiverlog.types import Now
 
-__all__ = ["Dice", "InlineRunner", "Runner", "StateMachine", "reason", "traceback_of"]
+__all__ = ["Dice", "InlineRunner", "Runner", "StateMachine", "traceback_of"]
 
 
 class StateMachine(Protocol):
@@ -33,7 +33,7 @@ class StateMachine(Protocol):
         """This node decides from now on, and the machine knows all that was decided before."""
 
     def interrupted(self, error: BaseException, now: Now) -> None:
-        """It does not any more: what is proposed and not applied may be lost."""
+        """This node decides no more: what is proposed and not applied may be lost."""
 
     @property
     def may_be_captured(self) -> bool:
@@ -82,11 +82,6 @@ class Dice:
 
     def randrange(self, stop: int, /) -> int:
         return int.from_bytes(self._entropy(8), "big") % stop
-
-
-def reason(error: BaseException) -> str:
-    """An error in a few words."""
-    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
 def traceback_of(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from quiverlog.types import IsolationLevel
 __all__ = ["check_is_consumer", "check_isolation"]
 
 _ISOLATION_LEVELS: Final = frozenset(map(int, IsolationLevel))
-"""They show the same rows as long as there are no transactions."""
+"""Both levels show the same rows as long as there are no transactions."""
 _CONSUMER: Final = -1
 
 

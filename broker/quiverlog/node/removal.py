@@ -72,6 +72,11 @@ class Removal:
         """Remove these soon."""
         for replica in replicas:
             assert replica.deleted
+            older = self._queue.pop(str(replica.name), None)
+            if older is not None:
+                # Its files went when the name's directory became the newer topic's.
+                assert older.jobs_running == 0, "see check_free"
+                self._close_log(older)
             self._queue[str(replica.name)] = replica
 
     def add_unopened(self, name: str, topic_id: bytes) -> None:
@@ -97,6 +102,7 @@ class Removal:
             found.append(replica)
         owners = {str(replica.name): replica.topic.topic_id for replica in found}
         for replica in found:
+            assert replica.jobs_running == 0, "files go when no job uses them"
             del self._queue[str(replica.name)]
             self._close_log(replica)
         for name in list(itertools.islice(self._unopened, _SLICE - len(owners))):
@@ -110,6 +116,7 @@ class Removal:
         if self._slices_left is not None:
             self._slices_left -= 1
             assert self._slices_left >= 0
+        assert len(owners) <= _SLICE
         self._jobs.start(job, partial(self._done, len(owners)), Urgency.BACKGROUND)
 
     def _done(self, count: int, _result: object, error: BaseException | None, now: Now) -> None:

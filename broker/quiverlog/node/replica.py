@@ -10,6 +10,8 @@ the log from what the disk really holds.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.configs import TopicConfig
 from quiverlog.core.controller.image import TopicImage
@@ -25,6 +27,7 @@ from quiverlog.types import Now, TopicPartition
 __all__ = ["Replica", "log_config"]
 
 
+@lru_cache(256)
 def log_config(config: TopicConfig) -> LogConfig:
     """The part of a topic's configuration that its logs need."""
     return LogConfig(
@@ -120,6 +123,7 @@ class Replica(Watched):
         except Exception:
             self._stage_again(now)
             raise
+        assert offset > base_offset, "batches have rows"
         self.admitted_bytes += byte_count
         self.admitted_rows = offset - self.state.log_end_offset
         self.admitted.extend(batches)
@@ -132,6 +136,7 @@ class Replica(Watched):
         for header, _ in self.admitted:
             self.producers.stage(header, offset, now.wall_us)
             offset += header.row_count
+        assert offset == self.state.log_end_offset + self.admitted_rows
 
     def drop_admitted(self) -> None:
         """Drop the admitted batches: they are not appended after all."""
@@ -163,6 +168,7 @@ class Replica(Watched):
             self.producers.drop_staged()
             raise
         assert base_offset == state.log_end_offset
+        assert self.log.log_end_offset == base_offset + rows, "the log has what was admitted"
         self.producers.commit_staged()
         counters = self.counters
         counters.bytes_in += byte_count
@@ -187,4 +193,5 @@ class Replica(Watched):
             end_offset = self.log.append_copied(batches, now)
         except OSError as error:
             raise StorageFault(f"{self.name}: append failed: {error}.") from error
+        assert end_offset == self.log.log_end_offset
         state.appended(end_offset)

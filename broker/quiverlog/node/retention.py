@@ -119,6 +119,7 @@ class Retention:
             looked += 1
             here = replica.state.leads and not replica.deleted
             cost += self._look(replica, believed, Loaded()) if here else 1
+        assert cost >= looked, "each costs something, so a slice ends"
         del self._todo[:looked]
         # So that a round takes one period.
         looked = max(looked, 1)
@@ -187,6 +188,7 @@ class Retention:
     ) -> None:
         if replica.deleted:
             return  # Its rows are gone with its topic, which was said.
+        assert replica.log.log_start_offset >= start_before, "a log's start never goes back"
         if error is not None:
             self._failed(replica, error)
             return

@@ -97,6 +97,7 @@ class Staging:
         except Exception as error:
             self._abandon(produces, error)
             return
+        assert not self.appending
         for staged in produces:
             try:
                 self._answer(staged, errors, now)
@@ -113,6 +114,7 @@ class Staging:
         appending, self.appending = self.appending, {}
         for replica in appending:
             replica.drop_admitted()
+            assert not replica.admitted
         for staged in produces:
             self._fail(staged, error)
 
@@ -144,6 +146,7 @@ class Staging:
         waits = False
         ends: list[int] = []
         for replica, end_offset, result in staged.entries:
+            assert not replica.admitted, "all that was admitted is appended or refused"
             needed = self._needed(replica, end_offset, result, errors)
             ends.append(needed)
             if needed or replica.answers:
@@ -200,6 +203,7 @@ class Staging:
             self._purgatory,
             self._metrics,
         )
+        assert waiter.deadline_us > now.mono_us
         self._purgatory.add(waiter)
         return waiter
 

@@ -58,6 +58,10 @@ class TakenRows:
         assert first <= log_start_offset
         topic = self._topics.setdefault(name.topic, _Topic())
         before = topic.rows.get(name.partition)
+        if before is not None and before[1] != first:
+            # A client deleted rows in between, or there is a new topic of that name.
+            self._write(name.topic)
+            topic, before = self._topics.setdefault(name.topic, _Topic()), None
         topic.rows[name.partition] = (first if before is None else before[0], log_start_offset)
         topic.segments += segments
         topic.byte_count += byte_count
@@ -81,6 +85,8 @@ class TakenRows:
     def _write(self, name: str) -> None:
         topic = self._topics.pop(name)
         rows = topic.rows
+        assert rows
+        assert topic.chars <= TAKEN_CHARS_MAX
         self._outbox.log(
             "info",
             "retention took rows",

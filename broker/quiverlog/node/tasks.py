@@ -175,6 +175,7 @@ class Tasks:
         Args:
             bare: nothing was done for the request yet: see `Call`.
         """
+        assert call.steps is None, "a request is started once"
         call.steps = steps
         call.bare = bare
         self.live += 1
@@ -226,6 +227,7 @@ class Tasks:
 
     def _step(self, now: Now) -> int:
         """The next step of the task whose turn it is; what it was worth."""
+        assert len(self._ready) <= self.live, "all that go on are alive"
         call, value, error = self._ready.popleft()
         call.now = now
         call.cost = 1
@@ -268,6 +270,7 @@ class Tasks:
         self, call: Call, step: int, result: object, error: BaseException | None, now: Now
     ) -> None:
         # A continuation may be called again with an error (see `jobs`): only the first one counts.
+        assert call.step >= step
         if call.steps is not None and step == call.step:
             call.step += 1
             self._ready.append((call, result, error))
@@ -275,6 +278,7 @@ class Tasks:
     def _end(self, call: Call) -> None:
         if call.steps is not None:
             self.live -= 1
+            assert self.live >= 0
             call.steps.close()
             call.steps = None
             if call.on_end is not None:
@@ -283,6 +287,7 @@ class Tasks:
                 self.held_bytes -= call.held_bytes
                 self._held_by[call.connection_id] -= call.held_bytes
                 assert self.held_bytes >= 0
+                assert self._held_by[call.connection_id] >= 0
                 if not self._held_by[call.connection_id]:
                     del self._held_by[call.connection_id]
 
@@ -322,6 +327,7 @@ def gather(starters: Sequence[Starter], window: int, now: Now) -> Starter:
                 return
             outcomes[index] = Outcome(result, error)
             left -= 1
+            assert left >= 0
             if left:
                 start_next()
             else:

@@ -59,6 +59,7 @@ class TopicOrder:
 
     def wait(self, change: Change) -> Starter | None:
         """What to wait for before the next name may be decided; None: it may be, now."""
+        assert change.decided < len(change.names), "all of its names are decided"
         name = change.names[change.decided]
         for earlier in self._changes[change.connection_id]:
             if earlier is change:
@@ -78,6 +79,7 @@ class TopicOrder:
 
     def leave(self, change: Change, now: Now) -> None:
         """The change decides nothing more. May be called twice."""
+        assert change.decided <= len(change.names)
         mine = self._changes.get(change.connection_id)
         if mine is not None and change in mine:
             del mine[change]

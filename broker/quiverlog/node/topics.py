@@ -79,6 +79,7 @@ def _create_topics(
         yield from _wait_for_each(proposed)
         for result, _ in proposed:
             yield from _created(broker, call, result)
+    assert len(results) == len(request.topics), "a result for each"
     return m.CreateTopicsResponse(topics=results)
 
 
@@ -163,6 +164,7 @@ def _delete_topics(
         for result, _ in proposed:
             if not result.error_code:
                 broker.outbox.log("info", "topic deleted", topic=result.name)
+    assert len(results) == len(request.names), "a result for each"
     return m.DeleteTopicsResponse(topics=results)
 
 

@@ -51,6 +51,8 @@ class Trims:
             promised: a client is told that the rows are gone. What retention takes is not written
                 down before it frees a file, and nobody waits for it.
         """
+        assert offset >= 0
+        assert not replica.deleted
         waiting = self._under_way.get(replica)
         if waiting is not None:
             waiting.append((offset, then, promised))
@@ -83,6 +85,7 @@ class Trims:
             then(None, error, now)
             return
         replica.jobs_running -= 1
+        assert replica.jobs_running >= 0
         files: RemoveFilesJob | None = None
         if error is not None:
             replica.log.fail_trim(job, error)
@@ -95,6 +98,7 @@ class Trims:
         else:
             assert isinstance(result, TrimResult)
             files = replica.log.complete_trim(job, result)
+            assert replica.log.log_start_offset >= replica.state.log_start_offset
             self._start_moved(replica)
             if files is not None:
                 self._remove_files(replica, files)
@@ -133,6 +137,7 @@ class Trims:
         while replicas:
             replica = replicas.pop()
             replica.jobs_running -= 1
+            assert replica.jobs_running >= 0
             if error is not None:
                 # The next start removes them: they lie below the log start.
                 self._outbox.log(

@@ -67,13 +67,14 @@ class Wakeups:
         return bool(self._marked or self._round or self._changed)
 
     def changed(self, watched: Watched) -> None:
-        """Its readers may see something new, also when it is about to go."""
+        """The partition's readers may see something new, also when it is about to go."""
         if watched.waiters:
             self._changed[watched] = None
 
     def mark(self, waiter: Waiter, indexes: Iterable[int]) -> None:
         """Have a waiter look at its entries of these indexes."""
         self._marked.setdefault(waiter, {}).update(dict.fromkeys(indexes))
+        assert self._marked[waiter], "a marked reader has something to look at"
 
     def run(self, now: Now) -> None:
         """Mark and look at the next ones."""

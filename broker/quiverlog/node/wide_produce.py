@@ -57,6 +57,7 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
     if broker.purgatory.live >= broker.config.requests_waiting_max:
         raise ThrottledBroker
     held_produces = broker.held_produces
+    assert not broker.staging.is_last(request), "a wide produce is staged in parts"
     is_first = not held_produces.has_line(event.connection_id)
     held = held_produces.hold(event.connection_id, request, event.body)
     held.begin = partial(_begin, broker, held)
@@ -112,6 +113,7 @@ def _store(
     waiter = broker.staging.wait_for(held.connection_id, held.request, response, call.now)
     waiters.append(waiter)
     waiter.expect()
+    assert len(every) == len(response.partitions), "each entry was looked at"
     for part, checks in zip(parts, checked, strict=True):
         # A leader that changed, a topic that was deleted, a fault: looked at again.
         entries = produce.look(broker, part.request, part.body)

@@ -23,7 +23,6 @@ from quiverlog.server.connections import (
     Connection,
     ConnectionLimits,
     ConnectionTable,
-    overdue,
 )
 from quiverlog.server.context import ConnectionContext
 from quiverlog.server.descriptors import DescriptorPlan, plan_descriptors, raise_file_limit
@@ -133,6 +132,7 @@ class BrokerServer:
             QuiverlogError: the data directory cannot be used; the message says why.
         """
         assert self._node is None, "started twice"
+        self._collector.rest()
         if http is not None:
             await self._start_http(http)
         started = time.monotonic()
@@ -335,35 +335,20 @@ class BrokerServer:
             self._disk_watch.stop()
 
     def _check_connections(self) -> None:
-        limits = self._connections.limits
-        now_us = monotonic_us()
-
-        def check(connection: Connection) -> None:
-            state, sent_bytes = connection.state, connection.sent_bytes
-            waiting = connection.waiting_bytes
-            reason = overdue(state, limits, now_us, sent=sent_bytes, waiting=waiting)
-            if state.in_flight:
-                if reason is None and sent_bytes == state.looked_sent_bytes:
-                    reason = "gone" if connection.is_abandoned else None
-                state.looked_sent_bytes = sent_bytes
-            if reason is not None:
-                connection.abort(reason)
-                return
-            is_quiet = not (waiting or state.in_flight or state.frame_since_us)
-            if is_quiet and state.quiet_since_us == state.last_read_us:
-                return  # It holds what it held at the last look, like nearly all of ten thousand.
-            state.quiet_since_us = state.last_read_us if is_quiet else 0
-            connection.report()
-
-        self._all_connections("looking at a connection", check)
+        for error in self._connections.look(monotonic_us()):
+            self._failed("looking at a connection", error)
         self._log_control.write_left_out(self._log)
         self._metrics.lines_left_out = self._log_control.left_out_total
-        self._timers["connections"] = self._loop.call_later(limits.check_s, self._check_connections)
+        check_s = self._connections.limits.check_s
+        self._timers["connections"] = self._loop.call_later(check_s, self._check_connections)
 
     def _all_connections(self, during: str, act: Callable[[Connection], None]) -> None:
         """What is done to all connections is done to the others where one fails: a bug."""
         for error in self._connections.for_each(act):
-            self._on_exception(self._loop, {"message": during, "exception": error})
+            self._failed(during, error)
+
+    def _failed(self, during: str, error: Exception) -> None:
+        self._on_exception(self._loop, {"message": during, "exception": error})
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback raised, which is a bug: it goes no further than that connection or timer."""

@@ -1,19 +1,30 @@
 """The table of client connections, their limits, and the rules by which one is overdue.
 
-Owns the limits, the table and the verdict (`overdue`); pure, so that every rule is tested with a
-clock made of numbers. Closing an overdue connection is the protocol's work.
+Owns the limits, the table, which connections are looked at when, and the verdict (`overdue`); pure,
+so that every rule is tested with a clock made of numbers. Closing an overdue connection is the
+protocol's work.
 
 - `idle`: nothing was received, nothing is in flight, nothing waits to be sent.
 - `frame`: a request was begun (or nothing was ever received) and not finished in time (slow loris).
 - `write`: a reply waits, and the client has taken nothing of it for too long.
+
+One in which something is under way (`is_quiet` is false) is looked at every time. In a quiet one
+only bytes of its client or the passing of the idle limit change anything: it rests in the slot of
+the moment at which it could have been idle for too long, until bytes come (`stir`) or that slot is
+due. So ten thousand connections that say nothing cost a look nothing. Bytes do not take a
+connection out of its slot: when that is due, it gets a later one.
+
+Invariant: each connection of the table stirs, or rests in a slot that is due at most one slot after
+its idle limit has passed.
 
 Must not know: sockets, frames, the node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from quiverlog.server.config import BrokerConfig
@@ -70,7 +81,8 @@ class ConnectionState:
         "in_flight",
         "last_read_us",
         "looked_sent_bytes",
-        "quiet_since_us",
+        "rests",
+        "slot",
         "taken_bytes",
         "taken_since_us",
     )
@@ -83,10 +95,12 @@ class ConnectionState:
         """Correlation id -> when its bytes arrived, in nanoseconds of the performance counter."""
         self.taken_bytes = 0
         self.taken_since_us = 0
-        self.quiet_since_us = 0
-        """When the last bytes came, if nothing was under way at the last look; 0 otherwise."""
         self.looked_sent_bytes = -1
         """What had been sent at the last look: more is sent of a connection that goes on."""
+        self.rests = False
+        """The next look leaves it out; written by the table alone, as `slot` is."""
+        self.slot = -1
+        """Which slot it is in; -1: in none."""
 
 
 def overdue(
@@ -126,6 +140,10 @@ class Connection(Holder, TurnTaker, Protocol):
         """Sent, but not taken by the client's side of the connection."""
 
     @property
+    def is_held(self) -> bool:
+        """Nothing is read from it just now, or never again."""
+
+    @property
     def is_abandoned(self) -> bool:
         """The client has hung up, and nothing was read that would say so."""
 
@@ -153,41 +171,137 @@ class Connection(Holder, TurnTaker, Protocol):
 class ConnectionTable:
     """Open connections by id. Ids count up and are never used twice."""
 
-    __slots__ = ("_next_id", "by_id", "limits", "lingering")
+    __slots__ = (
+        "_limits",
+        "_next_id",
+        "_next_slot",
+        "_slot_us",
+        "_slots",
+        "_stirring",
+        "by_id",
+        "lingering",
+    )
 
     def __init__(self, limits: ConnectionLimits) -> None:
-        self.limits = limits
         self.by_id: dict[int, Connection] = {}
         self._next_id = 1
         self.lingering = 0
         """Connections that were told their last word and wait for the client to close."""
+        # Those that the next look is for.
+        self._stirring: dict[Connection, None] = {}
+        # The others, by the number of the slot that is due when the limit may have passed.
+        self._slots: dict[int, dict[Connection, None]] = {}
+        self._next_slot = 0  # No earlier one is left.
+        self._slot_us = 1
+        self._limits = limits
+        self.limits = limits
+
+    @property
+    def limits(self) -> ConnectionLimits:
+        """May be set at any time; all connections are looked at next under the new ones."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._slot_us = max(1, round(limits.check_s * 1e6))
+        self._slots.clear()
+        self._next_slot = 0
+        for connection in self.by_id.values():
+            connection.state.slot = -1
+            self.stir(connection)
 
     def add(self, connection: Connection) -> int:
         """Enter it under a new id; returns the id, or -1 when the table is full."""
-        if len(self.by_id) >= self.limits.connections_max:
+        if len(self.by_id) >= self._limits.connections_max:
             return -1
         connection_id = self._next_id
         self._next_id += 1
         self.by_id[connection_id] = connection
+        self.stir(connection)
         return connection_id
 
     def remove(self, connection_id: int) -> None:
         """Take the connection out of the table; its id is not used again."""
         removed = self.by_id.pop(connection_id, None)
         assert removed is not None, connection_id
+        self._stirring.pop(removed, None)
+        slot = self._slots.get(removed.state.slot)
+        if slot is not None:
+            del slot[removed]
 
     def for_each(self, act: Callable[[Connection], None]) -> list[Exception]:
         """`act` on every connection, also on those behind one where it fails.
 
         Returns the failures.
         """
-        failures: list[Exception] = []
-        for connection in list(self.by_id.values()):
-            try:
-                act(connection)
-            except Exception as error:
-                failures.append(error)
-        return failures
+        return _on_each(list(self.by_id.values()), act)
 
     def __len__(self) -> int:
         return len(self.by_id)
+
+    # --- looking -------------------------------------------------------------------------------
+    def stir(self, connection: Connection) -> None:
+        """Something is under way in it from now on: look at it again."""
+        connection.state.rests = False
+        self._stirring[connection] = None
+
+    def look(self, now_us: int) -> list[Exception]:
+        """Close what is overdue, and tell the memory budget of what is under way.
+
+        Looks at connections that stir and at those whose time may have come. Returns failures:
+        what fails for one leaves the others theirs.
+        """
+        for connection in self._take_due(now_us):
+            self._stirring[connection] = None
+        return _on_each(list(self._stirring), partial(self._look_at, now_us))
+
+    def _take_due(self, now_us: int) -> list[Connection]:
+        """Empty the slots whose time has come."""
+        end = now_us // self._slot_us  # This one is not over.
+        numbers: Iterable[int] = range(self._next_slot, end)
+        if end - self._next_slot > len(self._slots):
+            numbers = [number for number in self._slots if number < end]
+        self._next_slot = max(self._next_slot, end)
+        due = [connection for number in numbers for connection in self._slots.pop(number, ())]
+        for connection in due:
+            connection.state.slot = -1
+        return due
+
+    def _look_at(self, now_us: int, connection: Connection) -> None:
+        state, sent_bytes = connection.state, connection.sent_bytes
+        waiting = connection.waiting_bytes
+        reason = overdue(state, self._limits, now_us, sent=sent_bytes, waiting=waiting)
+        if state.in_flight:
+            if reason is None and sent_bytes == state.looked_sent_bytes:
+                reason = "gone" if connection.is_abandoned else None
+            state.looked_sent_bytes = sent_bytes
+        if reason is not None:
+            connection.abort(reason)
+            return
+        if not state.rests:  # Of one that has said nothing since, the budget knows all.
+            connection.report()
+        if not (waiting or state.in_flight or state.frame_since_us or connection.is_held):
+            self._rest(connection)
+
+    def _rest(self, connection: Connection) -> None:
+        state = connection.state
+        state.rests = True
+        del self._stirring[connection]
+        if state.slot < 0:
+            # A slot is taken when it is over: by then the limit has passed.
+            state.slot = (state.last_read_us + self._limits.idle_us) // self._slot_us
+            state.slot = max(state.slot, self._next_slot)
+            self._slots.setdefault(state.slot, {})[connection] = None
+
+
+def _on_each(
+    connections: Iterable[Connection], act: Callable[[Connection], None]
+) -> list[Exception]:
+    failures: list[Exception] = []
+    for connection in connections:
+        try:
+            act(connection)
+        except Exception as error:
+            failures.append(error)
+    return failures

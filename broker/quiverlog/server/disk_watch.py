@@ -21,7 +21,7 @@ _PERIOD_S: Final = 1.0
 
 
 class DiskLook(NamedTuple):
-    """What was found. `free_bytes`: None when it cannot be measured; `error` says why."""
+    """One look at the disk. `free_bytes`: None when it cannot be measured; `error` says why."""
 
     is_owned: bool
     free_bytes: int | None

@@ -38,7 +38,7 @@ class Ending:
         self._timer: asyncio.TimerHandle | None = None
         self._lingers = False
         self.unreadable: Unreadable | None = None
-        """What is wrong, to be told after the answers."""
+        """The request that cannot be read, to be told of after the answers."""
 
     def __bool__(self) -> bool:
         return self.unreadable is not None

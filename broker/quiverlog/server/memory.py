@@ -30,7 +30,7 @@ class Holder(Protocol):
     """A connection, as the budget sees it."""
 
     held_bytes: int
-    """What was last reported by `MemoryBudget.report`."""
+    """Bytes that `MemoryBudget.report` was told of last."""
 
     def measure(self) -> tuple[int, int]:
         """(bytes held now, since when in monotonic microseconds)."""

@@ -220,7 +220,7 @@ class PeerLink:
             self._context.deliver(*events)
 
     def heard(self) -> None:
-        """It is alive."""
+        """The peer is alive."""
         self._heard_s = self._context.loop.time()
 
     def has_room(self) -> None:

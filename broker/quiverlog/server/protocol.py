@@ -56,26 +56,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
     """See the module docstring."""
 
     __slots__ = (
-        "_backlog",
-        "_busy",
-        "_chunk_requests",
-        "_closing",
-        "_context",
-        "_ending",
-        "_feed",
-        "_held",
-        "_receiver",
-        "_reported_bytes",
-        "_transport",
-        "_write_paused",
-        "connection_id",
-        "held_bytes",
-        "peer",
-        "replies",
-        "sent_bytes",
-        "state",
-        "waits_for_turn",
-    )
+        "_backlog", "_busy", "_chunk_requests", "_closing", "_context", "_ending", "_feed", "_held",
+        "_receiver", "_reported_bytes", "_transport", "_write_paused", "connection_id",
+        "held_bytes", "peer", "replies", "sent_bytes", "state", "waits_for_turn",
+    )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
         self._context = context
@@ -141,6 +125,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         now = read_clocks()
         partial = receiver.partial
         state.last_read_us = now.mono_us
+        if state.rests:
+            context.connections.stir(self)
         if frames:
             state.frame_since_us = now.mono_us if partial else 0
             self._work_off(frames, received_ns, now, fresh=True)
@@ -337,6 +323,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size()
 
     @property
+    def is_held(self) -> bool:
+        """Nothing is read from it just now, or never again."""
+        return self._held or self._closing
+
+    @property
     def is_abandoned(self) -> bool:
         """The client has hung up, and nothing was read that would say so."""
         return self._held and not self._write_paused and has_hung_up(self._transport)
@@ -391,6 +382,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def _half_close(self) -> None:
         """Send the end of the stream, and throw away what still comes for a moment."""
+        if self.state.rests:
+            self._context.connections.stir(self)  # It may take its last word too slowly.
         self._closing = True
         self._release()
         self.report()

@@ -70,6 +70,7 @@ class AppendableLog(ReadableLog):
             StorageFault: nothing was appended; an earlier flush failed, or the disk does.
         """
         self._check_writable()
+        assert leader_epoch >= self.epochs.newest, "leader epochs never fall along a log"
         base_offset = offset = self.log_end_offset
         total = 0
         for header, view in batches:
@@ -78,6 +79,7 @@ class AppendableLog(ReadableLog):
             total += len(view)
         segment = self._writable(base_offset, total, offset, now)
         self._write(segment, batches, offset, total, now, [(leader_epoch, base_offset)])
+        assert self.log_end_offset == offset
         return base_offset
 
     def append_copied(self, batches: Batches, now: Now) -> int:
@@ -117,8 +119,10 @@ class AppendableLog(ReadableLog):
             epochs.append((newest, offset))
             offset = header.next_offset
             total += len(view)
+        assert base_offset <= self.log_end_offset < offset, "the copied rows are the log's next"
         segment = self._writable(base_offset, total, offset, now)
         self._write(segment, batches, offset, total, now, epochs)
+        assert self.epochs.newest == newest
         if self._producers is not None:
             for header, _ in batches:
                 self._producers.record(header, header.base_offset, now.wall_us)
@@ -135,6 +139,8 @@ class AppendableLog(ReadableLog):
 
         Raises: as `append`, before anything is written.
         """
+        assert 0 <= base_offset < end_offset
+        assert byte_count > 0
         rows = end_offset - base_offset
         if rows > SEGMENT_ROWS_MAX or byte_count > SEGMENT_BYTES_MAX - SEGMENT_HEADER_BYTES:
             raise BatchTooLarge(
@@ -154,8 +160,10 @@ class AppendableLog(ReadableLog):
                 )
                 or last.empty
             ):
+                assert last.end_offset == base_offset, "rows follow each other without a gap"
                 return last
             self.roll()
+        assert last is None or last.finished, "one segment takes appends"
         flushed = min(self.flushed_offset, base_offset)
         segment = Segment.create(self._disk, self.directory, base_offset, now.wall_us, flushed)
         if last is not None and last.base_offset == base_offset:
@@ -178,6 +186,8 @@ class AppendableLog(ReadableLog):
         epochs: Sequence[tuple[int, int]],
     ) -> None:
         """Write stamped batches to `segment`. What comes after the write cannot fail."""
+        assert self._segments.items[-1] is segment, "only the last segment grows"
+        assert epochs[0][1] == segment.end_offset, "the first epoch begins with the first row"
         segment.append(batches, end_offset, self.config.index_interval_bytes)
         for epoch, offset in epochs:
             if epoch > self.epochs.newest:
@@ -191,6 +201,7 @@ class AppendableLog(ReadableLog):
         """The next append begins a new segment. No I/O: the next flush writes what it leaves."""
         if self.segments and not self.segments[-1].finished:
             last = self.segments[-1]
+            assert last.end_offset <= self.log_end_offset
             last.finished = True
             self._unflushed.rolled(last, self.log_end_offset, self._producers)
             self._indexes.finished(last)

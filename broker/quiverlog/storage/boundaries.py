@@ -41,6 +41,8 @@ class Boundaries:
     def __init__(
         self, base_offset: int, index: SparseIndex | None = None, more: Iterable[Boundary] = ()
     ) -> None:
+        assert base_offset >= 0
+        assert index is None or len(index.positions) == len(index.relative_offsets)
         self._base_offset = base_offset
         self._positions = index.positions[:] if index is not None else array("I")
         self._relative_offsets = index.relative_offsets[:] if index is not None else array("I")
@@ -57,4 +59,6 @@ class Boundaries:
         if entry < len(self._positions):
             offset = self._base_offset + self._relative_offsets[entry]
             found.append(Boundary(self._positions[entry], offset))
-        return min(found, default=None)
+        nearest = min(found, default=None)
+        assert nearest is None or nearest.position > position, "a scan goes on there"
+        return nearest

@@ -83,13 +83,14 @@ class FileBytes:
         return self._whole and self._start <= start and end <= self._start + len(self._window)
 
     def read(self, position: int, size: int) -> memoryview:
-        assert position >= 0
+        assert 0 <= position <= self.size
         size = min(size, self.size - position)
         at = position - self._start
         if at < 0 or at + size > len(self._window):
             wanted = min(max(size, self._window_bytes), self.size - position)
             data, self._whole = _read_around_errors(self._file, position, wanted)
             self._window = memoryview(data)
+            assert len(self._window) == wanted, "a source gives as many bytes as its size says"
             self._start, at = position, 0
         return self._window[at : at + size]
 
@@ -117,8 +118,10 @@ def _read_around_errors(file: File, position: int, size: int) -> tuple[bytes, bo
             if not is_unreadable(error):
                 raise
             data = b""
+        assert len(data) <= block
         parts.append(data + _UNREADABLE * (block - len(data)))
         position += block
+    assert position == end
     return b"".join(parts), False
 
 
@@ -132,6 +135,7 @@ def readable_bytes(file: File, position: int, size: int) -> int:
     at, end = position, position + size
     while at < end:
         block = min(BLOCK_BYTES - at % BLOCK_BYTES, end - at)
+        assert block > 0
         try:
             count = len(file.read_copy(at, block))
         except OSError:

@@ -69,6 +69,9 @@ _VERSION: Final = 1
 _OFFSET: Final = struct.Struct("<q")
 _POINT: Final = struct.Struct("<qqQ")
 _BOUNDS: Final = struct.Struct("<qq")
+_WHOLE_POINT_BYTES: Final = len(
+    pack_file(_RECOVERY_MAGIC, _VERSION, bytes(_POINT.size + _BOUNDS.size))
+)
 _PREFIX: Final = "producers-"
 _SUFFIX: Final = ".snapshot"
 SNAPSHOTS_KEPT: Final = 2
@@ -78,13 +81,13 @@ class Producers(Protocol):
     """The part of a partition's producer states (core/partition/producers.py) that the log uses."""
 
     def capture(self) -> Callable[[], bytes]:
-        """What there is now, cheaply; a job encodes it."""
+        """Take the states as they are now, cheaply; a job calls the result, which encodes them."""
 
     def blank(self) -> Self:
         """Empty ones of the same kind, for a job to restore."""
 
     def adopt(self, restored: Self) -> None:
-        """Be what `restored` is; nobody else uses that any more."""
+        """Take over the states of `restored`, which nobody else uses any more."""
 
     def record(self, header: BatchHeader, base_offset: int, now_us: int) -> None: ...
 
@@ -112,22 +115,39 @@ class StoredPoint(NamedTuple):
     """What `recovery-point` and its copy tell together.
 
     `contents`: of each that is good. `bad`: names of those that are there and are not.
+    `agree`: both are there and say the same, bounds as well.
     """
 
     point: RecoveryPoint
     bounds: Bounds
     contents: dict[str, bytes]
     bad: tuple[str, ...]
+    agree: bool = False
 
 
 def _load(disk: Disk, path: str, magic: bytes, size: int) -> bytes | None:
+    return _payload(_read(disk, path), path, magic, size)
+
+
+def _read(disk: Disk, path: str) -> bytes | None:
+    """The file's bytes; None when it is not there, or cannot be read."""
     try:
-        payload = unpack_file(path, disk.read_file(path), magic, _VERSION)
-    except (FileNotFoundError, CorruptLog):
+        return disk.read_file(path)
+    except FileNotFoundError:
         return None
     except OSError as error:
         if not is_unreadable(error):
             raise
+        return None
+
+
+def _payload(data: bytes | None, path: str, magic: bytes, size: int) -> bytes | None:
+    """What is in the file's frame; None when that is no good."""
+    if data is None:
+        return None
+    try:
+        payload = unpack_file(path, data, magic, _VERSION)
+    except CorruptLog:
         return None
     return payload if len(payload) >= size else None
 
@@ -139,14 +159,14 @@ def pack_log_start(offset: int) -> bytes:
 
 
 def save_log_start(disk: Disk, directory: str, offset: int) -> None:
-    """Write both files; durable when this returns. Raises DiskFull or StorageFault."""
+    """Write the log start to both files, durably. Raises DiskFull or StorageFault."""
     data = pack_log_start(offset)
     for name in (LOG_START_FILE, _LOG_START_COPY):
         disk.write_file_atomic(f"{directory}/{name}", data)
 
 
 def load_log_start(disk: Disk, directory: str, names: Sequence[str]) -> int | None:
-    """The newest that is good; 0 when none was ever written, None when all are damaged."""
+    """The log start by the newest good file; 0 if none was written, None if all are damaged."""
     found = [
         _load(disk, f"{directory}/{name}", _LOG_START_MAGIC, _OFFSET.size)
         for name in (LOG_START_FILE, _LOG_START_COPY)
@@ -175,6 +195,8 @@ def pack_recovery_point(point: RecoveryPoint, bounds: Bounds) -> bytes:
     """The file's bytes: always as many, because it is written over in place."""
     assert point.offset >= 0
     assert point.base_offset <= point.offset, "the point lies in its segment"
+    assert bounds.start_offset >= 0
+    assert bounds.end_offset >= 0
     payload = _POINT.pack(*point) + _BOUNDS.pack(*bounds)
     return pack_file(_RECOVERY_MAGIC, _VERSION, payload)
 
@@ -187,22 +209,29 @@ def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> Sto
     Args:
         names: what is in the directory.
     """
-    points, bounds = [RecoveryPoint()], [Bounds(0, 0)]
+    point, known = RecoveryPoint(), Bounds(0, 0)
     contents: dict[str, bytes] = {}
     bad: list[str] = []
+    good: bytes | None = None
+    agree = False
     for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
         if name not in names:
             continue
-        payload = _load(disk, f"{directory}/{name}", _RECOVERY_MAGIC, _POINT.size)
-        if payload is None:
+        data = _read(disk, f"{directory}/{name}")
+        if data is not None and data == good:  # Nearly always.
+            contents[name] = data
+            agree = len(data) == _WHOLE_POINT_BYTES
+            continue
+        payload = _payload(data, f"{directory}/{name}", _RECOVERY_MAGIC, _POINT.size)
+        if data is None or payload is None:
             bad.append(name)
             continue
-        contents[name] = pack_file(_RECOVERY_MAGIC, _VERSION, payload)
-        points.append(RecoveryPoint._make(_POINT.unpack_from(payload)))
+        contents[name] = good = data
+        point = max(point, RecoveryPoint._make(_POINT.unpack_from(payload)))
         if len(payload) >= _POINT.size + _BOUNDS.size:
-            bounds.append(Bounds._make(_BOUNDS.unpack_from(payload, _POINT.size)))
-    known = Bounds(max(b.start_offset for b in bounds), max(b.end_offset for b in bounds))
-    return StoredPoint(max(points), known, contents, tuple(bad))
+            start, end = _BOUNDS.unpack_from(payload, _POINT.size)
+            known = Bounds(max(known.start_offset, start), max(known.end_offset, end))
+    return StoredPoint(point, known, contents, tuple(bad), agree)
 
 
 def snapshot_offsets(names: list[str]) -> list[int]:
@@ -222,19 +251,19 @@ def pack_snapshot(offset: int, blob: bytes) -> bytes:
 
 
 def write_snapshot(disk: Disk, directory: str, offset: int, blob: bytes) -> None:
-    """Write one; durable when this returns. Raises DiskFull or StorageFault."""
+    """Write a producer snapshot, durably. Raises DiskFull or StorageFault."""
     data = pack_snapshot(offset, blob)
     disk.write_file_atomic(_snapshot_path(directory, offset), data)
 
 
 def drop_snapshot(disk: Disk, directory: str, offset: int) -> None:
-    """Remove one; a missing one is fine, and a directory of that name is not ours."""
+    """Remove a snapshot; a missing one is fine, and a directory of that name is not ours."""
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         disk.remove(_snapshot_path(directory, offset))
 
 
 def load_snapshot(disk: Disk, directory: str, offset: int) -> bytes | None:
-    """The blob of one, None when it is damaged."""
+    """The blob of a producer snapshot, None when the file is damaged."""
     path = _snapshot_path(directory, offset)
     payload = _load(disk, path, _SNAPSHOT_MAGIC, _OFFSET.size)
     if payload is None or _OFFSET.unpack_from(payload)[0] != offset:

@@ -28,6 +28,7 @@ class Unverified(Exception):
     def __init__(self, start: int, end: int, offset: int, end_offset: int) -> None:
         super().__init__(f"bytes {start} to {end} are not verified")
         assert SEGMENT_HEADER_BYTES <= start < end
+        assert 0 <= offset < end_offset
         self.start = start
         self.end = end
         self.offset = offset
@@ -66,6 +67,7 @@ def verify(file: File, start: int, end: int, offset: int, epochs: LeaderEpochs) 
 
     Raises OSError when the file cannot be read.
     """
+    assert SEGMENT_HEADER_BYTES <= start < end
     good_end = start
     for entry in scan(FileBytes(file, end), start, offset, verify=True):
         if not isinstance(entry, Found):
@@ -86,6 +88,7 @@ def find_damages(
     Raises OSError when the file cannot be read.
     """
     assert size <= file.size
+    assert base_offset <= end_offset
     source = FileBytes(file, size)
     found: list[Damage] = []
     at = SEGMENT_HEADER_BYTES
@@ -95,6 +98,7 @@ def find_damages(
         damage = clip(entry, size, end_offset) if isinstance(entry, Damage) else None
         if damage is not None and damage.offset < damage.end_offset:
             found.append(damage)
+    assert all(damage.end_offset <= end_offset for damage in found), "other rows are none of ours"
     return tuple(found)
 
 

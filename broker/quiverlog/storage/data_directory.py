@@ -86,6 +86,7 @@ class DataDirectory(PartitionDirectories):
         written: Mapping[str, Bounds | None],
     ) -> None:
         assert incarnation
+        assert metadata_bytes >= 0
         super().__init__(disk, f"{path}/data")
         self._lock = lock
         self.path = path
@@ -256,6 +257,9 @@ class DataDirectory(PartitionDirectories):
         Raises:
             DiskFull, StorageFault: the mark was not written; the directory is let go.
         """
+        assert metadata_bytes >= 0
+        for name in written or ():
+            assert not set(name) & set(" \n"), "the mark is read by its lines and blanks"
         try:
             if clean and self.is_owned():
                 payload = _CLEAN.pack(self.incarnation, metadata_bytes)

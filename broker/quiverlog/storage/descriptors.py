@@ -13,25 +13,25 @@ from typing import Final, TypeVar
 
 from quiverlog.storage.disk import out_of_descriptors
 
-__all__ = ["Descriptor", "DescriptorReserve"]
+__all__ = ["READ_FLAGS", "Descriptor", "DescriptorReserve"]
 
 FILE_MODE: Final = 0o600
+_FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
+"""O_NONBLOCK means nothing for a file; without it, opening a FIFO that lies in a file's place
+would wait for somebody to open its other end."""
+READ_FLAGS: Final = os.O_RDONLY | _FLAGS
 
 T = TypeVar("T")
 
 
 class Descriptor:
-    """An open descriptor, closed when nobody refers to it any more.
-
-    O_NONBLOCK means nothing for a file; without it, opening a FIFO that lies in a file's place
-    would wait for somebody to open its other end.
-    """
+    """An open descriptor, closed when nobody refers to it any more."""
 
     __slots__ = ("fd",)
 
     def __init__(self, path: str, flags: int) -> None:
         self.fd = -1
-        self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
+        self.fd = os.open(path, flags | _FLAGS, FILE_MODE)
 
     def file_size(self) -> int:
         """Bytes that the file has now, whoever wrote or cut it."""

@@ -261,8 +261,8 @@ class Disk(Protocol):
     def is_file(self, path: str) -> bool:
         """True when there is a regular file of this path, or a link to one."""
 
-    def is_dir(self, path: str) -> bool:
-        """True when there is a directory of this path."""
+    def directories(self, path: str) -> tuple[str, ...]:
+        """Names of the directories, and of links to some, in a directory, sorted."""
 
     def free_bytes(self, path: str) -> int:
         """Room left for an ordinary user on the file system that holds `path`."""

@@ -57,7 +57,11 @@ def extent_of(
         header: the bytes there, right or wrong.
         known: where a later batch is known to begin.
     """
-    return _Witnesses(source, at, offset, header, known).weigh()
+    extent = _Witnesses(source, at, offset, header, known).weigh()
+    assert extent is None or at < extent.end <= source.size
+    assert extent is None or extent.next_offset >= offset
+    assert extent is None or known is None or extent.end <= known.position, "a batch begins there"
+    return extent
 
 
 def end_by_checksum(source: ByteSource, at: int, header: BatchHeader) -> int:
@@ -67,6 +71,7 @@ def end_by_checksum(source: ByteSource, at: int, header: BatchHeader) -> int:
     """
     crc, size = 0, min(source.size, at + BATCH_BYTES_MAX)
     start = at + CRC_START
+    assert at + BATCH_HEADER_BYTES <= source.size, "the header is there"
     for end in range(at + BATCH_HEADER_BYTES, size + 1, BATCH_ALIGNMENT_BYTES):
         crc = checksum(source, start, end, crc)
         start = end
@@ -109,6 +114,7 @@ class _Witnesses:
     def _message(self) -> Extent | None:
         """What the Arrow message says of itself."""
         source, start = self._source, self._at + BATCH_HEADER_BYTES
+        assert start <= source.size, "the header is there"
         prefix = source.read(start, min(_MESSAGE_PREFIX_BYTES, source.size - start))
         metadata_bytes = int.from_bytes(prefix[4:8], "little")
         room = min(source.size - start, BATCH_BYTES_MAX)
@@ -143,6 +149,7 @@ class _Witnesses:
 
     def _proven(self, end: int) -> Extent | None:
         header = self._header
+        assert self._at + BATCH_HEADER_BYTES <= end <= self._source.size
         if not 0 < header.row_count <= BATCH_ROWS_MAX:
             return None
         after = header_at(self._source, end)
@@ -203,6 +210,7 @@ class _Witnesses:
 
     def _follows(self, at: int, after: BatchHeader) -> bool:
         """True when a good batch of later rows lies at `at`."""
+        assert at > self._at
         end = at + after.total_bytes
         return (
             after.is_plausible

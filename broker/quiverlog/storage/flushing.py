@@ -10,6 +10,7 @@ Invariant: at most one FlushJob is outstanding. What it captured belongs to it u
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 from quiverlog.limits import UNFLUSHED_BYTES_MAX, UNFLUSHED_MS_MAX
@@ -106,6 +107,8 @@ class Unflushed:
 
     def rolled(self, segment: Segment, end_offset: int, producers: Producers | None) -> None:
         """`segment` takes no more appends: its index and a snapshot go with the next flush."""
+        assert segment.finished
+        assert segment.end_offset <= end_offset
         self._rolled = True
         self._finished = segment
         if segment.index is not None:
@@ -115,11 +118,14 @@ class Unflushed:
 
     def snapshot(self, end_offset: int, producers: Producers) -> None:
         """The next flush writes what the partition knows of its producers now."""
-        self.snapshots_unsaved.append(SnapshotFile(end_offset, producers.capture()))
+        unsaved = self.snapshots_unsaved
+        assert not unsaved or unsaved[-1].offset <= end_offset, "the newest ones are kept"
+        unsaved.append(SnapshotFile(end_offset, producers.capture()))
         del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
 
     def snapshot_saved(self, offset: int) -> None:
         """A snapshot is on the disk, durably."""
+        assert offset >= 0
         self.snapshots = sorted({offset, *self.snapshots}, reverse=True)
         self.covered = max(self.covered, offset)
 
@@ -142,6 +148,7 @@ class Unflushed:
 
     def forget(self, segment: Segment) -> None:
         """The segment's files are about to go."""
+        assert segment.dropped, "jobs under way must hear of it"
         if segment in self.segments:
             self.segments.remove(segment)
         if segment is self._finished:
@@ -160,6 +167,8 @@ class Unflushed:
         """Hand everything over to a job. `last`: the segment that holds the log's end."""
         assert self.outstanding is None, "a flush is outstanding"
         assert end_offset >= self.point.offset, "flushed rows are never given out again"
+        assert not any(segment.dropped for segment in self.segments), "their files may be gone"
+        assert last is None or last.end_offset <= end_offset
         point = self._next_point(end_offset, last, background)
         unsaved = (file.offset for file in self.snapshots_unsaved)
         kept = sorted({*unsaved, *self.snapshots}, reverse=True)
@@ -199,7 +208,7 @@ class Unflushed:
         self, end_offset: int, last: Segment | None, background: bool
     ) -> RecoveryPoint | None:
         """The recovery point that this flush should write; None when the last one will do."""
-        if last is None or not self._point_behind:
+        if last is None or not self._point_behind or not last.joins(end_offset):
             return None
         point = RecoveryPoint(end_offset, last.base_offset, last.file.size)
         near = point.position - self.point.position < _CHECKPOINT_BYTES
@@ -224,8 +233,10 @@ class Unflushed:
         return MarkWrite(before, before.created_us, FlushedMark(end_offset, before.file.size))
 
     def complete(self, job: FlushJob, result: FlushResult, epochs: LeaderEpochs) -> None:
-        """The job has run."""
+        """The flush job has run: take in which notes it has written."""
         assert job is self.outstanding
+        assert result.point in (None, job.point), "the job writes the point that it was given"
+        assert job.epochs is not None or result.epochs_saved, "there was nothing to save"
         self.outstanding = None
         self.label_saved = self.label_saved or job.label
         if job.epochs is not None:
@@ -253,7 +264,9 @@ class Unflushed:
         if self._finished is None and job.mark_before is not None:
             self._finished = job.mark_before.segment
         self.indexes = [*job.indexes, *self.indexes]
-        self.snapshots_unsaved = [*job.snapshots, *self.snapshots_unsaved]
+        unsaved = [*job.snapshots, *self.snapshots_unsaved]
+        assert all(a.offset <= b.offset for a, b in pairwise(unsaved)), "the newest ones are kept"
+        self.snapshots_unsaved = unsaved
         del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
 
     def truncated(self, end_offset: int, point: RecoveryPoint) -> None:
@@ -263,6 +276,7 @@ class Unflushed:
         self.point = point
         self._finished = None
         start, flushed = self.marks.bounds
+        assert point.offset <= flushed, "a point vouches for flushed rows only"
         self.marks.lowered(point, Bounds(start, min(flushed, end_offset)))
         self.snapshots = [offset for offset in self.snapshots if offset <= end_offset]
         if self.covered > end_offset:

@@ -34,6 +34,7 @@ _PAYLOAD_AT: Final = _HEAD.size + _CRC.size
 def pack_file(magic: bytes, version: int, payload: bytes) -> bytes:
     """The whole file's bytes."""
     assert len(magic) == 8
+    assert version >= 1, "what reads it refuses others"
     head = _HEAD.pack(magic, version, 0, len(payload))
     return head + _CRC.pack(crc32c(payload, crc32c(head))) + payload
 

@@ -50,6 +50,8 @@ def _entry_span(segment: Segment, entry: int, last: int | None = None) -> tuple[
     """(position, size) of the batches from index entry `entry` to the one behind `last`."""
     index, size = segment.load(), segment.file.size
     position = index.positions[entry]
+    assert 0 <= entry < len(index)
+    assert last is None or entry <= last
     after = (entry if last is None else last) + 1
     end = index.positions[after] if after < len(index) else size
     return position, min(size, end + _WINDOW_BYTES) - position
@@ -88,6 +90,7 @@ def all_headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeade
             yield passed
         if following is None:
             break
+        assert passed is None or passed[0] < following[0], "a walk goes on"
         passed = following
     if bad is not None:
         raise bad
@@ -227,6 +230,7 @@ def skip_older(
 ) -> Cursor:
     """Go on to the first batch whose time is `at_us` or later, to anything else, or to the end."""
     position, expected = cursor
+    assert SEGMENT_HEADER_BYTES <= position <= size <= file.size
     known = {damage.position: damage for damage in damages}
     source = FileBytes(file, size)
     while position < size:
@@ -272,6 +276,8 @@ def measure(
     Args:
         bytes_max: with the `total` bytes before them, at most so many; one batch at least. -1: any.
     """
+    assert start < end
+    assert total >= 0
     first = next(_headers(segment, start), None)
     if first is None:
         return 0, segment.end_offset, False
@@ -288,6 +294,7 @@ def measure(
             return 0, header.base_offset, True
         return header.total_bytes, min(end, header.next_offset), True
     at, offset = _last_boundary(segment, limit, header.base_offset)
+    assert at <= limit, "no more than was asked for"
     return at - position, min(end, offset), True
 
 

@@ -37,11 +37,13 @@ class IndexCache:
         self._make_room()
 
     def forget(self, segment: Segment) -> None:
-        """The segment is gone."""
+        """The segment takes no part in the log any more: its index is not counted."""
         if segment.cached:
             segment.cached = False
             del self._segments[segment]
             self.byte_count -= 0 if segment.index is None else segment.index.byte_count
+            assert self.byte_count >= 0
+            assert self._segments or not self.byte_count, "bytes are of indexes that are known"
 
     def _make_room(self) -> None:
         """At most two rounds: the first takes the mark of use from everybody."""
@@ -49,9 +51,11 @@ class IndexCache:
             if self.byte_count <= self._bytes_max or len(self._segments) < 2:
                 return
             oldest, _ = self._segments.popitem(last=False)
+            assert oldest.finished, "an append needs the index of the others"
             if oldest.recent:
                 oldest.recent = False
                 self._segments[oldest] = None
             else:
                 oldest.cached = False
                 self.byte_count -= oldest.release_index()
+                assert self.byte_count >= 0

@@ -140,6 +140,9 @@ class FlushJob:
 
     def run(self) -> FlushResult:
         """Raises OSError or StorageFault; `Log.fail_flush` judges whether that is a fault."""
+        assert self.mark is None or self.mark.segment in self.segments, "a mark of unflushed bytes"
+        assert self.mark is None or self.mark.mark.offset == self.end_offset
+        assert self.point is None or self.point.offset == self.end_offset
         if self.label:
             sync_partition_file(self.disk, self.key)
         for segment in self.segments:
@@ -193,6 +196,7 @@ class FlushJob:
                 self.disk.write_file_atomic(path, self.epochs)
                 epochs_saved = True
             if self.point is not None:
+                assert self.point.offset <= self.marks.bounds.end_offset
                 data = self.marks.contents(self.point)
                 path = f"{self.key}/{checkpoint.RECOVERY_FILE}"
                 self.disk.write_file_atomic(path, data)
@@ -237,6 +241,8 @@ class TrimJob:
 
     def run(self) -> TrimResult:
         """Raises DiskFull, StorageFault or OSError: the log starts where it did."""
+        assert self.offset > 0
+        assert self.newest is None or self.newest.index_path not in self.scratch
         scratch = list(self.scratch)
         self._flush()
         self._save_epochs()
@@ -268,7 +274,7 @@ class TrimJob:
             self.fsyncs.names(self.disk, self.key)
 
     def _save_epochs(self) -> None:
-        """Not over a newer list: a trim may wait while flushes that were begun later are run."""
+        """Write the epochs, unless a flush that was begun later has written a newer list."""
         if self.epochs is None:
             return
         path = f"{self.key}/{EPOCHS_FILE}"
@@ -323,6 +329,9 @@ class RemoveFilesJob:
 
     def run(self) -> None:
         """Raises OSError when a file cannot be removed."""
+        assert self.paths
+        inside = f"{self.key}/"
+        assert all(path.startswith(inside) for path in self.paths), "files of this log only"
         unsaved = self.snapshot is not None and not self._save_snapshot()
         for path in self.paths:
             _remove(self.disk, path)

@@ -99,6 +99,8 @@ class Log(TrimmableLog):
             epoch_newest=epoch_newest,
             known=known,
         )
+        assert all(segment.finished for segment in found.segments[:-1])
+        assert not found.segments or found.segments[-1].end_offset <= found.log_end_offset
         log._segments = Segments(found.segments)
         log._unflushed.point = found.point
         log._unflushed.marks = found.marks
@@ -115,6 +117,8 @@ class Log(TrimmableLog):
         return log
 
     def _restore_producers(self, given_up: Sequence[Segment] = ()) -> None:
+        for segment in given_up:
+            assert segment.end_offset <= self.log_start_offset, "no file that is read goes"
         if self._producers is not None:
             restore_producers(
                 self._disk,
@@ -151,6 +155,7 @@ class Log(TrimmableLog):
         assert self._truncation is None, "a truncation is outstanding"
         if self.fault:
             raise StorageFault(f"{short_name(self.directory)}: {self.fault}.")
+        assert self.flushed_offset <= self.log_end_offset
         last = self.segments[-1] if self.segments else None
         return self._unflushed.begin(self.log_end_offset, last, self.epochs, background=background)
 
@@ -164,7 +169,8 @@ class Log(TrimmableLog):
         if self.fault:
             raise StorageFault(f"{short_name(self.directory)}: {self.fault}.")
         self._unflushed.complete(job, result, self.epochs)
-        self.flushed_offset = max(self.flushed_offset, min(job.end_offset, self.log_end_offset))
+        assert job.end_offset <= self.log_end_offset, "a truncation waits for the flush"
+        self.flushed_offset = max(self.flushed_offset, job.end_offset)
         return self.flushed_offset
 
     def fail_flush(self, job: FlushJob, error: BaseException) -> bool:
@@ -200,6 +206,7 @@ class Log(TrimmableLog):
         assert self._unflushed.outstanding is None, "a flush is outstanding"
         assert self._truncation is None, "a truncation is outstanding"
         assert self._trim is None, "a trim is outstanding"
+        assert offset >= 0
         if offset >= self.log_end_offset:
             self.epochs.truncate_to(max(offset, self.log_end_offset))
             return None
@@ -241,6 +248,9 @@ class Log(TrimmableLog):
         self.epochs.dirty = False
         self._oldest_us = None
         self._changed = True
+        assert self.log_start_offset <= self.log_end_offset
+        assert self._unflushed.point.offset <= self.flushed_offset
+        assert not self.segments or self.segments[-1].end_offset <= end
         if self.segments and result.last_index is not None:
             # An append needs it, and must not wait for the disk.
             self.complete_load(LoadIndexJob(self.directory, self.segments[-1]), result.last_index)
@@ -289,6 +299,7 @@ class Log(TrimmableLog):
             self._unflushed.snapshot(self.log_end_offset, self._producers)
         job = self.begin_flush(background=True)
         self.complete_flush(job, job.run())
+        assert self.flushed_offset == self.log_end_offset, "a clean log is on the disk"
         if self._changed:
             # The rows are safe. A full disk, say, makes the next start longer, and not unclean.
             with contextlib.suppress(OSError, QuiverlogError):
@@ -301,14 +312,15 @@ class Log(TrimmableLog):
         if self.log_start_offset > self._start_saved:
             checkpoint.save_log_start(self._disk, self.directory, self.log_start_offset)
             marks.started(self.log_start_offset)
-        if not self.epochs.dirty:  # The point stands for the epochs before it as well.
+        whole = last is None or last.joins(self.log_end_offset)
+        # A start that believed a point behind missing rows would append there. The point stands for
+        # the epochs before it as well.
+        if whole and not self.epochs.dirty:
             point = self._end_point()
-            # Not durable: it only counts if it agrees with the files, and old ones do no harm.
-            path = f"{self.directory}/{checkpoint.RECOVERY_FILE}"
-            data = marks.contents(point)
-            self._disk.write_file_atomic(path, data, durable=False)
-            marks.saved(point, data)
-            marks.write()
+            assert point.offset == self.flushed_offset
+            # In place: the file may be the only durable one that tells of the newest rows, and a
+            # new one that no fsync has covered would take its place after a power failure.
+            marks.move_point(point)
         if last is not None:
             last.save_index()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from quiverlog.errors import StorageFault
@@ -27,6 +28,8 @@ _NUMBER: Final = re.compile(r"[0-9]{20}")
 _SUFFIX: Final = ".unusable"
 _ATTEMPTS_MAX: Final = 100
 _OFFSET_MAX: Final = 2**63 - 1
+_NAMES_REMEMBERED: Final = 256
+"""The files of thousands of partitions have much the same names."""
 
 
 class SetAside(NamedTuple):
@@ -40,6 +43,7 @@ class SetAside(NamedTuple):
     left: list[str]
 
 
+@lru_cache(_NAMES_REMEMBERED)
 def own_offset(name: str, suffix: str) -> int | None:
     """The offset in the name of a segment (`log`, `index`) or a snapshot; None for other names."""
     if not name.endswith(suffix):  # Nearly all that are asked for.
@@ -51,6 +55,7 @@ def own_offset(name: str, suffix: str) -> int | None:
     return offset if offset <= _OFFSET_MAX else None
 
 
+@lru_cache(_NAMES_REMEMBERED)
 def _is_own(name: str) -> bool:
     if _OWN.fullmatch(name) is None:
         return False
@@ -69,15 +74,18 @@ def set_aside(disk: Disk, directory: str) -> SetAside:
     moved: list[str] = []
     notes: list[str] = []
     for name, is_file in entries.items():
+        if is_file and _is_own(name):
+            continue  # Nearly all of them.
         path = f"{directory}/{name}"
         if not _is_own(name):
             if _SUFFIX not in name:
                 notes.append(f"{short_name(path)} is no file of a partition: it was left alone.")
-        elif not is_file:
+        else:
             new = rename_aside(disk, directory, name, names)
             moved.append(name)
             lost = "the rows in it are missing" if name.endswith(".log") else "it is made anew"
             notes.append(f"{short_name(path)} was not a regular file: moved to {new}; {lost}.")
+    assert len(moved) <= len(notes), "what is moved is told"
     return SetAside(tuple(moved), tuple(notes), disk.list(directory) if moved else names)
 
 
@@ -119,5 +127,6 @@ def _free_name(name: str, taken: Sequence[str]) -> str:
     for attempt in range(_ATTEMPTS_MAX):
         new = f"{name}{_SUFFIX}" if attempt == 0 else f"{name}{_SUFFIX}.{attempt}"
         if new not in taken:
+            assert not _is_own(new), "the next start would take it for the log's"
             return new
     raise StorageFault(f"there are {_ATTEMPTS_MAX} files like {name}{_SUFFIX}: remove some.")

@@ -40,6 +40,8 @@ def lost_unflushed(
     Raises:
         UnsupportedFormat: a newer version wrote one of the segments.
     """
+    assert start_offset >= 0
+    assert known_offset >= 0
     if not segments or segments[0].base_offset <= start_offset:
         return False
     if known_offset > start_offset or any(name.endswith(LOG_SUFFIX) for name in moved):

@@ -108,9 +108,10 @@ class Mapping:
         vector = _ProbeVector()
         while at < end:
             length = min(end - at, _PAGES_PER_PROBE * mmap.PAGESIZE)
+            pages = -(-length // mmap.PAGESIZE)
+            assert 0 < pages <= len(vector), "mincore writes a byte for each page"
             if _MINCORE(self._address + at, length, vector) != 0:
                 return True
-            pages = -(-length // mmap.PAGESIZE)
             if vector.raw.find(0, 0, pages) >= 0:  # Linux sets no bit but the lowest.
                 return False
             at += length

@@ -50,16 +50,19 @@ class Marks:
 
     def flushed(self, end_offset: int) -> None:
         """All rows below `end_offset` are on the disk, durably."""
+        assert end_offset >= 0
         start, end = self.bounds
         self.bounds = Bounds(start, max(end, end_offset))
 
     def started(self, start_offset: int) -> None:
-        """`log-start` says so, durably."""
+        """The file `log-start` says where the log begins, durably."""
+        assert start_offset >= 0
         start, end = self.bounds
         self.bounds = Bounds(max(start, start_offset), end)
 
     def contents(self, point: RecoveryPoint) -> bytes:
         """The file `recovery-point` with a newer point."""
+        assert point.offset <= self.bounds.end_offset, "it vouches for flushed rows only"
         return pack_recovery_point(point, self.bounds)
 
     def saved(self, point: RecoveryPoint, contents: bytes) -> None:
@@ -67,8 +70,15 @@ class Marks:
         self.point = point
         self._written[RECOVERY_FILE] = contents
 
+    def move_point(self, point: RecoveryPoint) -> None:
+        """Write both files in place with another point, true as the one that they have."""
+        self.point = point
+        self.write()
+
     def lowered(self, point: RecoveryPoint, bounds: Bounds) -> None:
-        """A truncation has written these."""
+        """A truncation has written this lower point and these bounds."""
+        assert bounds.end_offset <= self.bounds.end_offset
+        assert bounds.start_offset == self.bounds.start_offset, "it moves the end alone"
         self.point = point
         self.bounds = bounds
         self._written.clear()
@@ -111,7 +121,7 @@ class Marks:
         return True
 
     def write_start(self, segment: Segment) -> None:
-        """Say in a segment's header where the log starts, and leave the rest of it. As above."""
+        """Say in a segment's header where the log starts, and leave the rest of the header."""
         if segment.dropped:
             return
         try:

@@ -60,6 +60,7 @@ def file_header(version: int) -> bytes:
 def pack_frame(entries: Sequence[bytes]) -> bytes:
     """One frame; it is read back whole or not at all."""
     assert entries
+    assert all(entries), "a search for frames takes none for one that has an empty entry"
     payload = b"".join(_U32.pack(len(entry)) + entry for entry in entries)
     size = _U32.pack(len(payload))
     return size + _U32.pack(crc32c(payload, crc32c(size))) + payload
@@ -113,6 +114,7 @@ def _frame_end(view: memoryview, at: int) -> int | None:
     end = at + _FRAME.size + int(size)
     if size == 0 or end > len(view):
         return None
+    assert at < end <= len(view)
     payload = view[at + _FRAME.size : end]
     return end if crc32c(payload, crc32c(view[at : at + 4])) == crc else None
 
@@ -132,7 +134,9 @@ def _has_hole(view: memoryview, start: int, end: int) -> bool:
     The sector that `start` lies in was there before. What the last one has of the frame may be
     little, and then zeros prove nothing.
     """
+    assert 0 <= start < end
     first = -(-start // SECTOR_BYTES) * SECTOR_BYTES
+    assert start <= first < start + SECTOR_BYTES
     sectors = range(first, end - _HOLE_BYTES_MIN + 1, SECTOR_BYTES)
     return any(not any(view[at : min(at + SECTOR_BYTES, end)]) for at in sectors)
 

@@ -52,11 +52,12 @@ class Tail:
         return StorageFault(f"{short_name(self.path)}: {self.fault}.", file=self.path)
 
     def write_postponed(self) -> None:
-        """What an earlier step could not make durable for want of room or descriptors."""
+        """Flush what an earlier step could not, for want of room or descriptors."""
         if self.unflushed is not None:
             self.file.rewrite(*self.unflushed)
         if self.name_unflushed:
             self._sync_name()
+        assert not self.name_unflushed
         self.unflushed = None
 
     def _sync_name(self) -> None:
@@ -75,6 +76,7 @@ class Tail:
         self.write_postponed()
         assert self.unflushed is None, "an older frame comes first"
         assert not self.name_unflushed, "a file without a name vouches for nothing"
+        end = self.file.size + len(frame)
         try:
             self.file.append([frame])
         except StorageFault as error:
@@ -83,7 +85,8 @@ class Tail:
             self.file.sync()
         except OSError as error:
             raise self.fail("fsync", error) from error
-        return self.file.size
+        assert self.file.size == end, "nobody else writes the file"
+        return end
 
     def replace(self, snapshot: bytes, position: int) -> int:
         """A new file of `snapshot` and what lies behind `position`. Returns its size."""
@@ -123,6 +126,7 @@ class Tail:
         # Out of descriptors: the next append tries again before it writes.
         with contextlib.suppress(ThrottledBroker):
             self._sync_name()
+        assert self.file.path == self.path, "what is appended from here on lies under the name"
 
     def _write_new(self, temporary: str, snapshot: bytes, position: int) -> None:
         if self.disk.exists(temporary):
@@ -194,6 +198,8 @@ class CompactJob:
         replaced_entries: int,
         kept: Sequence[bytes] = (),
     ) -> None:
+        assert position >= FILE_HEADER_BYTES, "the snapshot brings its own header"
+        assert replaced_entries >= 0
         self._tail = tail
         self._kept = kept
         self._make_snapshot = snapshot

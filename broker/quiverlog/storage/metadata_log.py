@@ -184,9 +184,9 @@ class MetadataLog:
         return AppendJob(self.tail, entries)
 
     def complete_append(self, job: AppendJob, size: int) -> None:
-        """The job is back with `size`: its entries are durable."""
+        """The append job is back with the `size` of the file: its entries are durable."""
         assert job.entry_count > 0
-        assert size > FILE_HEADER_BYTES
+        assert size > self._size, "jobs are completed in the order in which they ran"
         self._entry_count += job.entry_count
         self._size = size
 
@@ -234,9 +234,10 @@ class MetadataLog:
         return CompactJob(self.tail, snapshot, self._size, self._entry_count - len(kept), kept)
 
     def complete_compact(self, job: CompactJob, size: int) -> None:
-        """The job is back with `size`."""
+        """The compaction job is back with the `size` of the new file."""
         assert self._compacting
         assert job.replaced_entries <= self._entry_count
+        assert FILE_HEADER_BYTES < job.snapshot_bytes <= size
         self._compacting = False
         self._entry_count -= job.replaced_entries
         self._size = size
@@ -249,6 +250,7 @@ class MetadataLog:
         disk; either file holds every entry, and nothing more may be written to one of them.
         """
         assert self._compacting
+        assert job.key == self.tail.path
         self._compacting = False
         # On a full disk every append would bring another one, which writes all and ends in vain:
         # it is tried again when there is twice as much to gain.
@@ -270,7 +272,7 @@ class MetadataLog:
         self._snapshot_bytes = max(size, _COMPACT_BYTES_MIN)
 
     def close(self) -> None:
-        """Everything is durable already."""
+        """Let go of the file; every completed entry is durable already."""
         self.tail.file.close()
 
     def check_usable(self) -> None:
@@ -289,6 +291,7 @@ def _flush_last(tail: Tail, data: bytes, frames: Frames) -> None:
     kernel may hold it for written. Decisions are built upon it from now on.
     """
     file = tail.file
+    assert FILE_HEADER_BYTES <= frames.last <= frames.end
     assert frames.end <= len(data) == file.size
     if frames.end < len(data):
         file.truncate(frames.end)

@@ -118,7 +118,7 @@ class _Opening:
     def run(self, *, clean: bool) -> OpenedFiles:
         found = self._found
         found.snapshots = checkpoint.snapshot_offsets(self._names)
-        point, bounds, _, _ = self._stored
+        point, bounds = self._stored.point, self._stored.bounds
         found.point = point
         self._known = Bounds(*map(max, self._stopped, bounds))
         for segment in found.segments:
@@ -145,6 +145,10 @@ class _Opening:
             self._recover()
             found.report.damages = damages + found.report.damages
         self._place_bounds()
+        known_end = max(point.offset, self._known.end_offset)
+        assert found.log_end_offset >= known_end, "no offset is given out twice"
+        assert found.start_saved >= self._known.start_offset, "no row comes back"
+        assert all(segment.end_offset <= found.start_saved for segment in found.given_up)
         self._write_marks()
         return found
 
@@ -180,6 +184,8 @@ class _Opening:
                 truncation.remove_files(self._disk, (f"{self._directory}/{name}",))
         if self._missing_at_end:
             marks.save()
+        elif self._stored.agree and self._stored.bounds == marks.bounds:
+            pass  # As a clean stop leaves them.
         elif self._stored.contents or self._stored.bad or self._flushed_again:
             marks.write()
 
@@ -257,7 +263,7 @@ class _Opening:
             return False
         last.end_offset = point.offset
         found.log_end_offset = point.offset
-        found.writable = True
+        found.writable = last.joins(point.offset)
         return True
 
     def _recover(self) -> None:
@@ -281,6 +287,8 @@ class _Opening:
         for segment in kept:
             if segment.dropped:
                 self._remove_files(segment)
+        left = [segment for segment in kept if not segment.dropped]
+        assert left == segments, "a file is the log's, or it is removed"
         if kept and not segments:  # They must not come back behind rows that end where they began.
             self._disk.sync_dir(self._directory)
         for segment in touched:
@@ -303,9 +311,9 @@ class _Opening:
         last = segments[-1] if segments else None
         found.writable = (
             last is not None
+            and last.joins(end)
             and not last.damages
             and not last.finished
-            and last.end_offset == end
             and last.created_us != 0
         )
         found.changed = True
@@ -316,6 +324,7 @@ class _Opening:
         known = max(found.point.offset, *self._known)
         if not lost_unflushed(segments, start, known, self._names, self._lost):
             return 0
+        assert start < segments[0].base_offset, "the rows in front of the files are the lost ones"
         name = short_name(self._directory)
         self.notes.append(
             f"{name}: rows {start} to {segments[0].base_offset} have no file, and no flush of them"
@@ -334,6 +343,7 @@ class _Opening:
         just read there; the kernel may hold it for written and a bare sync do nothing. In place,
         because the rows may be acknowledged: none may be missing for a moment.
         """
+        assert not segment.dropped
         segment.drop_index()
         point = self._found.point
         position = point.position if segment.base_offset == point.base_offset else 0
@@ -345,6 +355,7 @@ class _Opening:
             self._found.marks.write_header(segment, segment.created_us, mark)
 
     def _report_missing(self, first: int, end: int) -> None:
+        assert first < end
         name = short_name(self._directory)
         self._report(f"{name}: rows {first} to {end} are missing.")
 
@@ -367,7 +378,9 @@ class _Opening:
         found.writable = found.writable and bool(segments)
         for segment in segments[: len(segments) - found.writable]:
             segment.finished = True
-        assert found.log_start_offset <= found.log_end_offset
+        assert not any(segment.dropped for segment in segments)
+        assert all(segment.finished for segment in segments[:-1])
+        assert 0 <= found.log_start_offset <= found.log_end_offset
         self._epochs.trim(found.log_start_offset)
 
     def _remove_files(self, segment: Segment) -> None:

@@ -68,15 +68,12 @@ class PartitionDirectories:
     def partitions(self) -> list[str]:
         """Names of the partitions' directories; those on their way out or aside left out."""
         with typed_errors(self.data_path):
-            names = self._disk.list(self.data_path)
             return [
-                name
-                for name in names
-                if is_partition_name(name) and self._disk.is_dir(self.partition_path(name))
+                name for name in self._disk.directories(self.data_path) if is_partition_name(name)
             ]
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """Those of the partitions that have no directory."""
+        """The names of the partitions that have no directory, sorted."""
         there = set(self.partitions())
         return sorted(name for name in names if name not in there)
 
@@ -94,6 +91,7 @@ class PartitionDirectories:
             DiskFull, StorageFault, ThrottledBroker: nothing new is there.
         """
         assert is_partition_name(name)
+        assert len(topic_id) == 16, "another one counts as torn when it is read again"
         path = self.partition_path(name)
         with typed_errors(path):
             if self._disk.exists(path):
@@ -162,6 +160,7 @@ class PartitionDirectories:
                 return []
             doomed = self.partition_path(doomed_name(name, owner or b""))
             self._disk.remove_tree(doomed)  # The removal of another life did not finish.
+            assert doomed != path
             self._disk.rename(path, doomed)
         return [doomed]
 
@@ -197,7 +196,11 @@ class PartitionDirectories:
         aside: list[str] = []
         with typed_errors(self.data_path):
             names = self._disk.list(self.data_path)
+            directories = frozenset(self._disk.directories(self.data_path))
         for name in names:
+            if name not in directories:
+                self._note(name, "not a directory")
+                continue
             try:
                 with typed_errors(self.partition_path(name)):
                     self._judge(name, owners, removed, gone, aside, written, later)
@@ -205,6 +208,8 @@ class PartitionDirectories:
                 if not _is_of_the_disk(error):
                     raise
                 self._note(name, error.message)
+        assert not set(gone) & set(aside), "a directory has one fate"
+        assert not later or not owners.keys() & later.keys(), "a name that is owned is free by now"
         return gone, aside
 
     def _judge(
@@ -219,9 +224,7 @@ class PartitionDirectories:
     ) -> None:
         path = self.partition_path(name)
         shown = printable(name)
-        if not self._disk.is_dir(path):
-            self._note(name, "not a directory")
-        elif is_doomed_name(name):
+        if is_doomed_name(name):
             self._disk.remove_tree(path)
             gone.append(shown)
         elif not name.endswith(ORPHAN):
@@ -234,9 +237,11 @@ class PartitionDirectories:
             elif name in owners and owner in (owners[name], b"", None):
                 if owner is None:
                     self._note(name, f"its {PARTITION_FILE} could not be read")
+                if owner == owners[name]:
+                    return  # A directory with a file in it.
                 if name in written and not self._disk.list(path):
                     self._disk.write_file_atomic(f"{path}/{EMPTIED_FILE}", b"")
-                elif owner != owners[name]:  # Missing or torn, as a power failure leaves it.
+                else:  # Missing or torn, as a power failure leaves it.
                     self._label(name, owners[name])
             elif owner is None:
                 self._note(name, f"its {PARTITION_FILE} cannot be read")

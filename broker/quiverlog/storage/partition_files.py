@@ -50,6 +50,7 @@ PARTITION_FILE: Final = "partition.json"
 EMPTIED_FILE: Final = "emptied"
 """There where a start after a clean stop found nothing: nobody may take it for a new partition."""
 NAME_BYTES_MAX: Final = 255
+_TOPIC_ID_BYTES: Final = 16
 _DAMAGED_BITS_MAX: Final = 4
 """Two random ids differ in 64 of 128 bits; in so few, once in 10^31 pairs."""
 _MAGIC: Final = "quiverlog-partition"
@@ -73,9 +74,11 @@ def is_partition_name(name: str) -> bool:
 
 def doomed_name(name: str, topic_id: bytes) -> str:
     """What a partition's directory is called on its way out: short, one for each partition."""
+    assert len(topic_id) in (0, _TOPIC_ID_BYTES)
     owner = topic_id.hex() or "unknown"
     doomed = f"{owner}-{crc32c(os.fsencode(name)):08x}{DELETED}"
     assert len(doomed) <= NAME_BYTES_MAX
+    assert is_doomed_name(doomed), "a start must not take it for a partition"
     return doomed
 
 
@@ -92,6 +95,7 @@ def orphan_name(name: str, topic_id: bytes, attempt: int) -> str:
     if len(raw) + len(end) > NAME_BYTES_MAX:
         end = f"~{crc32c(raw):08x}{end}"
         raw = raw[: NAME_BYTES_MAX - len(end)]
+    assert attempt >= 0
     orphan = os.fsdecode(raw) + end
     assert len(os.fsencode(orphan)) <= NAME_BYTES_MAX
     return orphan
@@ -105,8 +109,8 @@ def printable(name: str) -> str:
 def read_topic_id(disk: Disk, directory: str) -> bytes | None:
     """The id of the topic that a directory belongs to.
 
-    Empty when its file is missing or torn, as a power failure during the creation leaves it; None
-    when it cannot be read, so that nobody knows.
+    Empty when its file is missing or torn, as a power failure during the creation leaves it, or
+    holds what is no topic's id; None when it cannot be read, so that nobody knows.
 
     Raises:
         UnsupportedFormat: a newer version wrote it.
@@ -122,7 +126,7 @@ def read_topic_id(disk: Disk, directory: str) -> bytes | None:
     except (msgspec.MsgspecError, ValueError):
         return b""
     check_version(path, file.version, _VERSION)
-    return topic_id
+    return topic_id if len(topic_id) == _TOPIC_ID_BYTES else b""
 
 
 def names_itself(disk: Disk, directory: str, name: str) -> bool:

@@ -14,11 +14,12 @@ import contextlib
 import errno
 import os
 import stat
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from quiverlog.storage.descriptors import Descriptor, DescriptorReserve
+from quiverlog.storage.descriptors import READ_FLAGS, Descriptor, DescriptorReserve
 from quiverlog.storage.disk import (
     Buffer,
     File,
@@ -34,8 +35,11 @@ __all__ = ["RESERVED_DESCRIPTORS", "PosixDisk", "PosixFile"]
 
 FILES_OPEN_MAX: Final = 1024
 RESERVED_DESCRIPTORS: Final = 16
-"""More than the jobs that run at the same time, each of which opens one file at a time."""
+"""More than the jobs that run at the same time by default; each opens one file at a time. When they
+are spent, log files that are kept open for their next use give up theirs."""
 DIRECTORY_MODE: Final = 0o700
+_SMALL_FILE_BYTES: Final = 4096
+"""A read that gives fewer has seen the end of the file."""
 
 
 class PosixDisk:
@@ -48,7 +52,7 @@ class PosixDisk:
             broker; a tool that reads a file needs none).
     """
 
-    __slots__ = ("_files_open_max", "_open_files", "_reserve")
+    __slots__ = ("_files_open_max", "_lock", "_open_files", "_reserve")
 
     def __init__(
         self,
@@ -60,6 +64,8 @@ class PosixDisk:
         self._files_open_max = files_open_max
         self._open_files: deque[PosixFile] = deque()
         self._reserve = DescriptorReserve(reserved_descriptors)
+        # The lock has some directories open; it closes them when nobody holds it any more.
+        self._lock: weakref.ref[PosixLock] | None = None
 
     # --- descriptors ---------------------------------------------------------------------------
     def open_descriptor(self, path: str, flags: int) -> Descriptor:
@@ -70,7 +76,31 @@ class PosixDisk:
             except OSError as error:
                 if not out_of_descriptors(error):
                     raise
-        return self._reserve.spend(lambda: Descriptor(path, flags))
+        try:
+            return self._reserve.spend(lambda: Descriptor(path, flags))
+        except OSError as error:
+            if not out_of_descriptors(error) or not self._close_one():
+                raise
+        return self._open_instead(path, flags)
+
+    def _open_instead(self, path: str, flags: int) -> Descriptor:
+        """Open a file at the expense of others that hold a descriptor, the oldest first."""
+        while True:
+            try:
+                return Descriptor(path, flags)
+            except OSError as error:
+                if not out_of_descriptors(error) or not self._close_one():
+                    raise
+
+    def _close_one(self) -> bool:
+        """Close the file that was opened longest ago; False when none is open."""
+        while self._open_files:
+            with contextlib.suppress(IndexError):  # Another thread has taken the last one.
+                file = self._open_files.popleft()
+                if file.is_open:
+                    file.close()
+                    return True
+        return False
 
     def opened(self, file: PosixFile) -> None:
         """A file took a descriptor: let others go when there are too many (second chance).
@@ -108,13 +138,28 @@ class PosixDisk:
         return file
 
     def read_file(self, path: str) -> bytes:
-        descriptor = self.open_descriptor(path, os.O_RDONLY)
-        fd = descriptor.fd
+        # Thousands of these at a start: not one call more than it takes.
+        try:
+            fd = os.open(path, READ_FLAGS)
+        except OSError as error:
+            if not out_of_descriptors(error):
+                raise
+            fd = self._reserve.spend(lambda: os.open(path, READ_FLAGS))
+        try:
+            data = os.pread(fd, _SMALL_FILE_BYTES, 0)
+            return data if 0 < len(data) < _SMALL_FILE_BYTES else self._read_on(path, fd, data)
+        except OSError as error:
+            if error.errno not in (errno.ESPIPE, errno.EISDIR):
+                raise
+            raise special_file(path, os.fstat(fd).st_mode) from error
+        finally:
+            os.close(fd)
+
+    def _read_on(self, path: str, fd: int, data: bytes) -> bytes:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise special_file(path, found.st_mode)
         size = found.st_size
-        data = os.pread(fd, size, 0)
         while len(data) < size and (more := os.pread(fd, size - len(data), len(data))):
             data += more
         assert len(data) <= size, "a small file is replaced, never grown"
@@ -128,6 +173,7 @@ class PosixDisk:
             write_all(descriptor.fd, [data], 0, 0)
             if durable:
                 os.fsync(descriptor.fd)
+            del descriptor  # One at a time: the directory takes its place.
             os.rename(temporary, path)
             if durable:
                 self.sync_dir(os.path.dirname(path))
@@ -137,6 +183,8 @@ class PosixDisk:
             raise write_error(path, error) from error
 
     def overwrite(self, path: str, data: Buffer) -> None:
+        assert not path.endswith(("/", ".tmp"))
+        assert len(data) > 0
         try:
             descriptor = self.open_descriptor(path, os.O_WRONLY | os.O_CREAT)
             write_all(descriptor.fd, [data], 0, 0)
@@ -145,10 +193,12 @@ class PosixDisk:
 
     def rename(self, old: str, new: str) -> None:
         assert os.path.dirname(old) == os.path.dirname(new), "one directory makes it durable"
+        assert old != new
         os.rename(old, new)
 
     def replace(self, file: File, path: str) -> None:
         assert os.path.dirname(file.path) == os.path.dirname(path), "names of one directory"
+        assert file.path != path
         os.rename(file.path, path)
         file.path = path
 
@@ -157,6 +207,7 @@ class PosixDisk:
 
     # --- directories ---------------------------------------------------------------------------
     def remove_tree(self, path: str) -> None:
+        assert path.rpartition("/")[2] not in ("", ".", ".."), "a directory by its own name"
         try:
             names = self.list(path)
         except FileNotFoundError:
@@ -179,12 +230,22 @@ class PosixDisk:
     def entries(self, path: str) -> dict[str, bool]:
         def look() -> list[tuple[str, bool]]:
             with os.scandir(path) as found:  # Tells the kind of most without asking for each.
-                return [(entry.name, self._is_file(entry)) for entry in found]
+                return [
+                    (entry.name, entry.is_file(follow_symlinks=False) or self._leads_to_file(entry))
+                    for entry in found
+                ]
 
         return dict(sorted(self._reserve.spend(look)))
 
-    def _is_file(self, entry: os.DirEntry[str]) -> bool:
-        return entry.is_file() if not entry.is_symlink() else self.is_file(entry.path)
+    def _leads_to_file(self, entry: os.DirEntry[str]) -> bool:
+        return entry.is_symlink() and self.is_file(entry.path)
+
+    def directories(self, path: str) -> tuple[str, ...]:
+        def look() -> tuple[str, ...]:
+            with os.scandir(path) as found:
+                return tuple(sorted(entry.name for entry in found if _is_directory(entry)))
+
+        return self._reserve.spend(look)
 
     def make_dir(self, path: str) -> None:
         missing: list[str] = []
@@ -205,7 +266,10 @@ class PosixDisk:
         return True
 
     def sync_dir(self, path: str) -> None:
-        descriptor = self.open_descriptor(path or ".", os.O_RDONLY | os.O_DIRECTORY)
+        lock = self._lock() if self._lock is not None else None
+        descriptor = lock.directory(path) if lock is not None else None
+        if descriptor is None:
+            descriptor = self.open_descriptor(path or ".", os.O_RDONLY | os.O_DIRECTORY)
         os.fsync(descriptor.fd)
 
     def exists(self, path: str) -> bool:
@@ -227,15 +291,21 @@ class PosixDisk:
                 return False
             raise
 
-    def is_dir(self, path: str) -> bool:
-        return os.path.isdir(path)
-
     def free_bytes(self, path: str) -> int:
         room = os.statvfs(path)
         return room.f_bavail * room.f_frsize
 
     def lock(self, path: str, *, guarded: Sequence[str] = ()) -> PosixLock:
-        return PosixLock(self, path, guarded)
+        lock = PosixLock(self, path, guarded)
+        self._lock = weakref.ref(lock)
+        return lock
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # A link in a circle, say.
+        return False
 
 
 def _what_is_there(path: str) -> str:

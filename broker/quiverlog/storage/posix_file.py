@@ -135,6 +135,7 @@ class PosixFile:
 
     def read_cached(self, position: int, size: int) -> bytearray | None:
         assert position >= 0
+        assert size >= 0
         descriptor = self._descriptor
         if descriptor is None:
             return None
@@ -147,6 +148,8 @@ class PosixFile:
         return data if count == size else None
 
     def resident(self, position: int, size: int) -> bool:
+        assert position >= 0
+        assert size >= 0
         end = min(position + size, self.size)
         if position >= end:
             return True

@@ -43,7 +43,7 @@ class PosixLock:
         DataDirectoryInUse: another process (or another holder in this one) has it.
     """
 
-    __slots__ = ("_claim", "_directories", "_disk", "_file", "_path")
+    __slots__ = ("__weakref__", "_claim", "_directories", "_disk", "_file", "_path")
 
     def __init__(self, disk: _Opener, path: str, guarded: Sequence[str]) -> None:
         self._path = path
@@ -71,12 +71,22 @@ class PosixLock:
                 raise DataDirectoryInUse(f"{self._path} is locked by another broker.") from None
             raise
 
+    def directory(self, path: str) -> Descriptor | None:
+        """The descriptor of a directory that this lock has open; None for others.
+
+        None also where another directory has the path by now: what is done to the one that was
+        locked would be of no use to the next start.
+        """
+        descriptor = self._directories.get(path)
+        return descriptor if descriptor is not None and _is_at(descriptor, path) else None
+
     def release(self) -> None:
         self._directories.clear()
         self._file = None
 
     def claim(self, owner: bytes) -> None:
         assert self._file is not None, "a lock that was released claims nothing"
+        assert owner, "an empty claim is anybody's"
         with contextlib.suppress(OSError):  # A full disk must not keep a broker from starting.
             os.ftruncate(self._file.fd, 0)
             if os.pwrite(self._file.fd, owner, 0) == len(owner):

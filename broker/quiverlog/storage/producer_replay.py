@@ -48,6 +48,8 @@ def restore_producers(
         disk.sync_dir(directory)
     else:
         producers.restore(b"")
+    assert all(offset <= log_end_offset for offset in snapshots), "no other one is on the disk"
+    assert 0 <= start <= log_end_offset
     seen = start
     for header in _headers_given_up(segments, given_up, start, log_start_offset):
         if header.base_offset >= seen:
@@ -62,7 +64,10 @@ def restore_producers(
 def _headers_given_up(
     segments: Segments, given_up: Sequence[Segment], start: int, log_start_offset: int
 ) -> Iterator[BatchHeader]:
-    """As far as they can be read. Damage is nobody's loss there, so it is not reported."""
+    """Headers of batches below the log start, as far as they can be read.
+
+    Damage is nobody's loss there, so it is not reported.
+    """
     for segment in given_up:
         with contextlib.suppress(CorruptLog, UnsupportedFormat):
             for _, header in header_walk.all_headers(segment, start):

@@ -35,6 +35,8 @@ from quiverlog.storage.reading_jobs import (
     SkipOlderJob,
     VerifyJob,
     check_for,
+    cursor_of,
+    skip_for,
 )
 from quiverlog.storage.recovery import RecoveryReport
 from quiverlog.storage.segment import Segment
@@ -158,7 +160,7 @@ class ReadableLog:
             bytes_max -= byte_count
             if bytes_max <= 0:
                 break
-            assert offset < more.next_offset
+            assert offset < more.next_offset <= segment.end_offset
             offset = more.next_offset
             number += offset >= segment.end_offset
         if not views:
@@ -242,6 +244,8 @@ class ReadableLog:
             assert isinstance(job, LoadIndexJob)
             self.complete_load(job, result)
         elif isinstance(result, ReadResult):
+            assert isinstance(job, ReadJob)
+            assert result.unreadable_from <= job.position + job.size
             if result.unreadable_from >= 0:
                 segment.distrust()  # Verify it before it is served.
         elif isinstance(result, Verdict):
@@ -253,6 +257,7 @@ class ReadableLog:
                 segment.note_damage(result.damage)
         elif isinstance(job, SkipOlderJob):
             assert isinstance(result, tuple)
+            assert job.cursor[0] <= result[0] <= job.size, "a walk goes on"
             job.cursor = result
         else:
             assert isinstance(job, DiagnoseJob)
@@ -261,6 +266,7 @@ class ReadableLog:
 
     def _missing(self, number: int) -> CorruptLog:
         """The error for rows between segment `number` and the next one: their file is lost."""
+        assert -1 <= number < len(self.segments)
         first, end = self.log_start_offset, self.log_end_offset
         if number >= 0:
             first = max(first, self.segments[number].end_offset)
@@ -293,20 +299,13 @@ class ReadableLog:
         for segment in self._segments.holding(start):
             if segment.is_older(at_us):
                 continue  # The indexes of all of them may be more than memory holds.
-            skipped = [
-                j for j in just_read if isinstance(j, SkipOlderJob) and j.is_for(segment, at_us)
-            ]
-            cursor = skipped[-1].cursor if skipped else None
-            asked = (segment, at_us, start, cursor)
+            asked = (segment, at_us, start, cursor_of(just_read, segment, at_us))
             find = partial(header_walk.first_at_or_after, *asked, bounded=not cold_ok)
             spans = partial(header_walk.time_spans, *asked)
             try:
                 header = self._ask(segment, find, spans, cold_ok, just_read)
             except LongWalk as walk:
-                file, damages = segment.file, tuple(segment.damages)
-                at = (walk.position, walk.offset)
-                skip = SkipOlderJob(self.directory, segment, file, file.size, at_us, at, damages)
-                cold = NotResident(skip)
+                cold = NotResident(skip_for(self.directory, segment, at_us, walk))
                 cold.offset = max(start, segment.base_offset)
                 raise cold from None
             except NotResident as cold:
@@ -358,6 +357,7 @@ class ReadableLog:
             except NotResident as cold:
                 cold.offset, cold.counted = start, total
                 raise
+            assert done or start < offset, "a walk goes on"
             total += stop
             if done:
                 return offset, total

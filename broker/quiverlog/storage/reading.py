@@ -111,6 +111,8 @@ def _last(
         elif position == last.end:
             break  # What is good in front of it goes out; the next read tells.
         position, expected = last.end, last.next_offset
+    assert first.end <= last.end
+    assert last is first or last.end <= limit, "one batch may be too large, the first"
     return last
 
 
@@ -162,6 +164,7 @@ def _floor(segment: Segment, offset: int) -> tuple[int, int]:
     for damage in segment.damages:  # An entry inside of damage may be wrong, too.
         if damage.end_offset <= offset and damage.end_position > position:
             position, expected = damage.end_position, damage.end_offset
+    assert expected <= offset, "a walk goes forward only"
     return position, expected
 
 
@@ -183,6 +186,8 @@ def _jump(
     One entry less than what surely fits, because the walk must pass the last batch's header: that
     batch gets a view of its own. Not over damage, because entries there may be wrong.
     """
+    assert expected < end_offset, "there is more to hand out"
+    assert position < end_position
     damage_at = min((d.position for d in segment.damages if d.position >= position), default=2**32)
     index = segment.load()
     entry = -1 + min(
@@ -209,6 +214,7 @@ def _pass(segment: Segment, source: ByteSource, position: int, expected: int) ->
 def _bytes_of(segment: Segment, source: FileBytes, wanted: Damage) -> memoryview:
     """The bytes of a range. Raises Undiagnosed with just that range when they cannot be read."""
     start, end = wanted.position, wanted.end_position
+    assert SEGMENT_HEADER_BYTES <= start < end <= source.size
     if end - start <= _COPY_BYTES_MAX and source.holds(start, end):
         return source.read(start, end - start)
     try:

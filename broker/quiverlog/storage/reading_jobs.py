@@ -14,7 +14,7 @@ from typing import ClassVar, Final, NamedTuple
 from quiverlog.storage import checks, header_walk
 from quiverlog.storage.boundaries import Boundaries
 from quiverlog.storage.byte_source import is_unreadable
-from quiverlog.storage.checks import Undiagnosed, Unverified, Verdict
+from quiverlog.storage.checks import LongWalk, Undiagnosed, Unverified, Verdict
 from quiverlog.storage.disk import File
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.header_walk import Cursor
@@ -33,6 +33,8 @@ __all__ = [
     "SkipOlderJob",
     "VerifyJob",
     "check_for",
+    "cursor_of",
+    "skip_for",
 ]
 
 _READ_BYTES: Final = 256 * 1024
@@ -95,6 +97,7 @@ class ReadJob:
 
     def run(self) -> ReadResult:
         """Raises OSError when the file cannot be opened."""
+        assert self.position >= 0
         end = min(self.position + self.size, self.file.size)
         for at in range(self.position, end, _READ_BYTES):
             size = min(_READ_BYTES, end - at)
@@ -178,6 +181,20 @@ JustRead = Collection[ReadingJob]
 """Jobs of this question that are back."""
 
 
+def cursor_of(just_read: JustRead, segment: Segment, at_us: int) -> Cursor | None:
+    """Where the last walk to `at_us` in this segment stopped; None where there was none."""
+    found = [j for j in just_read if isinstance(j, SkipOlderJob) and j.is_for(segment, at_us)]
+    return found[-1].cursor if found else None
+
+
+def skip_for(key: str, segment: Segment, at_us: int, walk: LongWalk) -> SkipOlderJob:
+    """The job that goes on with a walk which takes too long for the loop."""
+    file = segment.file
+    assert walk.position < file.size, "a walk ends at the end"
+    at, damages = (walk.position, walk.offset), tuple(segment.damages)
+    return SkipOlderJob(key, segment, file, file.size, at_us, at, damages)
+
+
 def check_for(
     key: str,
     segment: Segment,
@@ -194,9 +211,11 @@ def check_for(
         CorruptLog: that job is among them, and has made no difference.
     """
     assert not segment.dropped
+    assert all(job.segment is segment for job in done), "jobs of another segment prove nothing"
     file = segment.file
     if isinstance(missing, Unverified):
         start, end, offset = missing.start, missing.end, missing.offset
+        assert end <= file.size
         if not any(isinstance(job, VerifyJob) and job.position == start for job in done):
             return VerifyJob(key, segment, file, start, end - start, offset, epochs.copy())
         # Its first batch is damaged. How far that reaches is seen in the whole file only.

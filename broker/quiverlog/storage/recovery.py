@@ -15,6 +15,7 @@ import enum
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from quiverlog.errors import CorruptLog
@@ -26,6 +27,7 @@ from quiverlog.storage.resync import EPOCHS_ALL, EpochBounds
 from quiverlog.storage.scan import Damage, Found, Torn, damaged_stamp, scan
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.tail import SECTOR_BYTES
 
 __all__ = ["RecoveryReport", "assign_epochs", "recover_segments"]
 
@@ -91,6 +93,7 @@ def recover_segments(
             break
     found = [(entry.header.leader_epoch, entry.header.base_offset) for _, entry in stamps]
     assign_epochs(epochs, found, epoch_newest)
+    assert not any(segment.dropped for segment in segments)
     for segment, entry in stamps:
         if not epochs.agree(entry.header.leader_epoch, entry.header.base_offset):
             _note(segment, damaged_stamp(entry), report)
@@ -99,6 +102,7 @@ def recover_segments(
 
 def _note_gap(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
     """Rows behind this segment were on the disk, and no file has them."""
+    assert segment.end_offset < end_offset, "a gap has rows"
     size = segment.file.size
     _note(segment, Damage(size, size, segment.end_offset, end_offset), report)
     segment.end_offset = end_offset
@@ -148,6 +152,8 @@ def _known_of(
         best = _Known(known_offset, point.position, point.offset)
     if mark.position > best.position and mark.offset >= best.position_offset:
         best = _Known(known_offset, mark.position, mark.offset)
+    assert best.position >= SEGMENT_HEADER_BYTES
+    assert best.position_offset >= segment.base_offset
     return best
 
 
@@ -160,6 +166,7 @@ def assign_epochs(epochs: LeaderEpochs, stamps: list[tuple[int, int]], newest: i
     possible = [stamp for stamp in stamps if epochs.newest <= stamp[0] <= newest]
     for epoch, base_offset in _never_falling(possible):
         epochs.assign(epoch, base_offset)
+    assert not possible or epochs.newest <= newest, "no leader would be accepted any more"
 
 
 def _never_falling(stamps: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -182,7 +189,9 @@ def _never_falling(stamps: list[tuple[int, int]]) -> list[tuple[int, int]]:
         chosen.append(stamps[number])
         number = before[number]
     assert len(chosen) == len(tails)
-    return chosen[::-1]
+    chosen.reverse()
+    assert all(one[0] <= after[0] for one, after in pairwise(chosen))
+    return chosen
 
 
 class _Scanned(enum.Enum):
@@ -225,6 +234,7 @@ class _Recovery:
         segment, file = self._segment, self._segment.file
         at, offset = self._floor
         known = self._known
+        assert at >= SEGMENT_HEADER_BYTES
         flushed = known.position_offset > segment.base_offset
         if file.size < max(at, known.position) and flushed:
             self._keep_what_is_left(known.position_offset)
@@ -255,6 +265,7 @@ class _Recovery:
     def _scan_known(self, at: int, offset: int) -> None:
         """Scan the bytes that were on the disk for certain: what does not fit is damage."""
         end, end_offset = self._known.position, self._known.position_offset
+        assert end <= self._segment.file.size, "a shorter file is another case"
         source = FileBytes(self._segment.file, end)
         for entry in scan(
             source, at, offset, verify=True, epochs=self._epochs, boundaries=self._boundaries
@@ -311,11 +322,13 @@ class _Recovery:
         self._report.bytes_truncated += file.size - torn.position
         segment.end_offset = torn.offset
         file.truncate(torn.position)
+        assert file.size == torn.position
         return _Scanned.CUT
 
     def _keep_what_is_left(self, end_offset: int) -> None:
         """Bytes that were on the disk are gone: what is left of them is kept, the rest damage."""
         segment = self._segment
+        assert segment.base_offset < end_offset, "some of its rows were on the disk"
         segment.end_offset = end_offset
         segment.finished = True
         segment.drop_index()
@@ -331,13 +344,19 @@ class _Recovery:
         segment = self._segment
         segment.file.truncate(0)
         segment.write_header(self._now_us)
+        assert segment.empty
         segment.end_offset = segment.base_offset
 
     def _never_arrived(self) -> bool:
-        """True for a new segment of which the disk got the length, but not the bytes."""
+        """True for a new segment of which the disk got the length, but not the first bytes.
+
+        A hole where a log's rows begin ends it there, whatever of the later ones has arrived.
+        """
         file = self._segment.file
         if any(file.read_copy(0, SEGMENT_HEADER_BYTES)):
             return False
+        if not any(file.read_copy(0, SECTOR_BYTES)):
+            return True
         source = FileBytes(file, file.size)
         start, base_offset = SEGMENT_HEADER_BYTES, self._segment.base_offset
         entries = scan(source, start, base_offset, verify=True, epochs=self._epochs)

@@ -108,6 +108,7 @@ class Resync:
                 return None  # Its size may be wrong, and the chain go on inside of it.
             if at >= first + BATCH_BYTES_MAX:
                 return Candidate(at, header.base_offset)
+            assert header.total_bytes >= BATCH_HEADER_BYTES, "the chain has plausible headers only"
             at += header.total_bytes
         return None
 
@@ -127,6 +128,7 @@ class Resync:
 
     def _candidates(self, start: int, offset: int, epoch: int, stop: int) -> Iterator[Candidate]:
         """Plausible headers from `start` to before `stop`."""
+        assert 0 <= start <= self._source.size
         source = self._source
         stop = min(stop, source.size - BATCH_HEADER_BYTES + 1)
         chunk_at, chunk_bytes = start, _CHUNK_BYTES_MIN
@@ -144,6 +146,7 @@ class Resync:
                     and header.is_plausible
                     and position + header.total_bytes <= source.size
                 ):
+                    assert not position % BATCH_ALIGNMENT_BYTES
                     yield Candidate(position, header.base_offset)
             chunk_at += chunk_bytes
             chunk_bytes = min(2 * chunk_bytes, _CHUNK_BYTES_MAX)
@@ -186,6 +189,7 @@ class Resync:
 
     def _is_cut_short(self, end: int, last: BatchHeader, after: BatchHeader | None) -> bool:
         """True when an append that a crash interrupted lies behind the batch `last`."""
+        assert end < self._source.size
         if after is None:
             return True
         if after.is_plausible and after.base_offset == last.next_offset:

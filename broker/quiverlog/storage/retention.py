@@ -29,9 +29,11 @@ def target(
     """Decide where the log should start: where it does or later. See `Log.retention_target`."""
     if log.log_start_offset >= log.log_end_offset:
         return log.log_start_offset
+    assert high_watermark >= 0
     wanted = min(max(_by_time(log, now, cold_ok, just_read), _by_size(log)), high_watermark)
     start = max(wanted, log.log_start_offset)
     assert start <= log.log_end_offset
+    assert start <= max(high_watermark, log.log_start_offset), "rows that are not replicated stay"
     return start
 
 

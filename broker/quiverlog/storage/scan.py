@@ -93,6 +93,8 @@ def scan(
     """
     if isinstance(source, bytes | memoryview):
         source = BufferBytes(source)
+    assert at >= 0
+    assert offset >= 0
     judge = _Judge(source, epochs, boundaries)
     while at < source.size:
         header = header_at(source, at)
@@ -147,6 +149,8 @@ class _Judge:
         """
         size = self._source.size
         boundary = at + SECTOR_BYTES - at % SECTOR_BYTES
+        assert at < size
+        assert at < boundary <= at + SECTOR_BYTES
         header = header_at(self._source, at)
         if header is None:
             return True
@@ -166,6 +170,7 @@ class _Judge:
             return Torn(at, offset)
         source = self._source
         known = self._known_after(at, offset)
+        assert known is None or at < known.position <= source.size
         extent = extent_of(source, at, offset, header, known)
         if extent is not None:
             return Damage(at, extent.end, offset, extent.next_offset)
@@ -177,6 +182,7 @@ class _Judge:
         found = self._resync.look_behind(at + BATCH_ALIGNMENT_BYTES, offset, self.epoch)
         if found is None:
             return self._judge_last(at, offset, header)
+        assert offset <= found.end_offset
         if found.batch is not None:
             return Damage(at, found.batch.position, offset, found.batch.base_offset)
         return Damage(at, source.size, offset, found.end_offset)
@@ -201,6 +207,7 @@ class _Judge:
         aligned = not header.total_bytes % BATCH_ALIGNMENT_BYTES
         if not aligned or header.total_bytes < BATCH_HEADER_BYTES or header.base_offset != offset:
             end = size  # What a foreign header says of its size, or a wrong one, leads anywhere.
+        assert at < end <= size
         if looks_unwritten(self._source, at, end):
             return Torn(at, offset)
         return Damage(at, end, offset, offset + rows)

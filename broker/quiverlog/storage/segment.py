@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from quiverlog.batch.header import BatchHeader
+from quiverlog.batch.header import SIZE_END, BatchHeader
 from quiverlog.errors import CorruptLog, QuiverlogError
-from quiverlog.limits import INDEX_INTERVAL_BYTES_MAX, SEGMENT_ROWS_MAX
+from quiverlog.limits import BATCH_ALIGNMENT_BYTES, INDEX_INTERVAL_BYTES_MAX, SEGMENT_ROWS_MAX
 from quiverlog.storage.boundaries import Boundaries, Boundary
 from quiverlog.storage.byte_source import BLOCK_BYTES, readable_bytes
 from quiverlog.storage.checks import clip, find_damages
@@ -31,7 +31,6 @@ from quiverlog.storage.disk import Disk, File, short_name
 from quiverlog.storage.index import NO_TIME, IndexSummary, SparseIndex
 from quiverlog.storage.scan import Damage
 from quiverlog.storage.segment_index import (
-    LOG_SUFFIX,
     NO_MARK,
     SEGMENT_HEADER_BYTES,
     FlushedMark,
@@ -40,6 +39,7 @@ from quiverlog.storage.segment_index import (
     index_path,
     pack_segment_header,
     read_header,
+    segment_path,
 )
 
 __all__ = ["Segment", "segment_path"]
@@ -48,11 +48,6 @@ _REWRITE_BYTES: Final = 1024 * 1024
 _VERIFIED_RANGES_MAX: Final = 64
 _POSITIONS_MAX: Final = 2**32
 """Positions in an index are unsigned 32-bit."""
-
-
-def segment_path(directory: str, base_offset: int) -> str:
-    """Path of the .log file."""
-    return f"{directory}/{base_offset:020d}{LOG_SUFFIX}"
 
 
 class Segment:
@@ -148,6 +143,7 @@ class Segment:
         """The first 64 bytes of an empty file."""
         assert self.file.size == 0
         self.file.append([pack_segment_header(self.base_offset, now_us, mark)])
+        assert self.file.size == SEGMENT_HEADER_BYTES, "batches begin where readers look for them"
         self.created_us = now_us
         self.mark = mark
 
@@ -167,12 +163,25 @@ class Segment:
             count = readable_bytes(self.file, at, count)
             if count:
                 self.file.rewrite(at, self.file.read_copy(at, count))
-            at += count or min(BLOCK_BYTES - at % BLOCK_BYTES, size - at)
+            step = count or min(BLOCK_BYTES - at % BLOCK_BYTES, size - at)
+            assert step > 0, "each round leaves some bytes behind"
+            at += step
 
     @property
     def empty(self) -> bool:
         """True for a segment without batches."""
         return self.file.size <= SEGMENT_HEADER_BYTES
+
+    def joins(self, offset: int) -> bool:
+        """True when a batch that begins with row `offset` may follow the file's last byte.
+
+        Not where rows in front of it are missing, or damage reaches to the end: a walk that met
+        such a batch could not tell that it belongs there.
+        """
+        size = self.file.size
+        if self.end_offset != offset or size % BATCH_ALIGNMENT_BYTES:
+            return False
+        return all(damage.end_position < size for damage in self.damages)
 
     def is_older(self, at_us: int) -> bool:
         """True when all rows are known to be older, whether the index is in memory or not."""
@@ -189,7 +198,7 @@ class Segment:
 
     @property
     def files(self) -> SegmentFiles:
-        """The segment as a job may know it."""
+        """What a job may know of this segment."""
         return SegmentFiles(
             self._disk,
             self.file,
@@ -262,6 +271,7 @@ class Segment:
         position = file.size
         assert not self.finished
         assert not self.dropped
+        assert not position % BATCH_ALIGNMENT_BYTES, "a scan looks for batches at multiples of 64"
         assert offset < end_offset <= base_offset + SEGMENT_ROWS_MAX
         if interval_bytes > INDEX_INTERVAL_BYTES_MAX:
             interval_bytes = INDEX_INTERVAL_BYTES_MAX
@@ -276,6 +286,7 @@ class Segment:
                     indexed_at = at
                 if header.timestamp_max_us > newest_us:
                     newest_us = header.timestamp_max_us
+                assert len(view) == SIZE_END + header.size, "a walk goes by the header's size"
                 at += len(view)
                 offset += header.row_count
             assert offset == end_offset
@@ -295,6 +306,7 @@ class Segment:
             self.end_offset = offset
             kept = [damage for damage in self.damages if damage.offset < offset]
             self.damages = [d._replace(end_offset=min(d.end_offset, offset)) for d in kept]
+        assert self.end_offset <= offset
 
     # --- damage and trust ----------------------------------------------------------------------
     def note_damage(self, damage: Damage) -> None:
@@ -349,6 +361,7 @@ class Segment:
     def trust_from(self, position: int) -> None:
         """Everything from `position` on was verified by a scan."""
         assert position >= SEGMENT_HEADER_BYTES
+        assert not self._verified, "a scan comes before any read"
         self.trusted_from = min(self.trusted_from, position)
 
     def distrust(self) -> None:
@@ -365,7 +378,9 @@ class Segment:
         assert SEGMENT_HEADER_BYTES <= start <= self.file.size
         if start >= self.trusted_from:
             return self.file.size
-        return max((end for first, end in self._verified if first <= start < end), default=start)
+        end = max((end for first, end in self._verified if first <= start < end), default=start)
+        assert end < self.trusted_from, "a range that reaches trusted bytes is one with them"
+        return end
 
     def verified(self, start: int, end: int) -> None:
         """Remember that the batches between these two bytes match their checksums."""
@@ -382,3 +397,4 @@ class Segment:
         else:
             # What was verified longest ago is verified again.
             self._verified = [*apart, (start, end)][-_VERIFIED_RANGES_MAX:]
+        assert all(known_end < self.trusted_from for _, known_end in self._verified)

@@ -33,6 +33,7 @@ __all__ = [
     "pack_segment_header",
     "peek_base_offset",
     "read_header",
+    "segment_path",
 ]
 
 LOG_SUFFIX: Final = ".log"
@@ -44,6 +45,12 @@ _VERSION_PLAUSIBLE_MAX: Final = 15
 _HEAD: Final = struct.Struct("<8sHHI")
 _BODY: Final = struct.Struct("<qqqQq8x")
 assert _HEAD.size + _BODY.size == SEGMENT_HEADER_BYTES
+
+
+def segment_path(directory: str, base_offset: int) -> str:
+    """Path of the .log file of the segment that begins with row `base_offset`."""
+    assert base_offset >= 0
+    return f"{directory}/{base_offset:020d}{LOG_SUFFIX}"
 
 
 def index_path(log_path: str) -> str:
@@ -80,6 +87,7 @@ def pack_segment_header(
     base_offset: int, created_us: int, mark: FlushedMark = NO_MARK, start_offset: int = 0
 ) -> bytes:
     """The first 64 bytes of a segment. `start_offset`: the log start when it was written."""
+    assert base_offset >= 0
     assert start_offset >= 0
     assert mark.position == 0 or mark.position >= SEGMENT_HEADER_BYTES
     assert mark.offset <= base_offset or mark.position > 0
@@ -103,17 +111,21 @@ def read_header(file: File, base_offset: int) -> SegmentHeader:
         UnsupportedFormat: a newer version wrote it.
     """
     head = bytes(FileBytes(file, min(file.size, SEGMENT_HEADER_BYTES)).read(0, 64))
-    name = short_name(file.path)
     if len(head) < SEGMENT_HEADER_BYTES or head[:8] != SEGMENT_MAGIC:
-        raise CorruptLog(f"{name} is not a segment.", file=name, position=0)
+        raise _damaged_header(file, "is not a segment.")
     _, version, _, crc = _HEAD.unpack_from(head)
     found_base, created_us, *mark, start_offset = _BODY.unpack_from(head, _HEAD.size)
     intact = crc32c(head[_HEAD.size :]) == crc and found_base == base_offset
     if version != _VERSION and not _is_flipped(version, intact):
-        check_version(name, version, _VERSION)
+        check_version(short_name(file.path), version, _VERSION)
     if version != _VERSION or not intact:
-        raise CorruptLog(f"{name}: its header is damaged.", file=name, position=0)
+        raise _damaged_header(file, "has a damaged header.")
     return SegmentHeader(created_us, FlushedMark(*mark), max(0, start_offset))
+
+
+def _damaged_header(file: File, why: str) -> CorruptLog:
+    name = short_name(file.path)
+    return CorruptLog(f"{name} {why}", file=name, position=0)
 
 
 def _is_flipped(version: int, intact: bool) -> bool:
@@ -155,6 +167,8 @@ class IndexBuilder:
 
     def add(self, position: int, relative_offset: int, timestamp_max_us: int) -> None:
         """The next batch."""
+        assert position >= SEGMENT_HEADER_BYTES
+        assert relative_offset >= 0
         if position - self._indexed_at >= self._interval_bytes or not len(self.entries):
             self.entries.add(relative_offset, position, self.newest_us)
             self._indexed_at = position
@@ -183,6 +197,8 @@ class SegmentFiles:
             UnsupportedFormat: a newer version wrote the segment.
             OSError: a file cannot be opened.
         """
+        assert self.base_offset <= self.end_offset
+        assert self.size <= self.file.size, "a segment only grows"
         damage, created_us = "", 0
         try:
             created_us = read_header(self.file, self.base_offset).created_us

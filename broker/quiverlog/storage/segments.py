@@ -36,6 +36,7 @@ class Segments:
     def add(self, segment: Segment) -> None:
         """A new last segment."""
         assert not self._bases or segment.base_offset > self._bases[-1]
+        assert not segment.dropped, "its files are gone or about to go"
         self.items.append(segment)
         self._bases.append(segment.base_offset)
         self.byte_count += segment.file.size
@@ -43,21 +44,24 @@ class Segments:
     def grew(self, byte_count: int) -> None:
         """Rows were appended to the last segment."""
         assert self.items
+        assert byte_count > 0
         self.byte_count += byte_count
 
     def take_first(self) -> Segment:
-        """Remove the oldest."""
+        """Remove the oldest segment."""
         del self._bases[0]
         return self._taken(self.items.pop(0))
 
     def take_last(self) -> Segment:
-        """Remove the newest."""
+        """Remove the newest segment."""
         self._bases.pop()
         return self._taken(self.items.pop())
 
     def _taken(self, segment: Segment) -> Segment:
         segment.dropped = True
         self.byte_count -= segment.file.size
+        assert self.byte_count >= 0, "the bytes of all segments were counted"
+        assert len(self._bases) == len(self.items)
         segment.file.close()
         return segment
 

@@ -48,6 +48,8 @@ def set_aside_strays(
         segment.file.close()
         owner = short_name(kept[-1].path)
         notes.append(f"{name} holds no batch, its rows are in {owner}: moved to {new}.")
+    assert len(kept) + len(notes) == len(segments), "each is kept or told"
+    assert kept[:1] == segments[:1], "the first one has no neighbour in front of it"
     if notes:
         for segment, following in pairwise(kept):
             segment.end_offset = following.base_offset

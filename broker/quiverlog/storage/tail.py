@@ -23,6 +23,7 @@ def looks_unwritten(source: ByteSource | memoryview, start: int, end: int) -> bo
     """True when the bytes [start, end) are zero, all or from their last sector boundary on."""
     if isinstance(source, memoryview):
         source = BufferBytes(source)
+    assert 0 <= start < end, "no bytes look like anything"
     last = (end - 1) // SECTOR_BYTES * SECTOR_BYTES
     if end - last < _UNWRITTEN_BYTES_MIN:
         last -= SECTOR_BYTES

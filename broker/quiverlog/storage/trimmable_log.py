@@ -64,7 +64,9 @@ class TrimmableLog(AppendableLog):
         if offset <= self._start_saved:
             return None
         offset = max(offset, self.log_start_offset)
+        assert self._start_saved < offset <= self.log_end_offset
         doomed = [s for s in self.segments if self._is_given_up(s, offset)]
+        assert doomed == self.segments[: len(doomed)], "the oldest files go, and none between"
         if not promised and not doomed:
             self._move_start(offset)
             return None
@@ -100,6 +102,7 @@ class TrimmableLog(AppendableLog):
         assert self._trim is None, "a trim is outstanding"
         assert self._truncation is None, "a truncation is outstanding"
         assert offset > self.log_end_offset, "an end that is reached is trimmed to"
+        assert not self._skipping, "one trim at a time"
         self._check_writable()
         indexes = tuple(segment.index_path for segment in self.segments)
         self._trim = TrimJob(
@@ -128,6 +131,8 @@ class TrimmableLog(AppendableLog):
             self.log_end_offset = self.flushed_offset = job.offset
             self._skipping = False
         self._move_start(min(job.offset, self.log_end_offset))
+        assert self._start_saved <= self.log_start_offset <= self.log_end_offset
+        assert self.flushed_offset <= self.log_end_offset
         snapshot = job.snapshot
         if snapshot is not None and self.fault:
             return None  # It may speak of rows that are on no disk: the files tell what is true.
@@ -144,6 +149,7 @@ class TrimmableLog(AppendableLog):
         A trim that had rows to flush may have failed at that, which is final, as in a flush.
         """
         assert job is self._trim
+        assert self._start_saved < job.offset, "what is on the disk stays there"
         self._trim = None
         self._skipping = False
         if job.snapshot is not None:
@@ -161,6 +167,7 @@ class TrimmableLog(AppendableLog):
         return segment.end_offset <= start_offset and not next_name
 
     def _move_start(self, offset: int) -> None:
+        assert offset <= self.log_end_offset, "a log never begins behind its end"
         if offset > self.log_start_offset:
             self.log_start_offset = offset
             self._oldest_us = None
@@ -179,6 +186,8 @@ class TrimmableLog(AppendableLog):
             paths += [segment.index_path, segment.path]
         if not paths:
             return None
+        assert len(paths) == 2 * (count - len(self.segments)), "a segment is two files"
+        assert self.size_bytes < byte_count, "no segment is without bytes"
         return RemoveFilesJob(
             self._disk,
             self.directory,
@@ -210,6 +219,7 @@ class TrimmableLog(AppendableLog):
 
     def _snapshot_before(self, end_offset: int) -> SnapshotFile | None:
         """The snapshot to make durable before files with rows below `end_offset` go, or None."""
+        assert 0 <= end_offset <= self.log_end_offset
         if self._producers is None or self._unflushed.covered >= end_offset:
             return None
         return SnapshotFile(self.log_end_offset, self._producers.capture())

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Final, NamedTuple
 
 from quiverlog.errors import CorruptLog, UnsupportedFormat
@@ -86,6 +87,8 @@ class TruncateJob:
 
     def run(self) -> TruncateResult:
         """Raises DiskFull, StorageFault or OSError; run it again, or the next start will."""
+        assert 0 <= self.offset < self.end_offset, "there are rows to cut"
+        assert self.start_offset <= self.end_offset
         # Epochs that were assigned since the last flush are known in memory only.
         self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
         result = _carry_out(self.disk, self.key, self.offset, self.end_offset)
@@ -132,7 +135,9 @@ def finish(disk: Disk, directory: str, names: list[str]) -> list[str]:
             disk.sync_dir(directory)
         else:
             _carry_out(disk, directory, offset, None)
-    return disk.list(directory)
+    left = disk.list(directory)
+    assert TRUNCATION_FILE not in left, "what is appended from here on would be cut by a crash"
+    return left
 
 
 def find_segments(disk: Disk, directory: str, names: Iterable[str]) -> list[Segment]:
@@ -152,6 +157,7 @@ def find_segments(disk: Disk, directory: str, names: Iterable[str]) -> list[Segm
             segments[-1].end_offset = base_offset
             segments[-1].finished = True
         segments.append(Segment(disk, path, file, base_offset))
+    assert all(one.end_offset == after.base_offset for one, after in pairwise(segments))
     return segments
 
 
@@ -174,12 +180,15 @@ def _carry_out(disk: Disk, directory: str, offset: int, end_offset: int | None) 
     if kept:
         known_end = doomed[0].base_offset if doomed else end_offset
         end, position = _find_cut(kept[-1], offset, known_end)
+        assert kept[-1].base_offset <= end <= offset
+        assert position <= kept[-1].file.size
         if position <= SEGMENT_HEADER_BYTES:  # Nothing is left in that file.
             doomed.insert(0, kept.pop())
             position = kept[-1].file.size if kept else 0
         if end < start:  # The batch that goes holds the log start too: no row is left.
             doomed, kept, end = kept + doomed, [], start
     assert start <= end, "the log never ends before its start"
+    assert end <= offset, "no row that was to go stays"
     # The end, not what was asked for: with some of the files gone the same cut is to be found.
     mark = checkpoint.pack_truncation(end)
     disk.write_file_atomic(f"{directory}/{TRUNCATION_FILE}", mark)
@@ -214,6 +223,7 @@ def _find_cut(segment: Segment, offset: int, known_end: int | None) -> tuple[int
         after = entry.header.next_offset if isinstance(entry, Found) else entry.end_offset
         if after > offset:
             return end, entry.position
+        assert at == entry.position, "a scan leaves no byte out"
         at, end = _end_of(entry), after
     if known_end is not None and end < min(offset, known_end):
         end = min(offset, known_end)  # Rows are missing at the end of the file.
@@ -239,10 +249,13 @@ def _lower_notes(
     The copy of the recovery point goes: the next flush makes it anew.
     """
     point, bounds = stored.point, stored.bounds
+    assert last is None or last.base_offset <= end
+    assert last is None or SEGMENT_HEADER_BYTES < position <= last.file.size
     base_offset = last.base_offset if last is not None else -1
     inside = point.base_offset == base_offset and point.position <= position
     if point.offset > end or not (point.base_offset < base_offset or inside):
         point = RecoveryPoint()
+    assert point.offset <= end, "a start would take the rows for lost"
     if stored.contents or stored.bad or base_offset < 0:
         path = f"{directory}/{checkpoint.RECOVERY_FILE}"
         lowered = Bounds(bounds.start_offset, min(bounds.end_offset, end))

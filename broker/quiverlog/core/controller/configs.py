@@ -206,6 +206,7 @@ def topic_config(
     Raises:
         InvalidConfig: an unknown key, a bad value, or values that contradict each other.
     """
+    assert replication_factor >= 1
     check_configs(configs)
     check_configs(defaults)
 
@@ -230,6 +231,10 @@ def topic_config(
         validate_full=text("validation") == "full",
         index_interval_bytes=number("index.interval.bytes"),
     )
+    assert SEGMENT_BYTES_MIN <= config.segment_bytes <= SEGMENT_BYTES_MAX
+    assert BATCH_HEADER_BYTES < config.batch_bytes_max <= BATCH_BYTES_MAX
+    assert config.retention_ms == -1 or config.retention_ms > 0
+    assert config.retention_bytes == -1 or config.retention_bytes > 0
     if config.durability >= Durability.REPLICATED and replication_factor == 1:
         label = config.durability.label
         raise InvalidConfig(f"durability is {label!r}, but the topic has one replica.")

@@ -57,6 +57,8 @@ class PartitionImage:
     )
 
     def __init__(self, record: PartitionRecord) -> None:
+        assert record.replicas, "somebody holds a partition"
+        assert record.leader_epoch >= 0
         self.partition = record.partition
         self.replicas = record.replicas
         self.in_sync_replicas = record.in_sync_replicas
@@ -66,6 +68,7 @@ class PartitionImage:
 
     def record(self, topic_id: bytes) -> PartitionRecord:
         """The record that this partition adds up to."""
+        assert self.leader_id in (NO_LEADER, *self.replicas), "one of the replicas leads"
         return PartitionRecord(
             topic_id,
             self.partition,
@@ -94,6 +97,8 @@ class TopicImage:
     )
 
     def __init__(self, record: TopicRecord, config: TopicConfig) -> None:
+        assert record.topic_id
+        assert record.replication_factor >= 1
         self.topic_id = record.topic_id
         self.name = record.name
         self.created_us = record.created_us
@@ -118,6 +123,8 @@ class TopicImage:
         topic.partitions = [PartitionImage(one.record(self.topic_id)) for one in self.partitions]
         topic.schema_records = list(self.schema_records)
         topic.schemas = dict(self.schemas)
+        assert len(topic.schemas) == len(topic.schema_records)
+        assert not topic.schema_records or topic.schema_id == len(topic.schemas)
         return topic
 
     @property
@@ -171,6 +178,7 @@ class Image:
         Takes as long as these topics are large, however many others there are.
         """
         assert not self.frozen, "somebody reads the image"
+        assert source is not self
         for topic_id in topic_ids:
             mine = self.topics_by_id.pop(topic_id, None)
             if mine is not None:
@@ -190,10 +198,13 @@ class Image:
     def replay_entry(self, records: list[Record], *, version: int | None = None) -> None:
         """Take in one entry of the metadata log, after which the image has `version`."""
         assert not self.frozen, "somebody reads the image"
+        assert records, "an entry is at least one record"
         after = self.version + 1 if version is None else version
         for record in records:
             self.replay(record)
         self.version = after if version is not None else max(after, self.version)
+        assert len(self.topics) == len(self.topics_by_id)
+        assert self.partition_count >= 0
 
     def replay(self, record: Record) -> None:
         """Take in one record. Records that were logged are facts: nothing is checked or refused."""
@@ -207,6 +218,7 @@ class Image:
                 self._replay_partition_change(record)
             case TopicRecord():
                 assert record.name not in self.topics
+                assert record.topic_id not in self.topics_by_id
                 config = topic_config({}, {}, record.replication_factor)
                 topic = TopicImage(record, config)
                 self.topics[record.name] = self.topics_by_id[record.topic_id] = topic
@@ -220,6 +232,7 @@ class Image:
                 topic.schemas[record.schema_id] = _arrow_schema(record.schema)
             case RemoveTopicRecord():
                 topic = self.topics_by_id.pop(record.topic_id)
+                assert self.topics[topic.name] is topic, "both tables hold the same topics"
                 self.removed_topic_ids[record.topic_id] = None
                 _keep_newest(self.removed_topic_ids, REMOVED_TOPICS_REMEMBERED)
                 del self.topics[topic.name]
@@ -228,12 +241,15 @@ class Image:
                 assert record.next_producer_id >= self.next_producer_id
                 self.next_producer_id = record.next_producer_id
             case ProducerEpochRecord():
+                assert record.epoch > self.producer_epochs.get(record.producer_id, 0)
                 self.producer_epochs.pop(record.producer_id, None)
                 self.producer_epochs[record.producer_id] = record.epoch
                 _keep_newest(self.producer_epochs, PRODUCER_EPOCHS_REMEMBERED)
             case BrokerRecord():
                 self.brokers[record.node_id] = record
             case SnapshotRecord():
+                assert not self.topics, "a snapshot is the first record of a log"
+                assert record.version >= self.version
                 self.version = record.version
                 self.removed_topic_ids.update(dict.fromkeys(record.removed_topic_ids))
 
@@ -251,6 +267,8 @@ class Image:
         if record.replicas is not None:
             partition.replicas = record.replicas
         partition.partition_epoch += 1
+        assert partition.replicas, "somebody holds a partition"
+        assert partition.leader_id in (NO_LEADER, *partition.replicas), "one of them leads"
 
     def _replay_config(self, record: ConfigRecord) -> None:
         if record.key in RETIRED:
@@ -270,7 +288,9 @@ class Image:
 
         Takes as long as there are topics: for a job, while the image is `frozen`.
         """
+        assert len(self.topics) == len(self.topics_by_id)
         records: list[Record] = [SnapshotRecord(self.version, tuple(self.removed_topic_ids))]
+        partition_count = 0
         records.extend(self.brokers.values())
         records.append(ProducerIdBlockRecord(self.next_producer_id))
         records.extend(ProducerEpochRecord(pid, e) for pid, e in self.producer_epochs.items())
@@ -279,6 +299,8 @@ class Image:
             records.extend(ConfigRecord(topic.topic_id, k, v) for k, v in topic.configs.items())
             records.extend(topic.schema_records)
             records.extend(one.record(topic.topic_id) for one in topic.partitions)
+            partition_count += len(topic.partitions)
+        assert partition_count == self.partition_count, "the count is that of all topics"
         return records
 
 

@@ -175,6 +175,7 @@ def encode_long_entry(records: Iterable[Record]) -> bytes:
     topics takes many milliseconds.
     """
     encoded = [_ENCODER.encode(record) for record in records]
+    assert encoded, "an entry is at least one record"
     return b"".join((_ARRAY_32.pack(_ARRAY_32_TAG, len(encoded)), *encoded))
 
 

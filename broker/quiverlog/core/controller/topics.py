@@ -140,6 +140,7 @@ def create_topic(
     records.extend(ConfigRecord(topic_id, key, value) for key, value in configs.items())
     records.append(SchemaRecord(topic_id, 1, now_us, schema_bytes))
     records.extend(_partition_records(topic_id, range(partitions), replication_factor, brokers))
+    assert len(records) == 2 + len(configs) + partitions
     return records
 
 
@@ -159,6 +160,7 @@ def alter_topic(
     Raises:
         InvalidConfig, InvalidPartitions, InvalidSchema, IncompatibleSchema, PolicyViolation
     """
+    assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
     records = _alter_configs(image, topic, set_configs, delete_configs)
     if partitions != -1:
         have = len(topic.partitions)
@@ -191,6 +193,7 @@ def bump_leader_epochs(image: Image, node_id: int) -> list[Record]:
     After an unclean stop the log may have lost rows that were not flushed, and their offsets will
     be taken by others: only the epoch lets a reader notice (KIP-320).
     """
+    assert node_id >= 0, "a partition without a leader keeps its epoch"
     return [
         PartitionChangeRecord(
             topic.topic_id,
@@ -206,6 +209,8 @@ def bump_leader_epochs(image: Image, node_id: int) -> list[Record]:
 
 # --- parts ---------------------------------------------------------------------------------------
 def _check_partitions(image: Image, partitions: int, *, new: int) -> None:
+    assert new <= partitions, "the new ones are among all"
+    assert image.partition_count >= 0
     if not 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX:
         raise InvalidPartitions(f"{partitions} partitions were asked for.")
     if image.partition_count + new > PARTITIONS_PER_BROKER_MAX:
@@ -219,11 +224,13 @@ def _partition_records(
     topic_id: bytes, numbers: range, replication_factor: int, brokers: Sequence[int]
 ) -> list[Record]:
     """Replicas go round the brokers, so that leaders and followers spread evenly."""
+    assert 1 <= replication_factor <= len(brokers), "no broker holds a partition twice"
     records: list[Record] = []
     for partition in numbers:
         replicas = tuple(
             brokers[(partition + replica) % len(brokers)] for replica in range(replication_factor)
         )
+        assert len(set(replicas)) == replication_factor
         records.append(PartitionRecord(topic_id, partition, replicas, replicas, replicas[0]))
     return records
 
@@ -233,6 +240,7 @@ def _checked_schema(schema: bytes) -> tuple[pa.Schema, bytes]:
         raise InvalidSchema("a topic needs a schema (`raw` is prepared for opaque payloads).")
     arrow_schema = normalize_schema(deserialize_schema(schema))
     check_schema(arrow_schema)
+    assert len(arrow_schema) > 0, "a checked schema has columns"
     serialized = serialize(arrow_schema)
     if len(serialized) > SCHEMA_BYTES_MAX:
         raise InvalidSchema(
@@ -256,6 +264,7 @@ def _alter_configs(
             raise InvalidConfig(f"{key!r} is to be both set and deleted.")
         if key not in CONFIG_DEFS:
             raise InvalidConfig(f"{key!r} is not a topic configuration key.")
+    assert topic.replication_factor >= 1
     after = {k: v for k, v in topic.configs.items() if k not in delete_configs}
     after.update(set_configs)
     topic_config(after, image.defaults, topic.replication_factor)
@@ -267,10 +276,12 @@ def _alter_configs(
     records.extend(
         ConfigRecord(topic.topic_id, key, None) for key in delete_configs if key in topic.configs
     )
+    assert len(records) <= len(set_configs) + len(delete_configs)
     return records
 
 
 def _alter_schema(topic: TopicImage, schema: bytes, now_us: int) -> list[Record]:
+    assert topic.schema_id == len(topic.schema_records), "ids count from 1 without gaps"
     arrow_schema, serialized = _checked_schema(schema)
     if arrow_schema.equals(topic.schema, check_metadata=False):
         return []
@@ -287,4 +298,5 @@ def _alter_schema(topic: TopicImage, schema: bytes, now_us: int) -> list[Record]
             f"the schemas of topic {topic.name!r} would take {history_bytes} bytes together, "
             f"allowed are {SCHEMA_HISTORY_BYTES_MAX}."
         )
+    assert topic.schema_id < SCHEMAS_PER_TOPIC_MAX
     return [SchemaRecord(topic.topic_id, topic.schema_id + 1, now_us, serialized)]

@@ -131,6 +131,7 @@ class PartitionState:
     ) -> None:
         assert 0 <= log_start_offset <= log_end_offset
         assert 0 <= flushed_offset <= log_end_offset
+        assert leader_epoch >= 0
         self._node_id = node_id
         self._lag_max_us = lag_max_us
         self.name = name
@@ -232,11 +233,13 @@ class PartitionState:
         assert flushed_offset <= self.log_end_offset
         if flushed_offset > self.flushed_offset:
             self.flushed_offset = flushed_offset
+        assert self.flushed_offset <= self.log_end_offset
         return self._advance()
 
     def trimmed(self, log_start_offset: int) -> None:
         """Rows below `log_start_offset` were given up; only what readers may see can be."""
         assert log_start_offset <= self.log_end_offset
+        assert not self.leads or log_start_offset <= self.high_watermark
         if log_start_offset > self.log_start_offset:
             self.log_start_offset = log_start_offset
 
@@ -298,6 +301,7 @@ class PartitionState:
     def leader_said(self, high_watermark: int) -> bool:
         """The leader's high watermark, which holds for the rows that are here."""
         assert self.leadership is None
+        assert self.high_watermark <= self.log_end_offset
         limit = min(high_watermark, self.log_end_offset)
         if limit <= self.high_watermark:
             return False
@@ -313,6 +317,7 @@ class PartitionState:
         else:
             limit = acknowledged(self.durability, self)
         assert limit <= self.log_end_offset
+        assert self.high_watermark <= self.log_end_offset
         if limit <= self.high_watermark:
             return False
         self.high_watermark = limit

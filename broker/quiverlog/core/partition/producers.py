@@ -62,16 +62,18 @@ class _Producer:
         self.seen_us = 0
 
     def add(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
-        """Its newest batch; one of another epoch begins anew."""
+        """Remember the producer's newest batch; a batch of another epoch begins anew."""
         batches = self.batches
         if header.producer_epoch != self.epoch:
             self.epoch = header.producer_epoch
             batches.clear()
         self.seen_us = now_us
         self.next_sequence = (header.base_sequence + header.row_count) % SEQUENCE_MODULUS
+        assert not batches or base_offset > batches[-1][2], "batches lie in log order"
         batches.append((header.base_sequence, header.row_count, base_offset))
         if len(batches) > PRODUCER_BATCHES_REMEMBERED:
             del batches[0]
+        assert len(batches) <= PRODUCER_BATCHES_REMEMBERED
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -172,6 +174,7 @@ class ProducerStates:
         Snapshots leave it out: a snapshot that is ahead of the log would, after a crash, take the
         retry of a batch that was never stored for a repetition, and acknowledge lost rows.
         """
+        assert base_offset >= 0
         pid = header.producer_id
         if pid < 0:
             return
@@ -194,6 +197,7 @@ class ProducerStates:
 
     def record(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
         """The batch is in the log at `base_offset`. Asks nothing: `check` was asked before."""
+        assert not self._staged, "what is recorded is behind all that was staged"
         pid = header.producer_id
         if pid < 0:
             return
@@ -208,6 +212,8 @@ class ProducerStates:
         if len(producers) >= self._producers_max:
             del producers[next(iter(producers))]
         producers[pid] = producer
+        assert len(producers) <= self._producers_max
+        assert producer.batches, "a producer that is remembered has written"
 
     def replay(self, header: BatchHeader) -> None:
         """A batch was found in the log: take it in. The log is right by definition."""
@@ -216,6 +222,7 @@ class ProducerStates:
     def expire(self, now_us: int) -> int:
         """Forget the producers that have been silent for too long; returns how many."""
         limit = now_us - self._expiry_us
+        known = len(self._producers)
         count = 0
         while self._producers:
             pid = next(iter(self._producers))
@@ -223,6 +230,7 @@ class ProducerStates:
                 break
             del self._producers[pid]
             count += 1
+        assert len(self._producers) + count == known
         return count
 
     # --- snapshots -----------------------------------------------------------------------------
@@ -262,12 +270,14 @@ class ProducerStates:
             raise CorruptLog(f"producers.snapshot cannot be read: {error}.") from error
         if snapshot.version != _SNAPSHOT_VERSION:
             raise CorruptLog(f"producers.snapshot has version {snapshot.version}.")
-        for pid, epoch, next_sequence, batches in snapshot.producers:
+        # The bound may be lower than when the snapshot was made.
+        for pid, epoch, next_sequence, batches in snapshot.producers[-self._producers_max :]:
             producer = _Producer(epoch)
             producer.seen_us = self._opened_us
             producer.next_sequence = next_sequence
             producer.batches = batches[-PRODUCER_BATCHES_REMEMBERED:]
             self._producers[pid] = producer
+        assert len(self._producers) <= self._producers_max
 
 
 def _encode(producers: dict[int, _Producer]) -> bytes:

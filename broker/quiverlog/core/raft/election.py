@@ -107,6 +107,7 @@ class Election:
         self._granted: set[ReplicaKey] = set()
         self.deadline_us = 0
         self._wait(now_us)
+        assert self.deadline_us > now_us
 
     # --- looking -------------------------------------------------------------------------------
     @property
@@ -129,6 +130,7 @@ class Election:
     def follow(self, term: int, leader: ReplicaKey | None, now_us: int) -> None:
         """Be a follower, in this term or a newer one."""
         assert term >= self.term
+        assert leader != self._key, "nobody follows itself"
         if term > self.term:
             self._change(HardState(term, None))
         self._become(Role.FOLLOWER)
@@ -136,6 +138,7 @@ class Election:
         if leader is not None:
             self._heard_us = now_us
         self._wait(now_us)
+        assert self.term >= self._log.last.term, "no entry is of a term that has not begun"
 
     def hear_leader(self, leader: ReplicaKey, now_us: int) -> None:
         """A message that only the leader of this term sends."""
@@ -161,6 +164,7 @@ class Election:
         self._become(Role.PRE_CANDIDATE)
         self.leader = None
         last = self._log.last
+        assert last.term <= self.term
         for voter in self._membership.voters:
             if voter != self._key:
                 self._outbox.send(
@@ -182,6 +186,7 @@ class Election:
         self._wait(now_us)
         self._change(HardState(self.term + 1, self._key))
         last = self._log.last
+        assert last.term < self.term, "nobody has appended in a term that begins"
         for voter in self._membership.voters:
             if voter == self._key:
                 own = VoteResponse(source=self._key, target=voter, term=self.term, granted=True)
@@ -215,6 +220,8 @@ class Election:
 
     def lead(self) -> None:
         """The election is won."""
+        assert self.hard_state.vote == self._key, "a leader has voted for itself in its term"
+        assert votes_suffice(self._granted, len(self._membership.voters))
         self._become(Role.LEADER)
         self.leader = self._key
 
@@ -226,6 +233,7 @@ class Election:
             and not self.has_live_leader(now_us)
             and not self._is_newer_than(message)
         )
+        assert not (granted and self.role is Role.LEADER), "a leader wants no successor"
         self._outbox.send(
             PreVoteResponse(
                 source=self._key,
@@ -246,6 +254,7 @@ class Election:
             and not self._is_newer_than(message)
         )
         if granted:
+            assert self.role not in (Role.CANDIDATE, Role.LEADER), "it has voted for itself"
             self._change(HardState(self.term, message.source))
             self._wait(now_us)
         response = VoteResponse(
@@ -264,6 +273,7 @@ class Election:
         self._granted.clear()
 
     def _change(self, hard_state: HardState) -> None:
+        assert hard_state.term >= self.term, "the term never falls"
         if hard_state != self.hard_state:
             self.hard_state = hard_state
             self._outbox.change_hard_state(hard_state)

@@ -84,11 +84,15 @@ class Follower:
         changed = self._membership.appended(new)
         # Only up to the end of this message is the log known to be the leader's.
         last_equal = message.prev_index + len(message.entries)
+        assert last_equal >= self._log.commit
+        assert last_equal <= self._log.last_index, "all that the message brought is here"
         self._log.commit_to(min(message.commit, last_equal))
         self._accept(message, last_equal)
         return changed
 
     def _accept(self, message: Append, index: int) -> None:
+        assert index >= self._log.commit, "what is committed here equals the leader's log"
+        assert index <= self._log.last_index, "nobody acknowledges what is not here"
         response = AppendResponse(
             source=self._key,
             target=message.source,
@@ -99,7 +103,9 @@ class Follower:
         self._outbox.send_durable(response, index)
 
     def _refuse(self, message: Append) -> None:
+        assert message.prev_index >= self._log.commit, "committed entries match every leader's"
         hint = self._log.newest_possible_match(message.prev_index, message.prev_term)
+        assert hint.index <= message.prev_index
         response = AppendResponse(
             source=self._key,
             target=message.source,
@@ -138,6 +144,7 @@ class Follower:
         if self._receiver.written(chunk):
             restored = self._log.restored()
             assert restored == chunk.snapshot, "the store shows another snapshot"
+            assert not self._receiver.is_installing
             self._membership.restored(restored.index, restored.voters)
         if chunk.term == term:
             self._receiver.answer_written(chunk)
@@ -156,6 +163,7 @@ class Follower:
         """Ask every voter that is known, by the log or by the host, for the log. Who leads answers
         with appends; the others keep silent."""
         self.observe_due_us = now_us + self._silence_us
+        assert self.observe_due_us > now_us, "a replica does not ask without a pause"
         voters = self._membership.voters
         known = {voter.node_id for voter in voters}
         seeds = [ReplicaKey(node_id, "") for node_id in self._seeds if node_id not in known]

@@ -52,6 +52,8 @@ class Leader:
         # An entry of the own term, without which nothing older can be committed (paper, section 8).
         self._replication.append(EntryKind.NO_OP, b"", now_us)
         self._replication.tick(now_us)
+        assert log.last.term == term
+        assert log.commit < log.last_index, "an election commits nothing"
 
     # --- proposals -----------------------------------------------------------------------------
     def propose(self, data: Sequence[bytes], now_us: int) -> Place:
@@ -61,6 +63,7 @@ class Leader:
         index = 0
         for each in data:
             index = self._replication.append(EntryKind.DATA, each, now_us)
+        assert index == self._log.last_index
         return Place(index, self._term)
 
     def add_voter(self, key: ReplicaKey, endpoint: str, now_us: int) -> Place:
@@ -71,10 +74,14 @@ class Leader:
 
     def propose_voters(self, voters: Voters, now_us: int) -> Place:
         """Propose another set of voters, one change away from the one that counts."""
+        changed = voters.keys() ^ self._membership.voters.keys()
+        assert len(changed) <= 1, "the majorities before and after share a replica"
         data = pack_voters(voters)
         self._membership.check_change(self._log, self._term)
         self._replication.check_proposal([data])
-        return Place(self._replication.append(EntryKind.VOTERS, data, now_us), self._term)
+        index = self._replication.append(EntryKind.VOTERS, data, now_us)
+        assert self._membership.voters == voters, "a set counts from the moment it is appended"
+        return Place(index, self._term)
 
     def transfer(self, target: ReplicaKey, now_us: int) -> None:
         """See `Raft.transfer_leadership`."""
@@ -102,6 +109,7 @@ class Leader:
         progress = self._replication.heard(message.source, now_us)
         if progress is None:
             return False
+        assert progress.key == message.source
         if isinstance(message, AppendResponse):
             return self._replication.on_append_response(progress, message)
         if isinstance(message, HeartbeatResponse):
@@ -116,6 +124,7 @@ class Leader:
         """See `Raft.chunk_read`."""
         progress = self._replication.progress.get(read.target)
         if progress is not None:
+            assert progress.key == read.target
             self._sender.on_read(progress, read, data, done, now_us)
             self._replication.wants_to_send = True
 

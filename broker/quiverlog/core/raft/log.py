@@ -144,6 +144,8 @@ class LogView:
                 if found and size > bytes_max:
                     break
                 found.append(entry)
+        assert found, "at least one entry, however large"
+        assert found[-1].index - found[0].index == len(found) - 1, "entries without gaps"
         return found
 
     def newest_possible_match(self, index: int, term: int) -> Place:
@@ -153,8 +155,12 @@ class LogView:
         (paper, end of section 5.3; etcd's raft does the same with its reject hint).
         """
         index = min(index, self.last_index)
+        term_above: int | None = None
         while index > 0:
             own = self.term(index)
+            if own is not None:
+                assert term_above is None or own <= term_above, "terms never fall along a log"
+                term_above = own
             if own is None:
                 return Place(index, 0)
             if own <= term:
@@ -168,6 +174,7 @@ class LogView:
         assert term >= self.last.term
         entry = Entry(self.last_index + 1, term, kind, data)
         self._tail.append(entry)
+        assert self.last_index == entry.index
         return entry
 
     def append_from_leader(self, prev_index: int, entries: Sequence[Entry]) -> Sequence[Entry]:
@@ -176,12 +183,14 @@ class LogView:
         An entry is replaced only when it conflicts, because the message may be an old one and the
         log may be ahead of it (paper, figure 2, receiver's rule 3).
         """
+        assert prev_index <= self.last_index, "entries without a gap"
         for position, entry in enumerate(entries):
             assert entry.index == prev_index + 1 + position
             if not self.matches(entry.index, entry.term):
                 if entry.index <= self.last_index:
                     self._truncate(entry.index)
                 self._tail.extend(entries[position:])
+                assert self.last_index == prev_index + len(entries)
                 return entries[position:]
         return ()
 
@@ -192,6 +201,7 @@ class LogView:
         from here on, although its entries have the same numbers.
         """
         assert index > self.commit, "a committed entry is never replaced"
+        assert index <= self.last_index, "only what is here can be dropped"
         durable = self.durable_index
         if index <= durable:
             self._tail.clear()
@@ -210,8 +220,10 @@ class LogView:
         if not self.has_unwritten:
             return ()
         entries = tuple(self._tail[self._unwritten_first - self._tail[0].index :])
+        assert entries[0].index == self._unwritten_first
         self._flight_last = entries[-1].index
         self._unwritten_first = self._flight_last + 1
+        assert self._flight_last == self.last_index, "one write takes all that waits"
         return entries
 
     def complete_write(self) -> None:
@@ -222,6 +234,8 @@ class LogView:
             if self._tail and self._tail[0].index <= durable:
                 del self._tail[: durable - self._tail[0].index + 1]
             self._flight_last = 0
+        assert self.durable_index <= self._store.last_index, "the store shows what is durable"
+        assert self.applied <= self.durable_index
 
     # --- committing and applying ---------------------------------------------------------------
     def commit_to(self, index: int) -> bool:
@@ -256,4 +270,6 @@ class LogView:
         self._flight_last = 0
         self._unwritten_first = snapshot.index + 1
         self.commit = self.applied = snapshot.index
+        assert self.durable_index == snapshot.index
+        assert not self.has_unwritten
         return snapshot

@@ -76,8 +76,10 @@ class Membership:
         index = log.snapshot.index + 1
         while index <= log.last_index:
             entries = log.entries(index, _SCAN_BYTES)
+            assert entries[0].index == index
             self.appended(entries)
             index = entries[-1].index + 1
+        assert index == log.last_index + 1
 
     # --- looking -------------------------------------------------------------------------------
     @property
@@ -102,6 +104,7 @@ class Membership:
         the only one whose log is new enough to win (thesis, section 4.2.2 and figure 4.6)."""
         if key in self.voters:
             return True
+        assert self._history[0].index <= commit, "the set before the last one is known"
         return self.index > commit and key in self._history[-2].voters
 
     def at(self, index: int) -> Voters:
@@ -119,6 +122,7 @@ class Membership:
                 self._truncated(entry.index)
                 first = False
             if entry.kind is EntryKind.VOTERS:
+                assert entry.index > self.index, "sets are in the order of the log"
                 self._history.append(_Version(entry.index, unpack_voters(entry.data)))
         return self.voters != before
 
@@ -131,9 +135,11 @@ class Membership:
         """Sets that were replaced at or before `index` are not asked for any more."""
         while len(self._history) > 1 and self._history[1].index <= index:
             del self._history[0]
+        assert self._history[0].index <= index, "the set as of the snapshot is known"
 
     def restored(self, index: int, voters: Voters) -> None:
         """A snapshot took the place of the log."""
+        assert index > self._history[0].index, "a snapshot is newer than the one before"
         self._history = [_Version(index, dict(voters))]
 
     # --- changing --------------------------------------------------------------------------------

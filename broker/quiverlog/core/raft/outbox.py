@@ -98,7 +98,7 @@ class Outbox:
         row.append(_Waiting(message, self._hard_state, index))
 
     def take_messages(self) -> tuple[Message, ...]:
-        """What may be sent now."""
+        """Messages whose promises are durable, to be sent now."""
         taken = [*self._messages, *(w.message for w in self._waiting if self._is_durable(w))]
         self._messages.clear()
         self._waiting = [w for w in self._waiting if not self._is_durable(w)]
@@ -161,6 +161,8 @@ class Outbox:
         # A snapshot may drop the entries, so these come before or after it, never with it.
         entries = () if chunk else self._log.begin_write()
         changed = not self.is_state_durable
+        assert changed or entries or chunk, "a write without a part"
+        assert not entries or entries[-1].term <= self._hard_state.term
         self._number += 1
         self.under_way = Write(self._number, self._hard_state if changed else None, entries, chunk)
         return self.under_way
@@ -170,7 +172,9 @@ class Outbox:
         assert write is self.under_way, "a write is reported once, in its order"
         self.under_way = None
         if write.hard_state is not None:
+            assert write.hard_state.term >= self._durable_state.term, "the term never falls"
             self._durable_state = write.hard_state
+        assert self._durable_state.term <= self._hard_state.term
         self._log.complete_write()
 
     def fail(self) -> None:

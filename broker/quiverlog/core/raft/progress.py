@@ -5,9 +5,9 @@ Owns the state machine of one follower (etcd's raft has the same three states):
 ```
             accepted                            log is compacted there
    PROBE ─────────────▶ REPLICATE        PROBE, REPLICATE ──────────▶ SNAPSHOT
-     ▲  ◀───────────────────┘                                            │
-     │       refused                                                     │
-     └────────────────── installed, or found to be further ──────────────┘
+     ▲  ◀───────────────────┘     ▲                                      │ │
+     │       refused              └── installed, or found to be further ─┘ │
+     └────────────────────── the snapshot is gone ─────────────────────────┘
 ```
 
 - PROBE: where the logs agree is not known. One message at a time, sent again after a heartbeat.
@@ -26,7 +26,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quiverlog.core.raft.messages import Entry, RaftConfig, ReplicaKey, SnapshotMeta
 
@@ -39,6 +39,13 @@ class ProgressState(enum.Enum):
     PROBE = "probe"
     REPLICATE = "replicate"
     SNAPSHOT = "snapshot"
+
+
+_LEGAL: Final = {
+    ProgressState.PROBE: (ProgressState.PROBE, ProgressState.REPLICATE, ProgressState.SNAPSHOT),
+    ProgressState.REPLICATE: (ProgressState.PROBE, ProgressState.SNAPSHOT),
+    ProgressState.SNAPSHOT: (ProgressState.PROBE, ProgressState.REPLICATE),
+}
 
 
 class SnapshotSend:
@@ -115,6 +122,7 @@ class Progress:
     def sent(self, entries: Sequence[Entry], commit: int) -> None:
         """An append with these entries, from `next` on, was sent."""
         assert not self.is_paused
+        assert self.transfer is None, "entries and a snapshot are not sent at once"
         self.commit_sent = max(self.commit_sent, commit)
         if self.state is ProgressState.PROBE:
             self._probe_sent = True
@@ -138,6 +146,7 @@ class Progress:
             # Behind a snapshot the next place is known as exactly as behind an append.
             self._become(ProgressState.REPLICATE)
         assert self.match < self.next
+        assert bool(self._in_flight) == (self._bytes_in_flight > 0)
 
     def refused(self, index: int, next_index: int) -> bool:
         """What was sent behind `index` did not fit; try from `next_index`. False for an old answer.
@@ -150,6 +159,7 @@ class Progress:
             return False
         self.next = max(self.match + 1, min(index, next_index))
         self._become(ProgressState.PROBE)
+        assert self.match < self.next
         return True
 
     def probe_again(self) -> None:
@@ -170,6 +180,8 @@ class Progress:
         self._become(ProgressState.PROBE)
 
     def _become(self, state: ProgressState) -> None:
+        assert state in _LEGAL[self.state], f"{self.state} cannot become {state}"
+        assert (self.transfer is None) == (self.state is not ProgressState.SNAPSHOT)
         self.state = state
         self.transfer = None
         self._probe_sent = False

@@ -158,7 +158,7 @@ class Raft:
     # --- messages ------------------------------------------------------------------------------
     def step(self, message: Message, now_us: int) -> None:
         """A message arrived."""
-        self._now_us = now_us
+        self._at(now_us)
         if self.is_failed or not self._is_meant(message.target):
             return
         if isinstance(message, PreVote):
@@ -188,6 +188,13 @@ class Raft:
         elif message.term == self.term:
             self._on_answer(message, now_us)
 
+    def _at(self, now_us: int) -> None:
+        """The host calls: the moment is not before the last one, and roles are as they must be."""
+        assert now_us >= self._now_us, "the clock only grows"
+        assert (self._leader is None) == (self.role is not Role.LEADER)
+        assert self._leader is None or self.leader == self.key
+        self._now_us = now_us
+
     def _is_meant(self, target: ReplicaKey) -> bool:
         """A message for another disk of this node is not for us: it may ask to keep a promise that
         only that disk remembers."""
@@ -199,6 +206,7 @@ class Raft:
         if message.term < self.term:
             self._follower.answer_stale(message, self.term)
             return
+        assert message.term == self.term, "a newer term was taken over before"
         self._election.hear_leader(message.source, now_us)
         self._follower.heard_leader(now_us)
         if isinstance(message, Append):
@@ -217,7 +225,7 @@ class Raft:
     # --- time ----------------------------------------------------------------------------------
     def tick(self, now_us: int) -> None:
         """Time has passed. Calling it early does nothing."""
-        self._now_us = now_us
+        self._at(now_us)
         if self.is_failed:
             return
         if self._leader is not None:
@@ -245,12 +253,14 @@ class Raft:
             self._election.campaign(now_us)
 
     def _lead(self, now_us: int) -> None:
+        assert self._leader is None, "one leadership in a term"
         self._election.lead()
         self._leader = Leader(
             self.key, self.term, self._config, self._log, self._membership, self._outbox, now_us
         )
 
     def _step_down(self, term: int, now_us: int) -> None:
+        assert term >= self.term
         if term > self.term:
             self._follower.term_changed()
         self._leader = None
@@ -294,7 +304,7 @@ class Raft:
         self._must_lead(now_us).transfer(target, now_us)
 
     def _must_lead(self, now_us: int) -> Leader:
-        self._now_us = now_us
+        self._at(now_us)
         if self._leader is None:
             raise ProposalRefused(Refusal.NOT_LEADER, self.leader)
         return self._leader
@@ -304,7 +314,7 @@ class Raft:
         """A write is durable, and the store shows it."""
         assert self._handed_out is None, "the duties of a Ready are done in one go"
         assert not self.is_failed
-        self._now_us = now_us
+        self._at(now_us)
         self._outbox.complete_write(write)
         if write.chunk is not None:
             self._restore = self._follower.chunk_written(write, self.term) or self._restore
@@ -315,7 +325,7 @@ class Raft:
 
     def chunk_read(self, read: SnapshotRead, data: bytes | None, done: bool, now_us: int) -> None:
         """A chunk was read, the last one if `done`; None when that snapshot is not there."""
-        self._now_us = now_us
+        self._at(now_us)
         if self._leader is not None:
             self._leader.chunk_read(read, data, done, now_us)
 
@@ -328,11 +338,13 @@ class Raft:
         index = self._log.applied
         term = self._log.term(index)
         assert term is not None
+        assert index <= self._log.durable_index, "a snapshot never runs ahead of the disk"
         return SnapshotMeta(index, term, self._membership.at(index))
 
     def snapshot_taken(self) -> None:
         """The store shows a newer snapshot, and may have dropped entries that it stands for."""
         assert self._log.snapshot.index <= self._log.applied
+        assert self._log.first_index <= self._log.snapshot.index + 1, "entries without a gap"
         self._membership.snapshot_taken(self._log.snapshot.index)
 
     def fail(self, now_us: int) -> None:
@@ -369,6 +381,8 @@ class Raft:
             restore=self._restore,
             committed=self._log.to_apply(self._config.apply_bytes_max),
         )
+        committed = self._handed_out.committed
+        assert not committed or committed[0].index == self._log.applied + 1, "each entry once"
         return self._handed_out
 
     def advance(self, ready: Ready) -> None:

@@ -83,6 +83,7 @@ class Replication:
         self.wants_to_send = True
         """Something happened that may let entries go out."""
         self.voters_changed(now_us)
+        assert len(self.progress) >= len(membership.voters) - 1, "every other voter is followed"
 
     # --- members -------------------------------------------------------------------------------
     def voters_changed(self, now_us: int) -> None:
@@ -109,6 +110,8 @@ class Replication:
         return sum(not self._membership.is_voter(key) for key in self.progress)
 
     def _add(self, key: ReplicaKey, now_us: int) -> None:
+        assert key != self._key, "a leader sends itself nothing"
+        assert key not in self.progress
         self.progress[key] = Progress(key, self._log.last_index + 1, self._config, now_us)
 
     def _forget_silent_observers(self, now_us: int) -> None:
@@ -121,6 +124,7 @@ class Replication:
         """Raises ProposalRefused unless this replica may become a voter: it holds (nearly) the
         whole log and is alive. Otherwise the next commits might wait for it (thesis, 4.2.1)."""
         progress = self.progress.get(key)
+        assert progress is None or progress.match <= self._log.last_index
         if (
             progress is None
             or progress.state is not ProgressState.REPLICATE
@@ -133,6 +137,7 @@ class Replication:
     # --- proposals -----------------------------------------------------------------------------
     def check_proposal(self, data: Sequence[bytes]) -> None:
         """Raises ProposalRefused when entries with this data may not be appended now."""
+        assert data
         sizes = [len(each) + ENTRY_OVERHEAD_BYTES for each in data]
         if self._transfer is not None:
             raise ProposalRefused(Refusal.TRANSFERRING)
@@ -144,6 +149,7 @@ class Replication:
     def append(self, kind: EntryKind, data: bytes, now_us: int) -> int:
         """Put an entry at the end of the leader's log. Returns its index."""
         entry = self._log.append(self._term, kind, data)
+        assert not self._uncommitted or entry.index == self._uncommitted[-1][0] + 1
         self._uncommitted.append((entry.index, entry.size_bytes))
         self._uncommitted_bytes += entry.size_bytes
         if self._membership.appended((entry,)):
@@ -170,6 +176,8 @@ class Replication:
 
     def _send_append(self, progress: Progress, *, empty: bool = False) -> bool:
         """One append. False when the log does not reach back so far: a snapshot must go."""
+        assert progress.match < progress.next
+        assert progress.next <= self._log.last_index + 1, "nobody gets what is not here"
         prev_index = progress.next - 1
         prev_term = self._log.term(prev_index)
         if prev_term is None or progress.next < self._log.first_index:
@@ -229,11 +237,13 @@ class Replication:
         reached = reached_by_majority(self._match(voter) for voter in voters)
         if reached <= self._log.commit:
             return False
+        assert reached <= self._log.last_index, "a majority has what the leader has sent"
         if self._log.term(reached) != self._term:
             return False
         self._log.commit_to(reached)
         while self._uncommitted and self._uncommitted[0][0] <= reached:
             self._uncommitted_bytes -= self._uncommitted.popleft()[1]
+        assert bool(self._uncommitted) == (self._uncommitted_bytes > 0)
         self.wants_to_send = True
         return True
 
@@ -249,6 +259,7 @@ class Replication:
             self.heartbeat_due_us = now_us + self._config.heartbeat_us
             self._forget_silent_observers(now_us)
             for progress in self.progress.values():
+                assert progress.match <= self._log.last_index
                 commit = min(progress.match, self._log.commit)
                 heartbeat = Heartbeat(
                     source=self._key, target=progress.key, term=self._term, commit=commit
@@ -287,6 +298,7 @@ class Replication:
             raise ProposalRefused(Refusal.NOT_VOTER)
         if self._transfer is not None:
             raise ProposalRefused(Refusal.TRANSFERRING)
+        assert target != self._key
         self._transfer = _Transfer(target, now_us + self._config.election_timeout_us)
         self._hand_over_when_ready()
         self.wants_to_send = True
@@ -297,11 +309,13 @@ class Replication:
             return
         progress = self.progress.get(transfer.target)
         if progress is not None and progress.match == self._log.last_index:
+            assert self._membership.is_voter(transfer.target), "only voters may lead"
             transfer.asked = True
             self.ask_to_take_over(transfer.target)
 
     def ask_to_take_over(self, target: ReplicaKey) -> None:
         """Tell one voter to begin an election without waiting for its timeout."""
+        assert target != self._key
         self._outbox.send(TimeoutNow(source=self._key, target=target, term=self._term))
 
     def closest_voter(self) -> ReplicaKey | None:

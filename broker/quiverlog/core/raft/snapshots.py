@@ -33,7 +33,7 @@ from quiverlog.core.raft.messages import (
     SnapshotMeta,
 )
 from quiverlog.core.raft.outbox import Outbox
-from quiverlog.core.raft.progress import Progress
+from quiverlog.core.raft.progress import Progress, ProgressState
 
 __all__ = ["SnapshotRead", "SnapshotReceiver", "SnapshotSender"]
 
@@ -67,6 +67,8 @@ class SnapshotSender:
         transfer = progress.transfer
         if transfer is None or transfer.read_under_way:
             return
+        assert progress.state is ProgressState.SNAPSHOT
+        assert transfer.snapshot.index > progress.match, "the follower needs the snapshot"
         if transfer.sent_us is not None:
             if now_us - transfer.sent_us < self._config.election_timeout_us:
                 return
@@ -93,6 +95,7 @@ class SnapshotSender:
         transfer = progress.transfer
         if transfer is None or transfer.snapshot != read.snapshot:
             return  # The follower got on without it.
+        assert progress.state is ProgressState.SNAPSHOT
         transfer.read_under_way = False
         if data is None:
             progress.abandon_snapshot()
@@ -118,8 +121,10 @@ class SnapshotSender:
         transfer = progress.transfer
         if transfer is None or message.snapshot_index != transfer.snapshot.index:
             return False
+        assert transfer.snapshot.index > progress.match
         if message.installed:
             progress.accepted(transfer.snapshot.index)
+            assert progress.transfer is None, "the follower gets entries again"
             return True
         # The follower says where it goes on. It may have begun again after a crash; an answer that
         # was overtaken costs a chunk that the follower does not take, and another answer.
@@ -172,6 +177,7 @@ class SnapshotReceiver:
         if message.offset != self._offset:
             self._answer(message, installed=False)
             return
+        assert snapshot.index > self._log.commit, "what is committed is not replaced"
         self._writing = message
         self._outbox.write_chunk(message)
 
@@ -187,6 +193,7 @@ class SnapshotReceiver:
     def written(self, chunk: SnapshotChunk) -> bool:
         """A chunk is durable. True when it was the last one: the store shows the snapshot."""
         assert chunk is self._writing
+        assert chunk.offset == self._offset, "chunks are written one behind the other"
         self._writing = None
         self._offset = chunk.offset + len(chunk.data)
         if chunk.done:
@@ -198,6 +205,7 @@ class SnapshotReceiver:
         self._answer(chunk, installed=chunk.done)
 
     def _answer(self, chunk: SnapshotChunk, *, installed: bool) -> None:
+        assert not installed or self._log.commit >= chunk.snapshot.index
         response = SnapshotChunkResponse(
             source=self._key,
             target=chunk.source,
@@ -211,6 +219,7 @@ class SnapshotReceiver:
     def forget_unwritten(self) -> None:
         """The term changed: a chunk that is in no write yet comes from a leader that is gone."""
         under_way = self._outbox.under_way
+        assert under_way is None or under_way.chunk in (None, self._writing)
         if self._writing is not None and (under_way is None or under_way.chunk is None):
             self._outbox.drop_chunk()
             self._writing = None

@@ -236,7 +236,7 @@ class Follower:
         self._begin()
 
     def failed(self, now_us: int) -> None:
-        """It cannot be copied now: an error of the leader, or no room here. Tried again later."""
+        """The partition cannot be copied now: an error of the leader, or no room here. Tried again later."""
         self._become(Phase.FAILED)
         backoff_us = min(_BACKOFF_US_MIN << min(self._failures, 16), _BACKOFF_US_MAX)
         self._failures += 1
@@ -248,6 +248,6 @@ class Follower:
         self._begin()
 
     def went_offline(self) -> None:
-        """Its disk has failed: it takes no rows in this life of the process."""
+        """The replica's disk has failed: it takes no rows in this life of the process."""
         if self.phase is not Phase.OFFLINE:
             self._become(Phase.OFFLINE)

@@ -96,7 +96,7 @@ class PeerFetcher:
         self.told(key, now_us)
 
     def remove(self, key: Key) -> None:
-        """It does not, or the partition is not here any more."""
+        """The peer does not, or the partition is not here any more."""
         if self._followers.pop(key, None) is not None:
             self._leave(key)
 
