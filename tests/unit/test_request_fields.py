@@ -13,9 +13,11 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
+from quiverlog.core.partition.partition import Assigned
 from quiverlog.node.events import RequestReceived
 from quiverlog.wire import messages as m
 from quiverlog.wire import quorum_messages as q
+from quiverlog.wire import replica_messages as r
 from quiverlog.wire.registry import APIS
 from scripts.protocol_model import MEANINGS, fields_of, parts_of
 from tests.support.node import SCHEMA, NodeDriver, batch_of
@@ -70,6 +72,21 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
             ask(m.FetchRequest, 1, 1, 1, 0, "r", -1, [m.FetchPartition(topic, 0, 0, 0, 0, 9, 1)]),
             b"",
         ),
+        (
+            ask(
+                r.ReplicaFetchRequest,
+                1,
+                0,
+                0,
+                0,
+                1,
+                9,
+                9,
+                [r.ReplicaFetchPartition(topic, 0, 0, 0, -1, 0, 0)],
+                [r.PartitionKey(topic, 1)],
+            ),
+            b"",
+        ),
         (ask(m.ListOffsetsRequest, 1, -1, 0, [m.ListOffsetsPartition(topic, 0, 0, -1, 0)]), b""),
         (ask(m.InitProducerIdRequest, "", -1, -1), b""),
         (ask(m.CreateTopicsRequest, [m.NewTopic("u", serialize_schema(SCHEMA))], True), b""),
@@ -89,6 +106,8 @@ def test_every_field_is_read_or_said_to_be_ignored(
 ) -> None:
     topic = node.create("t")
     node.produced(topic, batch_of([1]))
+    state = node.node.broker.replicas[topic, 0].state
+    state.lead(Assigned(state.leader_epoch, 1, (0, 1), (0,)), node.mono_us)  # With a follower.
     read: Fields = set()
     requests = requests_of(topic, bytes(batch_of([2])))
     assert {request.API for request, _ in requests} == set(APIS)

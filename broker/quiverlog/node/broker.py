@@ -23,6 +23,7 @@ from quiverlog.node.checking import HeldProduces
 from quiverlog.node.clients import Clients
 from quiverlog.node.clock import Clock
 from quiverlog.node.config import NodeConfig
+from quiverlog.node.copy_sessions import CopySessions
 from quiverlog.node.directory_jobs import CreateDirectoriesJob
 from quiverlog.node.effects import Job
 from quiverlog.node.flushes import Flushes
@@ -63,6 +64,7 @@ class Broker:
         "clients",
         "clock",
         "config",
+        "copy_sessions",
         "directory",
         "disk",
         "entropy",
@@ -114,6 +116,7 @@ class Broker:
             outbox, clients, config.parked_requests_max, config.parked_entries_max
         )
         self.wakeups = wakeups = Wakeups(purgatory)
+        self.copy_sessions = CopySessions(wakeups)
         self.admission = admission = Admission(
             outbox, metrics, reserve_bytes=config.disk_reserve_bytes
         )
@@ -158,6 +161,7 @@ class Broker:
     def take(self, directory: DataDirectory) -> None:
         """The data directory is ours: all parts that work in it learn of it."""
         self.directory = directory
+        self.copy_sessions.begin(1 + int.from_bytes(self.entropy(7), "big"))
         self.removal.load(directory)
         self.assignment.load(directory)
 

@@ -53,6 +53,7 @@ from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.produce import handle_init_producer_id
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.quorum_requests import handle_quorum, serves_brokers
+from quiverlog.node.replica_fetch import handle_replica_fetch
 from quiverlog.node.tasks import Call, Steps
 from quiverlog.node.waiting_bytes import waiting_bytes
 from quiverlog.node.wide_produce import handle_produce
@@ -61,6 +62,7 @@ from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.quorum_messages import QuorumRequest
 from quiverlog.wire.registry import APIS, api_ranges
+from quiverlog.wire.replica_messages import ReplicaFetchRequest
 
 __all__ = ["Node"]
 
@@ -108,6 +110,7 @@ class Node:
             m.FetchRequest: handle_fetch,
             m.ListOffsetsRequest: handle_list_offsets,
             QuorumRequest: handle_quorum,
+            ReplicaFetchRequest: handle_replica_fetch,
         }
         # Answered in steps.
         self._steps_handlers: dict[type[m.Request], _StepsHandler] = {

@@ -128,6 +128,8 @@ class Staging:
             try:
                 if replica.append(now):
                     self._wakeups.changed(replica)
+                else:
+                    self._wakeups.grown(replica)
                 self._flushes.appended(replica)
             except DiskFull as error:
                 self._admission.disk_filled()

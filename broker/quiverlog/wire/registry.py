@@ -14,6 +14,7 @@ from quiverlog.limits import HEADER_BYTES_MAX
 
 from . import messages as m
 from . import quorum_messages as q
+from . import replica_messages as r
 
 __all__ = ["APIS", "ApiSpec", "api_ranges"]
 
@@ -79,6 +80,7 @@ APIS: dict[int, ApiSpec] = {
             between_brokers=True,
             request_containers_max=q.QUORUM_CONTAINERS_MAX,
         ),
+        _spec(r.ReplicaFetchRequest, r.ReplicaFetchResponse, between_brokers=True),
     )
 }
 

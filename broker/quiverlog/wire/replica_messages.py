@@ -6,10 +6,19 @@ not FETCH: docs/adr/0028.
 
 from __future__ import annotations
 
-from quiverlog.types import NO_EPOCH
-from quiverlog.wire.messages import Int32, Int64, Part, TopicId
+from typing import ClassVar
 
-__all__ = ["PartitionKey", "ReplicaFetchPartition", "ReplicaFetchResult"]
+from quiverlog.types import NO_EPOCH
+
+from .messages import Api, Int32, Int64, Part, PerPartition, Request, Response, TopicId, UInt31
+
+__all__ = [
+    "PartitionKey",
+    "ReplicaFetchPartition",
+    "ReplicaFetchRequest",
+    "ReplicaFetchResponse",
+    "ReplicaFetchResult",
+]
 
 
 class PartitionKey(Part, array_like=True, gc=False):
@@ -34,6 +43,26 @@ class ReplicaFetchPartition(Part, array_like=True, gc=False):
     log_start_offset: Int64 = 0
 
 
+class ReplicaFetchRequest(Request, array_like=True, gc=False):
+    """Names the partitions of which there is something new to say: the leader remembers the rest
+    of the session. `session_id` 0 begins one, with `session_epoch` 0; each request after that has
+    the next epoch, from 1 on. `forgotten` is taken first.
+
+    Held back for `max_wait_ms` at most, until there is news of any partition of the session.
+    """
+
+    API: ClassVar[Api] = Api.REPLICA_FETCH
+    replica_id: Int32 = -1
+    broker_epoch: Int64 = -1
+    session_id: Int64 = 0
+    session_epoch: UInt31 = 0
+    max_wait_ms: Int32 = 0
+    bytes_max: Int64 = 0
+    partition_bytes_max: Int64 = 0
+    partitions: PerPartition[ReplicaFetchPartition] = []
+    forgotten: PerPartition[PartitionKey] = []
+
+
 class ReplicaFetchResult(Part, array_like=True, gc=False):
     """With LOG_TRUNCATED, the logs part: `diverging_epoch` is the newest epoch up to the follower's
     `last_epoch` that the leader knows, and ended there at `diverging_end_offset`.
@@ -49,3 +78,11 @@ class ReplicaFetchResult(Part, array_like=True, gc=False):
     diverging_epoch: Int32 = NO_EPOCH
     diverging_end_offset: Int64 = -1
     batch_bytes: Int64 = 0
+
+
+class ReplicaFetchResponse(Response, array_like=True, gc=False):
+    """Partitions without news are left out. Batches follow in the order of the results."""
+
+    API: ClassVar[Api] = Api.REPLICA_FETCH
+    session_id: Int64 = 0
+    partitions: PerPartition[ReplicaFetchResult] = []
