@@ -196,7 +196,7 @@ def test_too_few_in_sync_hold_rows_back_by_what_is_committed() -> None:
 
 
 def test_who_joins_has_the_lag_time_to_come_up() -> None:
-    """The follower has all that is replicated, and would leave with the next look for what it lacks."""
+    """The follower has all that is replicated, and would leave with the next look."""
     leader = leadership((0, 1))
     fetched(leader, 1, 200, 200, 50_000)
     fetched(leader, 2, 110, 200, 50_000)

@@ -55,6 +55,6 @@ class CopySessions:
         return before
 
     def release(self, session: FetchSession, waiter: Waiter) -> None:
-        """It does not any more."""
+        """The follower does not any more."""
         if self._parked.get(session) is waiter:
             del self._parked[session]

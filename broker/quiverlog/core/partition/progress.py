@@ -80,7 +80,7 @@ class FollowerProgress:
         leader_end_offset: int,
         now_us: int,
     ) -> None:
-        """The follower asks for what comes after `log_end_offset`, and its log agrees with the leader's."""
+        """Asked for what comes after `log_end_offset`, and its log agrees with the leader's."""
         assert 0 <= log_end_offset <= leader_end_offset
         assert broker_epoch >= self.broker_epoch
         if broker_epoch != self.broker_epoch:

@@ -236,7 +236,7 @@ class Follower:
         self._begin()
 
     def failed(self, now_us: int) -> None:
-        """The partition cannot be copied now: an error of the leader, or no room here. Tried again later."""
+        """No copy now: an error of the leader, or no room here. Tried again later."""
         self._become(Phase.FAILED)
         backoff_us = min(_BACKOFF_US_MIN << min(self._failures, 16), _BACKOFF_US_MAX)
         self._failures += 1
