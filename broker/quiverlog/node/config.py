@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from quiverlog.addresses import Address
 from quiverlog.limits import (
     DISK_RESERVE_BYTES_DEFAULT,
     FETCH_BYTES_DEFAULT,
@@ -34,6 +35,8 @@ class NodeConfig:
     cluster_id: str = ""
     advertised_host: str = "127.0.0.1"
     advertised_port: int = 9292
+    listeners: Mapping[str, Address] = field(default_factory=dict)
+    """What those who ask at a listener are told to connect to, if it is not the address above."""
     inter_broker_listener: str = LISTENER_DEFAULT
     """Where brokers speak among themselves: no other listener serves the APIs between brokers."""
     rack: str = ""

@@ -10,11 +10,11 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from quiverlog.addresses import Address
-from quiverlog.node.config import NodeConfig
+from quiverlog.node.config import LISTENER_DEFAULT
 from quiverlog.node.events import DiskSpace, Shutdown
 from quiverlog.node.node import Node
 from quiverlog.server.collector import Collector
@@ -33,6 +33,7 @@ from quiverlog.server.listeners import Listeners, socket_address
 from quiverlog.server.logs import LogControl, Logger
 from quiverlog.server.memory import Holder, MemoryBudget
 from quiverlog.server.metrics import Gauges, LogSize, MetricsExporter, ServerMetrics
+from quiverlog.server.node_config import node_config
 from quiverlog.server.node_runner import NodeRunner, monotonic_us, read_clocks
 from quiverlog.server.peers import PeerConnections
 from quiverlog.server.reload import compare_configs
@@ -53,14 +54,19 @@ class BrokerServer:
     """See the module docstring.
 
     Args:
-        advertised: what clients are told to connect to.
+        advertised: what those who ask at each listener are told to connect to.
 
     Raises:
         InvalidConfig: the process may open too few files.
     """
 
     def __init__(
-        self, config: BrokerConfig, log: Logger, *, control: LogControl, advertised: Address
+        self,
+        config: BrokerConfig,
+        log: Logger,
+        *,
+        control: LogControl,
+        advertised: Mapping[str, Address],
     ) -> None:
         self._config = config
         self._log = log
@@ -116,17 +122,18 @@ class BrokerServer:
             clients_wanted=config.connections_max,
             http_wanted=config.http_connections_max,
             job_threads=config.fsync_threads + config.work_threads,
+            listeners=1 + len(config.listeners),
         )
 
     # --- start ---------------------------------------------------------------------------------
     async def start(
         self,
-        listen: socket.socket,
+        listen: Mapping[str, socket.socket],
         http: socket.socket | None,
         *,
         entropy: Callable[[int], bytes],
     ) -> None:
-        """Recover, then take clients on `listen`.
+        """Recover, then take clients on all of `listen`.
 
         Raises:
             QuiverlogError: the data directory cannot be used; the message says why.
@@ -136,7 +143,8 @@ class BrokerServer:
         if http is not None:
             await self._start_http(http)
         started = time.monotonic()
-        node = Node(self._node_config(), self._disk, entropy=entropy, metrics=self._metrics.node)
+        config = node_config(self._config, self._advertised)
+        node = Node(config, self._disk, entropy=entropy, metrics=self._metrics.node)
         effects = await self._loop.run_in_executor(None, node.start, read_clocks())
         self._node = node
         self._runner = NodeRunner(
@@ -173,13 +181,13 @@ class BrokerServer:
         self._collector.start()
         self._listen(listen, self._runner)
         of_http = str(socket_address(http)) if http is not None else "off"
-        self._addresses = (str(socket_address(listen)), of_http)
+        self._addresses = (str(self._listeners.addresses[LISTENER_DEFAULT]), of_http)
         self._state = ""
         self._log.info(
             "ready",
             clients=self._addresses[0],
             http=self._addresses[1],
-            advertised=str(self._advertised),
+            advertised=", ".join(f"{n} {where}" for n, where in self._advertised.items()),
             recovery_ms=round((time.monotonic() - started) * 1000),
             version=VERSION,
         )
@@ -198,7 +206,7 @@ class BrokerServer:
         )
         await self._http.start(sock)
 
-    def _listen(self, listen: socket.socket, runner: NodeRunner) -> None:
+    def _listen(self, listen: Mapping[str, socket.socket], runner: NodeRunner) -> None:
         data_dir = self._config.data_dir
         context = ConnectionContext(
             runner=runner,
@@ -211,24 +219,8 @@ class BrokerServer:
             pool=BufferPool(),
             hide_paths=path_hider(data_dir, os.path.abspath(data_dir), os.path.realpath(data_dir)),
         )
-        self._listeners.open(listen, context)
-
-    def _node_config(self) -> NodeConfig:
-        config = self._config
-        return NodeConfig(
-            data_dir=config.data_dir,
-            node_id=config.node_id,
-            cluster_id=config.cluster_id,
-            advertised_host=self._advertised.host,
-            advertised_port=self._advertised.port,
-            rack=config.rack,
-            software_version=VERSION,
-            topic_defaults=dict(config.topic_defaults),
-            disk_reserve_bytes=config.disk_reserve_bytes,
-            frame_bytes_max=config.frame_bytes_max,
-            # No more than run at once: what waits, waits where askers take turns.
-            flushes_in_flight_max=config.fsync_threads,
-        )
+        for name, sock in listen.items():
+            self._listeners.open(sock, context._replace(listener=name))
 
     def ready_line(self) -> str:
         """The line on standard output that says where the broker listens, when it is ready."""

@@ -57,19 +57,22 @@ class DescriptorPlan:
 
 
 def plan_descriptors(
-    files_max: int, *, clients_wanted: int, http_wanted: int, job_threads: int
+    files_max: int, *, clients_wanted: int, http_wanted: int, job_threads: int, listeners: int = 1
 ) -> DescriptorPlan:
     """Share out `files_max` descriptors.
 
     Raises:
         InvalidConfig: too few to work with; the message says what to do.
     """
-    shares = _shares(files_max, http_wanted, job_threads)
+    assert job_threads >= 1
+    assert listeners >= 1
+    at_work = RUNTIME_FILES + RESERVED_DESCRIPTORS + FILES_PER_JOB * job_threads + listeners - 1
+    shares = _shares(files_max, http_wanted, at_work)
     reserve, log_files, http, refusals, peers = shares
     room = files_max - sum(shares)
     if room < CLIENTS_MIN:
         enough = files_max
-        while enough - sum(_shares(enough, http_wanted, job_threads)) < CLIENTS_MIN:
+        while enough - sum(_shares(enough, http_wanted, at_work)) < CLIENTS_MIN:
             enough += 1
         raise InvalidConfig(
             f"the process may open {files_max} files (`ulimit -n`), a broker of this configuration"
@@ -86,10 +89,8 @@ def plan_descriptors(
     )
 
 
-def _shares(files_max: int, http_wanted: int, job_threads: int) -> tuple[int, ...]:
+def _shares(files_max: int, http_wanted: int, at_work: int) -> tuple[int, ...]:
     """(reserve, log files, HTTP, refusals, other brokers); clients get the rest."""
-    assert job_threads >= 1
-    at_work = RUNTIME_FILES + RESERVED_DESCRIPTORS + FILES_PER_JOB * job_threads
     reserve = max(at_work, min(RESERVE_FILES_MAX, files_max // 8))
     log_files = max(LOG_FILES_MIN, min(FILES_OPEN_MAX, files_max // 4))
     http = max(HTTP_MIN, min(http_wanted, files_max // 16))
