@@ -287,7 +287,8 @@ class Quorum:
             self._start_read(read)
         if ready.restore is not None:
             restored, self._restored = self._restored, None
-            assert restored is not None and restored.meta == ready.restore  # noqa: PT018
+            assert restored is not None
+            assert restored.meta == ready.restore
             self.applied_index = restored.meta.index
             self._machine.restore(restored, now)
         for entry in ready.committed:
@@ -350,13 +351,11 @@ class Quorum:
             return
         if self.applied_index == self._log.snapshot.index:
             return
-        self.take_snapshot()
+        self._take_snapshot()
 
-    def take_snapshot(self, kept: int | None = None) -> None:
-        """Begin one, of what is applied. `kept`: so many entries stay below it."""
+    def _take_snapshot(self) -> None:
         point = self.raft.snapshot_point()
-        if kept is None:
-            kept = 0 if self.is_alone else _KEPT_ENTRIES
+        kept = 0 if self.is_alone else _KEPT_ENTRIES
         self._snapshotting = True
         job = self._log.begin_snapshot(point, self._machine.capture(), kept=kept)
         self._runner.start(job, partial(self._snapshot_made, [job]))
