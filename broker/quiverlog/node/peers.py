@@ -27,7 +27,7 @@ from quiverlog.errors import (
     ThrottledBroker,
 )
 from quiverlog.limits import PEER_ANSWER_MS_DEFAULT, PEER_REQUESTS_WAITING_MAX
-from quiverlog.node.effects import ClosePeer, Peer, PeerAddresses, Purpose, SendToPeer
+from quiverlog.node.effects import NO_TOKEN, ClosePeer, Peer, PeerAddresses, Purpose, SendToPeer
 from quiverlog.node.events import PeerClosed, ResponseReceived
 from quiverlog.node.jobs import Then
 from quiverlog.node.outbox import Outbox
@@ -110,6 +110,8 @@ class Peers:
             raise ThrottledBroker(f"{self._waiting_of[peer]} requests wait for {peer.node_id}.")
         self._last_token += 1
         token = self._last_token
+        assert token != NO_TOKEN, "somebody waits"
+        assert token not in self._waiting, "no token is used twice"
         self._waiting[token] = (peer, then)
         self._waiting_of[peer] += 1
         if len(self._deadlines) > 2 * len(self._waiting) + _ANSWERED_KEPT:
@@ -121,10 +123,12 @@ class Peers:
     # --- answers -------------------------------------------------------------------------------
     def received(self, event: ResponseReceived, now: Now) -> None:
         """An answer has come, perhaps too late."""
+        assert event.token != NO_TOKEN, "nobody waits for that one"
         self._end(event.token, Answer(event.response, event.body), None, now)
 
     def closed(self, event: PeerClosed, now: Now) -> None:
         """A connection is gone."""
+        assert NO_TOKEN not in event.tokens, "nobody waits for that one"
         for token in event.tokens:
             self._end(token, None, event.error, now)
 
@@ -166,8 +170,10 @@ class Peers:
         found = self._waiting.pop(token, None)
         if found is None:
             return  # It was given up.
+        assert (answer is None) != (error is None), "an answer, or why there is none"
         peer, then = found
         self._waiting_of[peer] -= 1
+        assert self._waiting_of[peer] >= 0, "each is counted once"
         if not self._waiting_of[peer]:
             del self._waiting_of[peer]
         try:

@@ -103,6 +103,8 @@ class _Builder:
 
     def add(self, message: r.Message) -> None:
         """Put a message behind the others."""
+        assert message.source == r.ReplicaKey(*self._head[1:3]), "one sender"
+        assert message.target.node_id == self._head[3], "one node"
         wire, body = _to_wire(message)
         entries = len(body) if isinstance(message, r.Append) else 0
         voters = len(message.snapshot.voters) if isinstance(message, r.SnapshotChunk) else 0
@@ -129,6 +131,9 @@ class _Builder:
 
     def _finish(self) -> None:
         if self._messages:
+            assert len(self._messages) <= QUORUM_MESSAGES_MAX
+            assert self._entries <= QUORUM_ENTRIES_MAX
+            assert self._body_bytes <= QUORUM_BODY_BYTES_MAX
             cluster_id, source_id, source_directory, target_id = self._head
             request = q.QuorumRequest(
                 cluster_id=cluster_id,
@@ -150,6 +155,7 @@ def _to_wire(message: r.Message) -> tuple[q.QuorumMessage, list[bytes]]:
         return _append_to_wire(message, directory)
     if isinstance(message, r.SnapshotChunk):
         return _chunk_to_wire(message, directory)
+    assert type(message) in _PLAIN, "every other kind is plain"
     wire = _PLAIN[type(message)]
     fields = (getattr(message, name) for name in _FIELDS[wire])
     found: q.QuorumMessage = wire(directory, *fields)
@@ -206,7 +212,9 @@ def unpack(request: q.QuorumRequest, body: memoryview | bytes) -> list[r.Message
     _check_body(request, len(body))
     source = r.ReplicaKey(request.source_id, request.source_directory)
     pieces = _Pieces(body)
-    return [_to_value(message, source, request.target_id, pieces) for message in request.messages]
+    found = [_to_value(message, source, request.target_id, pieces) for message in request.messages]
+    assert pieces.is_used_up, "the sizes were compared with the body"
+    return found
 
 
 def _check_body(request: q.QuorumRequest, body_bytes: int) -> None:
@@ -229,6 +237,11 @@ class _Pieces:
     def __init__(self, body: memoryview | bytes) -> None:
         self._body = memoryview(body)
         self._at = 0
+
+    @property
+    def is_used_up(self) -> bool:
+        """True when all of the body was taken."""
+        return self._at == len(self._body)
 
     def take(self, length: int) -> bytes:
         """The next so many bytes."""
@@ -262,6 +275,7 @@ def _to_value(
             data=pieces.take(message.data_bytes),
             done=message.done,
         )
+    assert type(message) in _VALUES, "every other kind is plain"
     names = _FIELDS[type(message)]
     fields = {name: getattr(message, name) for name in names}
     found: r.Message = _VALUES[type(message)](source=source, target=target, **fields)
