@@ -18,7 +18,6 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[2]
 PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog")
 EXCEPTIONS: Final[dict[str, str]] = {
-    "broker/quiverlog/core/replication/*": "how copies are made; no node does so yet",
     **dict.fromkeys(
         [
             "broker/quiverlog/core/raft/raft.py:move_voter",
@@ -35,13 +34,7 @@ EXCEPTIONS: Final[dict[str, str]] = {
         "the host of the quorum will call it",
     ),
     **dict.fromkeys(
-        [
-            "broker/quiverlog/core/partition/partition.py:leader_said",
-            "broker/quiverlog/storage/log.py:begin_truncate",
-            "broker/quiverlog/storage/log.py:complete_truncate",
-            "broker/quiverlog/storage/log.py:fail_truncate",
-            "broker/quiverlog/storage/trimmable_log.py:begin_skip",
-        ],
+        [],
         "a follower's half of the log, which replication will call; its number on the wire is kept",
     ),
     **dict.fromkeys(
@@ -49,9 +42,8 @@ EXCEPTIONS: Final[dict[str, str]] = {
             "broker/quiverlog/core/partition/in_sync.py:unanswered",
             "broker/quiverlog/core/partition/leadership.py:look_at_joining",
             "broker/quiverlog/core/partition/leadership.py:propose_again",
-            "broker/quiverlog/core/partition/partition.py:skipped",
         ],
-        "replication, which no node hosts yet",
+        "proposals to the controller, which no leader sends yet",
     ),
     **dict.fromkeys(
         [

@@ -40,6 +40,7 @@ from quiverlog.node.outbox import Outbox
 from quiverlog.node.recovered import report_recovery
 from quiverlog.node.removal import Removal
 from quiverlog.node.replica import Replica, log_config
+from quiverlog.node.replication import Replication
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
@@ -62,6 +63,7 @@ class Assignment:
         "_openings",
         "_outbox",
         "_removal",
+        "_replication",
         "_retry",
         "_wakeups",
         "image",
@@ -76,6 +78,7 @@ class Assignment:
         jobs: Jobs,
         flushes: Flushes,
         removal: Removal,
+        replication: Replication,
         wakeups: Wakeups,
         outbox: Outbox,
         metrics: NodeMetrics,
@@ -83,6 +86,7 @@ class Assignment:
         self._config = config
         self._flushes = flushes
         self._removal = removal
+        self._replication = replication
         self._wakeups = wakeups
         self._outbox = outbox
         self._metrics = metrics
@@ -171,8 +175,10 @@ class Assignment:
         assert not replica.deleted
         assert partition.leader_epoch >= replica.state.leader_epoch, "epochs only grow"
         if partition.leader_id != self._config.node_id:
-            self._follow(key, replica, partition.leader_epoch)
+            self._follow(key, replica, partition, now)
             return
+        if not self._replication.leave(key):
+            return  # When its log is cut, the image is looked at again.
         state = replica.state
         begins = not state.leads or partition.leader_epoch != state.leader_epoch
         moved = state.lead(_assigned(replica.topic, partition), now.mono_us)
@@ -196,15 +202,16 @@ class Assignment:
                 )
             replica.answers.advance(state)
 
-    def _follow(self, key: Key, replica: Replica, leader_epoch: int) -> None:
-        """Another broker leads, or none does. (Fetching from it comes with replication.)"""
+    def _follow(self, key: Key, replica: Replica, partition: PartitionImage, now: Now) -> None:
+        """Another broker leads, or none does."""
         assert not replica.admitted, "a produce is staged and appended before a decision is applied"
-        replica.state.follow(leader_epoch)
+        replica.state.follow(partition.leader_epoch)
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)
             replica.answers.fail(NotLeader(f"{replica.name} is led elsewhere."))
             self._wakeups.changed(replica)
         self._followed[key] = replica
+        self._replication.follow(key, replica, partition.leader_id, partition.leader_epoch, now)
 
     def _reconfigure(self, replica: Replica) -> None:
         """The log and the rules take the topic's configuration as it is now."""
@@ -317,6 +324,7 @@ class Assignment:
                     self._let_go_unopened(topic_id, offline.opening.name)
                 continue
             replica.deleted = True
+            self._replication.leave(key)
             self._flushes.forget(replica)
             self._metrics.partitions_with_faults -= replica.fault is not None
             assert self._metrics.partitions_with_faults >= 0

@@ -39,13 +39,15 @@ from quiverlog.node.quorum import Quorum
 from quiverlog.node.quorum_inbox import QuorumInbox
 from quiverlog.node.quorum_parts import Dice
 from quiverlog.node.removal import Removal
+from quiverlog.node.replica import Replica
+from quiverlog.node.replication import Replication
 from quiverlog.node.retention import Retention
 from quiverlog.node.staging import Staging
 from quiverlog.node.tasks import Tasks
 from quiverlog.node.topic_order import TopicOrder
 from quiverlog.node.trims import Trims
 from quiverlog.node.waits import Waits
-from quiverlog.node.wakeups import Wakeups
+from quiverlog.node.wakeups import Wakeups, Watched
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now, TopicPartition
@@ -83,6 +85,7 @@ class Broker:
         "removal",
         "replica",
         "replicas",
+        "replication",
         "retention",
         "staging",
         "tasks",
@@ -126,7 +129,11 @@ class Broker:
         self.staging = Staging(flushes, wakeups, purgatory, admission, outbox, metrics)
         self.held_produces = HeldProduces()
         self.removal = removal = Removal(jobs, outbox)
-        self.assignment = Assignment(config, disk, jobs, flushes, removal, wakeups, outbox, metrics)
+        self.replication = replication = self._make_replication()
+        wakeups.listen(self._moved)
+        self.assignment = Assignment(
+            config, disk, jobs, flushes, removal, replication, wakeups, outbox, metrics
+        )
         self.quorum = Quorum(
             jobs, Dice(entropy), lambda level, event, why: outbox.log(level, event, why=why)
         )
@@ -157,6 +164,25 @@ class Broker:
         self.lookup = Lookup(self.assignment, self.metadata, jobs, outbox, metrics, config)
         self.replica = self.lookup.replica
         self.waits = Waits(purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start)
+
+    def _make_replication(self) -> Replication:
+        return Replication(
+            self.config.node_id,
+            self.peers,
+            self.jobs,
+            self.flushes,
+            self.wakeups,
+            self.outbox,
+            lambda topic_id, now: self.assignment.reconcile(self.metadata.image, [topic_id], now),
+        )
+
+    def _moved(self, watched: Watched) -> None:
+        """A partition has moved: who copies it, or from whom it is copied, is to know."""
+        if isinstance(watched, Replica):
+            if watched.state.leads:
+                self.copy_sessions.moved(watched)
+            else:
+                self.replication.flushed(watched)
 
     def take(self, directory: DataDirectory) -> None:
         """The data directory is ours: all parts that work in it learn of it."""

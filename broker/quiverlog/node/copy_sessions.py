@@ -13,7 +13,7 @@ from quiverlog.core.replication.serving import sessions_of
 from quiverlog.core.replication.sessions import FetchSession, FetchSessions
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.replica import Replica
-from quiverlog.node.wakeups import Wakeups, Watched
+from quiverlog.node.wakeups import Wakeups
 
 __all__ = ["CopySessions"]
 
@@ -28,21 +28,18 @@ class CopySessions:
         self.sessions = FetchSessions(1)
         # The fetch of each session that waits.
         self._parked: dict[FetchSession, Waiter] = {}
-        wakeups.listen(self.moved)
 
     def begin(self, first_id: int) -> None:
         """The broker begins its life: sessions of an earlier one have other numbers."""
         self.sessions = FetchSessions(first_id)
 
-    def moved(self, watched: Watched) -> None:
+    def moved(self, replica: Replica) -> None:
         """Rows, the high watermark or the log start of a partition have moved."""
-        if not isinstance(watched, Replica):
-            return
-        leadership = watched.state.leadership
+        leadership = replica.state.leadership
         if leadership is None or not leadership.followers:
             return
-        key = (watched.topic.topic_id, watched.name.partition)
-        for session in sessions_of(watched.state):
+        key = (replica.topic.topic_id, replica.name.partition)
+        for session in sessions_of(replica.state):
             if session.moved(key):
                 waiter = self._parked.get(session)
                 if waiter is not None:

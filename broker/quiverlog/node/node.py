@@ -197,6 +197,9 @@ class Node:
                 due_us = broker.quorum.next_us
                 if due_us < earliest:
                     earliest = due_us
+                due_us = broker.replication.next_us()
+                if due_us is not None and due_us < earliest:
+                    earliest = due_us
         except Exception as error:
             broker.outbox.internal_error("looking for the next deadline", error)
             return None
@@ -210,6 +213,8 @@ class Node:
             self._guarded(broker.staging.finish, now)
             if broker.staging.produces:
                 broker.staging.abandon()
+        if broker.replication.is_needed and broker.admission.phase is _RUNNING:
+            self._guarded(broker.replication.run, now)
         if broker.tasks.busy:
             self._guarded(broker.tasks.run if is_tick else broker.tasks.begin, now)
         if broker.wakeups.busy:

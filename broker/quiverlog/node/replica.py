@@ -49,6 +49,7 @@ class Replica(Watched):
         "answers",
         "corrupt",
         "counters",
+        "cutting",
         "deleted",
         "fault",
         "flush_queued",
@@ -99,6 +100,8 @@ class Replica(Watched):
         # Jobs that use the log's files by name; a deleted replica's files stay until it is 0.
         self.jobs_running = 0
         self.deleted = False
+        # Its log is to be cut: nothing is appended, flushed or led until that is done.
+        self.cutting = False
         # Bad bytes were found (and logged once).
         self.corrupt = False
         self.fault: StorageFault | None = None
