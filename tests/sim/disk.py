@@ -13,6 +13,7 @@ Simplification: the data directory itself is durable at once.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -141,37 +142,42 @@ class SimDisk:
                 yield f"{above}{name}", node
 
     # --- names ---------------------------------------------------------------------------------
-    def _find(self, path: str) -> Node | None:
+    def _look(self, path: str) -> Node:
+        """What has this name. Raises as `stat` does."""
         node: Node = self._root
         for name in path.split("/"):
             if not isinstance(node, Directory):
-                return None
+                raise NotADirectoryError(errno.ENOTDIR, "Not a directory", path)
+            _check_length(name, path)
             found = node.entries.get(name)
             if found is None:
-                return None
+                raise FileNotFoundError(errno.ENOENT, "no such file", path)
             node = found
         return node
 
+    def _find(self, path: str) -> Node | None:
+        try:
+            return self._look(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def _parent(self, path: str) -> tuple[Directory, str]:
         above, _, name = path.rpartition("/")
-        if len(os.fsencode(name)) > _NAME_BYTES_MAX:
-            raise OSError(errno.ENAMETOOLONG, "File name too long", path)
-        node = self._find(above) if above else self._root
-        if not isinstance(node, Directory):
-            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
-        return node, name
+        directory = self._directory(above) if above else self._root
+        _check_length(name, path)
+        return directory, name
 
     def inode(self, path: str) -> Inode:
-        """The file of this name. Raises FileNotFoundError."""
-        node = self._find(path)
+        """The file of this name. Raises OSError."""
+        node = self._look(path)
         if not isinstance(node, Inode):
-            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
         return node
 
     def _directory(self, path: str) -> Directory:
-        node = self._find(path)
+        node = self._look(path)
         if not isinstance(node, Directory):
-            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", path)
         return node
 
     # --- the protocol --------------------------------------------------------------------------
@@ -199,10 +205,10 @@ class SimDisk:
         try:
             self._write_file(path, temporary, data, durable)
         except (OSError, QuiverlogError) as error:
-            directory, _, name = temporary.rpartition("/")
-            node = self._find(directory) if directory else self._root
-            if isinstance(node, Directory) and name in node.entries:
-                node.change({name: None})
+            with contextlib.suppress(OSError):
+                directory, name = self._parent(temporary)
+                if isinstance(directory.entries.get(name), Inode):
+                    directory.change({name: None})
             if isinstance(error, OSError):
                 raise refused(path, error) from error
             raise
@@ -210,6 +216,8 @@ class SimDisk:
     def _write_file(self, path: str, temporary: str, data: Buffer, durable: bool) -> None:
         self.step("atomic", path)
         directory, name = self._parent(temporary)
+        if isinstance(directory.entries.get(name), Directory):
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", temporary)
         inode = Inode()
         directory.change({name: inode})
         self.take_room(len(data), path)
@@ -221,7 +229,10 @@ class SimDisk:
                 raise OSError(errno.EIO, "simulated fsync failure", path)
             inode.sync()
         self.step("rename", path)
-        directory.change({name: None, path.rpartition("/")[2]: inode})
+        final = path.rpartition("/")[2]
+        if isinstance(directory.entries.get(final), Directory):
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
+        directory.change({name: None, final: inode})
         if durable:
             self.sync_dir(path.rpartition("/")[0])
 
@@ -243,12 +254,18 @@ class SimDisk:
     def rename(self, old: str, new: str) -> None:
         self.step("rename", old)
         source, old_name = self._parent(old)
-        target, new_name = self._parent(new)
-        assert source is target, "renames stay in their directory"
         node = source.entries.get(old_name)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, "no such file", old)
+        target, new_name = self._parent(new)
+        assert source is target, "renames stay in their directory"
         there = target.entries.get(new_name)
+        if there is node:
+            return
+        if isinstance(there, Directory) and isinstance(node, Inode):
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", new)
+        if isinstance(there, Inode) and isinstance(node, Directory):
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", new)
         if isinstance(there, Directory) and there.entries:
             raise OSError(errno.ENOTEMPTY, "Directory not empty", new)
         source.change({old_name: None, new_name: node})
@@ -264,8 +281,9 @@ class SimDisk:
         directory.change({name: None})
 
     def remove_tree(self, path: str) -> None:
-        node = self._find(path)
-        if not isinstance(node, Directory):
+        try:
+            node = self._directory(path)
+        except FileNotFoundError:
             return
         for name in sorted(node.entries):
             if isinstance(node.entries[name], Directory):
@@ -288,8 +306,10 @@ class SimDisk:
         for name in path.split("/"):
             directory = self._directory("/".join(above)) if above else self._root
             above.append(name)
-            if name in directory.entries:
+            if isinstance(directory.entries.get(name), Directory):
                 continue
+            if name in directory.entries:
+                raise NotADirectoryError(errno.ENOTDIR, "is no directory", path)
             self.step("mkdir", path)
             self._parent("/".join(above))
             directory.change({name: Directory()})
@@ -327,3 +347,8 @@ class SimDisk:
             raise DataDirectoryInUse(f"{path} is locked by another broker.")
         self.locks.add(path)
         return SimLock(self, path)
+
+
+def _check_length(name: str, path: str) -> None:
+    if len(os.fsencode(name)) > _NAME_BYTES_MAX:
+        raise OSError(errno.ENAMETOOLONG, "File name too long", path)

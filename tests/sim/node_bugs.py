@@ -45,7 +45,7 @@ METADATA = (
         "self.file = new",
         "self.disk.sync_dir(self.path.rpartition('/')[0])\n    self.file = new",
         issue="1.9",
-        shape={**CHANGING, "sync_errors": 0.05, "death_interval_ms": 1_000},
+        shape={**CHANGING, "admins": 4, "sync_errors": 0.2, "death_interval_ms": 1_000},
         seed=1,
     ),
     make_bug(

@@ -72,12 +72,12 @@ def test_the_runs_are_not_vacuous() -> None:
     for result in results:
         faults.update(result.faults)
         errors.update(result.errors)
-    assert not [kind for kind in _FAULTS if not faults[kind]]
-    # These are rare: any change of the broker shifts which runs have them.
+    # Some are rare: any change of the broker shifts which runs have them.
     for seed in range(_SEEDS, 3 * _SEEDS):
-        if _kinds_flipped(faults) >= 3:
+        if _kinds_flipped(faults) >= 3 and all(faults[kind] for kind in _FAULTS):
             break
         faults.update(_run(seed).faults)
+    assert not [kind for kind in _FAULTS if not faults[kind]]
     assert _kinds_flipped(faults) >= 3, faults
     assert {DiskFull.code, OffsetOutOfRange.code, StorageFault.code} <= errors.keys()
     assert sum(result.lives for result in results) > 3 * _SEEDS

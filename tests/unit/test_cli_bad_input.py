@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from quiverlog.cli import main
-from quiverlog.cli.consume import parse_start
 from quiverlog.cli.failures import CommandFailed, ExitCode, report
 from quiverlog.cli.output import print_fields, print_json, print_table
 from quiverlog.cli.schema_text import format_type
+from quiverlog.cli.where_to_read import parse_point
 from quiverlog.cli.write_files import open_sink
 
 NOISE = random.Random(7).randbytes(3_000)
@@ -103,7 +103,7 @@ def test_a_value_that_makes_no_sense_is_2(capsys, words):
 
 
 def test_the_largest_numbers_are_taken():
-    assert parse_start(f"{2**31 - 1}={2**63 - 1}") == {2**31 - 1: 2**63 - 1}
+    assert parse_point(f"{2**31 - 1}={2**63 - 1}", "--from") == {2**31 - 1: 2**63 - 1}
 
 
 PROGRAM = "import sys; from quiverlog.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import click
 import pytest
 
 from quiverlog.cli import main
-from quiverlog.cli.consume import parse_start
 from quiverlog.cli.doctor import Finding, _judge_workers, _worker_sockets, java_major
 from quiverlog.cli.failures import CommandFailed, ExitCode, report
 from quiverlog.cli.perf import percentile
@@ -62,6 +61,18 @@ def test_help_lists_every_command(capsys):
         (["topic", "trim", "t", "--before", "soon"], "'soon' is neither"),
         (["consume", "--topic", "t", "--from", "yesterday"], "'yesterday' is not earliest"),
         (["consume", "-t", "t", "--format", "parquet", "--follow"], "--max-rows"),
+        (["consume"], "quiverlog consume TOPIC"),
+        (["consume", "a", "-t", "b"], "two topics"),
+        (["consume", "t", "--where", " "], "--where is empty"),
+        (["consume", "t", "-f", "--to", "latest"], "--follow has no end"),
+        (["consume", "t", "--tail", "5", "--from", "-1h"], "--tail says"),
+        (["consume", "t", "-o", "rows.txt"], ".txt is no suffix of a known format"),
+        (["consume", "t", "-o", "rows.xlsx.gz"], ".xlsx is no suffix"),
+        (["consume", "t", "-o", "rows.parquet.gz"], "compressed inside"),
+        (["consume", "t", "--template", "%k %x"], "no field %x"),
+        (["consume", "t", "--template", "%"], "middle of a field"),
+        (["consume", "t", "--template", "%s", "--format", "json"], "leave --format out"),
+        (["produce", __file__, "-t", "t"], ".py is no suffix of a known format"),
         (["broker", "--node-id", "x"], "--node-id"),
         (["broker", "--set", "nonsense=1"], "nonsense"),
         (["broker", "--data-dir", "a", "--set", "data.dir=b"], "data.dir is given by"),
@@ -81,7 +92,7 @@ def test_a_senseless_command_line_is_one_line_and_2(capsys, words, says):
         ["topic", "list"],
         ["topic", "describe", "t"],
         ["consume", "--topic", "t"],
-        ["produce", __file__, "--topic", "t"],
+        ["produce", "-", "--topic", "t"],
         ["perf", "latency"],
     ],
 )
@@ -135,12 +146,12 @@ def test_a_missing_file_is_1(capsys):
     assert "00000000000000000000.log" in err
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_name_the_command(capsys, shell):
     code, out, _ = run(capsys, "completion", shell)
     assert code == 0
     assert "_QUIVERLOG_COMPLETE" in out
-    assert "quiverlog" in out.splitlines()[0] + out.splitlines()[-1]
+    assert "quiverlog" in out
 
 
 def completed(*words: str) -> list[str]:
@@ -168,12 +179,16 @@ def test_completion_of_words():
     assert completed("topic", "describe", "fl") == []  # no broker: no names, and no error
 
 
-def sourced(shell: str, script: str) -> str:
+def sourced(shell: str, script: str, home: str = "/nonexistent") -> str:
     """What a shell prints that has `quiverlog` on its PATH."""
+    found = shutil.which(shell)
+    assert found is not None
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    environment = {"PATH": path, "QUIVERLOG_BOOTSTRAP_SERVER": NOBODY}
+    environment = {"PATH": path, "QUIVERLOG_BOOTSTRAP_SERVER": NOBODY, "HOME": home}
+    if "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     done = subprocess.run(
-        [shell, "-c", script],
+        [found, "-c", script],
         env=environment,
         capture_output=True,
         text=True,
@@ -210,6 +225,13 @@ def test_zsh_completes_after_sourcing_the_script():
     lines = sourced("zsh", script).splitlines()
     assert lines[0] == "registered quiverlog"
     assert [line.partition(":")[0] for line in lines[1:]] == ["delete", "describe"]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish on this machine")
+def test_fish_completes_after_sourcing_the_script(tmp_path):
+    script = 'quiverlog completion fish | source; complete -C "quiverlog topic de"'
+    lines = sourced("fish", script, str(tmp_path)).splitlines()
+    assert sorted(line.split()[0] for line in lines) == ["delete", "describe"]
 
 
 def test_version_is_fast():
@@ -253,31 +275,6 @@ def test_a_client_without_click_is_told_what_to_install():
 def test_the_page_of_the_command_line_is_up_to_date():
     page = ROOT / "docs" / "cli.md"
     assert page.read_text() == render(), "run `make docs`"
-
-
-@pytest.mark.parametrize(
-    ("text", "start"),
-    [
-        ("earliest", "earliest"),
-        ("latest", "latest"),
-        ("0=5", {0: 5}),
-        ("0=5, 12=0", {0: 5, 12: 0}),
-        ("2024-05-06", datetime(2024, 5, 6, tzinfo=UTC)),
-        ("2024-05-06T07:08:09Z", datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)),
-        (
-            "2024-05-06T07:08:09+02:00",
-            datetime(2024, 5, 6, 7, 8, 9, tzinfo=timezone(timedelta(hours=2))),
-        ),
-    ],
-)
-def test_where_to_begin(text, start):
-    assert parse_start(text) == start
-
-
-@pytest.mark.parametrize("text", ["", "first", "0=", "=5", "0=5,1", "-1=5", "0=-5", "٣=1"])
-def test_where_not_to_begin(text):
-    with pytest.raises(click.BadParameter):
-        parse_start(text)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from quiverlog.node.directory_jobs import OpenJob
 from quiverlog.node.effects import Effect
 from quiverlog.node.events import Tick
 from tests.support.node import NodeDriver, batch_of
@@ -139,3 +141,33 @@ def test_one_log_that_takes_long_does_not_keep_the_others(tmp_path: Path) -> Non
         return effects
 
     start_with(node, turn)
+
+
+def test_a_start_ends_though_opening_fails_and_takes_longer_than_the_next_try(
+    tmp_path: Path,
+) -> None:
+    """Partitions that fail for a passing reason are opened again by the broker that serves."""
+    node = stopped(tmp_path / "node", PARTITIONS)
+    jobs_in_a_start = 100
+
+    def run_until_idle(self: NodeDriver) -> list[Effect]:
+        for _ in range(jobs_in_a_start):
+            due_us = self.node.next_deadline_us()
+            if due_us is not None and due_us <= self.mono_us:
+                self._perform(self.handle(Tick()))
+            elif self.jobs and not self.started:
+                start = self.jobs.pop(0)
+                self.set_clock(self.mono_us + 200_000 * len(getattr(start.job, "_jobs", "x")))
+                self._run(start)
+        return []
+
+    no_descriptor = OSError(errno.EMFILE, "Too many open files")
+    with (
+        mock.patch.object(OpenJob, "run", side_effect=no_descriptor),
+        mock.patch.object(NodeDriver, "run_until_idle", run_until_idle),
+    ):
+        node.start()
+    assert node.started
+    assert len(node.node.broker.assignment.offline) == PARTITIONS
+    node.advance(10_000)
+    assert len(node.node.broker.replicas) == PARTITIONS, "it tries again"

@@ -25,6 +25,7 @@ _COMMANDS = {
     "perf": "quiverlog.cli.perf:perf",
     "dump-log": "quiverlog.cli.dump_log:dump_log",
     "doctor": "quiverlog.cli.doctor:doctor",
+    "profile": "quiverlog.cli.profile:profile",
     "demo": "quiverlog.cli.demo:demo",
     "completion": "quiverlog.cli.completion:completion",
 }
@@ -83,12 +84,20 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     help="Print the version and exit.",
 )
 @click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")
-def cli() -> None:
+@click.option(
+    "--profile",
+    metavar="NAME",
+    envvar="QUIVERLOG_PROFILE",
+    show_envvar=True,
+    help="Take the brokers' addresses from this profile (`quiverlog profile`).",
+)
+def cli(profile: str | None) -> None:
     """An Arrow-native event log for Spark.
 
     Start a broker with `quiverlog broker`, then create topics, append rows and read them back.
     `quiverlog demo` shows all of it, with Spark, on real data.
     """
+    # The commands look the profile up among this context's parameters (options.py).
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -101,6 +110,9 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str], *, debug: bool) -> int:
     try:
         result = cli.main(list(arguments), prog_name="quiverlog", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as question:  # a group without a word
+        click.echo(question.format_message())
+        return ExitCode.OK
     except SystemExit as error:  # shell completion answers and leaves
         return error.code if isinstance(error.code, int) else ExitCode.OK
     except BaseException as error:

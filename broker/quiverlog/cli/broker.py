@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,17 @@ __all__ = ["broker"]
 def _flag(setting: Setting) -> click.Option:
     text = setting.doc if setting.default == "" else f"{setting.doc} [default: {setting.default}]"
     flag = flag_of(setting.key)
-    return click.Option([flag, setting.field], metavar=setting.kind.value.upper(), help=text)
+    metavar = "|".join(setting.choices) or setting.kind.value.upper()
+    # The values themselves are checked with those of the file and the environment, by one place.
+    return click.Option(
+        [flag, setting.field], metavar=metavar, help=text, shell_complete=_completion(setting)
+    )
+
+
+def _completion(setting: Setting) -> Callable[..., list[str]] | None:
+    if not setting.choices:
+        return None
+    return lambda _ctx, _parameter, begun: [c for c in setting.choices if c.startswith(begun)]
 
 
 @click.option(

@@ -1,4 +1,4 @@
-"""`quiverlog completion bash|zsh`: the script that a shell sources."""
+"""`quiverlog completion bash|zsh|fish`: the script that a shell sources."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ _COMPLETE_VARIABLE = "_QUIVERLOG_COMPLETE"
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh"]))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print a completion script for SHELL.
 
     \b
     bash:  echo 'eval "$(quiverlog completion bash)"' >> ~/.bashrc
     zsh:   echo 'eval "$(quiverlog completion zsh)"' >> ~/.zshrc
+    fish:  quiverlog completion fish > ~/.config/fish/completions/quiverlog.fish
     """
     from click.shell_completion import get_completion_class
 

@@ -1,51 +1,116 @@
-"""`quiverlog consume`: print a topic's rows, or save them to a file."""
+"""`quiverlog consume`: print a topic's rows, or save them to a file.
+
+Owns the options and how they fit together; where reading begins, which rows are chosen and how they
+are written are modules of their own. While it follows it outlives every outage of the brokers.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from quiverlog.cli.failures import explain, one_line
+from quiverlog.cli.formats import FileKind, compression_of, kind_of
 from quiverlog.cli.options import (
     INT32_MAX,
     INT64_MAX,
     bootstrap_option,
     columns_callback,
+    complete_topics,
     debug_option,
     open_client,
-    topic_option,
-    whole_number,
 )
+from quiverlog.cli.where_to_read import Point, ends, parse_point, starts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from quiverlog.cli.chosen_rows import ChosenRows
+    from quiverlog.cli.where import RowFilter
+    from quiverlog.cli.write_files import Sink
     from quiverlog.client.client import Client
+    from quiverlog.client.consumer import Consumer
+    from quiverlog.client.results import ConsumerBatch
 
-__all__ = ["consume", "parse_start"]
+__all__ = ["consume"]
 
-_FORMATS = ("table", "json", "csv", "arrow", "parquet")
+_FORMATS = ("table", "json", "csv", "tsv", "lines", "arrow", "parquet")
+_TAIL_ROWS_MAX = 1_000_000
+"""Rows of a tail are held in memory, once per partition, to be put in the order of time."""
+_FOLLOW_REQUEST_TIMEOUT_S = 5.0
+"""How soon an outage is told; it is waited out whatever its length."""
+_OUTAGE_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What the person asked for, checked as far as it can be without a broker."""
+
+    topic: str
+    start: Point
+    end: Point | None
+    tail: int | None
+    follow: bool
+    max_rows: int | None
+    columns: list[str] | None
+    partitions: list[int]
+    metadata: bool
+    where: str | None
+    template: list[Any] | None
+    wide: bool
+    output: str
+    kind: FileKind
 
 
 @click.command()
-@topic_option
+@click.argument("name", metavar="[TOPIC]", required=False, shell_complete=complete_topics)
+@click.option(
+    "--topic", "-t", metavar="NAME", shell_complete=complete_topics, help="The same as TOPIC."
+)
 @click.option(
     "--from",
     "start",
-    default="earliest",
-    show_default=True,
-    metavar="earliest|latest|TIME|PARTITION=OFFSET,...",
-    help="Where to begin. TIME is ISO 8601, UTC if it names no zone; partitions that are not named "
-    "are not read.",
+    metavar="earliest|latest|TIME|AGO|OFFSET|PARTITION=OFFSET,...",
+    help="Where to begin. TIME is ISO 8601, UTC if it names no zone; AGO is like -1h or '2d ago' "
+    "(ms, s, m, h, d, w); OFFSET is that of each partition; partitions that are not named by "
+    "PARTITION=OFFSET are not read. [default: earliest]",
 )
-@click.option("--follow", "-f", is_flag=True, help="Wait for new rows instead of ending.")
+@click.option(
+    "--to",
+    "end",
+    metavar="latest|TIME|AGO|OFFSET|PARTITION=OFFSET,...",
+    help="Where to end, in the forms of --from; the row there is not read. [default: latest, as it "
+    "is now]",
+)
+@click.option(
+    "--tail",
+    type=click.IntRange(0, _TAIL_ROWS_MAX),
+    metavar="ROWS",
+    help="Only the last so many rows of the topic, in the order of their time; with --follow, go "
+    "on from there.",
+)
+@click.option(
+    "--follow",
+    "-f",
+    is_flag=True,
+    help="Wait for new rows instead of ending; a broker that goes away is waited for.",
+)
 @click.option(
     "--max-rows", "-n", type=click.IntRange(0, INT64_MAX), help="Stop after so many rows."
 )
-@click.option("--columns", callback=columns_callback, metavar="COLUMN,...", help="Read only these.")
+@click.option("--columns", callback=columns_callback, metavar="COLUMN,...", help="Show only these.")
+@click.option(
+    "--where",
+    metavar="SQL",
+    help='Only rows for which this expression of DuckDB is true, e.g. "price > 10 and city like '
+    "'O%'\"; it may also use _topic, _partition, _offset and _timestamp. Needs the package duckdb.",
+)
 @click.option(
     "--partition",
     "partitions",
@@ -61,179 +126,272 @@ _FORMATS = ("table", "json", "csv", "arrow", "parquet")
     "-o",
     type=click.Path(dir_okay=False, allow_dash=True),
     default="-",
-    help="Write to this file instead of stdout.",
+    help="Write to this file instead of stdout. Its suffix says the format (.csv .tsv .json .jsonl "
+    ".ndjson .parquet .arrow .feather .ipc .arrows) and the compression (.gz .bz2 .zst .lz4 behind "
+    "it).",
 )
 @click.option(
     "--format",
     "output_format",
     type=click.Choice(_FORMATS),
-    help="[default: by the output's name, else table] `json` is one object per line, `arrow` the "
-    "IPC stream format.",
+    help="[default: by the output's name, else table] `json` is one object per line, `lines` the "
+    "column `value` alone (or the only column), `arrow` the IPC stream format.",
 )
+@click.option(
+    "--template",
+    metavar="TEXT",
+    help="Write each row like this: %t topic, %p partition, %o offset, %T time in ms, %k key, %s "
+    "the column `value` or the row as JSON, %{name} a column, %% a percent, \\n \\t.",
+)
+@click.option("--wide", is_flag=True, help="Cut nothing in a terminal's table.")
 @bootstrap_option
 @debug_option
 def consume(
-    topic: str,
-    start: str,
+    name: str | None,
+    topic: str | None,
+    start: str | None,
+    end: str | None,
+    tail: int | None,
     follow: bool,
     max_rows: int | None,
     columns: list[str] | None,
+    where: str | None,
     partitions: tuple[int, ...],
     metadata: bool,
     output: str,
     output_format: str | None,
+    template: str | None,
+    wide: bool,
     bootstrap: str,
     timeout_s: float,
 ) -> None:
-    """Print the rows of a topic, in the order of each partition."""
-    from quiverlog.cli.write_files import format_of, open_sink
+    """Print the rows of a topic, in the order of each partition.
 
-    file_format = output_format or format_of(output)
-    if file_format == "parquet" and follow and max_rows is None:
-        raise click.UsageError("A Parquet file has an end: give --max-rows, or leave out --follow.")
-    if output == "-" and file_format in ("arrow", "parquet") and sys.stdout.isatty():
-        raise click.UsageError(f"{file_format} is not for terminals: give --output, or a pipe.")
-    wanted, numbers = parse_start(start), sorted(set(partitions))
-    with open_client(bootstrap, timeout_s=timeout_s) as client:
-        schema = _schema(client, topic, columns, metadata=metadata)
-        _check_offsets(client, topic, wanted)
-        with open_sink(output, file_format, schema) as sink:
-            batches = _batches(
-                client,
-                topic,
-                {
-                    "start": _start(wanted, numbers),
-                    "follow": follow,
-                    "columns": columns,
-                    "partitions": numbers or (sorted(wanted) if isinstance(wanted, dict) else None),
-                },
-                metadata=metadata,
-                flush=sink.flush if follow else None,
-            )
-            for batch in _limited(batches, max_rows):
-                sink.write(batch)
-
-
-def parse_start(text: str) -> str | datetime | dict[int, int]:
-    """Parse the value of `--from`.
-
-    Raises:
-        click.BadParameter: none of the forms.
+    A terminal's table cuts long values (--wide does not); a pipe and a file get them whole. What
+    the formats csv, tsv, json and lines write, `produce` reads back exactly; a column that a format
+    cannot hold is refused by its name.
     """
-    word = text.strip()
-    if word in ("earliest", "latest"):
-        return word
-    if "=" in word:
-        offsets: dict[int, int] = {}
-        for pair in word.split(","):
-            left, _, right = pair.partition("=")
-            partition, offset = whole_number(left, INT32_MAX), whole_number(right, INT64_MAX)
-            if partition is None or offset is None:
-                raise click.BadParameter(f"{pair!r} is not PARTITION=OFFSET.", param_hint="--from")
-            offsets[partition] = offset
-        return offsets
-    try:
-        moment = datetime.fromisoformat(word)
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is not earliest, latest, an ISO time or PARTITION=OFFSET.",
-            param_hint="--from",
-        ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    _check_contradictions(start, end, tail, where, follow=follow)
+    wish = _Wish(
+        topic=_one_topic(name, topic),
+        start=parse_point(start or "earliest", "--from"),
+        end=None if end is None else parse_point(end, "--to"),
+        tail=tail,
+        follow=follow,
+        max_rows=max_rows,
+        columns=columns,
+        partitions=sorted(set(partitions)),
+        metadata=metadata,
+        where=where,
+        template=_template(template, output_format),
+        wide=wide,
+        output=output,
+        kind=_kind(output, output_format, is_template=template is not None),
+    )
+    _check_kind(wish)
+    request_timeout_s = _FOLLOW_REQUEST_TIMEOUT_S if follow else None
+    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=request_timeout_s) as client:
+        _consume(client, wish)
 
 
-def _start(wanted: str | datetime | dict[int, int], numbers: list[int]) -> Any:
-    """Offsets name their partitions; --partition may narrow them further."""
-    if isinstance(wanted, dict) and numbers:
-        missing = sorted(set(numbers) - set(wanted))
-        if missing:
-            raise click.BadParameter(
-                f"names no offset for partition {missing[0]}.", param_hint="--from"
+def _one_topic(name: str | None, option: str | None) -> str:
+    if name is not None and option is not None and name != option:
+        raise click.UsageError(f"{name!r} and --topic {option!r} are two topics.")
+    found = name if name is not None else option
+    if found is None:
+        raise click.UsageError("Name the topic: quiverlog consume TOPIC.")
+    return found
+
+
+def _check_contradictions(
+    start: str | None, end: str | None, tail: int | None, where: str | None, *, follow: bool
+) -> None:
+    if tail is not None and (start is not None or end is not None):
+        raise click.UsageError("--tail says where to begin and to end: leave --from and --to out.")
+    if where is not None and not where.strip():
+        raise click.UsageError("--where is empty: give a condition, or leave it out.")
+    if follow and end is not None:
+        raise click.UsageError("--follow has no end: leave --to out.")
+
+
+def _template(template: str | None, output_format: str | None) -> list[Any] | None:
+    if template is None:
+        return None
+    if output_format is not None:
+        raise click.UsageError("--template is a format of its own: leave --format out.")
+    from quiverlog.cli.template import parse_template
+
+    return parse_template(template)
+
+
+def _kind(output: str, output_format: str | None, *, is_template: bool) -> FileKind:
+    if is_template:
+        return FileKind("template", compression_of(output))
+    if output_format is None:
+        found = kind_of(output, option="--format")
+        return FileKind(found.format or "table", found.compression)
+    if output_format == "arrow" and output != "-":
+        with contextlib.suppress(click.UsageError):
+            named = kind_of(output, option="--format")
+            if named.format == "arrow-file":
+                return named
+    return FileKind(output_format, compression_of(output))
+
+
+def _check_kind(wish: _Wish) -> None:
+    name = wish.kind.format
+    if name == "parquet":
+        if wish.follow and wish.max_rows is None:
+            raise click.UsageError(
+                "A Parquet file has an end: give --max-rows, or leave out --follow."
             )
-        return {number: wanted[number] for number in numbers}
-    return wanted
+        if wish.kind.compression is not None:
+            raise click.UsageError("Parquet is compressed inside: leave the codec's suffix out.")
+    if wish.output == "-" and name in ("arrow", "parquet") and sys.stdout.isatty():
+        raise click.UsageError(f"{name} is not for terminals: give --output, or a pipe.")
 
 
-def _check_offsets(client: Client, topic: str, wanted: str | datetime | dict[int, int]) -> None:
-    """An offset beyond the end is a slip of the pen, not a wish to read nothing."""
-    from quiverlog.errors import OffsetOutOfRange
+def _consume(client: Client, wish: _Wish) -> None:
+    from quiverlog.cli.chosen_rows import ChosenRows
 
-    if not isinstance(wanted, dict):
-        return
-    firsts = client.list_offsets(topic, at=dict.fromkeys(wanted, "earliest"))
-    ends = client.list_offsets(topic, at=dict.fromkeys(wanted, "latest"))
-    for partition, offset in wanted.items():
-        first, end = firsts[partition] or 0, ends[partition] or 0
-        if not first <= offset <= end:
-            raise OffsetOutOfRange(
-                f"Offset {offset} of {topic}-{partition} is not in its range, {first} to {end}."
-            )
+    current = client.schemas(wish.topic).current
+    shown = _shown(wish, current)
+    full, row_filter = _filter(wish, current)
+    begin = starts(client, wish.topic, wish.start, wish.partitions, tail=wish.tail)
+    with _open_sink(client, wish, shown, current) as sink:
+        rows = ChosenRows(
+            sink,
+            max_rows=wish.max_rows,
+            columns=wish.columns if wish.template is None else None,
+            metadata=wish.metadata or wish.template is not None,
+            row_filter=row_filter,
+            is_placed=full,
+        )
+        if wish.max_rows == 0:
+            return
+        if wish.tail is not None:
+            end = ends(client, wish.topic, "latest", sorted(begin))
+            rows.take_last(_bounded(client, wish, begin, end), wish.tail)
+            begin = end
+            if not wish.follow or rows.is_full:
+                return
+        if wish.follow:
+            _follow(client, wish, begin, rows)
+            return
+        end = ends(client, wish.topic, wish.end or "latest", sorted(begin))
+        for batch in _bounded(client, wish, begin, end):
+            rows.take(batch)
+            if rows.is_full:
+                return
 
 
-def _schema(client: Client, topic: str, columns: list[str] | None, *, metadata: bool) -> pa.Schema:
+def _bounded(
+    client: Client, wish: _Wish, begin: dict[int, int], end: dict[int, int]
+) -> Iterator[ConsumerBatch]:
+    end = {p: max(begin[p], end[p]) for p in begin}
+    options: dict[str, Any] = {"start": begin, "end": end, "partitions": sorted(begin)}
+    with client.consumer(wish.topic, columns=_fetched(wish), **options) as consumer:
+        yield from consumer
+
+
+def _follow(client: Client, wish: _Wish, begin: dict[int, int], rows: ChosenRows) -> None:
+    is_chosen = bool(wish.partitions) or isinstance(wish.start, dict)
+    options: dict[str, Any] = {
+        "start": begin,
+        "follow": True,
+        "columns": _fetched(wish),
+        "partitions": sorted(begin) if is_chosen else None,  # new ones are read as they come
+    }
+    with client.consumer(wish.topic, **options) as consumer:
+        for batch in _through_outages(client, consumer):
+            rows.take(batch)
+            rows.flush()
+            if rows.is_full:
+                return
+
+
+def _through_outages(client: Client, consumer: Consumer) -> Iterator[ConsumerBatch]:
+    """All that comes, for ever: a failure that time may heal is told once and waited out."""
+    from quiverlog.errors import QuiverlogError
+
+    while True:
+        try:
+            yield from consumer
+            return
+        except QuiverlogError as error:
+            if not error.retriable:
+                raise
+            text, _ = explain(error)
+            print(f"quiverlog: {one_line(text)} Waiting for it.", file=sys.stderr)
+            _wait_for_broker(client)
+            print("quiverlog: it answers again; reading on.", file=sys.stderr)
+
+
+def _wait_for_broker(client: Client) -> None:
+    from quiverlog.errors import QuiverlogError
+
+    while True:
+        try:
+            client.metadata()
+            return
+        except QuiverlogError as error:
+            if not error.retriable:
+                raise
+            time.sleep(_OUTAGE_PAUSE_S)
+
+
+def _needs_place(wish: _Wish) -> bool:
+    """Whether topic, partition, offset and time of each row are of use."""
+    return wish.metadata or wish.where is not None or wish.template is not None
+
+
+def _fetched(wish: _Wish) -> list[str] | None:
+    """The columns to ask the broker for: a condition or a template may use any."""
+    return None if wish.where is not None or wish.template is not None else wish.columns
+
+
+def _shown(wish: _Wish, current: pa.Schema) -> pa.Schema:
     """The columns of the rows to come, known before the first of them is."""
     import pyarrow as pa
 
+    from quiverlog.cli.chosen_rows import with_place
     from quiverlog.errors import InvalidArgument
 
-    schema = client.schemas(topic).current
-    if columns is not None:
-        unknown = [name for name in columns if name not in schema.names]
+    schema = current
+    if wish.columns is not None:
+        unknown = [name for name in wish.columns if name not in schema.names]
         if unknown:
             raise InvalidArgument(
-                f"Topic {topic!r} has no column {unknown[0]!r}; it has {', '.join(schema.names)}."
+                f"Topic {wish.topic!r} has no column {unknown[0]!r}; it has "
+                f"{', '.join(schema.names)}."
             )
-        schema = pa.schema([schema.field(name) for name in columns])
-    if metadata:
-        schema = pa.schema([*schema, *_metadata_fields()])
-    return schema
+        schema = pa.schema([schema.field(name) for name in wish.columns])
+    return with_place(schema) if wish.metadata else schema
 
 
-def _metadata_fields() -> list[pa.Field]:
-    import pyarrow as pa
+def _filter(wish: _Wish, current: pa.Schema) -> tuple[bool, RowFilter | None]:
+    if wish.where is None:
+        return _needs_place(wish), None
+    from quiverlog.cli.chosen_rows import with_place
+    from quiverlog.cli.where import RowFilter
 
-    return [
-        pa.field("_topic", pa.string()),
-        pa.field("_partition", pa.int32()),
-        pa.field("_offset", pa.int64()),
-        pa.field("_timestamp", pa.timestamp("us", "UTC")),
-    ]
+    return True, RowFilter(wish.where, with_place(current))
 
 
-def _batches(
-    client: Client, topic: str, options: dict[str, Any], *, metadata: bool, flush: Any
-) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
+def _open_sink(
+    client: Client, wish: _Wish, shown: pa.Schema, current: pa.Schema
+) -> contextlib.AbstractContextManager[Sink]:
+    from quiverlog.cli.chosen_rows import with_place
+    from quiverlog.cli.write_files import open_sink, open_template
 
-    with client.consumer(topic, **options) as consumer:
-        for batch in consumer:
-            data = batch.data
-            if metadata:
-                rows = data.num_rows
-                values = (
-                    pa.repeat(pa.scalar(batch.topic), rows),
-                    pa.repeat(pa.scalar(batch.partition, pa.int32()), rows),
-                    batch.offsets,
-                    batch.timestamps,
-                )
-                data = pa.RecordBatch.from_arrays(
-                    [*data.columns, *values],
-                    schema=pa.schema([*data.schema, *_metadata_fields()]),
-                )
-            yield data
-            if flush is not None:
-                flush()
-
-
-def _limited(batches: Iterator[pa.RecordBatch], rows_max: int | None) -> Iterator[pa.RecordBatch]:
-    left = rows_max
-    if left == 0:
-        return
-    for batch in batches:
-        if left is None:
-            yield batch
-            continue
-        yield batch.slice(0, left)
-        left -= min(left, batch.num_rows)
-        if left == 0:
-            return
+    compression = wish.kind.compression
+    if wish.template is not None:
+        key = client.metadata([wish.topic]).topics[wish.topic].key_columns
+        own = wish.columns or current.names
+        return open_template(
+            wish.output, with_place(current), wish.template, key=key, own=own,
+            compression=compression,
+        )  # fmt: skip
+    assert wish.kind.format is not None
+    is_cut = wish.output == "-" and sys.stdout.isatty() and not wish.wide
+    return open_sink(wish.output, wish.kind.format, shown, compression=compression, is_cut=is_cut)

@@ -21,6 +21,7 @@ __all__ = [
     "INT64_MAX",
     "Seconds",
     "bootstrap_option",
+    "check_addresses",
     "columns_callback",
     "complete_topics",
     "config_option",
@@ -29,6 +30,7 @@ __all__ = [
     "format_option",
     "open_client",
     "topic_option",
+    "was_given",
     "whole_number",
 ]
 
@@ -65,7 +67,7 @@ def whole_number(text: str, number_max: int) -> int | None:
     return number if number <= number_max else None
 
 
-def _addresses(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+def check_addresses(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
     """Refuse what is no list of addresses before anything is opened."""
     from quiverlog.addresses import PORT_DEFAULT, parse_addresses
 
@@ -74,6 +76,15 @@ def _addresses(_ctx: click.Context, _parameter: click.Parameter, value: str) -> 
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from None
     return value
+
+
+def _bootstrap(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str:
+    """What was typed, or the profile's, or the default."""
+    if value is None:
+        from quiverlog.cli.profiles import chosen_bootstrap
+
+        value = chosen_bootstrap(ctx.find_root().params.get("profile"))
+    return check_addresses(ctx, parameter, DEFAULT_BOOTSTRAP if value is None else value)
 
 
 def bootstrap_option(command: _Command) -> _Command:
@@ -91,9 +102,8 @@ def bootstrap_option(command: _Command) -> _Command:
         "--bootstrap-server",
         "-b",
         "bootstrap",
-        default=DEFAULT_BOOTSTRAP,
-        show_default=True,
-        callback=_addresses,
+        show_default=f"the profile's, else {DEFAULT_BOOTSTRAP}",
+        callback=_bootstrap,
         envvar="QUIVERLOG_BOOTSTRAP_SERVER",
         show_envvar=True,
         metavar="HOST:PORT,...",
@@ -135,6 +145,12 @@ def topic_option(command: _Command) -> _Command:
         shell_complete=complete_topics,
         help="The topic's name.",
     )(command)
+
+
+def was_given(parameter: str) -> bool:
+    """Whether the person gave a value to this parameter of the command that runs."""
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source not in (None, click.core.ParameterSource.DEFAULT)
 
 
 def config_option(command: _Command) -> _Command:
@@ -179,12 +195,15 @@ def columns_callback(
 
 
 @contextlib.contextmanager
-def open_client(bootstrap: str, *, timeout_s: float = 10.0) -> Iterator[Client]:
+def open_client(
+    bootstrap: str, *, timeout_s: float = 10.0, request_timeout_s: float | None = None
+) -> Iterator[Client]:
     """A client for the time of one command.
 
     Args:
         bootstrap: addresses, separated by commas.
         timeout_s: seconds to reach a broker.
+        request_timeout_s: seconds for one operation; None leaves it to the client.
 
     Raises:
         ConnectionFailed: no address answered in time.
@@ -192,7 +211,8 @@ def open_client(bootstrap: str, *, timeout_s: float = 10.0) -> Iterator[Client]:
     """
     from quiverlog.client.client import connect
 
-    client = connect(bootstrap, client_id="quiverlog-cli", connect_timeout=timeout_s)
+    more = {} if request_timeout_s is None else {"request_timeout": request_timeout_s}
+    client = connect(bootstrap, client_id="quiverlog-cli", connect_timeout=timeout_s, **more)
     try:
         yield client
     finally:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections import deque
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from quiverlog.cli.failures import CommandFailed, explain
+from quiverlog.cli.failures import CommandFailed, ExitCode, explain
 from quiverlog.cli.new_topic import new_topic_options, schema_from_options
 from quiverlog.cli.options import (
     INT32_MAX,
@@ -22,9 +21,10 @@ from quiverlog.cli.options import (
     format_option,
     open_client,
     topic_option,
+    was_given,
 )
-from quiverlog.cli.output import console, human_bytes, human_count, print_json, print_table
-from quiverlog.cli.terminal import printable
+from quiverlog.cli.output import human_bytes, human_count, print_json, print_table
+from quiverlog.cli.produce_progress import Progress, shown_progress
 from quiverlog.errors import QuiverlogError, UnknownTopic
 
 if TYPE_CHECKING:
@@ -35,11 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["produce"]
 
-_FORMATS = ("auto", "csv", "json", "parquet", "arrow", "lines")
+_FORMATS = ("auto", "csv", "tsv", "json", "parquet", "arrow", "lines")
 _FUTURES_KEPT_MAX = 64
 """Sends whose outcome is not looked at yet; the producer's own buffer bounds the bytes."""
+_CREATING = ("partitions", "replication_factor", "key", "config")
 _FAILED_WAIT_S = 10.0
-"""After a failure, so long for each send that is still on its way."""
+"""After a failure, so long for the sends that are still on their way."""
+_INTERRUPTED_WAIT_S = 5.0
+"""The same after Ctrl-C."""
 
 
 @click.command()
@@ -50,8 +53,10 @@ _FAILED_WAIT_S = 10.0
     type=click.Choice(_FORMATS),
     default="auto",
     show_default=True,
-    help="`auto` goes by the file's name, then by its first bytes; `json` is one object per line; "
-    "`lines` puts each line into the column `value`.",
+    help="`auto` goes by the file's suffix (.csv .tsv .json .jsonl .ndjson .parquet .arrow "
+    ".feather .ipc .arrows, and .gz .bz2 .zst .lz4 behind it), of stdin and of a name without one "
+    "by the first bytes; `json` is one object per line; `lines` puts each line into the column "
+    "`value`, or into the only one.",
 )
 @click.option("--columns", callback=columns_callback, metavar="COLUMN,...", help="Take only these.")
 @click.option(
@@ -71,7 +76,7 @@ _FAILED_WAIT_S = 10.0
 )
 @click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Of the batches.")
 @click.option("--durability", type=click.Choice(["memory", "flushed", "replicated"]))
-@click.option("--quiet", "-q", is_flag=True, help="No progress bar.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
 @bootstrap_option
 @format_option()
 @debug_option
@@ -91,11 +96,17 @@ def produce(
     durability: str | None,
     **create: Any,
 ) -> None:
-    """Append the rows of FILE (CSV, JSON lines, Parquet, Arrow; `-` is stdin) to a topic."""
-    from quiverlog.cli.read_files import open_source
+    """Append the rows of FILE (CSV, JSON lines, Parquet, Arrow; `-` is stdin) to a topic.
+
+    Rows that come through a pipe are sent as they come. Ctrl-C says how many are stored. Options
+    that describe a new topic may be given for one that exists, if they are true of it.
+    """
+    from quiverlog.cli.read_files import format_by_name, open_source
 
     if len(delimiter) != 1:
         raise click.UsageError("--delimiter is one character.")
+    if input_format == "auto":
+        format_by_name(file)  # refuses a suffix before anything is opened
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         schema = _schema_to_read_with(client, topic, create)
         with open_source(
@@ -106,12 +117,15 @@ def produce(
             null_values=null_values,
             delimiter=delimiter,
         ) as source:
-            if create["create"]:
-                _create_topic(client, topic, schema or source.schema, create)
+            if create["create"] and not _create_topic(
+                client, topic, schema or source.schema, create
+            ):
+                _report(topic, _Outcome(), output_format)
+                return
             options = {"partition": partition, "compression": compression, "durability": durability}
             given = {name: value for name, value in options.items() if value is not None}
-            with _progress(file, source, quiet=quiet) as tick:
-                outcome = _send(client, topic, source, given, tick)
+            with shown_progress(file, source, is_quiet=quiet) as progress:
+                outcome = _send(client, topic, source, given, progress)
     _report(topic, outcome, output_format)
 
 
@@ -124,13 +138,53 @@ def _schema_to_read_with(client: Client, topic: str, create: dict[str, Any]) -> 
         )
     if topic in client.metadata([topic]).topics:
         current: pa.Schema = client.schemas(topic).current
+        _check_contradictions(client, topic, current, asked, create)
         return current
     if not create["create"]:
         raise UnknownTopic(f"There is no topic {topic!r}; --create makes it.", topic=topic)
     return asked
 
 
-def _create_topic(client: Client, topic: str, schema: pa.Schema, create: dict[str, Any]) -> None:
+def _check_contradictions(
+    client: Client,
+    topic: str,
+    current: pa.Schema,
+    asked: pa.Schema | None,
+    create: dict[str, Any],
+) -> None:
+    """What was said of a new topic must be true of one that is there: it would change nothing."""
+    given = {name for name in _CREATING if was_given(name)}
+    if not given and asked is None:
+        return
+    detail = client.describe_topic(topic)
+    configs = {key: config.value for key, config in detail.configs.items()}
+    truths: list[tuple[bool, str, str]] = []
+    if "partitions" in given:
+        count = len(detail.partitions)
+        truths.append((create["partitions"] != count, "--partitions", str(count)))
+    if "replication_factor" in given:
+        factor = detail.replication_factor
+        truths.append((create["replication_factor"] != factor, "--replication-factor", str(factor)))
+    if "key" in given:
+        key = list(detail.key_columns)
+        truths.append((list(create["key"]) != key, "--key", ",".join(key) or "no key"))
+    if asked is not None:
+        truths.append((not asked.equals(current), "--schema", "other columns"))
+    for name, value in create["config"].items():
+        truths.append((configs.get(name) != value, f"--config {name}", str(configs.get(name))))
+    for is_other, option, truth in truths:
+        if is_other:
+            raise click.UsageError(
+                f"{option}: topic {topic!r} exists and has {truth}. Leave the option out; "
+                "`quiverlog topic alter` changes a topic."
+            )
+
+
+def _create_topic(client: Client, topic: str, schema: pa.Schema, create: dict[str, Any]) -> bool:
+    """False when there are no columns to make it of: the input was empty."""
+    if not len(schema):
+        print(f"quiverlog: no rows and no columns: {topic} was not created.", file=sys.stderr)
+        return False
     client.create_topic(
         topic,
         schema,
@@ -140,6 +194,7 @@ def _create_topic(client: Client, topic: str, schema: pa.Schema, create: dict[st
         config=create["config"],
         if_not_exists=True,
     )
+    return True
 
 
 class _Outcome:
@@ -171,7 +226,7 @@ class _Outcome:
 
 
 def _send(
-    client: Client, topic: str, source: Source, options: dict[str, Any], tick: Any
+    client: Client, topic: str, source: Source, options: dict[str, Any], progress: Progress
 ) -> _Outcome:
     outcome = _Outcome()
     futures: deque[Any] = deque()
@@ -180,59 +235,54 @@ def _send(
             for batch in source.batches:
                 outcome.byte_count += batch.nbytes
                 futures.append(producer.send(batch))
-                while len(futures) > _FUTURES_KEPT_MAX:
+                while futures and (len(futures) > _FUTURES_KEPT_MAX or futures[0].done()):
                     outcome.add(futures.popleft().result())
-                tick(source.progress.done)
+                progress.show(source.progress.done, outcome.rows)
             producer.flush()
             while futures:
                 outcome.add(futures.popleft().result())
         except (CommandFailed, QuiverlogError) as error:
             raise _with_rows_stored(error, outcome, futures, topic) from error
-        tick(source.progress.done)
+        except KeyboardInterrupt as error:
+            with contextlib.suppress(QuiverlogError):
+                producer.flush(_INTERRUPTED_WAIT_S)
+            failure = _interrupted(outcome, futures, topic)
+            producer.abort()  # a flush at the end would wait for what did not come in time
+            raise failure from error
+        progress.show(source.progress.done, outcome.rows)
     outcome.seconds = time.monotonic() - outcome.started_s
     return outcome
+
+
+def _interrupted(outcome: _Outcome, futures: deque[Any], topic: str) -> CommandFailed:
+    missing = _collect(outcome, futures, 0.0)  # the flush has waited
+    stored = f"{human_count(outcome.rows)} rows are stored in {topic} and acknowledged"
+    unsure = "; what was sent after them was not acknowledged in time" if missing else ""
+    return CommandFailed(f"interrupted: {stored}{unsure}.", ExitCode.INTERRUPTED)
+
+
+def _collect(outcome: _Outcome, futures: deque[Any], seconds: float) -> int:
+    """Take what is acknowledged within so long; how many sends are not."""
+    missing = 0
+    deadline_s = time.monotonic() + seconds
+    for future in futures:
+        try:
+            outcome.add(future.result(timeout=max(0.0, deadline_s - time.monotonic())))
+        except QuiverlogError:
+            missing += 1
+    return missing
 
 
 def _with_rows_stored(
     error: Exception, outcome: _Outcome, futures: deque[Any], topic: str
 ) -> Exception:
     """A file that breaks off half way leaves rows behind: the person must know how many."""
-    for future in futures:
-        with contextlib.suppress(QuiverlogError):
-            outcome.add(future.result(timeout=_FAILED_WAIT_S))
+    _collect(outcome, futures, _FAILED_WAIT_S)
     if not outcome.rows:
         return error
     text, code = explain(error)
     stored = f"{human_count(outcome.rows)} rows were stored in {topic} before that."
     return CommandFailed(f"{text.rstrip('.')}. {stored}", code)
-
-
-@contextlib.contextmanager
-def _progress(file: str, source: Source, *, quiet: bool) -> Iterator[Any]:
-    """A bar on stderr; a callable that takes how far the file was read."""
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    amount = MofNCompleteColumn() if source.total_is_rows else DownloadColumn()
-    shown = console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        amount,
-        TimeRemainingColumn(),
-        console=shown,
-        disable=quiet or not shown.is_terminal,
-        transient=True,
-    ) as bar:
-        name = "stdin" if file == "-" else printable(Path(file).name).replace("[", "\\[")
-        task = bar.add_task(name, total=source.total)
-        yield lambda done: bar.update(task, completed=done)
 
 
 def _report(topic: str, outcome: _Outcome, output_format: str) -> None:

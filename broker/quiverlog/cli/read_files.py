@@ -7,58 +7,32 @@ the reader or by the producer, with the column's name, never bent.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import io
+import os
+import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
 
 from quiverlog.cli.failures import PARSER_ERRORS, CommandFailed, unreadable
+from quiverlog.cli.formats import compression_of, kind_of
+from quiverlog.cli.read_text import Batches, CountingFile, TextOptions, read_json, read_lines
 
-__all__ = ["FORMATS", "Source", "open_source"]
+__all__ = ["FORMATS", "Source", "format_by_name", "open_source"]
 
-FORMATS = ("auto", "csv", "json", "parquet", "arrow", "lines")
+FORMATS = ("auto", "csv", "tsv", "json", "parquet", "arrow", "lines")
 
-_BY_SUFFIX = {
-    ".csv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-}
-_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
-_BLOCK_BYTES = 4 << 20
-_LINES_PER_BATCH = 16_384
 _ROWS_PER_BATCH = 65_536
 _UNREADABLE = (pa.ArrowException, OSError, *PARSER_ERRORS)
 """What pyarrow raises on bytes that are not what they should be: OSError where they break off."""
 _ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"
+_ARROW_FILE_HEAD_BYTES = 8
 
-
-class CountingFile(io.RawIOBase):
-    """A readable file that knows how much of it was taken, for the progress bar."""
-
-    def __init__(self, inner: io.BufferedReader) -> None:
-        self._inner = inner
-        self.done = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        size = self._inner.readinto(buffer)
-        self.done += size
-        return size
+_ReadText = Callable[[CountingFile, TextOptions], tuple[pa.Schema, Batches]]
 
 
 class _Progress(Protocol):
@@ -99,16 +73,19 @@ def open_source(
         null_values: CSV fields that stand for no value.
 
     Raises:
+        click.UsageError: the name's suffix is not known, and the format was not given.
         OSError: the file cannot be read.
         CommandFailed: it is not what its name or the option says.
     """
-    binary, size = _open_binary(path)
+    if file_format == "auto":
+        file_format = format_by_name(path) or "auto"
+    binary, size, streamed = _open_binary(path)
     try:
         if file_format == "auto":
-            file_format = _recognise(path, binary)
-        options = _Options(schema, columns, null_values, delimiter)
+            file_format = _recognise(binary)
+        options = TextOptions(schema, columns, null_values, delimiter, streamed)
         try:
-            source = _OPENERS[file_format](path, binary, options)
+            source = _OPENERS[file_format](binary, options)
         except _UNREADABLE as error:
             raise _unreadable(path, file_format, error) from error
         if not source.total_is_rows:
@@ -120,31 +97,30 @@ def open_source(
             binary.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    schema: pa.Schema | None
-    columns: list[str] | None
-    null_values: tuple[str, ...]
-    delimiter: str
+def format_by_name(path: str) -> str | None:
+    """The format that the file's name stands for; None where the name says nothing.
 
-    def types(self) -> dict[str, pa.DataType]:
-        """The types to read the wanted columns with, as far as they are known."""
-        if self.schema is None:
-            return {}
-        return {
-            f.name: f.type for f in self.schema if self.columns is None or f.name in self.columns
-        }
+    Raises:
+        click.UsageError: the suffix is not known.
+    """
+    found = kind_of(path, option="--input-format").format
+    return "arrow" if found == "arrow-file" else found
 
 
-def _open_binary(path: str) -> tuple[io.BufferedReader, int | None]:
+def _open_binary(path: str) -> tuple[io.BufferedReader, int | None, bool]:
+    """The file; its size where that says when it is at its end; whether its rows come by and by."""
     if path == "-":
-        return cast("io.BufferedReader", sys.stdin.buffer), None
-    size = Path(path).stat().st_size
-    compression = _COMPRESSIONS.get(Path(path).suffix.lower())
-    if compression is None:
-        return open(path, "rb"), size
-    stream = pa.CompressedInputStream(pa.OSFile(path, "rb"), compression)
-    return io.BufferedReader(_Readable(stream)), None
+        stdin = cast("io.BufferedReader", sys.stdin.buffer)
+        return stdin, None, not stdin.seekable()
+    compression = compression_of(path)
+    if compression is not None:
+        stream = pa.CompressedInputStream(pa.OSFile(path, "rb"), compression)
+        return io.BufferedReader(_Readable(stream)), None, False
+    binary = open(path, "rb")  # noqa: SIM115 - the caller closes it
+    found = os.fstat(binary.fileno())
+    if stat.S_ISREG(found.st_mode):
+        return binary, found.st_size, False
+    return binary, None, True
 
 
 class _Readable(io.RawIOBase):
@@ -160,19 +136,14 @@ class _Readable(io.RawIOBase):
         return int(self._stream.readinto(buffer))
 
 
-def _recognise(path: str, binary: io.BufferedReader) -> str:
-    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
-    if suffixes and suffixes[-1] in _COMPRESSIONS:
-        suffixes.pop()
-    named = _BY_SUFFIX.get(suffixes[-1]) if suffixes else None
-    if named is not None:
-        return named
+def _recognise(binary: io.BufferedReader) -> str:
     head = binary.peek(8)
     if head.startswith((_ARROW_FILE, _ARROW_STREAM)):
         return "arrow"
     if head.startswith(_PARQUET):
         return "parquet"
-    return "json" if head.lstrip().startswith(b"{") else "csv"
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return "json" if text.startswith(b"{") else "csv"
 
 
 def _unreadable(path: str, file_format: str, error: Exception) -> CommandFailed:
@@ -189,45 +160,27 @@ def _guarded(
         raise _unreadable(path, file_format, error) from error
 
 
-def _csv(path: str, binary: io.BufferedReader, options: _Options) -> Source:
-    import pyarrow.csv as csv
+def _csv(binary: io.BufferedReader, options: TextOptions) -> Source:
+    from quiverlog.cli.read_csv import read_csv
 
+    return _text(read_csv, binary, options)
+
+
+def _tsv(binary: io.BufferedReader, options: TextOptions) -> Source:
+    return _csv(binary, replace(options, delimiter="\t"))
+
+
+def _json(binary: io.BufferedReader, options: TextOptions) -> Source:
+    return _text(read_json, binary, options)
+
+
+def _lines(binary: io.BufferedReader, options: TextOptions) -> Source:
+    return _text(read_lines, binary, options)
+
+
+def _text(read: _ReadText, binary: io.BufferedReader, options: TextOptions) -> Source:
     counting = CountingFile(binary)
-    reader = csv.open_csv(
-        pa.PythonFile(counting, mode="r"),
-        read_options=csv.ReadOptions(block_size=_BLOCK_BYTES),
-        parse_options=csv.ParseOptions(delimiter=options.delimiter),
-        convert_options=csv.ConvertOptions(
-            column_types=options.types(),
-            include_columns=options.columns,
-            null_values=list(options.null_values),
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        ),
-    )
-    return Source(reader.schema, iter(reader), counting)
-
-
-def _json(path: str, binary: io.BufferedReader, options: _Options) -> Source:
-    import pyarrow.json as json
-
-    # JSON has neither bytes nor dates: both are text there, as `consume` writes them.
-    types = options.types()
-    coded = {n: k for n, k in types.items() if pa.types.is_binary(k) or pa.types.is_date(k)}
-    read_as = {name: pa.string() if name in coded else kind for name, kind in types.items()}
-    unexpected = "infer" if options.columns is None or not read_as else "ignore"
-    counting = CountingFile(binary)
-    reader = json.open_json(
-        pa.PythonFile(counting, mode="r"),
-        read_options=json.ReadOptions(block_size=_BLOCK_BYTES),
-        parse_options=json.ParseOptions(
-            explicit_schema=pa.schema(read_as) if read_as else None,
-            unexpected_field_behavior=unexpected,
-        ),
-    )
-    found = _chosen(reader.schema, options.columns)
-    schema = pa.schema([field.with_type(coded.get(field.name, field.type)) for field in found])
-    batches = (_from_text(batch.select(found.names), coded) for batch in reader)
+    schema, batches = read(counting, options)
     return Source(schema, batches, counting)
 
 
@@ -238,50 +191,6 @@ def _chosen(schema: pa.Schema, columns: list[str] | None) -> pa.Schema:
     if missing:
         raise pa.ArrowInvalid(f"there is no column {missing[0]!r}")
     return pa.schema([schema.field(name) for name in columns])
-
-
-def _from_text(batch: pa.RecordBatch, coded: Mapping[str, pa.DataType]) -> pa.RecordBatch:
-    for position, name in enumerate(batch.schema.names):
-        kind = coded.get(name)
-        if kind is None:
-            continue
-        column = batch.column(position)
-        try:
-            decoded = _from_base64(column) if pa.types.is_binary(kind) else column.cast(kind)
-        except (binascii.Error, pa.ArrowInvalid) as error:
-            notation = "base64" if pa.types.is_binary(kind) else "a date"
-            raise pa.ArrowInvalid(f"column {name!r} is {kind}, not {notation}: {error}") from error
-        batch = batch.set_column(position, name, decoded)
-    return batch
-
-
-def _from_base64(column: pa.Array) -> pa.Array:
-    decoded = (
-        None if text is None else base64.b64decode(text, validate=True)
-        for text in column.to_pylist()
-    )
-    return pa.array(decoded, pa.binary())
-
-
-def _lines(path: str, binary: io.BufferedReader, options: _Options) -> Source:
-    topic = options.schema
-    if topic is not None and "value" not in topic.names:
-        raise pa.ArrowInvalid("lines need a topic with a column `value`, as the schema `raw` has")
-    kind = pa.binary() if topic is None else topic.field("value").type
-    found = pa.schema({"value": kind})
-    counting = CountingFile(binary)
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        lines: list[bytes] = []
-        for line in io.BufferedReader(counting, _BLOCK_BYTES):
-            lines.append(line.rstrip(b"\r\n"))
-            if len(lines) == _LINES_PER_BATCH:
-                yield pa.record_batch([pa.array(lines, pa.binary()).cast(kind)], schema=found)
-                lines = []
-        if lines:
-            yield pa.record_batch([pa.array(lines, pa.binary()).cast(kind)], schema=found)
-
-    return Source(found, batches(), counting)
 
 
 def _seekable(binary: io.BufferedReader) -> Any:
@@ -301,7 +210,7 @@ class _CountedRows:
             self.done += batch.num_rows
 
 
-def _parquet(path: str, binary: io.BufferedReader, options: _Options) -> Source:
+def _parquet(binary: io.BufferedReader, options: TextOptions) -> Source:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(_seekable(binary))
@@ -314,13 +223,16 @@ def _parquet(path: str, binary: io.BufferedReader, options: _Options) -> Source:
     return Source(schema, rows.count(batches), rows, file.metadata.num_rows, True)
 
 
-def _arrow(path: str, binary: io.BufferedReader, options: _Options) -> Source:
-    if not binary.peek(8).startswith(_ARROW_FILE):
+def _arrow(binary: io.BufferedReader, options: TextOptions) -> Source:
+    is_file = binary.peek(8).startswith(_ARROW_FILE)
+    if not (is_file and binary.seekable()):
+        if is_file:  # the stream format between two marks, and a table of contents behind
+            binary.read(_ARROW_FILE_HEAD_BYTES)
         counting = CountingFile(binary)
         stream = pa.ipc.open_stream(pa.PythonFile(counting, mode="r"))
         schema = _chosen(stream.schema, options.columns)
         return Source(schema, (batch.select(schema.names) for batch in stream), counting)
-    file = pa.ipc.open_file(_seekable(binary))
+    file = pa.ipc.open_file(binary)
     schema = _chosen(file.schema, options.columns)
     numbers = range(file.num_record_batches)
     rows = _CountedRows()
@@ -329,8 +241,9 @@ def _arrow(path: str, binary: io.BufferedReader, options: _Options) -> Source:
     return Source(schema, batches, rows, total, True)
 
 
-_OPENERS: dict[str, Callable[[str, io.BufferedReader, _Options], Source]] = {
+_OPENERS: dict[str, Callable[[io.BufferedReader, TextOptions], Source]] = {
     "csv": _csv,
+    "tsv": _tsv,
     "json": _json,
     "lines": _lines,
     "parquet": _parquet,

@@ -29,7 +29,8 @@ a pipe or a file gets the data as they are.
 
 _SHARED = {
     "bootstrap": "Any broker, or several; the rest is found from there. Default `127.0.0.1:9292`,"
-    " or the environment variable `QUIVERLOG_BOOTSTRAP_SERVER`.",
+    " the environment variable `QUIVERLOG_BOOTSTRAP_SERVER`, or the profile in use (`quiverlog"
+    " profile`).",
     "timeout_s": "Give up on reaching a broker after this long. Default 10.",
     "output_format": "`table` for people (the default), `json` for programs: one document,"
     " the same values unrounded.",
@@ -53,6 +54,8 @@ def _page() -> Iterator[str]:
     yield f"| `--timeout SECONDS` | {_SHARED['timeout_s']} |\n"
     yield f"| `--format table\\|json` | {_SHARED['output_format']} |\n"
     yield "| `--debug` | Show the traceback of an error. |\n"
+    yield "| `--profile NAME`, before the command | Take the brokers' addresses from this profile;"
+    yield " also the environment variable `QUIVERLOG_PROFILE`. |\n"
     with click.Context(cli, info_name="quiverlog") as root:
         for name in cli.list_commands(root):
             command = cli.get_command(root, name)
@@ -96,7 +99,7 @@ def _is_shared(parameter: click.Parameter) -> bool:
     if parameter.name == "output_format":
         kind = parameter.type
         return isinstance(kind, click.Choice) and tuple(kind.choices) == _SHARED_CHOICES
-    return parameter.name == "bootstrap"
+    return parameter.name == "bootstrap" and not parameter.required
 
 
 def _is_shown(parameter: click.Parameter) -> bool:

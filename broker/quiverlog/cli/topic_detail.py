@@ -78,24 +78,39 @@ def print_detail(detail: TopicDetail, *, all_configs: bool) -> None:
 
 
 def _print_partitions(detail: TopicDetail) -> None:
-    numbers = ["PARTITION", "START", "END", "FLUSHED", "ROWS", "SEGMENTS"]
+    """What most people ask first; the rest, with the same partitions, in a table below.
+
+    All of it in one table does not fit into the 80 columns of a terminal.
+    """
+    numbers = ["PARTITION", "LEADER", "START", "END", "ROWS", "SIZE"]
     print_table(
-        ["PARTITION", "LEADER", "EPOCH", "REPLICAS", "IN SYNC", *numbers[1:], "SIZE"],
+        ["PARTITION", "LEADER", "START", "END", "ROWS", "SIZE"],
         [
             (
                 p.partition,
                 p.leader,
-                p.leader_epoch,
-                join(p.replicas),
-                join(p.in_sync_replicas),
                 p.log_start_offset,
                 p.high_watermark,
-                p.flushed_offset,
                 p.high_watermark - p.log_start_offset,
-                p.segments,
                 human_bytes(p.size_bytes),
             )
             for p in detail.partitions
         ],
-        right=[*numbers, "LEADER", "EPOCH", "SIZE"],
+        right=numbers,
+    )
+    print("\nreplicas and segments")
+    print_table(
+        ["PARTITION", "EPOCH", "REPLICAS", "IN SYNC", "FLUSHED", "SEGMENTS"],
+        [
+            (
+                p.partition,
+                p.leader_epoch,
+                join(p.replicas),
+                join(p.in_sync_replicas),
+                p.flushed_offset,
+                p.segments,
+            )
+            for p in detail.partitions
+        ],
+        right=["PARTITION", "EPOCH", "FLUSHED", "SEGMENTS"],
     )

@@ -3,38 +3,31 @@
 Owns the output formats. A sink knows its columns before the first row, so an empty result still is
 a valid file of its format. A topic may gain columns while it is followed: JSON shows them, because
 each of its lines stands alone, the other formats leave them out. A column that becomes wider ends a
-file whose format holds its type. Text formats write a value that they have no notation for as JSON
-has it: bytes as base64, moments in ISO 8601, nested values as JSON.
+file whose format holds its type. What the text formats write, `produce` reads back exactly
+(json_values.py has the notation); what they cannot hold is refused by the column's name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Protocol
 
-import msgspec
 import pyarrow as pa
 
 from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.terminal import ShieldedBytes, printable
+from quiverlog.cli.interrupts import interrupts_held
+from quiverlog.cli.json_encode import json_lines, to_text
+from quiverlog.cli.json_values import is_text_in_csv
+from quiverlog.cli.template import Part, TemplateSink
+from quiverlog.cli.terminal import ShieldedBytes
+from quiverlog.cli.write_table import TableSink
 from quiverlog.errors import QuiverlogError
 
-__all__ = ["Sink", "format_of", "open_sink"]
+__all__ = ["Sink", "open_sink", "open_template"]
 
-_BY_SUFFIX = {
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".csv": "csv",
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".parquet": "parquet",
-}
-_TEXT_FORMATS = ("table", "json", "csv")
-_CELL_CHARS_MAX = 40
+_TEXT_FORMATS = ("table", "json", "csv", "tsv", "lines")
 
 
 class Sink(Protocol):
@@ -47,32 +40,65 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-def format_of(output: str) -> str:
-    """The format that a file's name stands for; `table` when it says nothing."""
-    return _BY_SUFFIX.get(Path(output).suffix.lower(), "table")
-
-
-@contextlib.contextmanager
-def open_sink(output: str, file_format: str, schema: pa.Schema) -> Iterator[Sink]:
+def open_sink(
+    output: str,
+    file_format: str,
+    schema: pa.Schema,
+    *,
+    compression: str | None = None,
+    is_cut: bool = False,
+) -> contextlib.AbstractContextManager[Sink]:
     """Open `output` (`-` is stdout) for rows of `schema`.
+
+    Args:
+        file_format: `table`, `json`, `csv`, `tsv`, `lines`, `arrow` (a stream), `arrow-file` (with
+            a footer) or `parquet`.
+        compression: a codec of pyarrow around the whole file.
+        is_cut: whether a table shortens long values, as is right on a terminal.
 
     Raises:
         OSError: the file cannot be written.
     """
-    kinds: dict[str, type[Any]] = {
-        "table": _TableSink,
-        "json": _JsonSink,
-        "csv": _CsvSink,
-        "arrow": _ArrowSink,
-        "parquet": _ParquetSink,
-    }
+
+    def sink(target: IO[bytes]) -> Sink:
+        if file_format == "table":
+            return TableSink(target, schema, is_cut=is_cut)
+        return _SINKS[file_format](target, schema)
+
+    return _opened(output, sink, is_text=file_format in _TEXT_FORMATS, compression=compression)
+
+
+def open_template(
+    output: str,
+    schema: pa.Schema,
+    parts: Sequence[Part],
+    *,
+    key: Sequence[str],
+    own: Sequence[str],
+    compression: str | None = None,
+) -> contextlib.AbstractContextManager[Sink]:
+    """Open `output` for rows in a person's own form; template.py has the arguments."""
+
+    def sink(target: IO[bytes]) -> Sink:
+        return TemplateSink(target, schema, parts, key=key, own=own)
+
+    return _opened(output, sink, is_text=True, compression=compression)
+
+
+@contextlib.contextmanager
+def _opened(
+    output: str, make: Callable[[IO[bytes]], Sink], *, is_text: bool, compression: str | None
+) -> Iterator[Sink]:
     with contextlib.ExitStack() as stack:
         target: IO[bytes]
         target = sys.stdout.buffer if output == "-" else stack.enter_context(open(output, "wb"))
-        if output != "-" and target.isatty() and file_format in _TEXT_FORMATS:
+        if output != "-" and target.isatty() and is_text:
             shielded: Any = ShieldedBytes(target, "utf-8")
             target = shielded
-        sink: Sink = kinds[file_format](target, schema)
+        if compression is not None:
+            packed: Any = pa.CompressedOutputStream(pa.PythonFile(target, "w"), compression)
+            target = stack.enter_context(packed)
+        sink = _Unbroken(make(target))
         try:
             yield sink
         except (KeyboardInterrupt, CommandFailed, QuiverlogError):
@@ -82,11 +108,23 @@ def open_sink(output: str, file_format: str, schema: pa.Schema) -> Iterator[Sink
         target.flush()
 
 
-def _plain(value: Any) -> Any:
-    """A value that JSON has a notation for (what msgspec does not know by itself)."""
-    if isinstance(value, tuple):
-        return list(value)
-    return str(value)
+class _Unbroken:
+    """A sink whose writes Ctrl-C does not cut in two: half a row group is no Parquet file."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        with interrupts_held():
+            self._sink.write(batch)
+
+    def flush(self) -> None:
+        with interrupts_held():
+            self._sink.flush()
+
+    def close(self) -> None:
+        with interrupts_held():
+            self._sink.close()
 
 
 def _in_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -107,17 +145,14 @@ def _in_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
-
-
 class _JsonSink:
     """One object per line."""
 
-    def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
+    def __init__(self, target: IO[bytes], _schema: pa.Schema) -> None:
         self._target = target
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._target.write(_ENCODER.encode_lines(batch.to_pylist()))
+        self._target.write(json_lines(batch))
 
     def flush(self) -> None:
         self._target.flush()
@@ -127,7 +162,9 @@ class _JsonSink:
 
 
 class _CsvSink:
-    """RFC 4180 with a header line; no value is an empty field."""
+    """RFC 4180 with a header line; no value is an empty field, and empty text is quoted."""
+
+    delimiter = ","
 
     def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
         import pyarrow.csv as csv
@@ -135,11 +172,13 @@ class _CsvSink:
         self._target = target
         self._rows_schema = schema
         self._schema = pa.schema([_text_field(field) for field in schema])
-        self._writer = csv.CSVWriter(target, self._schema)
+        self._writer = csv.CSVWriter(
+            target, self._schema, write_options=csv.WriteOptions(delimiter=self.delimiter)
+        )
 
     def write(self, batch: pa.RecordBatch) -> None:
         columns = [
-            column if column.type == field.type else _as_text(column)
+            column if column.type == field.type else to_text(column, field.name)
             for column, field in zip(
                 _in_columns(batch, self._rows_schema).columns, self._schema, strict=True
             )
@@ -153,35 +192,79 @@ class _CsvSink:
         self._writer.close()
 
 
+class _TsvSink(_CsvSink):
+    """CSV with tabs."""
+
+    delimiter = "\t"
+
+
 def _text_field(field: pa.Field) -> pa.Field:
     kind = field.type
-    written_as_text = (
-        pa.types.is_nested(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_timestamp(kind)
-        or pa.types.is_duration(kind)
+    as_pyarrow_reads_it = not (
+        is_text_in_csv(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)
     )
-    return field.with_type(pa.string()) if written_as_text else field
+    return field if as_pyarrow_reads_it else field.with_type(pa.string())
 
 
-def _as_text(column: pa.Array) -> pa.Array:
-    texts: list[str | None] = []
-    for value in column.to_pylist():
-        if value is None:
-            texts.append(None)
-            continue
-        encoded = _ENCODER.encode(value).decode()
-        texts.append(encoded[1:-1] if encoded.startswith('"') else encoded)
-    return pa.array(texts, pa.string())
+class _LinesSink:
+    """One line per row: the bytes of the column `value`, or of the only column."""
+
+    def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
+        self._target = target
+        self._name = _line_column(schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if name != self._name and column.null_count < len(column):
+                raise self._refusal(name, "has values, and a line holds one column")
+        values = batch.column(self._name).cast(pa.binary())
+        if values.null_count:
+            raise self._refusal(self._name, "has rows without a value, and an empty line is one")
+        lines: list[bytes] = values.to_pylist()
+        if any(b"\n" in line or line.endswith(b"\r") for line in lines):
+            raise self._refusal(self._name, "has values that hold the end of a line")
+        if lines:
+            self._target.write(b"\n".join(lines) + b"\n")
+
+    def _refusal(self, name: str, why: str) -> CommandFailed:
+        return CommandFailed(
+            f"Column {name!r} {why}: use --format json, or choose with --columns {self._name}."
+            if name != self._name
+            else f"Column {name!r} {why}: use --format json."
+        )
+
+    def flush(self) -> None:
+        self._target.flush()
+
+    def close(self) -> None:
+        pass
+
+
+def _line_column(schema: pa.Schema) -> str:
+    """The column whose values `lines` are.
+
+    Raises:
+        CommandFailed: the rows have none.
+    """
+    name: str = "value" if "value" in schema.names or len(schema) != 1 else schema.names[0]
+    kind = schema.field(name).type if name in schema.names else None
+    if kind is None or not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        raise CommandFailed(
+            f"Lines are the values of a column of text or bytes, `value` or the only one; the "
+            f"columns are {', '.join(schema.names)}: choose one with --columns, or use json."
+        )
+    return name
 
 
 class _ArrowSink:
     """The IPC stream format: readable from a pipe and while it grows."""
 
+    open_writer: Callable[..., Any] = staticmethod(pa.ipc.new_stream)
+
     def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
         self._target = target
         self._schema = schema
-        self._writer = pa.ipc.new_stream(target, schema)
+        self._writer = self.open_writer(target, schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._writer.write_batch(_in_columns(batch, self._schema))
@@ -225,56 +308,18 @@ class _ParquetSink:
         self._writer.close()
 
 
-class _TableSink:
-    """Aligned columns, as wide as the first batch needs; longer cells are cut with an ellipsis."""
+class _ArrowFileSink(_ArrowSink):
+    """The IPC file format: the stream between two marks, with a table of contents at its end."""
 
-    def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
-        self._target = target
-        self._names = schema.names
-        self._heads = [printable(name) for name in schema.names]
-        self._right = [
-            pa.types.is_integer(f.type)
-            or pa.types.is_floating(f.type)
-            or pa.types.is_decimal(f.type)
-            for f in schema
-        ]
-        self._widths: list[int] = []
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        shown = batch.select(self._names)
-        rows = [[_cell(value) for value in row.values()] for row in shown.to_pylist()]
-        if not self._widths and rows:
-            columns = zip(self._heads, zip(*rows, strict=True), strict=True)
-            self._widths = [max(len(name), *map(len, cells)) for name, cells in columns]
-            self._line(self._heads)
-        for row in rows:
-            self._line(row)
-
-    def _line(self, cells: list[str]) -> None:
-        aligned = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(cells, self._widths, self._right, strict=True)
-        )
-        self._target.write(("  ".join(aligned).rstrip() + "\n").encode())
-
-    def flush(self) -> None:
-        self._target.flush()
-
-    def close(self) -> None:
-        if not self._widths:
-            self._widths = [len(name) for name in self._heads]
-            self._line(self._heads)
+    open_writer = staticmethod(pa.ipc.new_file)
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        text = value
-    elif isinstance(value, float):
-        text = f"{value:.10g}"
-    else:
-        text = _ENCODER.encode(value).decode()
-        text = text[1:-1] if text.startswith('"') else text
-    text = printable(text)
-    return text if len(text) <= _CELL_CHARS_MAX else text[: _CELL_CHARS_MAX - 1] + "…"
+_SINKS: dict[str, Callable[[IO[bytes], pa.Schema], Sink]] = {
+    "json": _JsonSink,
+    "csv": _CsvSink,
+    "tsv": _TsvSink,
+    "lines": _LinesSink,
+    "arrow": _ArrowSink,
+    "arrow-file": _ArrowFileSink,
+    "parquet": _ParquetSink,
+}

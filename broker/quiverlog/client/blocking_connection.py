@@ -22,6 +22,7 @@ from quiverlog.wire.messages import HelloRequest, Request
 
 from .answers import check_answer
 from .commands import Buffer, Call, Reply
+from .foreign import HEAD_BYTES, foreign_protocol
 from .results import Address
 from .routing import Settings, check
 
@@ -43,6 +44,8 @@ class BlockingConnection:
         self.is_spent = False
         """More than the answer has come: no request may use this connection any more."""
         self._receiver = frames.FrameReceiver(own_bodies=True)
+        self._head = b""
+        """How the server's first answer begins."""
         self._protocol = ClientConnection()
         self._request: Request = HelloRequest()
         self._deadline_s = time.monotonic() + timeout_s
@@ -50,6 +53,12 @@ class BlockingConnection:
         try:
             self._send_all([self._protocol.hello(settings.client_id, VERSION)])
             check(self.receive().response)
+        except QuiverlogError as error:
+            self.close()
+            foreign = foreign_protocol(self._head, address)
+            if foreign is not None:
+                raise ConnectionFailed(foreign) from error
+            raise
         except BaseException:
             self.close()
             raise
@@ -111,13 +120,16 @@ class BlockingConnection:
 
     def _receive_some(self) -> Reply | None:
         try:
-            count = self._socket.recv_into(self._receiver.get_buffer())
+            room = self._receiver.get_buffer()
+            count = self._socket.recv_into(room)
         except BlockingIOError:
             raise
         except OSError as error:
             raise _mapped(error, self.address) from error
         if not count:
             raise ConnectionClosed(f"{self.address} closed the connection.")
+        if len(self._head) < HEAD_BYTES:
+            self._head += bytes(room[: min(count, HEAD_BYTES)])
         found = self._receiver.buffer_updated(count)
         if not found:
             return None

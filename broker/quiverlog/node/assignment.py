@@ -111,10 +111,10 @@ class Assignment:
         """The partitions lie there."""
         self._openings.load(directory)
 
-    def next_us(self) -> int | None:
+    def next_us(self, *, starting: bool = False) -> int | None:
         """When the next partition is opened, for the first time or again; 0: at once."""
         open_us = self._openings.next_us()
-        if not self._retry:
+        if starting or not self._retry:
             return open_us
         retry_us = next(iter(self._retry.values()))
         return retry_us if open_us is None else min(open_us, retry_us)
@@ -284,10 +284,14 @@ class Assignment:
         """See `Openings.opened`."""
         return self._openings.opened(topic_id, now)
 
-    def tick(self, now: Now) -> None:
-        """Open the next partitions, and once more those that are due."""
+    def tick(self, now: Now, *, starting: bool = False) -> None:
+        """Open the next partitions, and once more those that are due.
+
+        Not while the broker is `starting`: a start ends when nothing is being opened, and would
+        never end where trying those again that failed takes longer than the pause between.
+        """
         self._openings.tick(now)
-        while self._retry:
+        while self._retry and not starting:
             key, due_us = next(iter(self._retry.items()))
             if due_us > now.mono_us:
                 break

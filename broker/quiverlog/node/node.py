@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from quiverlog.errors import (
@@ -187,7 +188,7 @@ class Node:
                 earliest = due_us
             phase = broker.admission.phase
             if phase is _RUNNING or phase is _STARTING:
-                due_us = broker.assignment.next_us()
+                due_us = broker.assignment.next_us(starting=phase is _STARTING)
                 if due_us is not None and (earliest is None or due_us < earliest):
                     earliest = due_us
             if phase is _RUNNING:
@@ -290,8 +291,9 @@ class Node:
         if broker.admission.phase is Phase.RUNNING:
             self._guarded(broker.quorum.tick, now)
             self._guarded(broker.retention.run, now)
-        if broker.admission.phase in (Phase.RUNNING, Phase.STARTING):
             self._guarded(broker.assignment.tick, now)
+        elif broker.admission.phase is Phase.STARTING:
+            self._guarded(partial(broker.assignment.tick, starting=True), now)
 
     def _expire(self, waiters: list[Waiter], now: Now) -> None:
         for waiter in waiters:

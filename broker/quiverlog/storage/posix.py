@@ -287,7 +287,9 @@ class PosixDisk:
         try:
             return stat.S_ISREG(os.stat(path).st_mode)
         except OSError as error:
-            if isinstance(error, FileNotFoundError) or is_special_file(error):
+            # ENOTDIR: a link, say, that goes through a file.
+            missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+            if missing or is_special_file(error):
                 return False
             raise
 

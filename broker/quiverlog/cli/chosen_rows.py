@@ -1,0 +1,115 @@
+"""Which rows a reader sees, and with which columns: between the consumer and a sink.
+
+Owns the four columns that say where a row was, the filter's place, and the count of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from quiverlog.cli.where import RowFilter
+    from quiverlog.cli.write_files import Sink
+    from quiverlog.client.results import ConsumerBatch
+
+__all__ = ["ChosenRows", "with_place"]
+
+
+def with_place(schema: pa.Schema) -> pa.Schema:
+    """The schema with the columns that say where a row was."""
+    return pa.schema([*schema, *_place_fields()])
+
+
+def _place_fields() -> list[pa.Field]:
+    return [
+        pa.field("_topic", pa.string()),
+        pa.field("_partition", pa.int32()),
+        pa.field("_offset", pa.int64()),
+        pa.field("_timestamp", pa.timestamp("us", "UTC")),
+    ]
+
+
+class ChosenRows:
+    """Takes batches as they come and hands on the chosen rows, in the chosen columns."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        max_rows: int | None,
+        columns: list[str] | None,
+        metadata: bool,
+        row_filter: RowFilter | None,
+        is_placed: bool,
+    ) -> None:
+        """
+        Args:
+            columns: those to write; None writes all, also those that the topic gains meanwhile.
+            metadata: write where each row was, too.
+            is_placed: the filter or the sink needs to know where each row was.
+        """
+        self._sink = sink
+        self._filter = row_filter
+        self._is_placed = is_placed
+        places = [field.name for field in _place_fields()] if metadata else []
+        self._names = None if columns is None else [*columns, *places]
+        self._drops_place = is_placed and not metadata
+        self._left = max_rows
+
+    @property
+    def is_full(self) -> bool:
+        """So many rows were written as were asked for."""
+        return self._left == 0
+
+    def take(self, batch: ConsumerBatch) -> None:
+        self._write(self._chosen(batch))
+
+    def take_last(self, batches: Iterator[ConsumerBatch], count: int) -> None:
+        """Of all these rows only the last ones, by their time and then their place."""
+
+        found = [(b.timestamp_us, b.partition, b.base_offset, self._chosen(b)) for b in batches]
+        found.sort(key=lambda entry: entry[:3])
+        kept: list[pa.RecordBatch] = []
+        for *_, rows in reversed(found):
+            if count <= 0:
+                break
+            kept.append(rows.slice(max(0, rows.num_rows - count)))
+            count -= rows.num_rows
+        for rows in reversed(kept):
+            if not self.is_full:
+                self._write(rows)
+        self.flush()
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+    def _chosen(self, batch: ConsumerBatch) -> pa.RecordBatch:
+        data = _placed(batch) if self._is_placed else batch.data
+        return data if self._filter is None else self._filter.chosen(data)
+
+    def _write(self, rows: pa.RecordBatch) -> None:
+        if self._names is not None:
+            rows = rows.select(self._names)
+        elif self._drops_place:
+            rows = rows.select(rows.schema.names[: -len(_place_fields())])
+        if self._left is not None:
+            rows = rows.slice(0, self._left)
+            self._left -= rows.num_rows
+        if rows.num_rows:
+            self._sink.write(rows)
+
+
+def _placed(batch: ConsumerBatch) -> pa.RecordBatch:
+    rows = batch.data.num_rows
+    places = (
+        pa.repeat(pa.scalar(batch.topic), rows),
+        pa.repeat(pa.scalar(batch.partition, pa.int32()), rows),
+        batch.offsets,
+        batch.timestamps,
+    )
+    return pa.RecordBatch.from_arrays(
+        [*batch.data.columns, *places], schema=with_place(batch.data.schema)
+    )

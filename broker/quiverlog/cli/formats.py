@@ -1,0 +1,76 @@
+"""File formats by the names of files, the same for what `produce` reads and `consume` writes.
+
+Owns which suffix stands for which format and compression. A suffix that is not in the table is
+refused, never guessed at: rows of one format under the name of another are found out too late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+__all__ = ["FileKind", "compression_of", "kind_of"]
+
+_FORMATS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow-file",
+    ".feather": "arrow-file",
+    ".ipc": "arrow-file",
+    ".arrows": "arrow",
+}
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+_SUFFIX_CHARS_MAX = 12
+"""What comes after the last dot of a longer name is no suffix that anybody chose."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """What a name says: a format, None where it has no suffix; and a codec of pyarrow, or None."""
+
+    format: str | None
+    compression: str | None = None
+
+
+def kind_of(path: str, *, option: str) -> FileKind:
+    """What the name of a file stands for. `-`, and a name without a suffix, say nothing.
+
+    Args:
+        option: the option that names the format where the suffix does not.
+
+    Raises:
+        click.UsageError: the suffix is not known.
+    """
+    if path == "-" or path.startswith(("/dev/", "/proc/")):
+        return FileKind(None)
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+    compression = _COMPRESSIONS.get(suffixes[-1]) if suffixes else None
+    if compression is not None:
+        suffixes.pop()
+    if not suffixes or len(suffixes[-1]) > _SUFFIX_CHARS_MAX:
+        return FileKind(None, compression)
+    found = _FORMATS.get(suffixes[-1])
+    if found is None:
+        raise click.UsageError(
+            f"{Path(path).name!r}: {suffixes[-1]} is no suffix of a known format: use one of "
+            f"{_known_suffixes()}, or say {option}."
+        )
+    return FileKind(found, compression)
+
+
+def compression_of(path: str) -> str | None:
+    """The codec that the name's end stands for, whatever comes before it."""
+    if path == "-":
+        return None
+    return _COMPRESSIONS.get(Path(path).suffix.lower())
+
+
+def _known_suffixes() -> str:
+    """For people: every suffix, and that a codec's may follow."""
+    return f"{' '.join(_FORMATS)} (then {' '.join(_COMPRESSIONS)} if compressed)"

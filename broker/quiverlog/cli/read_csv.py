@@ -1,0 +1,243 @@
+"""CSV as record batches: RFC 4180 with a header line.
+
+Owns where CSV may be cut: at the end of a record, and a line's end within quotes is none. A file is
+parsed by pyarrow's streaming reader. A pipe is parsed in blocks of the records that have arrived,
+because that reader waits for some MiB before it gives the first row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.csv as csv
+
+from quiverlog.cli.json_values import from_text, is_text_in_csv
+from quiverlog.cli.read_text import Batches, CountingFile, TextOptions, blocks_of, check_record
+
+__all__ = ["read_csv"]
+
+_FILE_BLOCK_BYTES: Final = 4 << 20
+_COLUMN: Final = re.compile(r"In CSV column #(\d+): (?:CSV conversion error to )?")
+_ROW: Final = re.compile(r"Row #(\d+)")
+
+
+def read_csv(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
+    """The columns, and the rows batch by batch. Text without a header has neither."""
+    text_types = {name: k for name, k in options.types().items() if is_text_in_csv(k)}
+    reader = _Reader(options, text_types)
+    schema, batches = reader.stream(source) if options.streamed else reader.file(source)
+    if not len(schema) and options.schema is not None:
+        schema = pa.schema(options.types())
+    shown = pa.schema([f.with_type(text_types.get(f.name, f.type)) for f in schema])
+    return shown, (_with_values(batch, shown, text_types) for batch in batches)
+
+
+def _with_values(
+    batch: pa.RecordBatch, schema: pa.Schema, text_types: dict[str, pa.DataType]
+) -> pa.RecordBatch:
+    if not text_types:
+        return batch
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        kind = text_types.get(name)
+        columns.append(column if kind is None else _value_column(column, name, kind))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _value_column(column: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
+    errors = (ValueError, TypeError, ArithmeticError, LookupError)
+    try:
+        return from_text(column, kind)
+    except errors as error:
+        for value in column:
+            try:
+                from_text(pa.array([value.as_py()], pa.string()), kind)
+            except errors as one:
+                raise pa.ArrowInvalid(f"column {name!r} ({kind}): {one}") from one
+        raise pa.ArrowInvalid(f"column {name!r} ({kind}): {error}") from error
+
+
+class _Reader:
+    """One text, parsed with one set of options."""
+
+    def __init__(self, options: TextOptions, text_types: dict[str, pa.DataType]) -> None:
+        self._options = options
+        self._names: list[str] = []
+        self._rows_before = 0
+        self._types = {
+            name: pa.string() if name in text_types else kind
+            for name, kind in options.types().items()
+        }
+        self._records = _Records(options.delimiter)
+
+    def file(self, source: CountingFile) -> tuple[pa.Schema, Batches]:
+        head = source.look_ahead()
+        end = self._records.first_end(head)
+        if not head[:end].strip(b"\r\n"):
+            return pa.schema({}), iter(())
+        with self._errors():
+            self._names = self._header(head[:end])
+            reader = csv.open_csv(
+                pa.PythonFile(source, mode="r"),
+                read_options=csv.ReadOptions(block_size=_FILE_BLOCK_BYTES),
+                parse_options=self._parsing(),
+                convert_options=self._conversion(),
+            )
+
+        def batches() -> Batches:
+            with self._errors():
+                yield from reader
+
+        return reader.schema, batches()
+
+    def stream(self, source: CountingFile) -> tuple[pa.Schema, Batches]:
+        blocks = self._whole_records(blocks_of(source, self._options))
+        first = self._first_rows(blocks)
+        if first is None:
+            return pa.schema({}), iter(())
+        self._types |= {f.name: f.type for f in first.schema}
+        return first.schema, self._batches(first, blocks)
+
+    def _first_rows(self, blocks: Iterator[bytes]) -> pa.Table | None:
+        """The first block that tells the columns; without a topic types need a row, too."""
+        text = b""
+        for block in blocks:
+            text += block
+            check_record(len(text))
+            end = self._records.first_end(text)
+            if not text[:end].strip(b"\r\n"):
+                continue
+            with self._errors():
+                self._names = self._header(text[:end])
+                if text[end:].strip(b"\r\n") or self._options.schema is not None:
+                    return self._table(text[end:])
+        with self._errors():
+            return self._table(b"") if self._names else None
+
+    def _batches(self, first: pa.Table, blocks: Iterator[bytes]) -> Batches:
+        yield from first.to_batches()
+        for block in blocks:
+            if len(self._names) != 1 and not block.strip(b"\r\n"):
+                continue  # pyarrow takes nothing but empty lines for an error
+            with self._errors():
+                table = self._table(block)
+            yield from table.to_batches()
+
+    def _whole_records(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        parts: list[bytes] = []
+        waiting = 0
+        inside = False
+        for block in blocks:
+            parts.append(block)
+            waiting += len(block)
+            inside = self._records.ends_inside(block, inside)
+            if not inside:
+                yield b"".join(parts)
+                parts, waiting = [], 0
+            check_record(waiting)
+        if parts:
+            yield b"".join(parts)
+
+    def _header(self, line: bytes) -> list[str]:
+        header = csv.read_csv(io.BytesIO(line), parse_options=self._parsing())
+        names: list[str] = header.column_names
+        return names
+
+    def _table(self, text: bytes) -> pa.Table:
+        if not text:
+            empty = pa.schema({n: self._types.get(n, pa.null()) for n in self._wanted()})
+            return empty.empty_table()
+        table = csv.read_csv(
+            io.BytesIO(text),
+            read_options=csv.ReadOptions(
+                column_names=self._names, use_threads=False, block_size=max(len(text), 1 << 20)
+            ),
+            parse_options=self._parsing(),
+            convert_options=self._conversion(),
+        )
+        self._rows_before += table.num_rows
+        return table
+
+    def _wanted(self) -> list[str]:
+        return self._names if self._options.columns is None else self._options.columns
+
+    def _parsing(self) -> csv.ParseOptions:
+        return csv.ParseOptions(
+            delimiter=self._options.delimiter,
+            newlines_in_values=True,
+            # Of a single column an empty line is a row without a value.
+            ignore_empty_lines=len(self._names) != 1,
+        )
+
+    def _conversion(self) -> csv.ConvertOptions:
+        return csv.ConvertOptions(
+            column_types=self._types,
+            include_columns=self._options.columns,
+            null_values=list(self._options.null_values),
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """pyarrow counts columns from 0 and, in a block, rows from its beginning."""
+        try:
+            yield
+        except pa.ArrowInvalid as error:
+            text = _COLUMN.sub(self._column_name, str(error))
+            raise pa.ArrowInvalid(_ROW.sub(self._row_number, text)) from error
+
+    def _column_name(self, match: re.Match[str]) -> str:
+        number = int(match[1])
+        name = repr(self._names[number]) if number < len(self._names) else f"#{number}"
+        return f"column {name}: not "
+
+    def _row_number(self, match: re.Match[str]) -> str:
+        return f"row {int(match[1]) + self._rows_before}"
+
+
+class _Records:
+    """Finds out whether a line's end lies within quotes, as pyarrow's parser sees them."""
+
+    def __init__(self, delimiter: str) -> None:
+        mark = re.escape(delimiter.encode())
+        self._open = re.compile(rb"(?:\A|(?<=[\r\n])|(?<=" + mark + rb'))"')
+        """A quote opens a field only at its beginning; elsewhere it is a character as any."""
+        self._close = re.compile(rb'[^"]*(?:""[^"]*)*"')
+        self._rest = re.compile(rb"(?:(?!" + mark + rb")[^\r\n])*")
+
+    def ends_inside(self, text: bytes, inside: bool) -> bool:
+        """Whether the end of `text` is within a quoted field; `inside` says it of its beginning."""
+        if not inside and b'"' not in text:
+            return False
+        at = 0
+        while True:
+            if inside:
+                close = self._close.match(text, at)
+                if close is None:
+                    return True
+                rest = self._rest.match(text, close.end())
+                assert rest is not None
+                at = rest.end()
+            opened = self._open.search(text, at)
+            if opened is None:
+                return False
+            at, inside = opened.end(), True
+
+    def first_end(self, text: bytes) -> int:
+        """Where the first record of `text` ends, its line's end included."""
+        end = 0
+        inside = False
+        while True:
+            found = text.find(b"\n", end) + 1
+            if not found:
+                return len(text)
+            inside = self.ends_inside(text[end:found], inside)
+            end = found
+            if not inside:
+                return end

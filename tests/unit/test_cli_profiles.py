@@ -1,0 +1,129 @@
+"""Profiles, help of groups, and choices that help lists."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import threading
+
+import pytest
+
+from quiverlog.cli import main
+from quiverlog.cli.failures import ExitCode
+from quiverlog.cli.profiles import load, path_of_profiles
+
+NOBODY = "127.0.0.1:1"  # no broker may listen on a port this low
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("QUIVERLOG_BOOTSTRAP_SERVER", raising=False)
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    code = main(list(words))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_life_of_a_profile(capsys):
+    assert run(capsys, "profile", "list")[0] == 0
+    assert (
+        run(capsys, "profile", "create", 'här "e"', "-b", NOBODY)[1] == 'created här "e", in use\n'
+    )
+    assert run(capsys, "profile", "create", "b", "-b", "b-1:1,b-2:2")[1] == "created b\n"
+    assert stat.S_IMODE(path_of_profiles().stat().st_mode) == 0o600
+    code, _, err = run(capsys, "topic", "list", "--timeout", "1")
+    assert (code, NOBODY in err) == (ExitCode.UNREACHABLE, True)
+    assert run(capsys, "profile", "use", "b")[1] == "in use: b\n"
+    assert load().bootstraps == {'här "e"': NOBODY, "b": "b-1:1,b-2:2"}
+    assert load().in_use == "b"
+    assert "b-1:1,b-2:2" in run(capsys, "profile", "list", "--format", "json")[1]
+    code, _, err = run(capsys, "--profile", 'här "e"', "topic", "list", "--timeout", "1")
+    assert (code, NOBODY in err) == (ExitCode.UNREACHABLE, True)
+    code, _, err = run(capsys, "topic", "list", "--timeout", "1", "-b", "127.0.0.1:2")
+    assert "127.0.0.1:2" in err
+    run(capsys, "profile", "delete", "b")
+    assert load().in_use is None
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["profile", "create", "a", "-b", ""], ExitCode.USAGE, "at least one address"),
+        (["profile", "create", "", "-b", NOBODY], ExitCode.USAGE, "is no name"),
+        (["profile", "use", "none"], ExitCode.FAILED, "no profile 'none'"),
+        (["profile", "delete", "none"], ExitCode.FAILED, "no profile 'none'"),
+        (["--profile", "none", "topic", "list"], ExitCode.FAILED, "no profile 'none'"),
+    ],
+)
+def test_a_profile_that_makes_no_sense(capsys, words, code, says):
+    found, out, err = run(capsys, *words)
+    assert (found, out, err.count("\n")) == (code, "", 1), err
+    assert says in err
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff", b"use = ", b"[profile.a]\n", b"profile = 5", b"use = 5", b"[profile]\na=1"]
+)
+def test_a_broken_file_is_one_line(capsys, content):
+    path_of_profiles().parent.mkdir(parents=True)
+    path_of_profiles().write_bytes(content)
+    code, _, err = run(capsys, "topic", "list")
+    assert (code, err.count("\n"), "profiles.toml" in err) == (ExitCode.FAILED, 1, True), err
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [("topic describe", "a-1:1"), ("--profile b topic describe", "b-1:1"),
+     ("consume -b c-1:1", "c-1:1")],
+)  # fmt: skip
+def test_completion_asks_the_brokers_of_the_profile(capsys, monkeypatch, words, asked):
+    run(capsys, "profile", "create", "a", "-b", "a-1:1")
+    run(capsys, "profile", "create", "b", "-b", "b-1:1")
+    seen = []
+    monkeypatch.setattr("quiverlog.cli.options.open_client", lambda b, **_: seen.append(b))
+    monkeypatch.setenv("_QUIVERLOG_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"quiverlog {words} ")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) + 1))
+    main([])
+    assert seen == [asked]
+
+
+@pytest.mark.parametrize("words", [[], ["topic"], ["perf"], ["profile"]])
+def test_a_group_alone_shows_its_help(capsys, words):
+    code, out, err = run(capsys, *words)
+    assert (code, err) == (0, "")
+    assert out == run(capsys, *words, "--help")[1]
+    assert "Commands:" in out
+
+
+def test_help_lists_the_choices(capsys):
+    out = run(capsys, "broker", "--help")[1]
+    assert "--log-level debug|info|warning|error" in out
+    assert "--log-format logfmt|json" in out
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "speaks HTTP"),
+        (b"\x15\x03\x01\x00\x02\x02\x0a", "speaks TLS"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "speaks SSH"),
+    ],
+)
+def test_a_server_of_another_kind_is_named(capsys, answer, says):
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(100)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        code, _, err = run(capsys, "topic", "list", "-b", address, "--timeout", "1")
+        thread.join()
+    assert (code, says in err, err.count("\n")) == (ExitCode.UNREACHABLE, True, 1), err
