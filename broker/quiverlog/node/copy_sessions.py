@@ -31,6 +31,7 @@ class CopySessions:
 
     def begin(self, first_id: int) -> None:
         """The broker begins its life: sessions of an earlier one have other numbers."""
+        assert not self._parked, "nobody was served before"
         self.sessions = FetchSessions(first_id)
 
     def moved(self, replica: Replica) -> None:
@@ -47,6 +48,7 @@ class CopySessions:
 
     def park(self, session: FetchSession, waiter: Waiter) -> Waiter | None:
         """This fetch waits for news. Returns the one that did so before."""
+        assert not waiter.done
         before = self._parked.get(session)
         self._parked[session] = waiter
         return before

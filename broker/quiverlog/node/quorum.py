@@ -70,27 +70,9 @@ class Quorum:
         seeds: node ids to ask for the log while it names no voters.
     """
 
-    __slots__ = (
-        "_config",
-        "_error",
-        "_machine",
-        "_pumping",
-        "_random",
-        "_report",
-        "_restored",
-        "_retry_us",
-        "_runner",
-        "_seeds",
-        "_send",
-        "_snapshotting",
-        "_starting",
-        "_told_term",
-        "_writing",
-        "applied_index",
-        "log",
-        "next_us",
-        "raft",
-    )
+    __slots__ = ("_config", "_error", "_machine", "_pumping", "_random", "_report", "_restored",
+                 "_retry_us", "_runner", "_seeds", "_send", "_snapshotting", "_starting",
+                 "_told_term", "_writing", "applied_index", "log", "next_us", "raft")  # fmt: skip
 
     _machine: StateMachine
     raft: Raft
@@ -141,6 +123,7 @@ class Quorum:
 
         Raises: what keeps this replica from writing.
         """
+        assert self._starting, "only before anybody is served"
         runner = self._runner
         self._runner = inline = InlineRunner()
         try:
@@ -155,6 +138,7 @@ class Quorum:
     def _begin(self, now: Now) -> None:
         """A Raft over what is on the disk."""
         log = self._log
+        assert not self._snapshotting, "the log is about to be replaced"
         self._error = None
         self._writing = None
         self._retry_us = _NEVER
@@ -303,6 +287,7 @@ class Quorum:
 
     # --- writing -------------------------------------------------------------------------------
     def _start_write(self, write: Write) -> None:
+        assert self._writing is None, "one write at a time"
         job = self._log.begin_write(write)
         self._writing = write
         self._runner.start(job, partial(self._written, [job]))
@@ -315,6 +300,7 @@ class Quorum:
             self._stop(error, now, out_of_service=False)
             return
         job = jobs.pop()
+        assert self._writing is job.write
         self._writing = None
         if error is not None:
             self._stop(error, now, out_of_service=self._log.fail_write(job, error))
@@ -354,7 +340,9 @@ class Quorum:
         self._take_snapshot()
 
     def _take_snapshot(self) -> None:
+        assert not self._snapshotting, "one snapshot at a time"
         point = self.raft.snapshot_point()
+        assert point.index == self.applied_index
         kept = 0 if self.is_alone else _KEPT_ENTRIES
         self._snapshotting = True
         job = self._log.begin_snapshot(point, self._machine.capture(), kept=kept)
@@ -368,6 +356,7 @@ class Quorum:
             self._stop(error, now, out_of_service=False)
             return
         job = jobs.pop()
+        assert self._snapshotting
         self._snapshotting = False
         out_of_service = False
         if error is None:

@@ -104,6 +104,7 @@ class ReplicaFetchWaiter(Waiter):
             self._answer()
 
     def _look_at(self, key: Key, entry: ReplicaFetchPartition, room: int) -> None:
+        assert room > 0
         lookup, session = self._lookup, self._session
         views: list[memoryview] = []
         try:
@@ -143,6 +144,7 @@ class ReplicaFetchWaiter(Waiter):
         self._add(key, result, views)
 
     def _add(self, key: Key, result: ReplicaFetchResult, views: list[memoryview]) -> None:
+        assert not views or not result.error_code, "rows or an error"
         told = (result.high_watermark, result.log_start_offset)
         if not views and not result.error_code and self._session.told.get(key) == told:
             return
@@ -155,6 +157,7 @@ class ReplicaFetchWaiter(Waiter):
     def _is_loaded(
         self, key: Key, loaded: Loaded, _result: object, error: BaseException | None, now: Now
     ) -> None:
+        assert self.loading > 0
         self.loading -= 1
         loaded.failed(error, self._lookup)
         self._session.moved(key)
@@ -222,6 +225,8 @@ def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSes
         request.session_epoch,
         now.mono_us,
     )
+    assert session.broker_id == request.replica_id
+    assert ended is not session
     if ended is not None:
         _forget(broker, ended, list(ended.entries))
     _forget(broker, session, session.take(request.partitions, request.forgotten))

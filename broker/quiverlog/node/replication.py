@@ -195,6 +195,8 @@ class Replication:
                 self._ask(leader_id, fetcher, plan, now)
 
     def _ask(self, leader_id: int, fetcher: PeerFetcher, plan: FetchPlan, now: Now) -> None:
+        assert fetcher.in_flight
+        assert leader_id != self._node_id, "a broker copies nothing from itself"
         request = ReplicaFetchRequest(
             replica_id=self._node_id,
             broker_epoch=0,
@@ -249,6 +251,7 @@ class Replication:
     # --- rows ----------------------------------------------------------------------------------
     def _take(self, copy: _Copy, result: ReplicaFetchResult, rows: memoryview, now: Now) -> None:
         replica = copy.replica
+        assert not replica.cutting, "nothing is appended while a log is cut"
         try:
             if len(rows):
                 batches = _checked(replica, rows)
@@ -276,6 +279,7 @@ class Replication:
         if replica.flush_running or replica.jobs_running:
             return
         del self._to_cut[copy.key]
+        assert replica.cutting
         step = copy.step
         assert step is not None
         job: TruncateJob | TrimJob | None
@@ -304,6 +308,8 @@ class Replication:
             return  # Called again after a bug of ours.
         job = jobs.pop()
         replica = copy.replica
+        assert replica.jobs_running > 0
+        assert replica.cutting
         replica.jobs_running -= 1
         replica.cutting = False
         copy.step = None

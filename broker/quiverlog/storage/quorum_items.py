@@ -88,6 +88,8 @@ def is_item(item: bytes) -> bool:
 def pack_snapshot(snapshot: Snapshot) -> bytes:
     """One item."""
     meta, records = snapshot
+    assert meta.index >= 0
+    assert meta.term >= 0
     voters = [(*key, endpoint) for key, endpoint in sorted(meta.voters.items())]
     packed = _encoder.encode(_Meta(_META_VERSION, meta.index, meta.term, voters))
     return b"".join((_SNAPSHOT, _U32.pack(len(packed)), packed, records))
@@ -95,6 +97,7 @@ def pack_snapshot(snapshot: Snapshot) -> bytes:
 
 def snapshot_frame_bytes(item_bytes: int) -> int:
     """Length of the frame that holds a snapshot's item and nothing else."""
+    assert item_bytes > 0
     return FRAME_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES + item_bytes
 
 
@@ -116,6 +119,7 @@ def unpack_snapshot(path: str, item: bytes) -> Snapshot:
 def pack_entry(entry: Entry) -> bytes:
     """One item."""
     assert entry.index > 0
+    assert entry.term >= 0
     return _HEAD.pack(_ENTRY, entry.index, entry.term, entry.kind) + entry.data
 
 
@@ -155,6 +159,7 @@ def unpack_history(path: str, items: Sequence[bytes]) -> History:
         if entries and entry.term < entries[-1].term:
             raise _nonsense(path, f"has a term that falls at entry {entry.index}")
         entries.append(entry)
+    assert not entries or entries[-1].index - entries[0].index == len(entries) - 1
     _check_agreement(path, snapshot.meta, entries)
     return History(snapshot, entries)
 

@@ -53,6 +53,7 @@ class Plate:
     def __init__(
         self, tail: Tail, state_path: str, snapshot: SnapshotMeta, frame_bytes: int
     ) -> None:
+        assert frame_bytes > 0
         self.tail = tail
         self.state_path = state_path
         self.snapshot = snapshot
@@ -77,6 +78,7 @@ class WriteJob:
 
     def __init__(self, plate: Plate, write: Write, append: AppendJob | None) -> None:
         assert (append is not None) == bool(write.entries)
+        assert append is None or write.chunk is None, "a chunk comes with no entries"
         self._plate = plate
         self.write = write
         self.append = append
@@ -172,6 +174,7 @@ class SnapshotJob:
         begin: Callable[[Callable[[], list[bytes]]], CompactJob],
         make_records: Callable[[], bytes],
     ) -> None:
+        assert 0 < first_index <= meta.index + 1
         self._plate = plate
         self.meta = meta
         self.first_index = first_index
@@ -189,6 +192,8 @@ class SnapshotJob:
     def run(self) -> int:
         """Raises DiskFull, ThrottledBroker or StorageFault."""
         size = self.compact.run()
+        assert self.item_bytes > 0, "the items were made"
+        assert self.meta.index >= self._plate.snapshot.index
         self._plate.snapshot = self.meta
         self._plate.frame_bytes = snapshot_frame_bytes(self.item_bytes)
         return size
@@ -217,6 +222,7 @@ class ReadChunkJob:
         plate, read = self._plate, self.read
         if plate.snapshot != read.snapshot or read.offset > plate.frame_bytes:
             return Chunk(None, False)
+        assert read.bytes_max > 0
         size = min(read.bytes_max, plate.frame_bytes - read.offset)
         data = plate.tail.file.read_copy(FILE_HEADER_BYTES + read.offset, size)
         if len(data) != size:

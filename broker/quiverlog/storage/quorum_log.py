@@ -74,6 +74,7 @@ class QuorumLog:
         history: History,
     ) -> None:
         snapshot, entries = history
+        assert not entries or entries[-1].index >= snapshot.meta.index, "the history was judged"
         item_bytes = len(pack_snapshot(snapshot))
         self.key = key
         self.hard_state = state
@@ -167,10 +168,12 @@ class QuorumLog:
 
     def term(self, index: int) -> int:
         """See `LogStore`."""
+        assert self.first_index <= index <= self.last_index
         return self._entries[index - self.first_index].term
 
     def entries(self, first: int, bytes_max: int) -> Sequence[Entry]:
         """See `LogStore`."""
+        assert first >= self.first_index
         found: list[Entry] = []
         size = 0
         for place in range(first - self.first_index, len(self._entries)):
@@ -213,12 +216,17 @@ class QuorumLog:
         append = None
         if write.entries:
             assert self.first_index <= write.entries[0].index <= self.last_index + 1
+            last = write.entries[-1]
+            assert last.index == write.entries[0].index + len(write.entries) - 1
+            assert last.term <= (write.hard_state or self.hard_state).term
             append = self._file.begin_append([pack_entry(entry) for entry in write.entries])
         return WriteJob(self._plate, write, append)
 
     def complete_write(self, job: WriteJob, written: Written) -> None:
         """The job is back with `written`: show it."""
         write = job.write
+        assert written.restored is None or write.chunk is not None
+        assert written.restored is None or job.append is None
         if write.hard_state is not None:
             self.hard_state = write.hard_state
         if job.append is not None:
@@ -229,6 +237,7 @@ class QuorumLog:
             self.snapshot = written.restored.meta
             self._entries.clear()
             self._file.replaced(written.size)
+        assert self.first_index <= self.snapshot.index + 1, "no gap behind the snapshot"
 
     def fail_write(self, job: WriteJob, error: BaseException) -> bool:
         """The job raised `error`. Returns whether the log is out of service now.
@@ -256,6 +265,7 @@ class QuorumLog:
         assert self.snapshot.index <= meta.index <= self.last_index
         first_index = max(self.first_index, meta.index + 1 - kept)
         rest = [pack_entry(e) for e in self._entries[first_index - self.first_index :]]
+        assert len(rest) == self.last_index + 1 - first_index
         return SnapshotJob(
             self._plate,
             meta,
@@ -270,6 +280,8 @@ class QuorumLog:
         if job.meta.index > self.snapshot.index:
             del self._entries[: job.first_index - self.first_index]
             self.snapshot = job.meta
+        assert self.first_index <= self.snapshot.index + 1
+        assert self.snapshot.index <= self.last_index
 
     def fail_snapshot(self, job: SnapshotJob, error: BaseException) -> bool:
         """The job raised `error`. Returns whether the log is out of service now."""

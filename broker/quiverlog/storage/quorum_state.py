@@ -29,6 +29,8 @@ _STATE: Final = struct.Struct("<QBq")
 
 def pack_state(state: HardState) -> bytes:
     """The file's bytes."""
+    assert state.term >= 0
+    assert state.term > 0 or state.vote is None, "no vote is given before the first term"
     vote = state.vote
     node_id, directory_id = (0, "") if vote is None else vote
     payload = _STATE.pack(state.term, vote is not None, node_id) + directory_id.encode()

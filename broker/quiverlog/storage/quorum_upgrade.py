@@ -40,6 +40,7 @@ def upgrade(
     if state is None or state.term < _TERM:
         state = HardState(_TERM, None)
         disk.write_file_atomic(state_path, pack_state(state))
+    assert state.term >= _TERM
     base = 0
     records = b""
     if old:

@@ -81,6 +81,8 @@ class InSync:
     )
 
     def __init__(self, leader_epoch: int, partition_epoch: int, members: Iterable[int]) -> None:
+        assert leader_epoch >= 0
+        assert partition_epoch >= 0
         self._leader_epoch = leader_epoch
         self.partition_epoch = partition_epoch
         self.committed = self.maximal = self.certain = frozenset(members)
@@ -107,6 +109,7 @@ class InSync:
         assert self._asked is None, "one proposal at a time"
         assert not self.outdated, "the metadata have to come first"
         self._asked = frozenset(members)
+        assert self._asked, "somebody is in sync"
         self._possible.setdefault(self._asked, 0)
         self._count()
         return self.again()
@@ -163,9 +166,12 @@ class InSync:
         self._asked = None
         self.in_flight = self.outdated = False
         self._count()
+        assert self.maximal == self.certain, "what holds is known"
         return True
 
     def _count(self) -> None:
         self.maximal = self.committed.union(*self._possible)
         self.certain = self.committed.intersection(*self._possible)
+        assert self._asked is None or self._asked in self._possible
+        assert self._asked is not None or not self.in_flight
         assert self.certain <= self.committed <= self.maximal

@@ -75,6 +75,10 @@ class Leadership:
         lag_max_us: int,
         now_us: int,
     ) -> None:
+        assert leader_epoch >= 0
+        assert epoch_start_offset >= 0
+        assert min_in_sync >= 1, "the leader counts"
+        assert lag_max_us >= 0
         self._node_id = node_id
         self._lag_max_us = lag_max_us
         self.leader_epoch = leader_epoch
@@ -107,6 +111,7 @@ class Leadership:
         for follower in self._holding:
             if follower.log_end_offset < end:
                 end = follower.log_end_offset
+        assert 0 <= end <= log_end_offset
         return end
 
     def flushed_offset(self, leader_flushed_offset: int) -> int:
@@ -114,6 +119,8 @@ class Leadership:
         certain = self.in_sync.certain
         flushed = [leader_flushed_offset] if self._node_id in certain else []
         flushed += [f.flushed_offset for f in self.followers.values() if f.broker_id in certain]
+        assert len(flushed) <= len(certain), "each counts once"
+        assert self.min_in_sync >= 1
         if len(flushed) < self.min_in_sync:
             return 0
         flushed.sort(reverse=True)
@@ -138,6 +145,7 @@ class Leadership:
         Args:
             heard: of its session, as long as the partition is in it.
         """
+        assert said.broker_id != self._node_id, "a leader copies from nobody"
         follower = self.followers[said.broker_id]
         follower.heard = heard
         follower.fetched(
@@ -170,6 +178,7 @@ class Leadership:
                     broker_id, caught_up_us
                 )
         self._joining &= self.followers.keys()
+        assert self._node_id not in self.followers
         self._count()
 
     # --- who is in sync ------------------------------------------------------------------------
@@ -184,6 +193,7 @@ class Leadership:
                 follower.caught_up_us = max(follower.caught_up_us, now_us)
         self._joining -= self.in_sync.maximal
         self._count()
+        assert self.in_sync.partition_epoch >= partition_epoch
         return changed
 
     def applied(self, partition_epoch: int, members: Iterable[int], now_us: int) -> None:
@@ -220,6 +230,7 @@ class Leadership:
         if members == in_sync.committed and not in_sync.unsettled:
             return None
         proposal = in_sync.propose(members)
+        assert in_sync.maximal >= members, "what is asked for may hold from now on"
         self._joining -= in_sync.maximal
         self._count()
         return self._with_epochs(proposal)
@@ -230,6 +241,8 @@ class Leadership:
 
     def _with_epochs(self, proposal: Proposal) -> Proposal:
         """With what the members have said: the controller knows better who was started anew."""
+        assert self.in_sync.in_flight
+        assert self._node_id in proposal.members, "a leader is in sync"
         heard = {f.broker_id: f.broker_epoch for f in self.followers.values()}
         epochs = tuple(heard.get(member, UNHEARD_EPOCH) for member in proposal.members)
         return proposal._replace(broker_epochs=epochs)
@@ -262,6 +275,7 @@ class Leadership:
         now_us: int,
     ) -> None:
         """One that is about to join holds rows back as if it had: else it would never come up."""
+        assert self.followers[follower.broker_id] is follower
         is_joining = (
             follower.broker_id not in self.in_sync.maximal
             and follower.is_caught_up(log_end_offset, self._lag_max_us, now_us)
@@ -275,5 +289,7 @@ class Leadership:
             self._count()
 
     def _count(self) -> None:
+        assert self._joining <= self.followers.keys()
+        assert self._joining.isdisjoint(self.in_sync.maximal), "who may have joined is not about to"
         counted = self.in_sync.maximal | self._joining
         self._holding = tuple(f for f in self.followers.values() if f.broker_id in counted)

@@ -192,6 +192,7 @@ class PartitionState:
             raise UnsupportedDurability(f"{self.name}: {self._why_not(asked)}.")
         if level >= _REPLICATED:
             self._check_enough(level)
+        assert level >= durability
         return level
 
     def _may_ask(self, asked: int) -> bool:
@@ -250,6 +251,7 @@ class PartitionState:
         self.log_end_offset = log_end_offset
         self.flushed_offset = min(self.flushed_offset, log_end_offset)
         self.high_watermark = min(self.high_watermark, log_end_offset)
+        assert self.flushed_offset <= self.log_end_offset
 
     def skipped(self, log_start_offset: int) -> None:
         """All rows were given up: the log begins there, where the leader's does."""
@@ -259,6 +261,7 @@ class PartitionState:
 
     def set_durability(self, durability: Durability) -> bool:
         """The topic was altered. True when readers may see more; never may they see less."""
+        assert durability != _TOPIC_DEFAULT, "a topic has a level of its own"
         self.durability = durability
         return self._advance()
 
@@ -285,6 +288,8 @@ class PartitionState:
             leadership.set_replicas(assigned.replicas, now_us)
             leadership.holds(assigned.partition_epoch, assigned.in_sync, now_us)
         self.leader_epoch = leader_epoch
+        assert self.leadership is not None
+        assert self.leadership.leader_epoch == leader_epoch
         return self._advance()
 
     def follow(self, leader_epoch: int) -> None:

@@ -95,9 +95,11 @@ class FollowerProgress:
         self.log_end_offset = log_end_offset
         self.flushed_offset = min(flushed_offset, log_end_offset)
         self.log_start_offset = log_start_offset
+        assert self.flushed_offset <= self.log_end_offset
 
     def leader_grows(self, leader_end_offset: int) -> None:
         """Rows are about to be appended at the leader's end: did it have all until now."""
+        assert self.log_end_offset <= leader_end_offset, "a leader's log is never cut"
         if self.heard is not None and self.log_end_offset >= leader_end_offset:
             self.caught_up_us = max(self.caught_up_us, self.heard.fetched_us)
 

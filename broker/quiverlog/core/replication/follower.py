@@ -126,6 +126,7 @@ def cut_at(
     Where the epoch is not in the list here, the newest older one is all that may agree: the cut is
     at its end, and whether it agrees is asked next (KIP-279).
     """
+    assert log_end_offset >= 0
     epoch, end_offset = epochs.end_offset_for(diverging_epoch)
     if epoch != diverging_epoch and end_offset >= 0:
         return min(end_offset, log_end_offset)
@@ -176,18 +177,22 @@ class Follower:
         self._failures = 0
         if not self.is_busy and self.phase is not Phase.OFFLINE:
             self._begin()
+        assert self.has_leader or not self.may_fetch
 
     def _begin(self) -> None:
         """Whatever was agreed with another leader: ask this one."""
         phase = Phase.ASKING if self.has_leader else Phase.WAITING
         if self.phase is not phase:
             self._become(phase)
+        assert self.may_fetch == self.has_leader
 
     # --- asking --------------------------------------------------------------------------------
     def said(self, topic_id: bytes, partition: int) -> ReplicaFetchPartition:
         """The entry of the next fetch."""
         assert self.may_fetch
+        assert self._leader_epoch != NO_EPOCH, "there is somebody to ask"
         log = self._log
+        assert log.log_start_offset <= log.log_end_offset
         return ReplicaFetchPartition(
             topic_id,
             partition,
@@ -214,7 +219,9 @@ class Follower:
                     result.diverging_end_offset,
                 )
             self._become(Phase.CUTTING)
-            return Cut(max(offset, log.log_start_offset))
+            offset = max(offset, log.log_start_offset)
+            assert offset <= log.log_end_offset, "a cut adds no rows"
+            return Cut(offset)
         if result.error_code == OffsetOutOfRange.code:
             if result.log_start_offset > log.log_end_offset:
                 self._become(Phase.SKIPPING)
@@ -227,6 +234,8 @@ class Follower:
         if self.phase is Phase.ASKING:
             self._become(Phase.FETCHING)
         self._failures = 0
+        assert self.phase is Phase.FETCHING
+        assert not self.is_busy, "nothing is appended to a log that is being cut"
         return Take(result)
 
     # --- what came of it -----------------------------------------------------------------------
@@ -234,6 +243,7 @@ class Follower:
         """The log was cut, or skipped to its new start: ask again whether the logs agree."""
         assert self.is_busy
         self._begin()
+        assert not self.is_busy
 
     def failed(self, now_us: int) -> None:
         """No copy now: an error of the leader, or no room here. Tried again later."""
@@ -241,6 +251,8 @@ class Follower:
         backoff_us = min(_BACKOFF_US_MIN << min(self._failures, 16), _BACKOFF_US_MAX)
         self._failures += 1
         self.retry_us = now_us + backoff_us
+        assert not self.may_fetch
+        assert self.retry_us > now_us, "a leader is not asked without a pause"
 
     def retry(self) -> None:
         """The retry deadline of a failed one has come."""

@@ -40,6 +40,7 @@ _BACKOFF_US_MAX: Final = 1_000_000
 
 def next_epoch(session_epoch: int) -> int:
     """The epoch of the request after the one with `session_epoch`; 0 only begins a session."""
+    assert 0 <= session_epoch <= SESSION_EPOCH_MAX
     return session_epoch + 1 if session_epoch < SESSION_EPOCH_MAX else 1
 
 
@@ -71,6 +72,7 @@ class PeerFetcher:
     )
 
     def __init__(self, *, entries_max: int = REPLICA_FETCH_ENTRIES_MAX) -> None:
+        assert entries_max > 0
         self._entries_max = entries_max
         self._followers: dict[Key, Follower] = {}
         self._in_session: set[Key] = set()
@@ -116,6 +118,7 @@ class PeerFetcher:
         self._news.pop(key, None)
         if key in self._in_session:
             self._forgotten[key] = None
+        assert key in self._in_session or key not in self._forgotten
 
     # --- asking --------------------------------------------------------------------------------
     def next_us(self) -> int | None:
@@ -146,6 +149,8 @@ class PeerFetcher:
             entries.append(self._followers[key].said(*key))
             self._in_session.add(key)
             self._forgotten.pop(key, None)
+        assert len(entries) <= self._entries_max
+        assert len(forgotten) <= self._entries_max
         self.in_flight = True
         return FetchPlan(
             self._session_id,
@@ -171,9 +176,11 @@ class PeerFetcher:
         self._failures = 0
         self._session_id = session_id
         self._session_epoch = next_epoch(self._session_epoch)
+        assert self._session_epoch > 0, "0 only begins a session"
 
     def result(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
         """What to do about one partition. Call `told` when it is done, or could not be."""
+        assert not self.in_flight, "the answer as a whole comes first"
         key = (result.topic_id, result.partition)
         follower = self._followers.get(key)
         if follower is None or key not in self._in_session:
@@ -185,6 +192,7 @@ class PeerFetcher:
 
     def refused(self, now_us: int) -> None:
         """The leader does not know the session any more, or not its next request: begin anew."""
+        assert self.in_flight, "nothing was asked"
         self._begin_anew(now_us, backoff=self._session_id == 0)
 
     def failed(self, now_us: int) -> None:
@@ -204,3 +212,4 @@ class PeerFetcher:
             wait_us = min(_BACKOFF_US_MIN << min(self._failures, 16), _BACKOFF_US_MAX)
             self._failures += 1
             self._backoff_until_us = now_us + wait_us
+            assert self._backoff_until_us > now_us

@@ -44,6 +44,8 @@ def check(
     except QuiverlogError as error:
         result.error_code = error.code
         result.error_message = error.message
+    assert result.error_code or state.leads
+    assert result.high_watermark <= state.log_end_offset
     return result
 
 
@@ -57,6 +59,7 @@ def _check(
     leadership = state.leadership
     if leadership is None:
         raise NotLeader(f"{state.name} is not led here.")
+    assert leadership.leader_epoch == state.leader_epoch
     state.check_leader_epoch(entry.leader_epoch)
     if broker_id not in leadership.followers:
         raise NotLeader(f"{state.name} has no replica on broker {broker_id}.")
@@ -85,6 +88,7 @@ def hear(
     leadership = state.leadership
     if leadership is None or check(state, epochs, session.broker_id, entry).error_code:
         return False
+    assert entry.offset <= state.log_end_offset, "the entry was checked"
     said = Said(
         session.broker_id,
         session.broker_epoch,

@@ -66,6 +66,8 @@ class FetchSession(Heard):
             self.entries[key] = entry
             # Whatever it asks for may be there already, or not be there any more.
             self.news[key] = None
+        assert len(self.news) <= len(self.entries), "only what was said is news"
+        assert len(self.told) <= len(self.entries)
         return gone
 
     def next_news(self) -> Key | None:
@@ -74,6 +76,7 @@ class FetchSession(Heard):
             return None
         key = next(iter(self.news))
         del self.news[key]
+        assert key in self.entries
         return key
 
 
@@ -122,6 +125,7 @@ class FetchSessions:
         known.fetched_us = max(known.fetched_us, now_us)
         del self._by_broker[broker_id]
         self._by_broker[broker_id] = known
+        assert known.epoch > 0, "0 only begins a session"
         return known, None
 
     def _begin(
@@ -134,4 +138,5 @@ class FetchSessions:
         self._next_id += 1
         self._by_broker[broker_id] = session
         assert len(self._by_broker) <= self._sessions_max
+        assert ended is None or ended.session_id < session.session_id
         return session, ended
