@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from quiverlog.node.events import Shutdown
+from quiverlog.node.flush_queue import FlushQueue
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 
@@ -165,3 +167,18 @@ def test_what_nobody_waits_for_leaves_a_place_too(tmp_path: Path) -> None:
     second = produce_to(node, narrow, [0], connection=2)
     node.flush(only=1)
     assert node.answer(second) is not None
+
+
+def test_a_bug_while_a_flush_begins_takes_no_place_from_the_others(node: NodeDriver) -> None:
+    """The only place is free again: another log is flushed and answered."""
+    first, second = node.create("first"), node.create("second")
+    broken = node.node.broker.replicas[first, 0]
+    bug = AssertionError("a bug of ours")
+    with mock.patch.object(
+        FlushQueue, "takes_long", side_effect=bug
+    ):  # Behind the log, before the job: the log is not marked as being flushed.
+        produce_to(node, first, [0], connection=1)
+    assert not broken.flush_running
+    assert not node.syncs
+    small = produce_to(node, second, [0], connection=2)
+    assert flushes_until(node, small) <= 2

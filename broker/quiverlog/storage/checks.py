@@ -56,10 +56,13 @@ class LongWalk(Exception):
 
 
 class Verdict(NamedTuple):
-    """The bytes up to `good_end` are good. `damage`: a batch whose stamp is wrong lies there."""
+    """The bytes up to `good_end` are good; `damages` are batches whose stamps are wrong behind it.
+
+    All of the range: a reader that learned of one at a time would verify once for each.
+    """
 
     good_end: int
-    damage: Damage | None = None
+    damages: tuple[Damage, ...] = ()
 
 
 def verify(file: File, start: int, end: int, offset: int, epochs: LeaderEpochs) -> Verdict:
@@ -69,15 +72,17 @@ def verify(file: File, start: int, end: int, offset: int, epochs: LeaderEpochs) 
     """
     assert SEGMENT_HEADER_BYTES <= start < end
     good_end = start
+    damages: list[Damage] = []
     for entry in scan(FileBytes(file, end), start, offset, verify=True):
         if not isinstance(entry, Found):
             break
         header = entry.header
         if not epochs.agree(header.leader_epoch, header.base_offset):
-            return Verdict(good_end, damaged_stamp(entry))
-        good_end = entry.position + header.total_bytes
+            damages.append(damaged_stamp(entry))
+        if not damages:
+            good_end = entry.position + header.total_bytes
     assert start <= good_end <= end
-    return Verdict(good_end)
+    return Verdict(good_end, tuple(damages))
 
 
 def find_damages(

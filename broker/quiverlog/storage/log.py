@@ -218,6 +218,7 @@ class Log(TrimmableLog):
             self.epochs.dump(),
             self.log_start_offset,
             None if self._producers is None else self._producers.blank(),
+            self.segments[0].base_offset if self.segments else self.log_end_offset,
         )
         return self._truncation
 

@@ -27,7 +27,8 @@ _OWN: Final = re.compile(
 _NUMBER: Final = re.compile(r"[0-9]{20}")
 _SUFFIX: Final = ".unusable"
 _ATTEMPTS_MAX: Final = 100
-_OFFSET_MAX: Final = 2**63 - 1
+_OFFSET_MAX: Final = 2**62 - 1
+"""Further than any log gets, and far from where the offset of a row would not fit 64 bits."""
 _NAMES_REMEMBERED: Final = 256
 """The files of thousands of partitions have much the same names."""
 

@@ -47,8 +47,9 @@ __all__ = ["ReadableLog"]
 
 _VERIFIED_AT_ONCE_BYTES: Final = 64 * KIB
 """Checksums of so many bytes take less than the job that would compute them."""
-_CHECKS_MAX: Final = 4
-"""For one question to one segment: rows are verified, damage diagnosed, other rows verified."""
+_CHECKS_MAX: Final = 6
+"""For one question to one segment. Rows are verified, twice where stamps among them are wrong, the
+damage behind them is diagnosed, and the rows behind that verified, twice for the same reason."""
 _Answer = TypeVar("_Answer")
 
 
@@ -253,8 +254,7 @@ class ReadableLog:
             assert result.good_end <= job.position + job.size
             if result.good_end > job.position:
                 segment.verified(job.position, result.good_end)
-            if result.damage is not None:
-                segment.note_damage(result.damage)
+            segment.note_damages(result.damages)
         elif isinstance(job, SkipOlderJob):
             assert isinstance(result, tuple)
             assert job.cursor[0] <= result[0] <= job.size, "a walk goes on"

@@ -276,8 +276,9 @@ class _Recovery:
                 continue
             if isinstance(entry, Torn) or entry.end_position == end:
                 entry = Damage(entry.position, end, offset, end_offset)
-            offset = min(entry.end_offset, end_offset)
-            self._note(entry._replace(end_offset=offset))
+            # A batch in front of it may tell of more rows than the file can have.
+            first, offset = min(entry.offset, end_offset), min(entry.end_offset, end_offset)
+            self._note(entry._replace(offset=first, end_offset=offset))
         if offset < end_offset:
             self._note(Damage(end, end, offset, end_offset))
         self._segment.end_offset = end_offset

@@ -187,7 +187,7 @@ class TrimmableLog(AppendableLog):
         if not paths:
             return None
         assert len(paths) == 2 * (count - len(self.segments)), "a segment is two files"
-        assert self.size_bytes < byte_count, "no segment is without bytes"
+        assert self.size_bytes <= byte_count, "files that go take their bytes with them"
         return RemoveFilesJob(
             self._disk,
             self.directory,

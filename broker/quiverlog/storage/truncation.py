@@ -73,6 +73,8 @@ class TruncateResult(NamedTuple):
 class TruncateJob:
     """Cut the rows from `offset` on. `end_offset`: where the log ends now.
 
+    `first_base`: the log's oldest file. Files in front of it were given up and are still there,
+    for the next start to remove: what they hold is none of the log's rows, whatever they say.
     `producers`: empty ones, to be restored here; None where nobody asks for them.
     """
 
@@ -84,6 +86,7 @@ class TruncateJob:
     epochs: bytes
     start_offset: int = 0
     producers: Producers | None = None
+    first_base: int = 0
 
     def run(self) -> TruncateResult:
         """Raises DiskFull, StorageFault or OSError; run it again, or the next start will."""
@@ -91,9 +94,16 @@ class TruncateJob:
         assert self.start_offset <= self.end_offset
         # Epochs that were assigned since the last flush are known in memory only.
         self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
-        result = _carry_out(self.disk, self.key, self.offset, self.end_offset)
+        result = _carry_out(
+            self.disk,
+            self.key,
+            self.offset,
+            self.end_offset,
+            start_offset=self.start_offset,
+            first_base=self.first_base,
+        )
         names = self.disk.list(self.key)
-        segments = find_segments(self.disk, self.key, names)
+        segments = _from_base(find_segments(self.disk, self.key, names), self.first_base)
         if segments:
             last = segments[-1]
             last.end_offset = result.end_offset
@@ -161,6 +171,10 @@ def find_segments(disk: Disk, directory: str, names: Iterable[str]) -> list[Segm
     return segments
 
 
+def _from_base(segments: list[Segment], first_base: int) -> list[Segment]:
+    return [segment for segment in segments if segment.base_offset >= first_base]
+
+
 def remove_files(disk: Disk, paths: Iterable[str]) -> None:
     """Remove files; missing ones are fine."""
     for path in paths:
@@ -168,11 +182,20 @@ def remove_files(disk: Disk, paths: Iterable[str]) -> None:
             disk.remove(path)
 
 
-def _carry_out(disk: Disk, directory: str, offset: int, end_offset: int | None) -> TruncateResult:
+def _carry_out(
+    disk: Disk,
+    directory: str,
+    offset: int,
+    end_offset: int | None,
+    *,
+    start_offset: int = 0,
+    first_base: int = 0,
+) -> TruncateResult:
+    """The steps. `start_offset`: where the log starts, which its file may not say (or not yet)."""
     names = disk.list(directory)
-    segments = find_segments(disk, directory, names)
+    segments = _from_base(find_segments(disk, directory, names), first_base)
     stored = checkpoint.load_recovery_point(disk, directory, names)
-    start = checkpoint.load_log_start(disk, directory, names) or 0
+    start = max(start_offset, checkpoint.load_log_start(disk, directory, names) or 0)
     offset = max(offset, start)
     kept = [segment for segment in segments if segment.base_offset < offset]
     doomed = segments[len(kept) :]
@@ -250,7 +273,9 @@ def _lower_notes(
     """
     point, bounds = stored.point, stored.bounds
     assert last is None or last.base_offset <= end
-    assert last is None or SEGMENT_HEADER_BYTES < position <= last.file.size
+    # A file that keeps all its bytes may have lost some before: then it has no header, even.
+    assert last is None or 0 <= position <= last.file.size
+    assert last is None or position > SEGMENT_HEADER_BYTES or position == last.file.size
     base_offset = last.base_offset if last is not None else -1
     inside = point.base_offset == base_offset and point.position <= position
     if point.offset > end or not (point.base_offset < base_offset or inside):
