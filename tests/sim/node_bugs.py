@@ -77,7 +77,7 @@ METADATA = (
         "if owner == topic_id:",
         "if owner:",
         issue="1.3",
-        seed=2,
+        seed=11,
         shape={
             **QUIET,
             "entries_max": 3,

@@ -7,8 +7,10 @@ import pytest
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import CorruptLog
+from quiverlog.storage import header_walk
 from quiverlog.storage.epochs import EPOCHS_FILE
 from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.scan import Damage
 from quiverlog.storage.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
@@ -134,3 +136,26 @@ def test_a_name_behind_all_offsets_is_no_segment_of_the_log(offset: int) -> None
     with pytest.raises(CorruptLog, match="rows 0 to 12 are missing"):
         log.read(0, bytes_max=1, end_offset=12)
     assert disk.exists(path), "left alone"
+
+
+def test_a_walk_goes_on_behind_rows_that_are_missing_between_two_batches() -> None:
+    """The bytes of those rows are gone from the middle of the file: the damage has none."""
+    disk = SimDisk(1)
+    log = new_log(disk)
+    append(log, 3)
+    disk.kill()
+    path = segment_path(DIRECTORY, 0)
+    data = disk.read_file(path)
+    size = (len(data) - 64) // 3
+    disk.write_file_atomic(path, data[: 64 + size] + data[64 + 2 * size :])
+    log = open_log(disk)
+    (segment,) = log.segments
+    segment.damages = [Damage(64 + size, 64 + size, 3, 6)]
+    segment.end_offset = 9
+    rows = [header.base_offset for _, header in header_walk.all_headers(segment, 0)]
+    assert rows == [0, 6]
+    # As for a question after a time that all rows are older than: in a job, which must end.
+    cursor = header_walk.skip_older(
+        segment.file, segment.file.size, (64, 0), NOW.wall_us + 1, segment.damages
+    )
+    assert cursor == (segment.file.size, 9)
