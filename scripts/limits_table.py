@@ -17,6 +17,11 @@ LIMITS: Final[dict[str, tuple[str, str]]] = {
     "HEADER_BYTES_MAX": ("bytes of a header", "CORRUPT_FRAME; of an answer: FRAME_TOO_LARGE"),
     "RESPONSE_CONTAINERS_MAX": ("arrays and maps in the header of an answer", "FRAME_TOO_LARGE"),
     "PARTITIONS_PER_REQUEST_MAX": ("partitions in a request", "CORRUPT_FRAME or INVALID_REQUEST"),
+    "QUORUM_MESSAGES_MAX": ("messages in a QUORUM", "CORRUPT_FRAME"),
+    "QUORUM_ENTRIES_MAX": ("entries in the messages of a QUORUM", "CORRUPT_FRAME"),
+    "QUORUM_BODY_BYTES_MAX": ("bytes of a QUORUM's body", "CORRUPT_FRAME or INVALID_REQUEST"),
+    "QUORUM_VOTERS_MAX": ("voters of a snapshot in a QUORUM", "CORRUPT_FRAME"),
+    "REPLICA_FETCH_ENTRIES_MAX": ("partitions in a REPLICA_FETCH", "INVALID_REQUEST"),
     "TOPICS_PER_REQUEST_MAX": ("topics in a request", "CORRUPT_FRAME or INVALID_REQUEST"),
     "CONFIGS_PER_REQUEST_MAX": (
         "settings, settings to reset, names of key columns or replicas in a list of a request",

@@ -15,9 +15,11 @@ from scripts.protocol_model import (
     ENTRY_ERRORS,
     REQUEST_ERRORS,
     STAYS_OPEN,
+    UNIONS,
     about,
     fields_of,
     parts_of,
+    tag_of,
 )
 
 __all__ = ["render"]
@@ -48,6 +50,7 @@ def render() -> str:
                 "name": spec.api.name,
                 "version_min": spec.version_min,
                 "version_max": spec.version_max,
+                "between_brokers": spec.between_brokers,
                 "entry_errors": sorted({kind.code for kind in ENTRY_ERRORS[spec.api]}),
                 "request": _struct(spec.request),
                 "response": _struct(spec.response),
@@ -55,6 +58,10 @@ def render() -> str:
             for spec in APIS.values()
         ],
         "parts": [_struct(part) for part in parts.values()],
+        "unions": [
+            {"name": name, "parts": {str(tag_of(kind)): kind.__name__ for kind in kinds}}
+            for name, kinds in UNIONS.items()
+        ],
     }
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 

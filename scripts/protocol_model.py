@@ -15,6 +15,7 @@ import msgspec
 
 from quiverlog import errors as e
 from quiverlog.wire.messages import Api, Message, Part
+from quiverlog.wire.quorum_messages import QuorumMessage
 from quiverlog.wire.registry import APIS
 
 __all__ = [
@@ -23,14 +24,23 @@ __all__ = [
     "MEANINGS",
     "REQUEST_ERRORS",
     "STAYS_OPEN",
+    "UNIONS",
     "Field",
     "about",
     "fields_of",
     "parts_of",
     "structs",
+    "tag_of",
 ]
 
+UNIONS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
+    "QuorumMessage": get_args(QuorumMessage),
+}
+"""Places that hold one of several parts: the number at place 0 of the part says which."""
+
 _KNOWN_EPOCH: Final = "the partition's leader epoch that the asker knows; -1: no check"
+
+_LEVELS: Final = "0 memory, 1 flushed, 2 replicated, 3 replicated and flushed"
 
 MEANINGS: Final[dict[str, str]] = {
     "BrokerEndpoint.rack": "where the broker stands; empty: unknown",
@@ -70,60 +80,94 @@ MEANINGS: Final[dict[str, str]] = {
     "AlterTopicResponse.schema_id": "number of the topic's schema after the change",
     "NewTopic.schema": "Arrow IPC schema message",
     "ProducePartition.leader_epoch": _KNOWN_EPOCH,
-    "ProducePartitionResult.durability": "it rests on: 0 memory, 1 flushed, 2 replicated",
+    "ProducePartitionResult.durability": f"it rests on: {_LEVELS}",
     "ProducePartitionResult.leader_epoch": "leader epoch under which the rows were stored",
-    "ProduceRequest.durability": "wanted: -1 the topic's, 0 memory, 1 flushed, 2 replicated",
+    "ProduceRequest.durability": f"wanted: -1 the topic's, {_LEVELS}",
     "ProduceRequest.timeout_ms": "after so long the answer is REQUEST_TIMED_OUT",
+    "QuorumAppend.entries": "what follows in the log; empty: the commit index, or a probe",
+    "QuorumAppendResponse.index": "where the logs agree, or `prev_index` of what did not fit",
+    "QuorumEntry.kind": "0 data, 1 the first entry of a leader's term, 2 the voters from here on",
+    "QuorumRequest.source_id": "node id of the sender",
+    "QuorumRequest.target_id": "node id of the node that is meant; another one refuses",
+    "QuorumSnapshotChunk.index": "the snapshot stands for all entries up to this one",
+    "QuorumSnapshotChunk.offset": "where in the snapshot the piece begins",
+    "QuorumSnapshotChunkResponse.offset": "the next byte of the snapshot that is wanted",
+    "QuorumVoter.endpoint": "where the voter is reached, as host:port",
+    "QuorumVoter.node_id": "number of the node",
     "RangePartition.bytes_max": "how many bytes the range may have; -1: no bound",
     "RangePartition.end_offset": "first offset that is not asked about; -1: the high watermark",
     "RangePartitionResult.end_offset": "end of the range that `bytes_max` reach, a batch boundary",
+    "ReplicaFetchPartition.flushed_offset": "rows below it are on the follower's disk",
+    "ReplicaFetchPartition.last_epoch": "newest leader epoch of the follower's list; -1: none",
+    "ReplicaFetchPartition.leader_epoch": "the leader epoch that the follower knows",
+    "ReplicaFetchPartition.log_start_offset": "first row that the follower keeps",
+    "ReplicaFetchPartition.offset": "end of the follower's log: the first row wanted",
+    "ReplicaFetchRequest.bytes_max": "bound for the whole body; 0 or less: 16 MiB",
+    "ReplicaFetchRequest.partition_bytes_max": "bound for each partition; 0 or less: 4 MiB",
+    "ReplicaFetchRequest.replica_id": "node id of the follower",
     "SchemaVersion.schema": "Arrow IPC schema message",
     "TopicDescription.configs": "every key with its value",
     "TopicDescription.schemas": "the newest schemas, oldest first",
     "TopicMetadata.compression": "codec the topic advises: 0 none, 1 LZ4 frame, 2 Zstandard",
-    "TopicMetadata.durability": "an answer rests at least on: 0 memory, 1 flushed, 2 replicated",
+    "TopicMetadata.durability": f"an answer rests at least on: {_LEVELS}",
     "TopicMetadata.schema_id": "number of the topic's current schema",
     "TopicSchemasResponse.schemas": "schemas of the topic, oldest first",
+    "accepted": "the entries fitted and are on the sender's disk",
     "api": "number of the API",
     "apis": "the APIs that the broker speaks, with their versions",
+    "asked_term": "term of the question",
     "at": "-1 the end, -2 the first row kept, else microseconds since 1970",
     "base_offset": "offset of the entry's first row",
     "batch_bytes": "bytes of the body that belong to this entry",
     "batch_bytes_max": "the topic's `max.message.bytes`: largest batch taken",
     "before_offset": "rows before it are deleted; -1: the high watermark",
+    "broker_epoch": "under which the follower is registered",
     "brokers": "where the brokers are reached",
     "byte_count": "stored bytes of the batches touched up to `end_offset`",
+    "commit": "entries up to this one are committed",
     "client_id": "free text for logs and metrics, at most 249 characters",
     "cluster_id": "identity of the cluster",
     "controller_id": "node id of the active controller",
     "created_us": "when it was made, microseconds since 1970",
     "damage_end_offset": "first offset after the damage that may be read again; -1: not known",
     "damage_start_offset": "first offset that cannot be read; -1: no damage, or not known",
+    "data_bytes": "bytes of the body that belong to it",
     "delete_configs": "keys that go back to their defaults",
     "diverging_end_offset": "where `diverging_epoch` ended in the leader's log; -1: no divergence",
     "diverging_epoch": "newest leader epoch that both logs may share; -1: no divergence",
+    "directory_id": "identity of the node's disk",
+    "done": "the snapshot ends with this piece",
     "duplicate": "the batches were stored by an earlier try of the same request",
     "error_code": "0, or the number of an error",
     "error_message": "what happened, for people; empty where ten thousand would not fit",
     "first_name": "first name of the page that is asked for; nil: no pages",
     "first_schema_id": "first schema of the page that is asked for; 0: no pages",
     "flushed_offset": "rows below it are on disk",
+    "forgotten": "partitions that the session is without from now on; taken before `partitions`",
     "frame_bytes_max": "largest frame the broker takes, in bytes",
+    "granted": "yes",
     "high_watermark": "offset of the first row that may not be read yet",
+    "hint_index": "newest entry that both logs may share",
+    "hint_term": "term of that entry",
     "host": "host name or address",
     "in_sync_replicas": "node ids of the replicas that are up to date",
+    "index_term": "term of the entry at `index`",
+    "installed": "the log stands at the snapshot",
     "is_internal": "belongs to quiverlog itself",
     "isolation_level": "0 read uncommitted, 1 read committed (the same without transactions)",
     "key": "configuration key",
     "key_columns": "columns whose values decide a row's partition, in order; empty: no key",
     "known_offset": "the offset that the asker has already",
     "last_epoch": "leader epoch of the row before `offset`; -1: not known, no check",
+    "last_index": "the sender's newest entry",
+    "last_term": "term of that entry",
     "last_stable_offset": "first row of a transaction that is not decided",
     "leader_epoch": "count of the partition's leaders",
     "leader_id": "node id of the leader; -1: none",
     "log_end_offset": "offset that the next row will take",
     "log_start_offset": "first row that is kept",
     "max_wait_ms": "how long the broker may hold the answer back",
+    "messages": "in the order in which they were sent",
     "metadata_version": "grows with every change of any topic",
     "min_bytes": "answer as soon as so many bytes are there",
     "name": "name of the topic",
@@ -134,6 +178,8 @@ MEANINGS: Final[dict[str, str]] = {
     "partitions": "one entry per partition",
     "port": "TCP port",
     "preferred_replica": "node id of a nearer replica to fetch from; -1: none",
+    "prev_index": "the entry before the first of `entries`",
+    "prev_term": "term of that entry",
     "producer_epoch": "counts the holders of a producer id",
     "producer_id": "identity of an idempotent producer; -1: none",
     "replica_id": "-1: a consumer; other numbers are kept for followers and refused",
@@ -143,15 +189,22 @@ MEANINGS: Final[dict[str, str]] = {
     "row_count": "rows of the entry",
     "schema_id": "number of the schema, from 1",
     "segments": "files of the log",
+    "session_epoch": "0 begins a session, each request after that has the next",
+    "session_id": "of the fetch session; in a request 0 begins one",
     "set_configs": "keys to set and their values",
     "size_bytes": "bytes of the log",
+    "snapshot_index": "`index` of the snapshot",
     "software": "name of the client library; ignored as yet",
+    "source_directory": "identity of the sender's disk",
     "start_offset": "first offset asked about; -2: first row kept",
+    "target_directory": "identity of the disk that is meant; empty: whatever disk the node has",
+    "term": "the sender's term; of an entry: the term of the leader that made it",
     "timestamp_us": "timestamp of the row found, microseconds since 1970; -1: none",
     "topic_id": "16 bytes that name this topic and no later one of the same name",
     "topic_ids": "topics by id, besides those by name",
     "transactional_id": "kept for transactions; must be empty",
     "validate_only": "check everything, change nothing",
+    "voters": "the replicas that elect and count, as of `index`",
     "version_max": "newest version spoken",
     "version_min": "oldest version spoken",
 }
@@ -199,6 +252,7 @@ _PARTITION: Final = (
 _TOPIC_CHANGE: Final = (
     e.BrokerShuttingDown,
     e.DiskFull,
+    e.NotController,
     e.StorageFault,
     e.ThrottledBroker,
     e.QuiverlogError,
@@ -218,13 +272,14 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.UnknownProducerId,
         e.UnsupportedDurability,
         e.NotEnoughReplicas,
+        e.NotEnoughReplicasAfterAppend,
         e.RequestTimedOut,
         e.InvalidRequest,
         e.PolicyViolation,
     ),
     Api.FETCH: (*_PARTITION, e.OffsetOutOfRange, e.OffsetNotAvailable, e.LogTruncated),
-    Api.LIST_OFFSETS: (*_PARTITION, e.InvalidRequest),
-    Api.INIT_PRODUCER_ID: (e.UnknownProducerId, e.InvalidProducerEpoch),
+    Api.LIST_OFFSETS: (*_PARTITION, e.InvalidRequest, e.OffsetNotAvailable),
+    Api.INIT_PRODUCER_ID: (e.UnknownProducerId, e.InvalidProducerEpoch, e.NotController),
     Api.CREATE_TOPICS: (
         *_TOPIC_CHANGE,
         *_TOPIC_SHAPE,
@@ -239,6 +294,15 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     Api.DELETE_RECORDS: (*_PARTITION, e.OffsetOutOfRange),
     Api.EPOCH_END_OFFSETS: (*_PARTITION, e.InvalidRequest),
     Api.DESCRIBE_RANGES: (*_PARTITION, e.OffsetOutOfRange),
+    Api.REPLICA_FETCH: (
+        *_PARTITION,
+        e.OffsetOutOfRange,
+        e.LogTruncated,
+        e.InvalidFetchSession,
+        e.StaleBrokerEpoch,
+        e.WrongListener,
+    ),
+    Api.QUORUM: (e.WrongCluster, e.WrongNode, e.WrongListener),
 }
 """In an entry of the answer; for APIs whose answer has no entries, in the answer as a whole."""
 
@@ -249,10 +313,11 @@ class Field(NamedTuple):
     at: int
     name: str
     type: str
-    """`int32`, `int64`, `str`, `bin`, `bool`, the name of a part, or `array of ...`."""
+    """`int32`, `int64`, `str`, `bin`, `bool`, the name of a part or of one of UNIONS, or `array of
+    ...`."""
     nullable: bool
     count_max: int | None
-    """Most entries of an array or map; for `bin`, most bytes."""
+    """Most entries of an array or map; of `bin`, most bytes; of `str`, most characters."""
     default: object
     meaning: str
 
@@ -275,20 +340,29 @@ def about(cls: type[msgspec.Struct]) -> str:
 def parts_of(cls: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
     """The parts inside a message, in the order in which they first appear."""
     parts: list[type[msgspec.Struct]] = []
-    for hint in get_type_hints(cls).values():
-        for inner in (hint, *get_args(hint)):
-            if isinstance(inner, type) and issubclass(inner, Part):
-                parts += [inner, *parts_of(inner)]
+    waiting = list(get_type_hints(cls).values())
+    while waiting:
+        hint = waiting.pop(0)
+        if isinstance(hint, type) and issubclass(hint, Part):
+            parts += [hint, *parts_of(hint)]
+        else:
+            waiting[:0] = get_args(hint)
     return parts
+
+
+def tag_of(cls: type[msgspec.Struct]) -> int | None:
+    """The number at place 0 of a part that stands where others may stand as well."""
+    tag = cls.__struct_config__.tag
+    assert tag is None or isinstance(tag, int)
+    return tag
 
 
 def fields_of(cls: type[msgspec.Struct]) -> list[Field]:
     """The struct's own fields: a message's without `api`, `version` and `correlation_id`."""
     skipped = len(Message.__struct_fields__) if issubclass(cls, Message) else 0
+    begin = skipped if tag_of(cls) is None else 1
     found = []
-    for at, field in enumerate(msgspec.structs.fields(cls)):
-        if at < skipped:
-            continue
+    for at, field in enumerate(msgspec.structs.fields(cls)[skipped:], start=begin):
         name = field.name
         meaning = MEANINGS.get(f"{cls.__name__}.{name}") or MEANINGS[name]
         default = field.default
@@ -305,6 +379,9 @@ def _type_of(hint: Any) -> tuple[str, bool, int | None]:
         if base is int:
             return ("int32" if bounds.le < 2**31 else "int64"), False, None
         return _type_of(base)[0], False, bounds.max_length
+    for name, kinds in UNIONS.items():
+        if get_args(hint) == kinds:
+            return name, False, None
     if get_origin(hint) is list:
         return f"array of {_type_of(get_args(hint)[0])[0]}", False, None
     if get_origin(hint) is dict:

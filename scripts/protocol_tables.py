@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from quiverlog.wire.registry import APIS
-from scripts.protocol_model import ENTRY_ERRORS, about, fields_of, parts_of
+from scripts.protocol_model import ENTRY_ERRORS, UNIONS, about, fields_of, parts_of, tag_of
 
 __all__ = ["apis_table", "errors_table", "key_vectors_table", "messages_tables"]
 
@@ -28,6 +28,8 @@ def _default(value: object) -> str:
 
 def _fields(cls: type[msgspec.Struct]) -> str:
     lines = ["| at | field | type | default | meaning |", "|---|---|---|---|---|"]
+    if (tag := tag_of(cls)) is not None:
+        lines.append(f"| 0 | | int32 | | {tag}: this part |")
     for field in fields_of(cls):
         name = f"{field.type} or nil" if field.nullable else field.type
         lines.append(
@@ -42,7 +44,8 @@ def messages_tables() -> str:
     out = []
     parts_done: set[type] = set()
     for spec in APIS.values():
-        out.append(f"### {int(spec.api)} {spec.api.name}\n")
+        mark = " (between brokers)" if spec.between_brokers else ""
+        out.append(f"### {int(spec.api)} {spec.api.name}{mark}\n")
         for cls in (spec.request, spec.response):
             for one in (cls, *parts_of(cls)):
                 if one in parts_done:
@@ -50,6 +53,9 @@ def messages_tables() -> str:
                 parts_done.add(one)
                 words = f"{about(one)}\n\n" if about(one) else ""
                 out.append(f"**{one.__name__}**\n\n{words}{_fields(one)}\n")
+    for name, kinds in UNIONS.items():
+        listed = ", ".join(f"{tag_of(kind)} {kind.__name__}" for kind in kinds)
+        out.append(f"**{name}**\n\nOne of these, by the number at place 0: {listed}.\n")
     return "\n".join(out)
 
 
@@ -68,9 +74,10 @@ def _by_code(kinds):  # type: ignore[no-untyped-def]
 
 def apis_table() -> str:
     """The APIs, their numbers and versions."""
-    lines = ["| number | API | versions |", "|---|---|---|"]
+    lines = ["| number | API | versions | for |", "|---|---|---|---|"]
     lines += [
         f"| {int(s.api)} | {s.api.name} | {s.version_min} to {s.version_max} |"
+        f" {'between brokers' if s.between_brokers else 'clients'} |"
         for s in APIS.values()
     ]
     return "\n".join(lines) + "\n"

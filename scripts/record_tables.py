@@ -50,6 +50,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "in_sync_replicas": "in-sync replicas",
             "leader_id": "leader id",
             "leader_epoch": "leader epoch",
+            "partition_epoch": "changes so far; absent: 0",
         },
     ),
     "PartitionChangeRecord": (

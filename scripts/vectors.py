@@ -27,6 +27,7 @@ from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.storage.checkpoint import pack_snapshot
 from quiverlog.storage.index import IndexSummary, SparseIndex
+from quiverlog.wire.messages import Part
 from quiverlog.wire.registry import APIS
 from scripts.record_tables import record_types
 from tests.golden import regenerate
@@ -43,7 +44,9 @@ def plain(value: Any) -> Any:
         return {"hex": value.hex()}
     if isinstance(value, msgspec.Struct):
         names = value.__struct_fields__
-        return {name: plain(getattr(value, name)) for name in names}
+        tag = value.__struct_config__.tag if isinstance(value, Part) else None
+        first = {} if tag is None else {"tag": tag}
+        return first | {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):

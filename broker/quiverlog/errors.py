@@ -229,6 +229,13 @@ class PolicyViolation(QuiverlogError):
     hint = ""
 
 
+class NotController(QuiverlogError):
+    code = 38
+    retriable = True
+    refresh_metadata = True
+    hint = "Another broker decides about topics, or nobody yet; what was asked for may yet happen."
+
+
 # --- produce -----------------------------------------------------------------------------------
 class CorruptBatch(QuiverlogError):
     code = 50
@@ -300,7 +307,8 @@ class RequestTimedOut(QuiverlogError):
 class UnsupportedDurability(QuiverlogError):
     code = 61
     hint = (
-        "Durabilities are memory, flushed and replicated; replicated needs more than one replica."
+        "Durabilities are memory, flushed, replicated and replicated_flushed; the last two need"
+        " more than one replica."
     )
 
 
@@ -308,6 +316,57 @@ class ThrottledBroker(QuiverlogError):
     code = 62
     retriable = True
     hint = "The broker has too much unacknowledged work; try again."
+
+
+class NotEnoughReplicasAfterAppend(QuiverlogError):
+    code = 63
+    retriable = True
+    hint = "Replicas fell out of sync while the rows waited for them: the outcome is unknown."
+
+
+# --- between brokers ----------------------------------------------------------------------------
+class WrongCluster(QuiverlogError):
+    code = 70
+    hint = "The two brokers belong to different clusters: check `cluster.id` and the addresses."
+
+
+class WrongNode(QuiverlogError):
+    code = 71
+    hint = "Another node is reached there: check `node.id` and the advertised addresses."
+
+
+class WrongListener(QuiverlogError):
+    code = 72
+    hint = "Brokers speak among themselves at the listener that `inter.broker.listener` names."
+
+
+class InvalidFetchSession(QuiverlogError):
+    code = 73
+    retriable = True
+    hint = "The leader has another request in mind as the next of this session: begin a new one."
+
+
+class StaleBrokerEpoch(QuiverlogError):
+    code = 74
+    hint = "The broker has been registered anew since: an earlier life of it is asking."
+
+
+class IneligibleReplica(QuiverlogError):
+    code = 75
+    retriable = True
+    hint = "A replica that is proposed as in sync is fenced, on its way out, or was started anew."
+
+
+class OutdatedPartitionEpoch(QuiverlogError):
+    code = 76
+    refresh_metadata = True
+    hint = "The partition has changed since: what holds now comes with the metadata."
+
+
+class PeerUnreachable(QuiverlogError):
+    code = 77
+    retriable = True
+    hint = "The other broker is down, or cannot be reached from this one; see this broker's log."
 
 
 # --- starting a broker -----------------------------------------------------------------------

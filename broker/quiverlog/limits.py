@@ -144,6 +144,57 @@ RAFT_CHUNK_BYTES_MAX: Final = 1 * MIB
 """Bytes of a snapshot in one message: a follower holds one chunk at a time."""
 RAFT_OBSERVERS_MAX: Final = 1_000
 """Replicas without a vote that a leader sends the log to."""
+QUORUM_MESSAGES_MAX: Final = 64
+"""Messages of the quorum in one QUORUM request; more go into the next one."""
+QUORUM_ENTRIES_MAX: Final = 32 * KIB
+"""Entries of the metadata log in one QUORUM request, in all its messages together."""
+QUORUM_BODY_BYTES_MAX: Final = 4 * MIB
+"""Entries and pieces of snapshots in one QUORUM request: four of the largest messages."""
+QUORUM_VOTERS_MAX: Final = 256
+"""Voters that a snapshot may name; a quorum has a handful."""
+PEER_REQUESTS_WAITING_MAX: Final = 256
+"""Requests to one peer, on one connection, whose answers somebody waits for."""
+PEER_ANSWER_MS_DEFAULT: Final = 10_000
+"""A peer that has not answered after so long is given up, and its connection closed."""
+PEER_IN_FLIGHT_MAX: Final = 128
+"""Unanswered requests on one connection to a peer; more wait in the queue."""
+PEER_QUEUE_REQUESTS_MAX: Final = 256
+PEER_QUEUE_BYTES_MAX: Final = 8 * MIB
+"""What waits to be sent to one peer for one purpose; beyond, the oldest message of the quorum gives
+way, and a request that somebody waits for is refused."""
+PEER_CONNECTIONS_MAX: Final = 64
+"""Connections to other brokers at once: two to each of 32."""
+PEER_CONNECT_MS: Final = 2_000
+"""Until a peer is connected: time for one lost packet."""
+PEER_SILENCE_MS: Final = 3_000
+"""A peer that owes an answer and says nothing for so long is given up: a new connection gets
+through sooner than packets that are repeated ever more rarely. No request between brokers waits
+longer than a second for its answer."""
+PEER_BACKOFF_MS_MIN: Final = 50
+PEER_BACKOFF_MS_MAX: Final = 1_000
+"""A peer that is back is found within so long."""
+PEER_WRONG_BACKOFF_MS: Final = 5_000
+"""Another cluster or node behind the address: only people can mend that."""
+PEER_LOG_INTERVAL_MS: Final = 60_000
+"""A failure of the same kind is logged so often for one peer."""
+CLUSTER_ID_CHARS_MAX: Final = 249
+DIRECTORY_ID_CHARS_MAX: Final = 64
+ENDPOINT_CHARS_MAX: Final = 512
+"""Where a voter is reached, as text: a host name and a port fit well."""
+
+# --- replication ------------------------------------------------------------------------------
+REPLICA_LAG_MS_MAX: Final = 10_000
+"""A follower that had not all rows for so long is out of sync. Rows wait for one that hangs as long
+as this: a third of Kafka's, which is made for disks that spin."""
+REPLICA_FETCH_WAIT_MS: Final = 500
+"""A leader without news lets a follower wait so long."""
+REPLICA_FETCH_BYTES_MAX: Final = 16 * MIB
+"""Rows in one answer to a follower, of all partitions together."""
+REPLICA_FETCH_PARTITION_BYTES_MAX: Final = 4 * MIB
+REPLICA_FETCH_ENTRIES_MAX: Final = 1_000
+"""Partitions in one request of a follower, and in one answer: what is left comes with the next."""
+REPLICA_SESSIONS_MAX: Final = 256
+"""Followers that a leader remembers sessions of; the one heard longest ago goes first."""
 
 # --- client -----------------------------------------------------------------------------------
 PRODUCER_BATCH_ROWS_DEFAULT: Final = 65_536
@@ -179,6 +230,7 @@ assert (
     <= HEADER_BYTES_MAX
 ), "the largest description of one topic fits a header"
 assert PARTITIONS_PER_TOPIC_MAX <= PARTITIONS_PER_REQUEST_MAX
+assert RESPONSE_CONTAINERS_MAX <= HEADER_BYTES_MAX, "a container takes a byte at least"
 assert 4 * PARTITIONS_PER_TOPIC_MAX <= RESPONSE_CONTAINERS_MAX, "a topic's lists fit an answer"
 assert REPLY_PAGE_BYTES <= RESPONSE_CONTAINERS_MAX * 4, "entries of a page take 4 bytes a list"
 assert SCHEMA_BYTES_MAX <= SCHEMA_HISTORY_BYTES_MAX
@@ -196,6 +248,23 @@ assert FETCH_PARTITION_BYTES_DEFAULT <= FETCH_BYTES_DEFAULT
 assert RAFT_APPEND_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert RAFT_CHUNK_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert 3 * RAFT_HEARTBEAT_MS <= RAFT_ELECTION_TIMEOUT_MS, "two heartbeats may be lost"
+assert max(RAFT_APPEND_BYTES_MAX, RAFT_CHUNK_BYTES_MAX) <= QUORUM_BODY_BYTES_MAX, (
+    "the largest message of the quorum fits a request"
+)
+assert QUORUM_BODY_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
+assert QUORUM_ENTRIES_MAX * 16 + QUORUM_MESSAGES_MAX * KIB <= HEADER_BYTES_MAX, (
+    "what a header says of entries and messages fits it"
+)
+assert (
+    QUORUM_VOTERS_MAX * (DIRECTORY_ID_CHARS_MAX + ENDPOINT_CHARS_MAX) * 4 + KIB <= HEADER_BYTES_MAX
+), "what a header says of one snapshot fits it"
+assert REPLICA_FETCH_PARTITION_BYTES_MAX <= REPLICA_FETCH_BYTES_MAX
+assert REPLICA_FETCH_BYTES_MAX + BATCH_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
+assert REPLICA_FETCH_ENTRIES_MAX <= PARTITIONS_PER_REQUEST_MAX
+assert 10 * REPLICA_FETCH_WAIT_MS <= REPLICA_LAG_MS_MAX, "one that waits is not one that lags"
+assert QUORUM_BODY_BYTES_MAX <= PEER_QUEUE_BYTES_MAX, "the largest QUORUM may wait"
+assert PEER_IN_FLIGHT_MAX < REQUESTS_IN_FLIGHT_MAX, "a peer reads on"
+assert PEER_BACKOFF_MS_MAX < PEER_SILENCE_MS < PEER_ANSWER_MS_DEFAULT
 assert RETENTION_CHECK_MS * 2 <= 60_000
 assert BATCH_ROWS_MAX <= SEGMENT_ROWS_MAX < 2**32
 assert BATCH_BYTES_MAX <= SEGMENT_BYTES_MAX < 2**32

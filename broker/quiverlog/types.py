@@ -50,7 +50,9 @@ class Durability(enum.IntEnum):
     FLUSHED = 1
     """On the leader's disk: fsync has returned."""
     REPLICATED = 2
-    """On all in-sync replicas, at least the topic's minimum of them."""
+    """In the logs of all in-sync replicas, at least the topic's minimum of them."""
+    REPLICATED_FLUSHED = 3
+    """The same, and on the disks of at least that minimum."""
 
     @property
     def label(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -44,6 +45,8 @@ def sample(cls: type[msgspec.Struct]) -> msgspec.Struct:
 
 
 def _value(hint: Any, name: str, number: int) -> Any:
+    if get_origin(hint) is list and get_origin(inner := get_args(hint)[0]) is UnionType:
+        return [sample(kind) for kind in get_args(inner)]
     if get_origin(hint) is list:
         return [_value(get_args(hint)[0], name, number)]
     if get_origin(hint) is dict:

@@ -29,7 +29,9 @@ ARCHIVES = sorted(DATA.glob("*.tar.xz"))
 
 
 def test_the_archives_are_small() -> None:
-    assert {path.name for path in ARCHIVES} >= {"clean.tar.xz", "killed.tar.xz"}
+    assert {path.name for path in ARCHIVES} >= {
+        *("clean.tar.xz", "killed.tar.xz", "single-clean.tar.xz", "single-killed.tar.xz")
+    }
     assert all(path.stat().st_size < 300 * 1024 for path in ARCHIVES)
 
 
@@ -65,9 +67,11 @@ def test_a_kept_directory_reads_to_the_row(
 ) -> None:
     broker, manifest = open_archive(archive, tmp_path)
     go_back(monkeypatch, manifest)
+    assert not (tmp_path / "data/metadata/quorum-state").exists(), "of a broker without a quorum"
     assert sum(len(p) for t in manifest["topics"].values() for p in t["rows"].values()) > 5000
     with broker:
         compare(broker, manifest)
+        assert (tmp_path / "data/metadata/quorum-state").exists()
         broker.restart()
         compare(broker, manifest)
         broker.restart(kill=True)

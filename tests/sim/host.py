@@ -25,8 +25,11 @@ from quiverlog.limits import HEADER_BYTES_MAX
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import (
     CloseConnection,
+    ClosePeer,
     Effect,
+    PeerAddresses,
     Respond,
+    SendToPeer,
     ShutdownComplete,
     StartComplete,
     StartJob,
@@ -52,6 +55,7 @@ from .faults import Blocked, Death, FaultyDisk
 from .inodes import Inode
 from .job_runner import JobRunner
 from .network import Connection
+from .peers import SimPeers
 from .stats import request_kind
 
 if TYPE_CHECKING:
@@ -101,6 +105,8 @@ class Host:
         """How often the node was called."""
         self.log_lines: list[str] = []
         self.plant: Plant = nullcontext
+        self.cluster_id = ""
+        """Empty: a cluster of its own."""
         self.fault_until_us = 0
         """Until this moment requests may have met an error that was raised on purpose."""
         self.offline_until_us = 0
@@ -108,7 +114,7 @@ class Host:
         self._scratch = bytearray(SCRATCH_BYTES)
         self._pool = BufferPool()
         self._inbound: dict[int, _Inbound] = {}
-        self._jobs = JobRunner(self)
+        self._jobs, self.peers = JobRunner(self), SimPeers(self)
         self._held: deque[tuple[memoryview, int]] = deque(maxlen=_HELD_MAX)
         self._tick_us: int | None = None
         self._shutdown_done = False
@@ -127,12 +133,13 @@ class Host:
         """A new process on the disk as it is."""
         assert self.node is None
         self.life += 1
-        self._jobs = JobRunner(self)
+        self._jobs, self.peers = JobRunner(self), SimPeers(self)
         self._shutdown_done = self._started = False
         scenario = self.world.scenario
         config = NodeConfig(
             data_dir=DATA_DIR,
             node_id=self.node_id,
+            cluster_id=self.cluster_id,
             disk_reserve_bytes=0,
             retention_check_ms=scenario.retention_check_ms,
             topic_defaults={},
@@ -188,9 +195,9 @@ class Host:
             self.kill()
 
     def _died(self, *, clean: bool) -> None:
-        self.node = None
-        self._tick_us = None
+        self.node = self._tick_us = None
         self._held.clear()
+        self.peers.close()
         inbound, self._inbound = self._inbound, {}
         for one in inbound.values():
             self.world.network.vanish(one.connection)
@@ -285,6 +292,8 @@ class Host:
                     self._respond(effect)
                 case StartJob():
                     self._jobs.start(effect.job)
+                case SendToPeer() | ClosePeer() | PeerAddresses():
+                    self.peers.perform(effect)
                 case CloseConnection():
                     self._close(effect.connection_id)
                 case ShutdownComplete():

@@ -1,4 +1,4 @@
-"""An event loop in simulated time, on which the shipped asyncio client runs unchanged.
+"""An event loop in simulated time: the shipped client and a broker's peers run there unchanged.
 
 Owns the loop's face as asyncio asks for it (`call_soon`, timers, tasks, `create_connection`) on top
 of the world's heap of moments, and a transport on top of the simulated network. Nothing sleeps; the
@@ -14,10 +14,12 @@ import contextvars
 import math
 from asyncio import events
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .network import Connection
-from .world import World
+
+if TYPE_CHECKING:
+    from .world import World
 
 __all__ = ["SimLoop"]
 
@@ -66,6 +68,9 @@ class _Transport(asyncio.Transport):
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
+
+    def get_write_buffer_size(self) -> int:
+        return 0  # The network takes everything at once.
 
     def is_closing(self) -> bool:
         return self._closing

@@ -32,7 +32,7 @@ METADATA = (
     ),
     make_bug(
         "compaction goes on writing to the unlinked file",
-        "storage.metadata_jobs:Tail._write_new",
+        "storage.metadata_jobs:Tail._rename",
         "self.file = new",
         "pass",
         issue="1.9",
@@ -41,7 +41,7 @@ METADATA = (
     ),
     make_bug(
         "a compaction whose directory fsync fails goes on with the unlinked file",
-        "storage.metadata_jobs:Tail._write_new",
+        "storage.metadata_jobs:Tail._rename",
         "self.file = new",
         "self.disk.sync_dir(self.path.rpartition('/')[0])\n    self.file = new",
         issue="1.9",
@@ -312,7 +312,7 @@ WORK = (
 DISKS = (
     make_bug(
         "half a create: the record holds although no directory was made",
-        "node.metadata:Metadata._directories_made",
+        "node.decisions:Decisions._directories_made",
         "if failed:",
         "if False:",
         issue="1.9",
@@ -321,9 +321,9 @@ DISKS = (
     ),
     make_bug(
         "a create that is sent again replaces directories that a record may own",
-        "node.metadata:Metadata._start_job",
-        "self.log.check_usable()",
-        "pass",
+        "node.quorum:Quorum.check_leading",
+        "self._log.check_usable()",
+        "if self._log.fault:\n        return True",
         issue="1.3",
         shape={
             **CHANGING,

@@ -27,7 +27,7 @@ def greeted(**hello: object) -> ClientConnection:
     request = frames.decode_request(head[8:])
     assert isinstance(request, messages.HelloRequest)
     assert request.client_id == "test"
-    fields = {"apis": api_ranges(), "node_id": 3, **hello}
+    fields = {"apis": api_ranges(between_brokers=True), "node_id": 3, **hello}
     connection.receive(answer(messages.HelloResponse(**fields), request.correlation_id))
     assert connection.state is ConnectionState.READY
     return connection
@@ -52,7 +52,7 @@ def test_requests_may_follow_hello_at_once() -> None:
     connection = ClientConnection()
     connection.hello("test", "1.0")
     correlation_id, _ = connection.send(messages.MetadataRequest())
-    connection.receive(answer(messages.HelloResponse(apis=api_ranges()), 1))
+    connection.receive(answer(messages.HelloResponse(apis=api_ranges(between_brokers=True)), 1))
     got = connection.receive(answer(messages.MetadataResponse(), correlation_id))
     assert isinstance(got[1], messages.MetadataResponse)
 
@@ -88,7 +88,7 @@ def test_a_refusal_of_the_connection_itself_is_raised_as_it_is() -> None:
 
 
 def test_what_the_broker_does_not_speak_is_not_sent() -> None:
-    ranges = [r for r in api_ranges() if r.api != messages.Api.DESCRIBE_RANGES]
+    ranges = [r for r in api_ranges(between_brokers=True) if r.api != messages.Api.DESCRIBE_RANGES]
     for api in ranges:
         if api.api == messages.Api.FETCH:
             api.version_min = api.version_max = 2

@@ -51,7 +51,10 @@ def test_golden_frames_are_read(spec) -> None:  # type: ignore[no-untyped-def]
         assert got == wanted
 
 
-@pytest.mark.parametrize("spec", APIS.values(), ids=lambda spec: spec.api.name)
+OLDEST = [spec for spec in APIS.values() if spec.request.__name__ in FIRST_FRAMES]
+
+
+@pytest.mark.parametrize("spec", OLDEST, ids=lambda spec: spec.api.name)
 def test_frames_of_the_first_release_are_read(spec) -> None:  # type: ignore[no-untyped-def]
     """Fields that have been appended since then have their defaults."""
     for cls in (spec.request, spec.response):

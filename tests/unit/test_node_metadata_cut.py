@@ -79,7 +79,7 @@ def test_a_log_that_knows_no_topic_is_refused_where_there_are_rows(tmp_path: Pat
     data = with_rows(tmp_path / "first")
     whole = (data / "metadata/metadata.log").read_bytes()
     shutil.copytree(data, tmp_path / "second/data-1")
-    os.truncate(tmp_path / "second/data-1/metadata/metadata.log", frame_ends(whole)[1])
+    os.truncate(tmp_path / "second/data-1/metadata/metadata.log", frame_ends(whole)[2])
     for _ in range(2):  # A second try must not be taken in either.
         with pytest.raises(CorruptLog, match=r"knows no topic.*a-0"):
             NodeDriver(tmp_path / "second")
@@ -91,7 +91,7 @@ def test_the_way_out_that_the_error_names(tmp_path: Path) -> None:
     data = with_rows(tmp_path / "first")
     whole = (data / "metadata/metadata.log").read_bytes()
     shutil.copytree(data, tmp_path / "second/data-1")
-    os.truncate(tmp_path / "second/data-1/metadata/metadata.log", frame_ends(whole)[1] + 5)
+    os.truncate(tmp_path / "second/data-1/metadata/metadata.log", frame_ends(whole)[2] + 5)
     with pytest.raises(CorruptLog, match=r"\.orphan"):
         NodeDriver(tmp_path / "second")
     for path in (tmp_path / "second/data-1/data").iterdir():

@@ -29,12 +29,18 @@ REPLICA_OWNERS: Final = {
     "admitted": {"replica.py"},
     "answers": {"replica.py"},
     "corrupt": {"replica.py"},
+    "cutting": {"replication.py"},
     "deleted": {"assignment.py"},
     "fault": {"flushes.py"},
     "flush_queued": {"flushes.py"},
     "flush_running": {"flushes.py"},
     "flush_wanted": {"flushes.py"},
-    "jobs_running": {"cold.py", "flushes.py", "trims.py"},  # Who starts a job counts it.
+    "jobs_running": {
+        "cold.py",
+        "flushes.py",
+        "replication.py",
+        "trims.py",
+    },  # Who starts a job counts it.
     "waiters": {"wakeups.py"},
 }
 """A replica is a record of several owners' columns: which files write which."""

@@ -30,7 +30,7 @@ GUARDS = {
     "Purgatory.fail", "ProduceWaiter.broken", "Staging._fail", "Tasks._end", "Tasks._as_error",
     "Tasks._advance", "Jobs.done", "Jobs._start_next", "Waiter.answer", "Outbox.take",
     "Outbox.internal_error", "Outbox.respond", "Outbox.emit", "offsets.fail_entry",
-    "acknowledgements.fail_result", "Metadata._fail", "Metadata._guarded", "Purgatory.finish",
+    "acknowledgements.fail_result", "Decisions._fail", "Decisions._guarded", "Purgatory.finish",
     "Purgatory._unpark", "Openings._begin",
     "Purgatory.of_request", "Purgatory.all_live",
 }  # fmt: skip

@@ -68,7 +68,8 @@ def test_a_request_may_ask_a_memory_topic_for_flushed(node: NodeDriver) -> None:
     [
         (Durability.MEMORY, "may only ask for more"),
         (Durability.REPLICATED, "the topic is not replicated"),
-        (3, "no durability has the number 3"),
+        (3, "the topic is not replicated"),
+        (4, "no durability has the number 4"),
         (-2, "no durability has the number -2"),
     ],
 )

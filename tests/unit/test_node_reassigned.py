@@ -9,11 +9,20 @@ import pytest
 
 from quiverlog.batch.header import BatchHeader, stamp
 from quiverlog.core.controller.records import LEADER_GONE, PartitionChangeRecord, Record
-from quiverlog.errors import NotLeader, OutOfOrderSequence, RequestTimedOut, ThrottledBroker
+from quiverlog.core.partition.leadership import Said
+from quiverlog.errors import (
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeader,
+    OffsetNotAvailable,
+    OutOfOrderSequence,
+    RequestTimedOut,
+    ThrottledBroker,
+)
 from quiverlog.limits import PRODUCER_BATCHES_REMEMBERED
 from quiverlog.node.events import Tick
 from quiverlog.storage.metadata_log import MetadataLog
-from quiverlog.types import Durability
+from quiverlog.types import LATEST, Durability
 from quiverlog.wire import messages as m
 from tests.support.node import START_WALL_US, NodeDriver, batch_of
 
@@ -219,6 +228,23 @@ def test_a_partition_that_went_before_a_crash_is_removed_by_the_next_start(
     assert node.produced(topic, batch_of([1]), partition=1).base_offset == 0
 
 
+class AllFit:
+    def fit_epoch(self, broker_id: int) -> int | None:
+        return 1
+
+
+def follower_at(node: NodeDriver, topic: bytes, end: int) -> None:
+    """As when the follower asks for more."""
+    replica = node.node.broker.replicas[topic, 0]
+    state = replica.state
+    assert state.leadership is not None
+    said = Said(OTHER, 1, end, 0, 0)
+    state.leadership.fetched(said, None, state.log_end_offset, AllFit(), node.mono_us)
+    state.followers_moved()
+    replica.answers.advance(state)
+    node.send(Tick())
+
+
 def test_a_replicated_row_is_acknowledged_when_the_in_sync_followers_have_it(
     node: NodeDriver,
 ) -> None:
@@ -234,15 +260,51 @@ def test_a_replicated_row_is_acknowledged_when_the_in_sync_followers_have_it(
     node.advance(60_000)
     assert replica.state.high_watermark == 0
     third = node.produce(topic, batch_of([3]))
-    node.node.broker.assignment.follower_at(replica, OTHER, 2)
-    node.send(Tick())
+    follower_at(node, topic, 2)
     assert (code_of(node, first), code_of(node, second)) == (RequestTimedOut.code,) * 2
     assert node.answer(third) is None
     assert replica.state.high_watermark == 2
-    node.node.broker.assignment.follower_at(replica, OTHER, 3)
-    node.send(Tick())
+    follower_at(node, topic, 3)
     assert code_of(node, third) == 0
     fourth = node.produce(topic, batch_of([4]))
     assert node.answer(fourth) is None
     change(node, topic, in_sync_replicas=(HERE,))
     assert code_of(node, fourth) == 0, "the follower is out of sync: nothing waits for it"
+
+
+def test_rows_that_wait_when_too_few_replicas_stay_in_sync_are_of_unknown_fate(
+    node: NodeDriver,
+) -> None:
+    """Behind them, rows of a weaker level are answered as ever, in their order."""
+    topic = node.create(min_insync_replicas="2")
+    image = node.node.broker.metadata.image.topics["t"]
+    image.replication_factor = 2
+    node.call(m.AlterTopicRequest(name="t", set_configs={"durability": "memory"}))
+    both = (HERE, OTHER)
+    change(node, topic, replicas=both, in_sync_replicas=both)
+    replicated = node.produce(topic, batch_of([1]), durability=Durability.REPLICATED)
+    flushed = node.produce(topic, batch_of([2]), durability=Durability.FLUSHED)
+    change(node, topic, in_sync_replicas=(HERE,))
+    assert code_of(node, replicated) == NotEnoughReplicasAfterAppend.code
+    assert node.answer(flushed) is None
+    node.flush()
+    assert code_of(node, flushed) == 0
+    refused = node.produce(topic, batch_of([3]), durability=Durability.REPLICATED)
+    assert code_of(node, refused) == NotEnoughReplicas.code
+    assert node.broker_end(topic) == 2, "it was refused before it was stored"
+    assert code_of(node, node.produce(topic, batch_of([3]))) == 0
+
+
+def test_a_new_leader_says_where_rows_end_when_it_knows(node: NodeDriver) -> None:
+    topic = node.create()
+    node.produced(topic, batch_of([1, 2]))
+    both = (HERE, OTHER)
+    change(node, topic, leader_id=OTHER, leader_epoch=3, replicas=both, in_sync_replicas=both)
+    replica = node.node.broker.assignment.find((topic, 0))
+    assert replica is not None
+    batch = copied([3], 2, 3)
+    replica.append_copied([(BatchHeader.unpack(batch), memoryview(batch))], node.now)
+    change(node, topic, leader_id=HERE, leader_epoch=4)
+    assert node.offset_of(topic, LATEST).error_code == OffsetNotAvailable.code
+    follower_at(node, topic, 3)
+    assert node.offset_of(topic, LATEST).offset == 3

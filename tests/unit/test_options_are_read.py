@@ -75,6 +75,7 @@ CHANGED = {
     "durability": "memory",
     "index.interval.bytes": "8192",
     "max.message.bytes": "2048",
+    "min.insync.replicas": "1",
     "retention.bytes": "65536",
     "retention.ms": "2000",
     "segment.bytes": "65536",
@@ -85,8 +86,8 @@ CHANGED = {
 
 @pytest.mark.parametrize("key", sorted(CONFIG_DEFS))
 def test_every_key_of_a_topic_makes_a_difference(key: str) -> None:
-    usual = topic_config({}, {}, 1)
-    changed = topic_config({key: CHANGED[key]}, {}, 1)
+    usual = topic_config({}, {}, 3)
+    changed = topic_config({key: CHANGED[key]}, {}, 3)
     assert [
         f.name
         for f in dataclasses.fields(TopicConfig)

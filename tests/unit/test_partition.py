@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiverlog.core.partition.partition import PartitionState, replicated
-from quiverlog.errors import FencedLeaderEpoch, UnknownLeaderEpoch, UnsupportedDurability
+from quiverlog.core.partition.leadership import Leadership, Said
+from quiverlog.core.partition.partition import Assigned, PartitionState, acknowledged
+from quiverlog.errors import (
+    FencedLeaderEpoch,
+    NotEnoughReplicas,
+    UnknownLeaderEpoch,
+    UnsupportedDurability,
+)
 from quiverlog.types import NO_EPOCH, Durability, TopicPartition
 
 
@@ -15,7 +21,7 @@ def state(
     durability: Durability = Durability.FLUSHED, *, end: int = 0, flushed: int = 0, epoch: int = 3
 ) -> PartitionState:
     partition = following(durability, end=end, flushed=flushed, epoch=epoch)
-    partition.lead(epoch)
+    partition.lead(Assigned(epoch, 0, (0,), (0,)), 0)
     return partition
 
 
@@ -112,28 +118,105 @@ def test_high_watermark_never_falls_nor_passes_the_end(steps: list[tuple[str, in
 
 
 # --- several replicas ---------------------------------------------------------------------------
-def test_rows_are_replicated_as_far_as_the_slowest_in_sync_follower_has_said() -> None:
-    assert replicated(10, ()) == 10, "a single replica has all"
-    assert replicated(10, (7, 9)) == 7
-    partition = following(Durability.REPLICATED, end=10, flushed=10)
-    assert not partition.lead(4, (7, 9)), "they have said nothing yet"
-    assert partition.replicated_offset == 0
-    assert not partition.follower_at(7, 10)
-    assert partition.follower_at(9, 6)
-    assert partition.high_watermark == partition.replicated_offset == 6
-    assert not partition.follower_at(5, 10), "it is not in sync"
-    assert partition.lead(4, (7,)), "the slow one has left the in-sync replicas"
+class AllFit:
+    """Every broker is registered, with epoch 1."""
+
+    def fit_epoch(self, broker_id: int) -> int | None:
+        return 1
+
+
+def leadership_of(partition: PartitionState) -> Leadership:
+    assert partition.leadership is not None
+    return partition.leadership
+
+
+def leading(
+    durability: Durability, in_sync: tuple[int, ...] = (0, 7, 9), *, end: int = 10, minimum: int = 2
+) -> PartitionState:
+    partition = following(durability, end=end, flushed=end)
+    partition.lead(Assigned(4, 1, (0, 7, 9), in_sync, minimum), 0)
+    return partition
+
+
+def follower_at(
+    partition: PartitionState, broker: int, end: int, *, flushed: int = 0, now_us: int = 0
+) -> bool:
+    said = Said(broker, 1, end, flushed, 0)
+    leadership_of(partition).fetched(said, None, partition.log_end_offset, AllFit(), now_us)
+    return partition.followers_moved()
+
+
+@pytest.mark.parametrize("durability", [level for level in Durability if level >= 0])
+def test_rows_are_readable_as_far_as_the_slowest_in_sync_follower_has_said(
+    durability: Durability,
+) -> None:
+    """Rule 5, whatever the topic's level is."""
+    partition = leading(durability)
+    assert partition.high_watermark == 0, "they have said nothing yet"
+    assert not follower_at(partition, 7, 10)
+    assert follower_at(partition, 9, 6)
+    assert partition.high_watermark == 6
+    assert not partition.is_current, "the leader before may have shown ten"
+    assert partition.lead(Assigned(4, 2, (0, 7, 9), (0, 7), 2), 0), "the slow one is out of sync"
     assert partition.high_watermark == 10
+    assert partition.is_current
+
+
+def test_nothing_becomes_readable_while_too_few_are_in_sync() -> None:
+    """Rule 6, also for rows that are acknowledged at a weaker level."""
+    partition = leading(Durability.MEMORY)
+    follower_at(partition, 7, 5)
+    follower_at(partition, 9, 5)
+    assert not partition.lead(Assigned(4, 2, (0, 7, 9), (0,), 2), 0)
+    assert not partition.appended(20)
+    assert partition.high_watermark == 5
+    assert partition.required_level(Durability.TOPIC_DEFAULT) is Durability.MEMORY
+    with pytest.raises(NotEnoughReplicas, match="1 of the 2 replicas"):
+        partition.required_level(Durability.REPLICATED)
+    follower_at(partition, 7, 20)
+    assert partition.high_watermark == 5, "it has the rows, and is not in sync"
+    assert partition.lead(Assigned(4, 3, (0, 7, 9), (0, 7), 2), 0)
+    assert partition.high_watermark == 20
+    assert partition.required_level(Durability.REPLICATED) is Durability.REPLICATED
+
+
+def test_enough_disks_have_what_is_replicated_and_flushed() -> None:
+    partition = leading(Durability.REPLICATED_FLUSHED)
+    partition.appended(20)
+    assert acknowledged(Durability.REPLICATED_FLUSHED, partition) == 0
+    follower_at(partition, 7, 20, flushed=15)
+    assert partition.replicas_flushed_offset == 10, "this broker's disk is the second"
+    assert acknowledged(Durability.REPLICATED_FLUSHED, partition) == 0, "not in all logs"
+    follower_at(partition, 9, 18, flushed=18)
+    assert partition.high_watermark == 18
+    assert acknowledged(Durability.REPLICATED_FLUSHED, partition) == 15
+    partition.flushed(20)
+    assert acknowledged(Durability.REPLICATED_FLUSHED, partition) == 18
+
+
+def test_a_disk_counts_only_where_its_broker_is_in_sync_in_any_case() -> None:
+    partition = leading(Durability.REPLICATED_FLUSHED)
+    follower_at(partition, 7, 10, flushed=10)
+    follower_at(partition, 9, 10, flushed=10)
+    partition.lead(Assigned(4, 2, (0, 7, 9), (0, 7), 2), 0)
+    partition.appended(20)
+    follower_at(partition, 9, 20, flushed=20)
+    proposal = leadership_of(partition).propose(20, partition.high_watermark, AllFit(), 0)
+    assert proposal is not None
+    assert proposal.members == (0, 7, 9)
+    assert partition.replicas_flushed_offset == 10, "nobody knows yet whether 9 is in sync"
 
 
 def test_a_new_leader_does_not_know_what_was_said_to_the_old_one() -> None:
-    partition = following(Durability.REPLICATED, end=10, flushed=10)
-    partition.lead(4, (7,))
-    partition.follower_at(7, 10)
+    partition = leading(Durability.REPLICATED)
+    follower_at(partition, 7, 10)
+    follower_at(partition, 9, 10)
+    assert partition.high_watermark == 10
     partition.follow(5)
-    partition.lead(6, (7,))
-    assert partition.replicated_offset == 0
-    assert partition.high_watermark == 10, "what was shown stays shown"
+    partition.lead(Assigned(6, 2, (0, 7, 9), (0, 7, 9), 2), 0)
+    partition.appended(20)
+    follower_at(partition, 9, 20)
+    assert partition.high_watermark == 10, "what was shown stays shown, and 7 has said nothing"
 
 
 def test_a_follower_shows_what_its_leader_shows() -> None:
@@ -147,3 +230,17 @@ def test_a_follower_shows_what_its_leader_shows() -> None:
     assert partition.leader_said(30)
     assert partition.high_watermark == 20, "as far as rows are here"
     assert not partition.leader_said(12)
+    partition.truncated(18)
+    assert (partition.log_end_offset, partition.flushed_offset) == (18, 18)
+    assert partition.high_watermark == 18
+    partition.skipped(100)
+    assert partition.log_start_offset == partition.log_end_offset == partition.flushed_offset == 100
+
+
+def test_one_replica_of_a_topic_that_asks_for_several_is_all_there_is() -> None:
+    partition = following(Durability.REPLICATED, end=10, flushed=4)
+    assert partition.lead(Assigned(4, 1, (0,), (0,), 1), 0)
+    assert partition.high_watermark == 10
+    assert partition.required_level(Durability.TOPIC_DEFAULT) is Durability.REPLICATED
+    with pytest.raises(UnsupportedDurability, match="not replicated"):
+        partition.required_level(Durability.REPLICATED_FLUSHED)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import tempfile
 from pathlib import Path
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -45,6 +46,11 @@ class Drawing:
             "partitions": (-1, 1, 2, 3, 0, -3, 2**31 - 1),
             "max_wait_ms": (0,),
             "timeout_ms": (1_000,),
+            "cluster_id": ("c", "c", "c", "other"),
+            "source_directory": ("d", "d", ""),
+            "source_id": (1,),
+            "target_id": (0, 0, 0, 1),
+            "term": (0, 1, 2**63 - 1),
         }
 
     def of(self, cls: type[msgspec.Struct]) -> Any:
@@ -55,6 +61,8 @@ class Drawing:
 
     def _value(self, name: str, hint: Any) -> Any:
         arguments = get_args(hint)
+        if get_origin(hint) is UnionType and type(None) not in arguments:
+            return self.of(self.rng.choice(arguments))
         if type(None) in arguments:
             return None if self.rng.random() < 0.2 else self._value(name, arguments[0])
         if get_origin(hint) is list:
@@ -90,7 +98,8 @@ class Drawing:
 @pytest.mark.parametrize("kind", m.Request.__subclasses__(), ids=lambda k: k.API.name)
 def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        node = NodeDriver(Path(directory))
+        node = NodeDriver(Path(directory), cluster_id="c")
+        node.node.broker.quorum_inbox.serve(lambda messages, now: None)
         topics = [node.create(name, partitions=2) for name in ("a", "b")]
         node.call(m.InitProducerIdRequest())
         for topic in topics:

@@ -53,7 +53,11 @@ def test_the_json_says_what_the_classes_say() -> None:
     closing = {error["name"] for error in document["errors"] if error["closes_connection"]}
     assert "NOT_NEGOTIATED" in closing
     assert "INVALID_REQUEST" not in closing
-    names = {part["name"] for part in document["parts"]}
+    names = {part["name"] for part in (*document["parts"], *document["unions"])}
+    assert {a["name"] for a in document["apis"] if a["between_brokers"]} == {
+        "QUORUM",
+        "REPLICA_FETCH",
+    }
     for struct in [*document["parts"], *(a[side] for a in apis.values() for side in SIDES)]:
         for field in struct["fields"]:
             kind = field["type"].removeprefix("array of ")

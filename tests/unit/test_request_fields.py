@@ -6,15 +6,18 @@ A field that nobody reads is an option that does nothing, seen by every client i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
+from quiverlog.core.partition.partition import Assigned
 from quiverlog.node.events import RequestReceived
 from quiverlog.wire import messages as m
+from quiverlog.wire import quorum_messages as q
+from quiverlog.wire import replica_messages as r
 from quiverlog.wire.registry import APIS
 from scripts.protocol_model import MEANINGS, fields_of, parts_of
 from tests.support.node import SCHEMA, NodeDriver, batch_of
@@ -22,9 +25,16 @@ from tests.support.node import SCHEMA, NodeDriver, batch_of
 
 @pytest.fixture
 def node(tmp_path: Path) -> NodeDriver:
-    return NodeDriver(tmp_path)
+    return NodeDriver(tmp_path, cluster_id=CLUSTER)
 
 
+CLUSTER = "the-cluster"
+QUORUM_MESSAGES = [
+    *(cls() for cls in get_args(q.QuorumMessage)),
+    q.QuorumAppend("d", 1, 0, 0, 0, [q.QuorumEntry(1, 0, 4)]),
+    q.QuorumSnapshotChunk("d", 1, 1, 1, [q.QuorumVoter(1, "d", "a:1")], 0, 3, True),
+]
+"""Of every kind; two with something in the body."""
 Fields = set[tuple[str, str]]
 IGNORED: Fields = {
     ("HelloRequest", "software"),
@@ -62,6 +72,21 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
             ask(m.FetchRequest, 1, 1, 1, 0, "r", -1, [m.FetchPartition(topic, 0, 0, 0, 0, 9, 1)]),
             b"",
         ),
+        (
+            ask(
+                r.ReplicaFetchRequest,
+                1,
+                0,
+                0,
+                0,
+                1,
+                9,
+                9,
+                [r.ReplicaFetchPartition(topic, 0, 0, 0, -1, 0, 0)],
+                [r.PartitionKey(topic, 1)],
+            ),
+            b"",
+        ),
         (ask(m.ListOffsetsRequest, 1, -1, 0, [m.ListOffsetsPartition(topic, 0, 0, -1, 0)]), b""),
         (ask(m.InitProducerIdRequest, "", -1, -1), b""),
         (ask(m.CreateTopicsRequest, [m.NewTopic("u", serialize_schema(SCHEMA))], True), b""),
@@ -72,6 +97,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(m.DescribeRangesRequest, [m.RangePartition(topic, 0, 0, 1, 1)]), b""),
         (ask(m.DeleteRecordsRequest, [m.DeleteRecordsPartition(topic, 0, 1)]), b""),
         (ask(m.DeleteTopicsRequest, ["t"]), b""),
+        (ask(q.QuorumRequest, CLUSTER, 1, "d", 0, QUORUM_MESSAGES), b"dataxyz"),
     ]
 
 
@@ -80,10 +106,13 @@ def test_every_field_is_read_or_said_to_be_ignored(
 ) -> None:
     topic = node.create("t")
     node.produced(topic, batch_of([1]))
+    state = node.node.broker.replicas[topic, 0].state
+    state.lead(Assigned(state.leader_epoch, 1, (0, 1), (0,)), node.mono_us)  # With a follower.
     read: Fields = set()
     requests = requests_of(topic, bytes(batch_of([2])))
     assert {request.API for request, _ in requests} == set(APIS)
     asked = [spec.request for spec in APIS.values()]
+    node.node.broker.quorum_inbox.serve(lambda messages, now: None)
     all_fields: Fields = set()
     for cls in {*asked, *(part for one in asked for part in parts_of(one))}:
         all_fields |= watch(cls, read, monkeypatch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -26,11 +27,15 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
             return st.integers(bounds.ge, bounds.le)
         if base is bytes:
             return st.binary(max_size=bounds.max_length)
+        if base is str:
+            return st.text(max_size=min(20, bounds.max_length))
         return values_of(base)
     if get_origin(hint) is list:
         return st.lists(values_of(get_args(hint)[0]), max_size=3)
     if get_origin(hint) is dict:
         return st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
+    if get_origin(hint) is UnionType and type(None) not in get_args(hint):
+        return st.one_of(*map(values_of, get_args(hint)))
     if type(None) in get_args(hint):
         return st.none() | values_of(get_args(hint)[0])
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):

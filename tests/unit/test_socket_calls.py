@@ -50,6 +50,10 @@ TAKEN: Final = (
     "unit/test_server_socket_failures.py::test_an_address_that_another_has_just_taken_is_named"
 )
 GONE: Final = "unit/test_server_acceptor.py::test_peers_that_are_gone_before_they_are_taken"
+PEER_CONNECT: Final = "unit/test_server_peers.py::test_a_connect_that_the_system_refuses"
+PEER_WRITE: Final = (
+    "unit/test_server_peers.py::test_a_write_that_fails_ends_the_connection_and_tells"
+)
 START: Final = "never: before the broker serves anybody, run.py says so in one line and ends"
 NO_ERROR: Final = "never: of an open descriptor, or nobody could act upon it"
 TABLE: Final[dict[str, dict[str, str]]] = {
@@ -72,14 +76,20 @@ TABLE: Final[dict[str, dict[str, str]]] = {
         ),
         "setsockopt": GONE,
     },
-    "broker/quiverlog/server/broker_server.py": {"getsockname": NO_ERROR},
     "broker/quiverlog/server/ending.py": {
         "abort": NO_ERROR, "close": NO_ERROR, "write_eof": TRANSPORT,
     },
     "broker/quiverlog/server/http_guard.py": {"abort": HTTP, "close": HTTP, "write": HTTP},
+    "broker/quiverlog/server/broker_server.py": {"close": NO_ERROR},
+    "broker/quiverlog/server/listeners.py": {"getsockname": NO_ERROR},
     "broker/quiverlog/server/peer.py": {
         "get_extra_info": NAMELESS, "setsockopt": OPTIONS, "getsockopt": NO_ERROR,
     },
+    "broker/quiverlog/server/peer_conversation.py": {
+        "abort": NO_ERROR, "get_write_buffer_size": NO_ERROR, "write": PEER_WRITE,
+        "writelines": PEER_WRITE,
+    },
+    "broker/quiverlog/server/peer_link.py": {"create_connection": PEER_CONNECT},
     "broker/quiverlog/server/protocol.py": {
         "abort": NO_ERROR, "get_write_buffer_size": NO_ERROR, "pause_reading": TRANSPORT,
         "resume_reading": TRANSPORT, "set_write_buffer_limits": TRANSPORT, "write": WRITE,

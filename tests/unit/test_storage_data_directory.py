@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import json
 import os
 import shutil
 from pathlib import Path
@@ -360,3 +361,22 @@ def test_half_a_claim_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         directory = take(path)
     assert directory.is_owned()
     assert (path / "lock").read_bytes() == b""
+
+
+def test_a_directory_has_an_id_for_life_and_an_older_one_gets_one(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    first = take(path)
+    assert len(first.directory_id) == 32
+    first.close(clean=False)
+    again = take(path)
+    assert again.directory_id == first.directory_id
+    again.close(clean=False)
+    file = path / "node.json"
+    node = json.loads(file.read_bytes())
+    del node["directory_id"]
+    file.write_text(json.dumps(node))
+    older = take(path)
+    assert older.directory_id != first.directory_id
+    older.close(clean=False)
+    assert json.loads(file.read_bytes()) == {**node, "directory_id": older.directory_id}
+    assert take(path).directory_id == older.directory_id

@@ -156,7 +156,8 @@ def test_node_json_and_partition_json() -> None:
     directory = DataDirectory.open(disk, "n", node_id=3, entropy=lambda n: bytes(range(n)))
     assert disk.read_file("n/node.json") == (
         b'{"magic":"quiverlog-node","version":1,'
-        b'"cluster_id":"000102030405060708090a0b0c0d0e0f","node_id":3}\n'
+        b'"cluster_id":"000102030405060708090a0b0c0d0e0f","node_id":3,'
+        b'"directory_id":"000102030405060708090a0b0c0d0e0f"}\n'
     )
     assert directory.create_partition("t-0", bytes(range(16)))
     path = directory.partition_path("t-0")

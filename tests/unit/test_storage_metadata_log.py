@@ -21,7 +21,7 @@ from quiverlog.errors import (
     StorageFault,
     ThrottledBroker,
 )
-from quiverlog.storage.metadata_frames import FILE_HEADER, pack_frame, parse
+from quiverlog.storage.metadata_frames import VERSION_SINGLE, file_header, pack_frame, parse
 from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.storage.posix import PosixDisk
 from tests.sim.disk import SimDisk
@@ -270,7 +270,7 @@ def test_entries_of_one_job_are_there_together_or_not_at_all() -> None:
         disk.sync_dir("m")
         log.append([b"first"])
         group = [b"x" * 700, b"y" * 900, b"z" * 10]
-        log._tail.file.append([pack_frame(group)])  # The power fails before the flush.
+        log.tail.file.append([pack_frame(group)])  # The power fails before the flush.
         disk.crash()
         found = entries_of(disk, "m")
         assert found in ([b"first"], [b"first", *group])
@@ -340,7 +340,7 @@ def test_a_whole_frame_behind_damage_is_found_wherever_it_lies(tmp_path: Path) -
     rng = random.Random(6)
     for _ in range(200):
         noise = rng.randbytes(rng.randrange(1, 400))
-        data = FILE_HEADER + pack_frame([b"one"])
+        data = file_header(VERSION_SINGLE) + pack_frame([b"one"])
         # A frame that claims more than there is, noise, and a good frame behind it.
         torn = struct.pack("<II", 1 << 30, 0) + noise
         good = pack_frame([rng.randbytes(rng.randrange(1, 300)) for _ in range(3)])
@@ -362,7 +362,12 @@ def test_a_whole_frame_behind_damage_is_found_wherever_it_lies(tmp_path: Path) -
 )
 def test_the_search_behind_damage_takes_time_in_proportion(fill: Callable[[int], bytes]) -> None:
     """8 MiB took 31 s: a checksum was begun at every byte."""
-    data = FILE_HEADER + pack_frame([b"one"]) + struct.pack("<II", 1 << 30, 0) + fill(2 << 20)
+    data = (
+        file_header(VERSION_SINGLE)
+        + pack_frame([b"one"])
+        + struct.pack("<II", 1 << 30, 0)
+        + fill(2 << 20)
+    )
     began = time.process_time()
     with contextlib.suppress(CorruptLog):
         parse("m", data)

@@ -27,13 +27,16 @@ def test_every_key_is_documented() -> None:
         assert definition.doc.endswith(".")
         assert definition.allowed
         if definition.kind is Kind.INTEGER:
-            assert definition.unit in ("ms", "bytes")
+            assert definition.unit in ("ms", "bytes", "replicas")
 
 
 def test_defaults_follow_the_replication_factor() -> None:
     assert topic_config({}, {}, 1).durability is Durability.FLUSHED
     three = topic_config({}, {}, 3)
     assert three.durability is Durability.REPLICATED
+    assert [topic_config({}, {}, n).min_in_sync_replicas for n in (1, 2, 3)] == [1, 2, 2]
+    many = topic_config({"min.insync.replicas": "15"}, {}, 3)
+    assert many.min_in_sync_replicas == 3, "all there are"
 
 
 def test_own_value_beats_the_brokers_beats_the_tables() -> None:
@@ -57,7 +60,8 @@ def test_own_value_beats_the_brokers_beats_the_tables() -> None:
         ({"durability": "FLUSHED"}, "durability is 'FLUSHED'"),
         ({"cleanup.policy": "compact"}, "'cleanup.policy' is not there yet: rows are deleted by"),
         ({"durability": "replicated"}, "the topic has one replica"),
-        ({"min.insync.replicas": "2"}, "'min.insync.replicas' is not there yet"),
+        ({"min.insync.replicas": "0"}, "min.insync.replicas"),
+        ({"durability": "replicated_flushed"}, "'replicated_flushed', but the topic has one"),
         ({"validation": ""}, "validation is ''"),
     ],
 )

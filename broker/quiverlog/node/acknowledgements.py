@@ -25,12 +25,13 @@ from quiverlog.core.partition.partition import Positions, acknowledged
 from quiverlog.errors import QuiverlogError, RequestTimedOut
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.purgatory import Purgatory, Replier, Waiter
-from quiverlog.types import Now
+from quiverlog.types import Durability, Now
 from quiverlog.wire import messages as m
 
 __all__ = ["Answers", "ProduceWaiter", "fail_result"]
 
 _SWEEP_MIN: Final = 256
+_REPLICATED: Final = int(Durability.REPLICATED)
 
 
 def fail_result(result: m.ProducePartitionResult, error: QuiverlogError) -> None:
@@ -90,6 +91,18 @@ class Answers:
                 self._confirm(waiter, result)
             except Exception as failure:
                 waiter.broken(failure)
+
+    def fail_replicated(self, error: QuiverlogError) -> None:
+        """Too few replicas are in sync: produces that wait for them get `error`, in their order.
+
+        Their rows are stored, and may be replicated after all. To be followed by `advance`.
+        """
+        waiting, self.unflushed = self.unflushed, deque()
+        for end_offset, waiter, result in waiting:
+            fails = end_offset and result.durability >= _REPLICATED
+            if fails and not waiter.done:
+                fail_result(result, error)
+            self.unflushed.append((0 if fails else end_offset, waiter, result))
 
     def _confirm(self, waiter: ProduceWaiter, result: m.ProducePartitionResult) -> None:
         assert self in waiter.answers

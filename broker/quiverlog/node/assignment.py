@@ -21,7 +21,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
-from quiverlog.errors import NotLeader, QuiverlogError, ThrottledBroker, UnknownTopicId
+from quiverlog.core.partition.partition import Assigned
+from quiverlog.errors import (
+    NotEnoughReplicasAfterAppend,
+    NotLeader,
+    QuiverlogError,
+    ThrottledBroker,
+    UnknownTopicId,
+)
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.directory_jobs import OpenedReplica
 from quiverlog.node.flushes import Flushes
@@ -33,6 +40,7 @@ from quiverlog.node.outbox import Outbox
 from quiverlog.node.recovered import report_recovery
 from quiverlog.node.removal import Removal
 from quiverlog.node.replica import Replica, log_config
+from quiverlog.node.replication import Replication
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
@@ -55,6 +63,7 @@ class Assignment:
         "_openings",
         "_outbox",
         "_removal",
+        "_replication",
         "_retry",
         "_wakeups",
         "image",
@@ -69,6 +78,7 @@ class Assignment:
         jobs: Jobs,
         flushes: Flushes,
         removal: Removal,
+        replication: Replication,
         wakeups: Wakeups,
         outbox: Outbox,
         metrics: NodeMetrics,
@@ -76,6 +86,7 @@ class Assignment:
         self._config = config
         self._flushes = flushes
         self._removal = removal
+        self._replication = replication
         self._wakeups = wakeups
         self._outbox = outbox
         self._metrics = metrics
@@ -131,11 +142,16 @@ class Assignment:
                 self._drop(topic_id, self._held.get(topic_id, ()), "was deleted")
                 continue
             for partition in topic.partitions:
-                self._reconcile_partition(topic, partition, clean, made)
+                self._reconcile_partition(topic, partition, now, clean, made)
         self._openings.start_jobs(now)
 
     def _reconcile_partition(
-        self, topic: TopicImage, partition: PartitionImage, clean: bool, made: Collection[str]
+        self,
+        topic: TopicImage,
+        partition: PartitionImage,
+        now: Now,
+        clean: bool,
+        made: Collection[str],
     ) -> None:
         key = (topic.topic_id, partition.partition)
         assert key not in self.replicas or key not in self._followed, "led or followed"
@@ -151,20 +167,21 @@ class Assignment:
         else:
             replica = self.find(key)
             if replica is not None:
-                self._lead_or_follow(replica, partition)
+                self._lead_or_follow(replica, partition, now)
                 self._reconfigure(replica)
 
-    def _lead_or_follow(self, replica: Replica, partition: PartitionImage) -> None:
+    def _lead_or_follow(self, replica: Replica, partition: PartitionImage, now: Now) -> None:
         key = (replica.topic.topic_id, partition.partition)
         assert not replica.deleted
         assert partition.leader_epoch >= replica.state.leader_epoch, "epochs only grow"
         if partition.leader_id != self._config.node_id:
-            self._follow(key, replica, partition.leader_epoch)
+            self._follow(key, replica, partition, now)
             return
+        if not self._replication.leave(key):
+            return  # When its log is cut, the image is looked at again.
         state = replica.state
         begins = not state.leads or partition.leader_epoch != state.leader_epoch
-        followers = [one for one in partition.in_sync_replicas if one != self._config.node_id]
-        moved = state.lead(partition.leader_epoch, followers)
+        moved = state.lead(_assigned(replica.topic, partition), now.mono_us)
         if begins:
             # On becoming leader, not with the first row: a reader that asks where the epoch before
             # ended must be answered even when nothing was written since (KAFKA-10706).
@@ -173,27 +190,28 @@ class Assignment:
             self.replicas[key] = replica
             self._metrics.partitions_led = len(self.replicas)
         assert self.replicas.get(key) is replica
-        self._advanced(replica, moved=moved)
-
-    def follower_at(self, replica: Replica, broker: int, log_end_offset: int) -> None:
-        """A follower's log ends there: more rows may be replicated."""
-        self._advanced(replica, moved=replica.state.follower_at(broker, log_end_offset))
-
-    def _advanced(self, replica: Replica, *, moved: bool) -> None:
         if moved:
             self._wakeups.changed(replica)
-        if replica.answers:
-            replica.answers.advance(replica.state)
+        leadership = state.leadership
+        if replica.answers and leadership is not None:
+            if leadership.is_under_min:
+                replica.answers.fail_replicated(
+                    NotEnoughReplicasAfterAppend(
+                        f"{replica.name}: fewer than {leadership.min_in_sync} replicas are in sync."
+                    )
+                )
+            replica.answers.advance(state)
 
-    def _follow(self, key: Key, replica: Replica, leader_epoch: int) -> None:
-        """Another broker leads, or none does. (Fetching from it comes with replication.)"""
+    def _follow(self, key: Key, replica: Replica, partition: PartitionImage, now: Now) -> None:
+        """Another broker leads, or none does."""
         assert not replica.admitted, "a produce is staged and appended before a decision is applied"
-        replica.state.follow(leader_epoch)
+        replica.state.follow(partition.leader_epoch)
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)
             replica.answers.fail(NotLeader(f"{replica.name} is led elsewhere."))
             self._wakeups.changed(replica)
         self._followed[key] = replica
+        self._replication.follow(key, replica, partition.leader_id, partition.leader_epoch, now)
 
     def _reconfigure(self, replica: Replica) -> None:
         """The log and the rules take the topic's configuration as it is now."""
@@ -207,7 +225,12 @@ class Assignment:
 
     # --- opening -------------------------------------------------------------------------------
     def take_open(
-        self, key: Key, name: TopicPartition, topic: TopicImage, opened: OpenedReplica
+        self,
+        key: Key,
+        name: TopicPartition,
+        topic: TopicImage,
+        opened: OpenedReplica,
+        now: Now,
     ) -> None:
         """See `Taker`."""
         topic_image = self.image.topics_by_id.get(key[0])
@@ -216,7 +239,13 @@ class Assignment:
         assert partition.partition == key[1]
         assert key not in self.replicas, "a partition that is served is not opened again"
         replica = Replica(
-            topic, name, opened.log, opened.producers, partition.leader_epoch, counters
+            topic,
+            name,
+            opened.log,
+            opened.producers,
+            partition.leader_epoch,
+            counters,
+            node_id=self._config.node_id,
         )
         report_recovery(replica, self._outbox, self._metrics)
         self.offline.pop(key, None)
@@ -225,7 +254,7 @@ class Assignment:
         if topic_image is None or key[1] not in self._held.get(key[0], ()):
             self._drop(key[0], (key[1],), "was deleted")
         else:
-            self._lead_or_follow(replica, partition)
+            self._lead_or_follow(replica, partition, now)
             self._reconfigure(replica)
 
     def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
@@ -299,6 +328,7 @@ class Assignment:
                     self._let_go_unopened(topic_id, offline.opening.name)
                 continue
             replica.deleted = True
+            self._replication.leave(key)
             self._flushes.forget(replica)
             self._metrics.partitions_with_faults -= replica.fault is not None
             assert self._metrics.partitions_with_faults >= 0
@@ -349,3 +379,13 @@ class Assignment:
             raise ThrottledBroker(
                 "the deleted topic of this name is still being opened: try again."
             )
+
+
+def _assigned(topic: TopicImage, partition: PartitionImage) -> Assigned:
+    return Assigned(
+        partition.leader_epoch,
+        partition.partition_epoch,
+        partition.replicas,
+        partition.in_sync_replicas,
+        min(topic.config.min_in_sync_replicas, len(partition.replicas)),
+    )

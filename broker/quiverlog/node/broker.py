@@ -23,6 +23,7 @@ from quiverlog.node.checking import HeldProduces
 from quiverlog.node.clients import Clients
 from quiverlog.node.clock import Clock
 from quiverlog.node.config import NodeConfig
+from quiverlog.node.copy_sessions import CopySessions
 from quiverlog.node.directory_jobs import CreateDirectoriesJob
 from quiverlog.node.effects import Job
 from quiverlog.node.flushes import Flushes
@@ -31,16 +32,22 @@ from quiverlog.node.lookup import Lookup
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
+from quiverlog.node.peers import Peers
 from quiverlog.node.producer_ids import ProducerIds
 from quiverlog.node.purgatory import Purgatory
+from quiverlog.node.quorum import Quorum
+from quiverlog.node.quorum_inbox import QuorumInbox
+from quiverlog.node.quorum_parts import Dice
 from quiverlog.node.removal import Removal
+from quiverlog.node.replica import Replica
+from quiverlog.node.replication import Replication
 from quiverlog.node.retention import Retention
 from quiverlog.node.staging import Staging
 from quiverlog.node.tasks import Tasks
 from quiverlog.node.topic_order import TopicOrder
 from quiverlog.node.trims import Trims
 from quiverlog.node.waits import Waits
-from quiverlog.node.wakeups import Wakeups
+from quiverlog.node.wakeups import Wakeups, Watched
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now, TopicPartition
@@ -59,6 +66,7 @@ class Broker:
         "clients",
         "clock",
         "config",
+        "copy_sessions",
         "directory",
         "disk",
         "entropy",
@@ -69,11 +77,15 @@ class Broker:
         "metadata",
         "metrics",
         "outbox",
+        "peers",
         "producer_ids",
         "purgatory",
+        "quorum",
+        "quorum_inbox",
         "removal",
         "replica",
         "replicas",
+        "replication",
         "retention",
         "staging",
         "tasks",
@@ -98,6 +110,8 @@ class Broker:
         self.metrics = metrics
         self.clients = clients = Clients()
         self.outbox = outbox = Outbox(metrics)
+        self.peers = Peers(outbox)
+        self.quorum_inbox = QuorumInbox()
         self.jobs = jobs = Jobs(outbox)
         self.tasks = Tasks(outbox, self.fail)
         self.topic_order = TopicOrder()
@@ -105,6 +119,7 @@ class Broker:
             outbox, clients, config.parked_requests_max, config.parked_entries_max
         )
         self.wakeups = wakeups = Wakeups(purgatory)
+        self.copy_sessions = CopySessions(wakeups)
         self.admission = admission = Admission(
             outbox, metrics, reserve_bytes=config.disk_reserve_bytes
         )
@@ -114,12 +129,20 @@ class Broker:
         self.staging = Staging(flushes, wakeups, purgatory, admission, outbox, metrics)
         self.held_produces = HeldProduces()
         self.removal = removal = Removal(jobs, outbox)
-        self.assignment = Assignment(config, disk, jobs, flushes, removal, wakeups, outbox, metrics)
+        self.replication = replication = self._make_replication()
+        wakeups.listen(self._moved)
+        self.assignment = Assignment(
+            config, disk, jobs, flushes, removal, replication, wakeups, outbox, metrics
+        )
+        self.quorum = Quorum(
+            jobs, Dice(entropy), lambda level, event, why: outbox.log(level, event, why=why)
+        )
         self.metadata = Metadata(
             jobs,
             wakeups,
             admission,
             outbox,
+            self.quorum,
             topic_defaults=config.topic_defaults,
             make_directories=self._make_directories,
             on_applied=self._applied,
@@ -142,9 +165,29 @@ class Broker:
         self.replica = self.lookup.replica
         self.waits = Waits(purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start)
 
+    def _make_replication(self) -> Replication:
+        return Replication(
+            self.config.node_id,
+            self.peers,
+            self.jobs,
+            self.flushes,
+            self.wakeups,
+            self.outbox,
+            lambda topic_id, now: self.assignment.reconcile(self.metadata.image, [topic_id], now),
+        )
+
+    def _moved(self, watched: Watched) -> None:
+        """A partition has moved: who copies it, or from whom it is copied, is to know."""
+        if isinstance(watched, Replica):
+            if watched.state.leads:
+                self.copy_sessions.moved(watched)
+            else:
+                self.replication.flushed(watched)
+
     def take(self, directory: DataDirectory) -> None:
         """The data directory is ours: all parts that work in it learn of it."""
         self.directory = directory
+        self.copy_sessions.begin(1 + int.from_bytes(self.entropy(7), "big"))
         self.removal.load(directory)
         self.assignment.load(directory)
 

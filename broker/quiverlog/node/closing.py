@@ -129,6 +129,7 @@ class Closing:
         broker.assignment.stop(now)
         broker.retention.stop()
         broker.removal.stop()
+        broker.peers.stop(now)
         self._go_on(_Step.DRAINING)
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
         broker.tasks.refuse(BrokerShuttingDown())

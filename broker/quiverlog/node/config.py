@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
+from quiverlog.addresses import Address
 from quiverlog.limits import (
     DISK_RESERVE_BYTES_DEFAULT,
     FETCH_BYTES_DEFAULT,
@@ -15,7 +17,10 @@ from quiverlog.limits import (
     RETENTION_CHECK_MS,
 )
 
-__all__ = ["NodeConfig"]
+__all__ = ["LISTENER_DEFAULT", "NodeConfig"]
+
+LISTENER_DEFAULT: Final = "default"
+"""The listener that there always is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,10 @@ class NodeConfig:
     cluster_id: str = ""
     advertised_host: str = "127.0.0.1"
     advertised_port: int = 9292
+    listeners: Mapping[str, Address] = field(default_factory=dict)
+    """What those who ask at a listener are told to connect to, if it is not the address above."""
+    inter_broker_listener: str = LISTENER_DEFAULT
+    """Where brokers speak among themselves: no other listener serves the APIs between brokers."""
     rack: str = ""
     roles: tuple[str, ...] = ("broker", "controller")
     software_version: str = ""

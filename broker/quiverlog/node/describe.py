@@ -52,13 +52,25 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
         cluster_id=broker.directory.cluster_id,
         controller_id=broker.config.node_id,
         metadata_version=metadata.image.version,
-        brokers=[
-            m.BrokerEndpoint(record.node_id, record.host, record.port, record.rack)
-            for record in metadata.image.brokers.values()
-        ],
+        brokers=_endpoints(broker, call.connection_id),
         topics=topics,
         next_name=next_name,
     )
+
+
+def _endpoints(broker: Broker, connection_id: int) -> list[m.BrokerEndpoint]:
+    """Where the brokers are for those who ask at this connection's listener.
+
+    Of others only what they have registered is known: the address of their default listener.
+    """
+    own = broker.config.listeners.get(broker.clients.listener_of(connection_id))
+    found = []
+    for record in broker.metadata.image.brokers.values():
+        host, port = record.host, record.port
+        if record.node_id == broker.config.node_id and own is not None:
+            host, port = own
+        found.append(m.BrokerEndpoint(record.node_id, host, port, record.rack))
+    return found
 
 
 def _topics_by_id(

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from quiverlog.addresses import Address
 from quiverlog.storage.jobs import Job
-from quiverlog.wire.messages import Response
+from quiverlog.wire.messages import Request, Response
 
 __all__ = [
+    "NO_TOKEN",
     "CloseConnection",
+    "ClosePeer",
     "Effect",
     "Job",
     "LogLine",
+    "Peer",
+    "PeerAddresses",
+    "Purpose",
     "Respond",
+    "SendToPeer",
     "ShutdownComplete",
     "StartComplete",
     "StartJob",
@@ -46,6 +55,52 @@ class CloseConnection(msgspec.Struct, frozen=True):
     why: str
 
 
+class Purpose(enum.StrEnum):
+    """What a connection to another broker is for: the small and urgent never waits for rows."""
+
+    CONTROL = "control"
+    """The quorum and the controller."""
+    FETCH = "fetch"
+    """Rows, for replicas."""
+
+
+class Peer(NamedTuple):
+    """Another broker, by one of the connections to it."""
+
+    node_id: int
+    purpose: Purpose
+
+
+NO_TOKEN = 0
+"""Nobody waits for the answer."""
+
+
+class SendToPeer(msgspec.Struct, gc=False):
+    """Send a request to another broker; `body` follows its header as it is.
+
+    With a `token` it is answered by a ResponseReceived, or named by a PeerClosed, exactly once.
+    With NO_TOKEN it may be dropped at any time, and no answer is told.
+    """
+
+    peer: Peer
+    request: Request
+    token: int = NO_TOKEN
+    body: Sequence[bytes | memoryview] = ()
+
+
+class ClosePeer(msgspec.Struct, frozen=True):
+    """Give up the connection: a PeerClosed names all that waits for an answer."""
+
+    peer: Peer
+    why: str
+
+
+class PeerAddresses(msgspec.Struct, frozen=True):
+    """Where the other brokers are, from now on: all of them. Others are not connected to."""
+
+    by_node: Mapping[int, Address]
+
+
 class StartComplete(msgspec.Struct, frozen=True):
     """Every partition is open, or known not to be: clients may come."""
 
@@ -64,4 +119,14 @@ class LogLine(msgspec.Struct, frozen=True):
     fields: Mapping[str, object]
 
 
-Effect = Respond | StartJob | CloseConnection | StartComplete | ShutdownComplete | LogLine
+Effect = (
+    Respond
+    | StartJob
+    | CloseConnection
+    | SendToPeer
+    | ClosePeer
+    | PeerAddresses
+    | StartComplete
+    | ShutdownComplete
+    | LogLine
+)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from quiverlog.node.effects import Job
-from quiverlog.wire.messages import Request
+from quiverlog.errors import QuiverlogError
+from quiverlog.node.config import LISTENER_DEFAULT
+from quiverlog.node.effects import Job, Peer
+from quiverlog.wire.messages import Request, Response
 
 __all__ = [
     "ConnectionClosed",
@@ -13,8 +15,10 @@ __all__ = [
     "DiskSpace",
     "Event",
     "JobDone",
+    "PeerClosed",
     "RequestReceived",
     "RequestsEnded",
+    "ResponseReceived",
     "Shutdown",
     "Tick",
 ]
@@ -35,11 +39,12 @@ class RequestReceived(msgspec.Struct, gc=False):
 class ConnectionOpened(msgspec.Struct, frozen=True):
     """A client has connected, and asks nothing yet. Without it nobody knows from where.
 
-    `peer`: address and port.
+    `peer`: address and port. `listener`: the name of the listener that took it.
     """
 
     connection_id: int
     peer: str
+    listener: str = LISTENER_DEFAULT
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True):
@@ -52,6 +57,26 @@ class RequestsEnded(msgspec.Struct, frozen=True):
     """This connection can ask nothing more, and waits for its answers: long polls end now."""
 
     connection_id: int
+
+
+class ResponseReceived(msgspec.Struct, gc=False):
+    """Another broker has answered the request that was sent under `token`.
+
+    `body` stays valid for as long as it is held.
+    """
+
+    peer: Peer
+    token: int
+    response: Response
+    body: memoryview
+
+
+class PeerClosed(msgspec.Struct, frozen=True):
+    """What was sent under these tokens is never answered; it may have been done. `error`: why."""
+
+    peer: Peer
+    tokens: tuple[int, ...]
+    error: QuiverlogError
 
 
 class JobDone(msgspec.Struct, frozen=True):
@@ -86,6 +111,8 @@ Event = (
     | ConnectionOpened
     | ConnectionClosed
     | RequestsEnded
+    | ResponseReceived
+    | PeerClosed
     | JobDone
     | Tick
     | DiskSpace

@@ -122,7 +122,7 @@ class Flushes:
                     self._enqueue(replica)
         while (taken := self._queue.take()) is not None:
             taken.flush_queued = False
-            if taken.deleted or taken.fault is not None:
+            if taken.deleted or taken.cutting or taken.fault is not None:
                 self._queue.done(taken)
             else:
                 try:
@@ -187,6 +187,8 @@ class Flushes:
         if replica.state.flushed(flushed_offset):
             self._wakeups.changed(replica)
         replica.answers.advance(replica.state)
+        if not replica.state.leads:
+            self._wakeups.grown(replica)  # Its leader is to know.
         self._look_again(replica)
 
     def _look_again(self, replica: Replica) -> None:

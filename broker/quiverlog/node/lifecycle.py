@@ -15,13 +15,15 @@ from typing import Final
 from quiverlog.core.controller import topics as decide
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import BrokerRecord, Record, decode_entry
+from quiverlog.core.raft.messages import ReplicaKey
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
 from quiverlog.node.effects import StartComplete
 from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.metadata_log import MetadataLog, restore_error
+from quiverlog.storage.metadata_log import restore_error
 from quiverlog.storage.partition_files import printable
+from quiverlog.storage.quorum_log import QuorumLog
 from quiverlog.types import Now, TopicPartition
 
 __all__ = ["disk_space", "run_if_started", "start"]
@@ -50,9 +52,8 @@ def start(broker: Broker, now: Now) -> None:
 
 def _give_back(broker: Broker, directory: DataDirectory) -> None:
     """No row was touched: what the clean mark knew must help the next start too."""
-    log: MetadataLog | None = getattr(broker.metadata, "log", None)
-    if log is not None:
-        log.close()
+    if broker.quorum.log is not None:
+        broker.quorum.log.close()
     with contextlib.suppress(OSError, QuiverlogError):
         directory.close(
             clean=directory.clean,
@@ -64,7 +65,7 @@ def _give_back(broker: Broker, directory: DataDirectory) -> None:
 def _start_in(broker: Broker, directory: DataDirectory, now: Now) -> None:
     config = broker.config
     broker.clock.load(directory)
-    _load_metadata(broker, directory)
+    _load_metadata(broker, directory, now)
     records: list[Record] = [
         BrokerRecord(
             config.node_id,
@@ -79,8 +80,7 @@ def _start_in(broker: Broker, directory: DataDirectory, now: Now) -> None:
         broker.metrics.unclean_starts += 1
         records.extend(decide.bump_leader_epochs(image, config.node_id))
     # Logged before any log is opened: an epoch that was begun must never be begun again.
-    assert broker.metadata.idle
-    broker.metadata.commit_at_start(records)
+    broker.metadata.commit_at_start(records, now)
     broker.producer_ids.start()
     _remove_leftovers(broker)
     disk_space(broker, broker.disk.free_bytes(config.data_dir), now)
@@ -89,15 +89,16 @@ def _start_in(broker: Broker, directory: DataDirectory, now: Now) -> None:
     broker.assignment.reconcile(image, image.topics_by_id, now, clean=directory.clean)
 
 
-def _load_metadata(broker: Broker, directory: DataDirectory) -> None:
-    log = MetadataLog.open(
+def _load_metadata(broker: Broker, directory: DataDirectory, now: Now) -> None:
+    log = QuorumLog.open(
         broker.disk,
         directory.metadata_path,
+        ReplicaKey(broker.config.node_id, directory.directory_id),
         create=not directory.partitions(),
         bytes_min=directory.metadata_bytes,
         before_cut=partial(_why_not_torn, broker, directory),
     )
-    broker.metadata.load(log, [decode_entry(entry) for entry in log.records()])
+    broker.quorum.start(log, broker.metadata, now)
     image = broker.metadata.image
     if not image.topics and not image.removed_topic_ids:
         unknown = directory.unknown_rows({}, ())

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import ClassVar
 
-from quiverlog.errors import InvalidRequest, ThrottledBroker
+from quiverlog.errors import InvalidRequest, OffsetNotAvailable, ThrottledBroker
 from quiverlog.limits import FETCH_MAX_WAIT_MS_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.cold import Loaded
@@ -212,6 +212,7 @@ def _fill_offset(
     state = replica.state
     state.check_leader_epoch(entry.leader_epoch)
     if entry.at == LATEST:
+        _check_current(replica)
         result.offset = state.high_watermark
     elif entry.at == EARLIEST:
         result.offset = state.log_start_offset
@@ -222,11 +223,20 @@ def _fill_offset(
             entry.at, from_offset=loaded.offset, cold_ok=False, just_read=loaded.reads
         )
         if found is None or found[0] >= state.high_watermark:
+            _check_current(replica)
             return
         result.offset, result.timestamp_us = found
     assert result.offset <= state.high_watermark, "nobody learns of rows that may vanish"
     result.leader_epoch = _epoch_before(replica, result.offset)
     assert result.leader_epoch <= state.leader_epoch
+
+
+def _check_current(replica: Replica) -> None:
+    """Where readable rows end is not said before it is known: it would go back."""
+    if not replica.state.is_current:
+        raise OffsetNotAvailable(
+            f"{replica.name}: this leader does not know yet what the one before has shown."
+        )
 
 
 def _epoch_before(replica: Replica, offset: int) -> int:

@@ -41,8 +41,10 @@ from quiverlog.node.events import (
     DiskSpace,
     Event,
     JobDone,
+    PeerClosed,
     RequestReceived,
     RequestsEnded,
+    ResponseReceived,
     Shutdown,
     Tick,
 )
@@ -51,13 +53,17 @@ from quiverlog.node.list_offsets import handle_list_offsets
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.produce import handle_init_producer_id
 from quiverlog.node.purgatory import Waiter
+from quiverlog.node.quorum_requests import handle_quorum, serves_brokers
+from quiverlog.node.replica_fetch import handle_replica_fetch
 from quiverlog.node.tasks import Call, Steps
 from quiverlog.node.waiting_bytes import waiting_bytes
 from quiverlog.node.wide_produce import handle_produce
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
+from quiverlog.wire.quorum_messages import QuorumRequest
 from quiverlog.wire.registry import APIS, api_ranges
+from quiverlog.wire.replica_messages import ReplicaFetchRequest
 
 __all__ = ["Node"]
 
@@ -104,6 +110,8 @@ class Node:
             m.ProduceRequest: handle_produce,
             m.FetchRequest: handle_fetch,
             m.ListOffsetsRequest: handle_list_offsets,
+            QuorumRequest: handle_quorum,
+            ReplicaFetchRequest: handle_replica_fetch,
         }
         # Answered in steps.
         self._steps_handlers: dict[type[m.Request], _StepsHandler] = {
@@ -175,6 +183,9 @@ class Node:
             due_us = broker.flushes.next_us()
             if due_us is not None and (earliest is None or due_us < earliest):
                 earliest = due_us
+            due_us = broker.peers.next_us()
+            if due_us is not None and (earliest is None or due_us < earliest):
+                earliest = due_us
             phase = broker.admission.phase
             if phase is _RUNNING or phase is _STARTING:
                 due_us = broker.assignment.next_us(starting=phase is _STARTING)
@@ -183,6 +194,12 @@ class Node:
             if phase is _RUNNING:
                 due_us = broker.retention.next_us
                 if earliest is None or due_us < earliest:
+                    earliest = due_us
+                due_us = broker.quorum.next_us
+                if due_us < earliest:
+                    earliest = due_us
+                due_us = broker.replication.next_us()
+                if due_us is not None and due_us < earliest:
                     earliest = due_us
         except Exception as error:
             broker.outbox.internal_error("looking for the next deadline", error)
@@ -197,6 +214,8 @@ class Node:
             self._guarded(broker.staging.finish, now)
             if broker.staging.produces:
                 broker.staging.abandon()
+        if broker.replication.is_needed and broker.admission.phase is _RUNNING:
+            self._guarded(broker.replication.run, now)
         if broker.tasks.busy:
             self._guarded(broker.tasks.run if is_tick else broker.tasks.begin, now)
         if broker.wakeups.busy:
@@ -242,11 +261,15 @@ class Node:
             case JobDone():
                 broker.jobs.done(event, now)
             case ConnectionOpened():
-                broker.clients.opened(event.connection_id, event.peer)
+                broker.clients.opened(event.connection_id, event.peer, event.listener)
             case ConnectionClosed():
                 _forget_connection(broker, event.connection_id)
             case RequestsEnded():
                 self._expire(broker.purgatory.of_connection(event.connection_id), now)
+            case ResponseReceived():
+                broker.peers.received(event, now)
+            case PeerClosed():
+                broker.peers.closed(event, now)
             case Tick():
                 self._tick(now)
             case DiskSpace():
@@ -263,8 +286,10 @@ class Node:
     def _tick(self, now: Now) -> None:
         broker = self.broker
         self._expire(broker.purgatory.expired(now.mono_us), now)
+        self._guarded(broker.peers.expire, now)
         self._guarded(broker.flushes.run, now)
         if broker.admission.phase is Phase.RUNNING:
+            self._guarded(broker.quorum.tick, now)
             self._guarded(broker.retention.run, now)
             self._guarded(broker.assignment.tick, now)
         elif broker.admission.phase is Phase.STARTING:
@@ -351,7 +376,7 @@ def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         node_id=broker.config.node_id,
         roles=list(broker.config.roles),
         software_version=broker.config.software_version,
-        apis=api_ranges(),
+        apis=api_ranges(between_brokers=serves_brokers(broker, event.connection_id)),
         frame_bytes_max=broker.config.frame_bytes_max,
     )
     if request.version > m.HelloRequest.VERSION:

@@ -55,7 +55,12 @@ class Taker(Protocol):
     """Who takes what became of an opening."""
 
     def take_open(
-        self, key: Key, name: TopicPartition, topic: TopicImage, opened: OpenedReplica
+        self,
+        key: Key,
+        name: TopicPartition,
+        topic: TopicImage,
+        opened: OpenedReplica,
+        now: Now,
     ) -> None:
         """The log is open; the topic is as it was when its opening began."""
 
@@ -317,7 +322,7 @@ class Openings:
         if isinstance(found, OpenedReplica):
             # From now on the log knows better.
             self.forget_written(str(opening.name))
-            self._taker.take_open(key, opening.name, topic, found)
+            self._taker.take_open(key, opening.name, topic, found, now)
         else:
             self._taker.take_failure(key, opening, found, now)
         self._ended(key, now)

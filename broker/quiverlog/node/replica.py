@@ -49,6 +49,7 @@ class Replica(Watched):
         "answers",
         "corrupt",
         "counters",
+        "cutting",
         "deleted",
         "fault",
         "flush_queued",
@@ -70,6 +71,8 @@ class Replica(Watched):
         producers: ProducerStates,
         leader_epoch: int,
         counters: TopicCounters,
+        *,
+        node_id: int = 0,
     ) -> None:
         super().__init__()
         self.topic = topic
@@ -84,6 +87,7 @@ class Replica(Watched):
             log_end_offset=log.log_end_offset,
             flushed_offset=log.flushed_offset,
             log_start_offset=log.log_start_offset,
+            node_id=node_id,
         )
         self.answers = Answers()
         self.admitted: list[tuple[BatchHeader, memoryview]] = []
@@ -96,6 +100,8 @@ class Replica(Watched):
         # Jobs that use the log's files by name; a deleted replica's files stay until it is 0.
         self.jobs_running = 0
         self.deleted = False
+        # Its log is to be cut: nothing is appended, flushed or led until that is done.
+        self.cutting = False
         # Bad bytes were found (and logged once).
         self.corrupt = False
         self.fault: StorageFault | None = None

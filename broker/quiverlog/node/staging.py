@@ -34,7 +34,7 @@ STAGED_ROWS_MAX: Final = 2**30
 """Rows of one log's write: with those of a segment they must fit an index's 32 bits."""
 _TIMEOUT_MS_MAX: Final = 24 * 3_600_000
 _MEMORY: Final = Durability.MEMORY
-_FLUSHED: Final = Durability.FLUSHED
+_FLUSHED: Final = frozenset((int(Durability.FLUSHED), int(Durability.REPLICATED_FLUSHED)))
 
 StagedEntry = tuple[Replica, int, m.ProducePartitionResult]
 """The replica, the offset after the entry's last row (0: it was refused), the result to be."""
@@ -128,6 +128,8 @@ class Staging:
             try:
                 if replica.append(now):
                     self._wakeups.changed(replica)
+                else:
+                    self._wakeups.grown(replica)
                 self._flushes.appended(replica)
             except DiskFull as error:
                 self._admission.disk_filled()
@@ -160,7 +162,7 @@ class Staging:
             waiter = self.wait_for(staged.connection_id, staged.request, staged.response, now)
         for (replica, _, result), needed in zip(staged.entries, ends, strict=True):
             waiter.wait(replica.answers, needed, result)
-            if needed and result.durability == _FLUSHED:
+            if needed and result.durability in _FLUSHED:
                 self._flushes.want(replica, staged.connection_id)
         for replica in dict.fromkeys(replica for replica, _, _ in staged.entries):
             replica.answers.advance(replica.state)  # What is safe only waits for its turn.

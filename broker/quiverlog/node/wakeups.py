@@ -14,7 +14,7 @@ one; a move during a round begins another round after it, so nobody at the end i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from quiverlog.node.purgatory import Purgatory, Waiter
@@ -50,10 +50,12 @@ class Watched:
 class Wakeups:
     """See the module docstring."""
 
-    __slots__ = ("_changed", "_marked", "_purgatory", "_round")
+    __slots__ = ("_changed", "_listener", "_marked", "_purgatory", "_round")
 
     def __init__(self, purgatory: Purgatory) -> None:
         self._purgatory = purgatory
+        # Who else is to hear of each change.
+        self._listener: Callable[[Watched], None] = lambda watched: None
         # Each once, however often it changes before its readers are marked.
         self._changed: dict[Watched, None] = {}
         # Readers of partitions that changed, to be marked.
@@ -66,10 +68,19 @@ class Wakeups:
         """True while readers are left to be looked at."""
         return bool(self._marked or self._round or self._changed)
 
+    def listen(self, listener: Callable[[Watched], None]) -> None:
+        """Have somebody else hear of each change, too: the sessions that copy partitions."""
+        self._listener = listener
+
+    def grown(self, watched: Watched) -> None:
+        """There are rows that readers may not see yet: copies are made of them."""
+        self._listener(watched)
+
     def changed(self, watched: Watched) -> None:
         """The partition's readers may see something new, also when it is about to go."""
         if watched.waiters:
             self._changed[watched] = None
+        self._listener(watched)
 
     def mark(self, waiter: Waiter, indexes: Iterable[int]) -> None:
         """Have a waiter look at its entries of these indexes."""

@@ -10,14 +10,13 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from quiverlog.addresses import Address
-from quiverlog.node.config import NodeConfig
+from quiverlog.node.config import LISTENER_DEFAULT
 from quiverlog.node.events import DiskSpace, Shutdown
 from quiverlog.node.node import Node
-from quiverlog.server.acceptor import Acceptor, begin_to_listen
 from quiverlog.server.collector import Collector
 from quiverlog.server.config import BrokerConfig
 from quiverlog.server.connections import (
@@ -30,11 +29,13 @@ from quiverlog.server.descriptors import DescriptorPlan, plan_descriptors, raise
 from quiverlog.server.disk_watch import DiskLook, DiskWatch
 from quiverlog.server.http import HttpServer
 from quiverlog.server.http_guard import HttpLimits
+from quiverlog.server.listeners import Listeners, socket_address
 from quiverlog.server.logs import LogControl, Logger
-from quiverlog.server.memory import MemoryBudget
+from quiverlog.server.memory import Holder, MemoryBudget
 from quiverlog.server.metrics import Gauges, LogSize, MetricsExporter, ServerMetrics
+from quiverlog.server.node_config import node_config
 from quiverlog.server.node_runner import NodeRunner, monotonic_us, read_clocks
-from quiverlog.server.protocol import ClientProtocol
+from quiverlog.server.peers import PeerConnections
 from quiverlog.server.reload import compare_configs
 from quiverlog.server.replies import path_hider
 from quiverlog.server.turns import Turns
@@ -47,21 +48,25 @@ __all__ = ["BrokerServer"]
 
 _LAG_PROBE_S = 0.1
 _FLUSH_REPLIES_S = 2.0
-_BACKLOG = 4_096
 
 
 class BrokerServer:
     """See the module docstring.
 
     Args:
-        advertised: what clients are told to connect to.
+        advertised: what those who ask at each listener are told to connect to.
 
     Raises:
         InvalidConfig: the process may open too few files.
     """
 
     def __init__(
-        self, config: BrokerConfig, log: Logger, *, control: LogControl, advertised: Address
+        self,
+        config: BrokerConfig,
+        log: Logger,
+        *,
+        control: LogControl,
+        advertised: Mapping[str, Address],
     ) -> None:
         self._config = config
         self._log = log
@@ -71,7 +76,7 @@ class BrokerServer:
         self._loop.set_exception_handler(self._on_exception)
         self._metrics = ServerMetrics()
         self._files_max = raise_file_limit()
-        plan = self._plan_descriptors(config)
+        plan = self._plan = self._plan_descriptors(config)
         if plan.clients < config.connections_max:
             log.warning(
                 "fewer connections than configured: the limit on open files is too low",
@@ -86,7 +91,7 @@ class BrokerServer:
         self._connections = ConnectionTable(_limits(config, plan))
         self._memory = MemoryBudget(
             config.memory_buffer_bytes,
-            lambda: list(self._connections.by_id.values()),
+            self._memory_holders,
             now_us=monotonic_us,
             kept_bytes=lambda: self._node.held_bytes if self._node is not None else 0,
         )
@@ -102,7 +107,8 @@ class BrokerServer:
         )
         self._node: Node | None = None
         self._runner: NodeRunner | None = None
-        self._acceptor: Acceptor | None = None
+        self._peers: PeerConnections | None = None
+        self._listeners = Listeners(self._loop)
         self._http: HttpServer | None = None
         self._disk_watch: DiskWatch | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -116,17 +122,18 @@ class BrokerServer:
             clients_wanted=config.connections_max,
             http_wanted=config.http_connections_max,
             job_threads=config.fsync_threads + config.work_threads,
+            listeners=1 + len(config.listeners),
         )
 
     # --- start ---------------------------------------------------------------------------------
     async def start(
         self,
-        listen: socket.socket,
+        listen: Mapping[str, socket.socket],
         http: socket.socket | None,
         *,
         entropy: Callable[[int], bytes],
     ) -> None:
-        """Recover, then take clients on `listen`.
+        """Recover, then take clients on all of `listen`.
 
         Raises:
             QuiverlogError: the data directory cannot be used; the message says why.
@@ -136,7 +143,8 @@ class BrokerServer:
         if http is not None:
             await self._start_http(http)
         started = time.monotonic()
-        node = Node(self._node_config(), self._disk, entropy=entropy, metrics=self._metrics.node)
+        config = node_config(self._config, self._advertised)
+        node = Node(config, self._disk, entropy=entropy, metrics=self._metrics.node)
         effects = await self._loop.run_in_executor(None, node.start, read_clocks())
         self._node = node
         self._runner = NodeRunner(
@@ -147,6 +155,17 @@ class BrokerServer:
             log=self._log,
             flush_threads=self._config.fsync_threads,
             work_threads=self._config.work_threads,
+        )
+        self._peers = self._runner.peers = PeerConnections(
+            self._loop,
+            node_id=self._config.node_id,
+            cluster_id=node.broker.directory.cluster_id,
+            connections_max=self._plan.peers,
+            seed=int.from_bytes(entropy(8), "big"),
+            deliver=self._runner.tell,
+            memory=self._memory,
+            metrics=self._metrics,
+            log=self._log,
         )
         self._runner.perform(effects)
         self._runner.flush()
@@ -161,16 +180,21 @@ class BrokerServer:
         self._check_connections()
         self._collector.start()
         self._listen(listen, self._runner)
-        self._addresses = (_name(listen), _name(http) if http is not None else "off")
+        of_http = str(socket_address(http)) if http is not None else "off"
+        self._addresses = (str(self._listeners.addresses[LISTENER_DEFAULT]), of_http)
         self._state = ""
         self._log.info(
             "ready",
             clients=self._addresses[0],
             http=self._addresses[1],
-            advertised=str(self._advertised),
+            advertised=", ".join(f"{n} {where}" for n, where in self._advertised.items()),
             recovery_ms=round((time.monotonic() - started) * 1000),
             version=VERSION,
         )
+
+    def _memory_holders(self) -> list[Holder]:
+        peers = self._peers.links if self._peers is not None else ()
+        return [*self._connections.by_id.values(), *peers]
 
     async def _start_http(self, sock: socket.socket) -> None:
         self._http = HttpServer(
@@ -182,7 +206,7 @@ class BrokerServer:
         )
         await self._http.start(sock)
 
-    def _listen(self, listen: socket.socket, runner: NodeRunner) -> None:
+    def _listen(self, listen: Mapping[str, socket.socket], runner: NodeRunner) -> None:
         data_dir = self._config.data_dir
         context = ConnectionContext(
             runner=runner,
@@ -195,27 +219,8 @@ class BrokerServer:
             pool=BufferPool(),
             hide_paths=path_hider(data_dir, os.path.abspath(data_dir), os.path.realpath(data_dir)),
         )
-        begin_to_listen(listen, _BACKLOG)
-        self._acceptor = Acceptor(
-            self._loop, listen, lambda: ClientProtocol(context), log=self._log
-        )
-
-    def _node_config(self) -> NodeConfig:
-        config = self._config
-        return NodeConfig(
-            data_dir=config.data_dir,
-            node_id=config.node_id,
-            cluster_id=config.cluster_id,
-            advertised_host=self._advertised.host,
-            advertised_port=self._advertised.port,
-            rack=config.rack,
-            software_version=VERSION,
-            topic_defaults=dict(config.topic_defaults),
-            disk_reserve_bytes=config.disk_reserve_bytes,
-            frame_bytes_max=config.frame_bytes_max,
-            # No more than run at once: what waits, waits where askers take turns.
-            flushes_in_flight_max=config.fsync_threads,
-        )
+        for name, sock in listen.items():
+            self._listeners.open(sock, context._replace(listener=name))
 
     def ready_line(self) -> str:
         """The line on standard output that says where the broker listens, when it is ready."""
@@ -260,8 +265,7 @@ class BrokerServer:
         assert self._runner is not None
         deadline = self._loop.time() + self.shutdown_timeout_s
         self._state = "stopping"
-        if self._acceptor is not None:
-            self._acceptor.close()
+        self._listeners.close()
         self._stop_disk_watch()
         self._runner.tell(Shutdown())
         try:
@@ -285,9 +289,10 @@ class BrokerServer:
             timer.cancel()
         self._timers.clear()
         self._collector.stop()
-        if self._acceptor is not None:
-            self._acceptor.close()
+        self._listeners.close()
         self._all_connections("parting from a client", lambda c: c.close_soon("broker stops"))
+        if self._peers is not None:
+            self._peers.close()
         if self._runner is not None:
             self._runner.close(0.0)
         if self._http is not None:
@@ -369,7 +374,3 @@ def _limits(config: BrokerConfig, plan: DescriptorPlan) -> ConnectionLimits:
     return ConnectionLimits.from_config(
         config, connections_max=plan.clients, lingering_max=plan.refusals
     )
-
-
-def _name(sock: socket.socket) -> str:
-    return str(Address(*sock.getsockname()[:2]))

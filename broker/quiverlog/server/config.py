@@ -22,14 +22,21 @@ from quiverlog import limits
 from quiverlog.addresses import Address
 from quiverlog.core.controller.configs import CONFIG_DEFS, topic_config
 from quiverlog.errors import InvalidConfig
+from quiverlog.node.config import LISTENER_DEFAULT
 from quiverlog.server.config_file import read_config_file
 from quiverlog.server.config_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
+from quiverlog.server.listener_config import (
+    LISTENERS_PREFIX,
+    ListenerConfig,
+    listener_key,
+    parse_listeners,
+    refuse_shared_ports,
+)
 from quiverlog.settings import InvalidValue
 
 __all__ = ["BrokerConfig", "load_config"]
 
 TOPIC_DEFAULTS_PREFIX: Final = "topic.defaults."
-_EVERY_ADDRESS: Final = frozenset(("0.0.0.0", "::"))
 
 _ENV_OF_OTHERS: Final = re.compile(
     # Clients and tools have variables of their own, and Kubernetes sets the last two kinds in
@@ -38,6 +45,7 @@ _ENV_OF_OTHERS: Final = re.compile(
 )
 
 
+_ENV_OF_LISTENER: Final = re.compile(r"QUIVERLOG_LISTENERS_([A-Z0-9]+)_([A-Z]+)")
 _BY_ENV: Final = {
     env_of(key): key
     for key in (*CONFIG_KEYS, *(TOPIC_DEFAULTS_PREFIX + key for key in CONFIG_DEFS))
@@ -51,6 +59,7 @@ class BrokerConfig:
     data_dir: str
     listen: Address
     advertise: Address | None
+    inter_broker_listener: str
     http_listen: Address | None
     node_id: int
     cluster_id: str
@@ -73,6 +82,8 @@ class BrokerConfig:
     log_level: str
     log_format: str
     topic_defaults: Mapping[str, str]
+    listeners: Mapping[str, ListenerConfig]
+    """Those with a name; `default` is `listen` and `advertise`."""
 
 
 class _Given(NamedTuple):
@@ -124,6 +135,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, _Given]:
         if not variable.startswith(ENV_PREFIX) or _ENV_OF_OTHERS.fullmatch(variable):
             continue
         name = _BY_ENV.get(variable)
+        if name is None and (of_listener := _ENV_OF_LISTENER.fullmatch(variable)):
+            name = f"{LISTENERS_PREFIX}{of_listener[1].lower()}.{of_listener[2].lower()}"
         if name is None:
             raise InvalidConfig(f"environment variable {variable}: there is no such key.")
         settings[name] = _Given(value, f"environment variable {variable}")
@@ -133,9 +146,12 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, _Given]:
 def _typed(settings: Mapping[str, _Given]) -> BrokerConfig:
     values: dict[str, Any] = {}
     topic_defaults: dict[str, str] = {}
+    of_listeners: dict[str, tuple[object, str]] = {}
     for name, (value, source) in settings.items():
         topic_key = name.removeprefix(TOPIC_DEFAULTS_PREFIX)
-        if topic_key != name and topic_key in CONFIG_DEFS:
+        if listener_key(name) is not None:
+            of_listeners[name] = (value, source)
+        elif topic_key != name and topic_key in CONFIG_DEFS:
             topic_defaults[topic_key] = _parse_topic_default(topic_key, value, source)
         elif name not in CONFIG_KEYS:
             raise InvalidConfig(f"{source}: {_why_unknown(name)}.")
@@ -146,6 +162,7 @@ def _typed(settings: Mapping[str, _Given]) -> BrokerConfig:
                 raise InvalidConfig(f"{source} {error}") from None
     for key in CONFIG_KEYS.values():
         values.setdefault(key.field, key.parse(key.default))
+    values["listeners"] = parse_listeners(of_listeners)
     _refuse_contradictions(values, topic_defaults, settings)
     return BrokerConfig(topic_defaults=topic_defaults, **values)
 
@@ -180,11 +197,13 @@ def _refuse_contradictions(
     listen, http, advertise = values["listen"], values["http_listen"], values["advertise"]
     if listen is None:
         raise InvalidConfig(f"{source('listen')}: a broker must listen somewhere.")
-    same_port = http is not None and http.port and http.port == listen.port
-    if same_port and (http.host == listen.host or _EVERY_ADDRESS & {http.host, listen.host}):
+    named = values["listeners"]
+    others = ((f"{LISTENERS_PREFIX}{name}.bind", one.bind) for name, one in named.items())
+    refuse_shared_ports([("listen", listen), ("http.listen", http), *others], source)
+    between = values["inter_broker_listener"]
+    if between not in (LISTENER_DEFAULT, *named):
         raise InvalidConfig(
-            f"{source('listen', 'http.listen')}: clients and HTTP cannot share port {listen.port}"
-            f" of {listen.host}."
+            f"{source('inter.broker.listener')}: no listener is called {between!r}."
         )
     if advertise is not None and advertise.port == 0 and listen.port != 0:
         raise InvalidConfig(f"{source('advertise')}: port 0 can only go with `listen` on port 0.")

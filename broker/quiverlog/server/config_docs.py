@@ -8,6 +8,7 @@ from __future__ import annotations
 from quiverlog.core.controller.configs import CONFIG_DEFS
 from quiverlog.server.config import TOPIC_DEFAULTS_PREFIX
 from quiverlog.server.config_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
+from quiverlog.server.listener_config import LISTENER_KEYS, LISTENERS_MAX, LISTENERS_PREFIX
 from quiverlog.settings import Setting, markdown_table
 
 __all__ = ["render"]
@@ -51,6 +52,26 @@ regular one of at most 64 KiB.
 
 """
 
+_LISTENER_HEAD = f"""
+## Listeners
+
+`listen` and `advertise` are the listener `default`. A broker may have up to {LISTENERS_MAX} more,
+each with a name of small letters and digits, for networks that see it under other addresses.
+METADATA names the broker's address of the listener at which it was asked. In the file:
+
+```toml
+inter.broker.listener = "internal"
+
+[listeners.internal]
+bind = "10.0.0.1:9294"
+advertise = "broker-1.internal:9294"
+```
+
+On the command line it is `--set {LISTENERS_PREFIX}internal.bind=...`, in the environment
+`{ENV_PREFIX}LISTENERS_INTERNAL_BIND`.
+
+"""
+
 _TOPIC_HEAD = f"""
 ## Topic
 
@@ -72,7 +93,11 @@ def render() -> str:
         ("key", "default", "allowed", "meaning"),
         (_topic_row(setting) for setting in CONFIG_DEFS.values()),
     )
-    return _HEAD + broker + _TOPIC_HEAD + topic
+    listener = markdown_table(
+        ("key", "meaning"),
+        ((f"`{LISTENERS_PREFIX}<name>.{key}`", one.doc) for key, one in LISTENER_KEYS.items()),
+    )
+    return _HEAD + broker + _LISTENER_HEAD + listener + _TOPIC_HEAD + topic
 
 
 def _broker_row(setting: Setting) -> tuple[str, ...]:

@@ -54,6 +54,13 @@ _KEYS: Final = (
         " where that is every address (`0.0.0.0`, `[::]`).",
     ),
     Setting(
+        "inter.broker.listener",
+        _TEXT,
+        "default",
+        "The listener where brokers speak among themselves, and the only one that serves what only"
+        " they ask. `default`: the one of `listen`.",
+    ),
+    Setting(
         "http.listen",
         _ADDRESS,
         "127.0.0.1:9293",

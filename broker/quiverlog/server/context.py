@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from quiverlog.node.config import LISTENER_DEFAULT
 from quiverlog.server.connections import ConnectionTable
 from quiverlog.server.logs import Logger
 from quiverlog.server.memory import MemoryBudget
@@ -30,3 +31,5 @@ class ConnectionContext(NamedTuple):
     pool: BufferPool
     hide_paths: Callable[[str], str]
     """Makes an error message fit for clients."""
+    listener: str = LISTENER_DEFAULT
+    """The listener that takes the connections."""

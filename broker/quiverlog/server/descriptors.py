@@ -1,6 +1,6 @@
 """How the process's open files are shared out, decided once at the start.
 
-    files_max = log files + HTTP connections + clients
+    files_max = log files + HTTP connections + clients + connections to other brokers
               + connections that are being told why they are refused + reserve
 
 The reserve belongs to flushes, the metadata log, directories and the runtime: clients are refused
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quiverlog.errors import InvalidConfig
+from quiverlog.limits import PEER_CONNECTIONS_MAX
 from quiverlog.storage.posix import FILES_OPEN_MAX, RESERVED_DESCRIPTORS
 
 __all__ = ["DescriptorPlan", "plan_descriptors", "raise_file_limit"]
@@ -33,6 +34,8 @@ CLIENTS_MIN: Final = 16
 HTTP_MIN: Final = 4
 REFUSALS_MIN: Final = 4
 REFUSALS_MAX: Final = 64
+PEERS_MIN: Final = 4
+"""Two to each of two other brokers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,27 +47,32 @@ class DescriptorPlan:
     log_files: int
     http: int
     refusals: int
+    peers: int
     clients: int
 
     def __post_init__(self) -> None:
-        total = self.reserve + self.log_files + self.http + self.refusals + self.clients
-        assert total <= self.files_max, f"{total} of {self.files_max} are given away"
-        assert min(self.reserve, self.log_files, self.http, self.refusals, self.clients) > 0
+        shares = (self.reserve, self.log_files, self.http, self.refusals, self.peers, self.clients)
+        assert sum(shares) <= self.files_max, f"{sum(shares)} of {self.files_max} are given away"
+        assert min(shares) > 0
 
 
 def plan_descriptors(
-    files_max: int, *, clients_wanted: int, http_wanted: int, job_threads: int
+    files_max: int, *, clients_wanted: int, http_wanted: int, job_threads: int, listeners: int = 1
 ) -> DescriptorPlan:
     """Share out `files_max` descriptors.
 
     Raises:
         InvalidConfig: too few to work with; the message says what to do.
     """
-    reserve, log_files, http, refusals = _shares(files_max, http_wanted, job_threads)
-    room = files_max - reserve - log_files - http - refusals
+    assert job_threads >= 1
+    assert listeners >= 1
+    at_work = RUNTIME_FILES + RESERVED_DESCRIPTORS + FILES_PER_JOB * job_threads + listeners - 1
+    shares = _shares(files_max, http_wanted, at_work)
+    reserve, log_files, http, refusals, peers = shares
+    room = files_max - sum(shares)
     if room < CLIENTS_MIN:
         enough = files_max
-        while enough - sum(_shares(enough, http_wanted, job_threads)) < CLIENTS_MIN:
+        while enough - sum(_shares(enough, http_wanted, at_work)) < CLIENTS_MIN:
             enough += 1
         raise InvalidConfig(
             f"the process may open {files_max} files (`ulimit -n`), a broker of this configuration"
@@ -76,19 +84,19 @@ def plan_descriptors(
         log_files=log_files,
         http=http,
         refusals=refusals,
+        peers=peers,
         clients=min(clients_wanted, room),
     )
 
 
-def _shares(files_max: int, http_wanted: int, job_threads: int) -> tuple[int, int, int, int]:
-    """(reserve, log files, HTTP, refusals); clients get the rest."""
-    assert job_threads >= 1
-    at_work = RUNTIME_FILES + RESERVED_DESCRIPTORS + FILES_PER_JOB * job_threads
+def _shares(files_max: int, http_wanted: int, at_work: int) -> tuple[int, ...]:
+    """(reserve, log files, HTTP, refusals, other brokers); clients get the rest."""
     reserve = max(at_work, min(RESERVE_FILES_MAX, files_max // 8))
     log_files = max(LOG_FILES_MIN, min(FILES_OPEN_MAX, files_max // 4))
     http = max(HTTP_MIN, min(http_wanted, files_max // 16))
     refusals = max(REFUSALS_MIN, min(REFUSALS_MAX, files_max // 16))
-    return reserve, log_files, http, refusals
+    peers = max(PEERS_MIN, min(PEER_CONNECTIONS_MAX, files_max // 16))
+    return reserve, log_files, http, refusals, peers
 
 
 def raise_file_limit() -> int:

@@ -103,6 +103,9 @@ class ServerMetrics:
         "loop_lag",
         "loop_lag_max_us",
         "node",
+        "peer_failures",
+        "peer_requests_dropped",
+        "peers_open",
         "reads_paused",
         "requests",
         "sync",
@@ -119,6 +122,9 @@ class ServerMetrics:
         self.connections_refused = 0
         self.connections_closed_by: dict[str, int] = {}
         self.reads_paused = 0
+        self.peers_open = 0
+        self.peer_failures: dict[str, int] = {}
+        self.peer_requests_dropped = 0
         self.loop_lag = Histogram()
         self.loop_lag_max_us = 0
         self.sync = Histogram()
@@ -136,6 +142,10 @@ class ServerMetrics:
             counters = self.job_kinds[kind] = JobCounters()
         counters.count += 1
         counters.elapsed_us += elapsed_us
+
+    def count_peer_failure(self, error: str) -> None:
+        """A connection to another broker failed, or could not be made."""
+        self.peer_failures[error] = self.peer_failures.get(error, 0) + 1
 
     def count_error(self, code: int) -> None:
         """One answer carried this error code."""
@@ -203,6 +213,7 @@ class MetricsExporter:
         """Called by the registry."""
         yield from self._requests()
         yield from self._connections()
+        yield from self._peers()
         yield from self._loop_and_disk()
         yield from self._memory_and_jobs()
         yield from self._topics()
@@ -251,6 +262,19 @@ class MetricsExporter:
         yield _counter("network_received_bytes", "Bytes received from clients.", m.bytes_in)
         yield _counter("network_sent_bytes", "Bytes handed to clients' sockets.", m.bytes_out)
         yield _counter("reads_paused", "Reading paused to hold a client back.", m.reads_paused)
+
+    def _peers(self) -> Iterator[Metric]:
+        m = self._metrics
+        yield _gauge("peer_connections", "Open connections to other brokers.", m.peers_open)
+        failures = CounterMetricFamily(
+            "quiverlog_peer_failures", "Failed connections to other brokers.", labels=["error"]
+        )
+        for error, count in sorted(m.peer_failures.copy().items()):
+            failures.add_metric([error], count)
+        yield failures
+        yield _counter(
+            "peer_requests_dropped", "Requests to them that gave way.", m.peer_requests_dropped
+        )
 
     def _loop_and_disk(self) -> Iterator[Metric]:
         m = self._metrics

@@ -17,10 +17,13 @@ from typing import Final
 
 from quiverlog.node.effects import (
     CloseConnection,
+    ClosePeer,
     Effect,
     Job,
     LogLine,
+    PeerAddresses,
     Respond,
+    SendToPeer,
     ShutdownComplete,
     StartComplete,
     StartJob,
@@ -31,6 +34,7 @@ from quiverlog.server.connections import Connection, ConnectionTable
 from quiverlog.server.jobs import FLUSH, JobPool
 from quiverlog.server.logs import Logger
 from quiverlog.server.metrics import ServerMetrics
+from quiverlog.server.peers import PeerConnections
 from quiverlog.types import Now
 
 __all__ = ["NodeRunner", "monotonic_us", "read_clocks"]
@@ -79,6 +83,8 @@ class NodeRunner:
             work_threads=work_threads,
             wake=lambda: loop.call_soon_threadsafe(self._jobs_done),
         )
+        self.peers: PeerConnections | None = None
+        """Performs what the node asks of other brokers; set before the node asks for it."""
         self._dirty: list[Connection] = []
         self._timer: asyncio.Handle | None = None
         self._timer_us = 0
@@ -99,9 +105,9 @@ class NodeRunner:
         if effects:
             self.perform(effects)
 
-    def tell(self, event: Event) -> None:
-        """One event from outside a connection: handle it now and send what it answers."""
-        self.handle_many((event,), self._clocks())
+    def tell(self, *events: Event) -> None:
+        """Events from outside a connection: handle them now and send what they answer."""
+        self.handle_many(events, self._clocks())
         self.flush()
 
     def perform(self, effects: list[Effect]) -> None:
@@ -122,6 +128,8 @@ class NodeRunner:
                 connection = self._connections.get(effect.connection_id)
                 if connection is not None:
                     connection.close_soon(effect.why)
+            elif isinstance(effect, SendToPeer | ClosePeer | PeerAddresses):
+                self._to_peers(effect)
             elif type(effect) is StartComplete:
                 self.start_complete.set()
             elif type(effect) is ShutdownComplete:
@@ -129,6 +137,15 @@ class NodeRunner:
                 self.shutdown_complete.set()
         if jobs:
             self.jobs.submit(*jobs)
+
+    def _to_peers(self, effect: SendToPeer | ClosePeer | PeerAddresses) -> None:
+        assert self.peers is not None, "the node speaks to others when there are connections"
+        if type(effect) is SendToPeer:
+            self.peers.send(effect)
+        elif type(effect) is ClosePeer:
+            self.peers.give_up(effect.peer, effect.why)
+        elif type(effect) is PeerAddresses:
+            self.peers.change_addresses(effect.by_node)
 
     def flush(self) -> None:
         """Send what has gathered, one write per connection; then set the timer."""

@@ -96,7 +96,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._refuse(TooManyConnections(f"the broker has its {limit} connections."), 0, 0)
             return
         self.state = ConnectionState(monotonic_us())
-        context.runner.tell(ConnectionOpened(self.connection_id, self.peer))
+        context.runner.tell(ConnectionOpened(self.connection_id, self.peer, context.listener))
         context.metrics.connections_accepted += 1
         context.metrics.connections_open += 1
         self.limits_changed()

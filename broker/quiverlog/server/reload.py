@@ -42,5 +42,7 @@ def compare_configs(running: BrokerConfig, found: BrokerConfig) -> Reload:
             restart.append(key)
     if dict(running.topic_defaults) != dict(found.topic_defaults):
         restart.append("topic.defaults")
+    if dict(running.listeners) != dict(found.listeners):
+        restart.append("listeners")
     config = dataclasses.replace(running, **values)  # type: ignore[arg-type]
     return Reload(config, changed, tuple(restart))

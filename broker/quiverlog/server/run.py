@@ -32,8 +32,10 @@ from quiverlog.errors import (
     QuiverlogError,
     UnsupportedFormat,
 )
+from quiverlog.node.config import LISTENER_DEFAULT
 from quiverlog.server.broker_server import BrokerServer
 from quiverlog.server.config import BrokerConfig
+from quiverlog.server.listener_config import LISTENERS_PREFIX, ListenerConfig
 from quiverlog.server.logs import LogControl, Logger, bridge_logging, make_logger
 from quiverlog.server.reloader import ConfigReloader
 from quiverlog.server.signals import handle_signals, hold_hangups
@@ -112,11 +114,16 @@ async def _run(
     reloader = ConfigReloader(asyncio.get_running_loop(), read_config, log=log)
     handle_signals(stop=stop, reload=reloader.request, log=log, exit_code_forced=EXIT_FAILED)
     with contextlib.ExitStack() as sockets:
-        listen = sockets.enter_context(bind(config.listen, "listen"))
+        listen = {LISTENER_DEFAULT: sockets.enter_context(bind(config.listen, "listen"))}
+        for name, one in config.listeners.items():
+            key = f"{LISTENERS_PREFIX}{name}.bind"
+            listen[name] = sockets.enter_context(bind(one.bind, key))
         http = None
         if config.http_listen is not None:
             http = sockets.enter_context(bind(config.http_listen, "http.listen"))
-        advertised = advertised_address(config, listen, log)
+        wanted = {LISTENER_DEFAULT: ListenerConfig(config.listen, config.advertise)}
+        wanted |= config.listeners
+        advertised = {n: advertised_address(wanted[n], listen[n], log) for n in listen}
         server = BrokerServer(config, log, control=control, advertised=advertised)
         try:
             await server.start(listen, http, entropy=secrets.token_bytes)
@@ -156,13 +163,13 @@ def bind(address: Address, key: str) -> socket.socket:
     return sock
 
 
-def advertised_address(config: BrokerConfig, listen: socket.socket, log: Logger) -> Address:
-    """What clients are told to connect to."""
+def advertised_address(config: ListenerConfig, listen: socket.socket, log: Logger) -> Address:
+    """What those who ask at a listener are told to connect to."""
     bound = Address(*listen.getsockname()[:2])
     if config.advertise is not None:
         return Address(config.advertise.host, config.advertise.port or bound.port)
     if bound.host not in ("0.0.0.0", "::"):
-        return Address(config.listen.host, bound.port)
+        return Address(config.bind.host, bound.port)
     host = socket.gethostname()
     log.warning(
         "listening on every address: clients are told this host's name; set `advertise` if they"

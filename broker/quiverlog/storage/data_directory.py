@@ -3,14 +3,14 @@
 Owns:
 - the lock          flock on the directory itself and on the file `lock` in it, so that two brokers
                     never share a directory; `lock` names the incarnation that has it;
-- `node.json`       magic, format version, cluster id, node id: written once;
+- `node.json`       magic, format version, cluster id, node id, directory id (node_file.py);
 - `clean-shutdown`  there only while a cleanly stopped broker's data lie still: consumed at start,
                     so that a crash at any later moment counts as unclean; it knows how long the
                     metadata log was, so that one that was cut since is noticed;
 - `clock`           the wall clock that was believed a while ago, or at the stop (node/clock.py);
 - `reserve`         bytes that stand for nothing, given up where a start finds no room for what it
                     must write;
-- `metadata/`       the metadata log (metadata_log.py);
+- `metadata/`       the metadata log and the vote (quorum_log.py);
 - `data/`           the partitions (partition_directories.py).
 
 Every method raises errors of the error table, never a bare OSError. Whichever step fails, the next
@@ -30,7 +30,7 @@ from quiverlog.storage.checkpoint import Bounds
 from quiverlog.storage.disk import Disk, DiskLock, out_of_descriptors
 from quiverlog.storage.frames import pack_file, unpack_file
 from quiverlog.storage.log_files import move_aside
-from quiverlog.storage.node_file import NodeFile, load_node
+from quiverlog.storage.node_file import NodeFile, identify, load_node
 from quiverlog.storage.partition_directories import PartitionDirectories, typed_errors
 
 __all__ = ["RESERVE_BYTES", "DataDirectory"]
@@ -65,6 +65,7 @@ class DataDirectory(PartitionDirectories):
         "_lock",
         "clean",
         "cluster_id",
+        "directory_id",
         "incarnation",
         "metadata_bytes",
         "node_id",
@@ -91,6 +92,7 @@ class DataDirectory(PartitionDirectories):
         self.path = path
         self.cluster_id = node.cluster_id
         self.node_id = node.node_id
+        self.directory_id = node.directory_id
         self.incarnation = incarnation
         self.clean = clean
         self.metadata_bytes = metadata_bytes
@@ -147,6 +149,12 @@ class DataDirectory(PartitionDirectories):
         directory.notes += notes
         directory._restrict()
         directory._use_or_make_reserve()
+        with typed_errors(path):
+            try:
+                directory.directory_id = identify(disk, path, node, entropy)
+            except BaseException:
+                lock.release()
+                raise
         return directory
 
     def _restrict(self) -> None:

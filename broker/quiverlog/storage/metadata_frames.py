@@ -15,15 +15,29 @@ from quiverlog.errors import CorruptLog
 from quiverlog.storage.frames import check_version
 from quiverlog.storage.tail import SECTOR_BYTES, looks_unwritten
 
-__all__ = ["FILE_HEADER", "FILE_HEADER_BYTES", "Frames", "pack_frame", "parse"]
+__all__ = [
+    "FILE_HEADER_BYTES",
+    "FRAME_OVERHEAD_BYTES",
+    "ITEM_OVERHEAD_BYTES",
+    "VERSION_QUORUM",
+    "VERSION_SINGLE",
+    "Frames",
+    "file_header",
+    "pack_frame",
+    "parse",
+]
 
 _MAGIC: Final = b"QVMETLOG"
-_VERSION: Final = 1
+VERSION_SINGLE: Final = 1
+"""Entries are the controller's own: of a broker that had no quorum yet."""
+VERSION_QUORUM: Final = 2
+"""Entries are those of quorum_items.py."""
 _HEAD: Final = struct.Struct("<8sH6x")
 _FRAME: Final = struct.Struct("<II")
 _U32: Final = struct.Struct("<I")
-FILE_HEADER: Final = _HEAD.pack(_MAGIC, _VERSION)
-FILE_HEADER_BYTES: Final = len(FILE_HEADER)
+FILE_HEADER_BYTES: Final = _HEAD.size
+FRAME_OVERHEAD_BYTES: Final = _FRAME.size
+ITEM_OVERHEAD_BYTES: Final = _U32.size
 _HOLE_BYTES_MIN: Final = 8
 _SEARCH_CHECKSUM_BYTES_MIN: Final = 64 * 1024 * 1024
 _SEARCH_STEPS_MIN: Final = 1_000_000
@@ -32,9 +46,15 @@ _SEARCH_STEPS_MIN: Final = 1_000_000
 class Frames(NamedTuple):
     """What a file holds: `end` is the position after the last whole frame, `last` its position."""
 
+    version: int
     entries: list[bytes]
     end: int
     last: int
+
+
+def file_header(version: int) -> bytes:
+    """What a file begins with."""
+    return _HEAD.pack(_MAGIC, version)
 
 
 def pack_frame(entries: Sequence[bytes]) -> bytes:
@@ -46,8 +66,8 @@ def pack_frame(entries: Sequence[bytes]) -> bytes:
     return size + _U32.pack(crc32c(payload, crc32c(size))) + payload
 
 
-def parse(path: str, data: bytes) -> Frames:
-    """Read a whole file.
+def parse(path: str, data: bytes, newest: int = VERSION_SINGLE) -> Frames:
+    """Read a whole file of a version up to `newest`.
 
     Raises:
         CorruptLog: not a metadata log, or damaged.
@@ -58,7 +78,8 @@ def parse(path: str, data: bytes) -> Frames:
             f"{path} is not a metadata log: restore the file from a backup; it was not changed.",
             file=path,
         )
-    check_version(path, _HEAD.unpack_from(data)[1], _VERSION)
+    version = _HEAD.unpack_from(data)[1]
+    check_version(path, version, newest)
     entries: list[bytes] = []
     view = memoryview(data)
     at = last = FILE_HEADER_BYTES
@@ -67,14 +88,14 @@ def parse(path: str, data: bytes) -> Frames:
         if end is None:
             if not _is_torn(view, at):
                 raise _damaged(path, at)
-            return Frames(entries, at, last)
+            return Frames(version, entries, at, last)
         try:
             entries.extend(_split(view[at + _FRAME.size : end]))
         except struct.error as error:
             raise _damaged(path, at) from error
         last, at = at, end
     assert last <= at == len(data)
-    return Frames(entries, at, last)
+    return Frames(version, entries, at, last)
 
 
 def _damaged(path: str, at: int) -> CorruptLog:

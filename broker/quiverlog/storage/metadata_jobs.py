@@ -15,7 +15,7 @@ from typing import Final
 
 from quiverlog.errors import QuiverlogError, StorageFault, ThrottledBroker
 from quiverlog.storage.disk import Disk, File, out_of_descriptors, short_name
-from quiverlog.storage.metadata_frames import FILE_HEADER, pack_frame
+from quiverlog.storage.metadata_frames import FILE_HEADER_BYTES, file_header, pack_frame
 
 __all__ = ["AppendJob", "CompactJob", "Tail"]
 
@@ -29,9 +29,10 @@ class Tail:
     then. `name_unflushed`: the file is new and its name not yet durable.
     """
 
-    __slots__ = ("disk", "fault", "file", "name_unflushed", "path", "unflushed")
+    __slots__ = ("disk", "fault", "file", "header", "name_unflushed", "path", "unflushed")
 
-    def __init__(self, disk: Disk, path: str, file: File) -> None:
+    def __init__(self, disk: Disk, path: str, file: File, version: int) -> None:
+        self.header = file_header(version)
         self.disk = disk
         self.path = path
         self.file = file
@@ -101,20 +102,37 @@ class Tail:
                     f"{short_name(self.path)} was not compacted: {error.strerror}."
                 ) from error
             raise
+        self._flush_new_name()
+        return self.file.size
+
+    def install(self, new: File) -> int:
+        """A file that is whole and flushed takes the place of this one. Returns its size.
+
+        Raises StorageFault: the old file has the name, unless `fault` says that nobody knows.
+        """
+        self.check()
+        try:
+            self._rename(new)
+        except OSError as error:
+            raise StorageFault(
+                f"{short_name(self.path)} was not replaced: {error.strerror}."
+            ) from error
+        self._flush_new_name()
+        return self.file.size
+
+    def _flush_new_name(self) -> None:
         self.unflushed = None
         self.name_unflushed = True
         # Out of descriptors: the next append tries again before it writes.
         with contextlib.suppress(ThrottledBroker):
             self._sync_name()
-        assert self.file.size >= len(snapshot)
         assert self.file.path == self.path, "what is appended from here on lies under the name"
-        return self.file.size
 
     def _write_new(self, temporary: str, snapshot: bytes, position: int) -> None:
         if self.disk.exists(temporary):
             self.disk.remove(temporary)
         old = self.file
-        assert len(FILE_HEADER) <= position <= old.size, "the snapshot stands for what was written"
+        assert FILE_HEADER_BYTES <= position <= old.size, "the snapshot stands for what was written"
         behind = old.read_copy(position, old.size - position)
         if len(behind) != old.size - position:
             raise StorageFault(f"{short_name(self.path)} is shorter than what was written.")
@@ -122,6 +140,10 @@ class Tail:
         new.append([snapshot, behind] if behind else [snapshot])
         assert new.size == len(snapshot) + len(behind)
         new.sync()
+        self._rename(new)
+
+    def _rename(self, new: File) -> None:
+        old = self.file
         self.disk.replace(new, self.path)
         # From here on the old file has no name: whatever else fails, nothing is written to it.
         self.file = new
@@ -152,11 +174,13 @@ class CompactJob:
     Args:
         snapshot: makes the entries that stand for what is replaced. The job calls it, because it
             may take long: whoever hands it in changes nothing of what it reads until the job ends.
+        kept: entries that follow the snapshot in a frame of their own.
 
     `snapshot_bytes`: bytes that stand for what was replaced, once the job has run.
     """
 
     __slots__ = (
+        "_kept",
         "_make_snapshot",
         "_position",
         "_tail",
@@ -172,10 +196,12 @@ class CompactJob:
         snapshot: Callable[[], Sequence[bytes]],
         position: int,
         replaced_entries: int,
+        kept: Sequence[bytes] = (),
     ) -> None:
-        assert len(FILE_HEADER) <= position, "the snapshot brings its own header"
+        assert position >= FILE_HEADER_BYTES, "the snapshot brings its own header"
         assert replaced_entries >= 0
         self._tail = tail
+        self._kept = kept
         self._make_snapshot = snapshot
         self._position = position
         self.snapshot_bytes = 0
@@ -184,6 +210,8 @@ class CompactJob:
         self.kind = "metadata compaction"
 
     def run(self) -> int:
-        snapshot = FILE_HEADER + pack_frame(self._make_snapshot())
+        snapshot = self._tail.header + pack_frame(self._make_snapshot())
+        if self._kept:
+            snapshot += pack_frame(self._kept)
         self.snapshot_bytes = len(snapshot)
         return self._tail.replace(snapshot, self._position)

@@ -28,7 +28,13 @@ from typing import Final
 
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError, StorageFault, ThrottledBroker
 from quiverlog.storage.disk import Disk, is_special_file
-from quiverlog.storage.metadata_frames import FILE_HEADER, FILE_HEADER_BYTES, Frames, parse
+from quiverlog.storage.metadata_frames import (
+    FILE_HEADER_BYTES,
+    VERSION_SINGLE,
+    Frames,
+    file_header,
+    parse,
+)
 from quiverlog.storage.metadata_jobs import AppendJob, CompactJob, Tail
 
 __all__ = ["AppendJob", "CompactJob", "MetadataLog", "restore_error"]
@@ -47,11 +53,13 @@ class MetadataLog:
         "_records",
         "_size",
         "_snapshot_bytes",
-        "_tail",
+        "tail",
+        "version",
     )
 
-    def __init__(self, tail: Tail, entries: list[bytes]) -> None:
-        self._tail = tail
+    def __init__(self, tail: Tail, entries: list[bytes], version: int) -> None:
+        self.tail = tail
+        self.version = version
         self._records = entries
         self._entry_count = len(entries)
         self._size = tail.file.size
@@ -68,6 +76,9 @@ class MetadataLog:
         create: bool = True,
         bytes_min: int = 0,
         before_cut: Callable[[Sequence[bytes]], str] = lambda _entries: "",
+        version: int = VERSION_SINGLE,
+        first: bytes = b"",
+        judge: Callable[[int, Sequence[bytes]], None] = lambda _version, _entries: None,
     ) -> MetadataLog:
         """Open or create the log in `directory`.
 
@@ -78,6 +89,9 @@ class MetadataLog:
             bytes_min: what the file is known to have held when it was last closed in order.
             before_cut: asked, with the entries before it, when the last frame seems to be an append
                 that never finished; says why it cannot be, or nothing.
+            version: of a new file; older ones are opened too, none is changed into another.
+            first: frames that a new file begins with.
+            judge: given the version and the entries before anything is changed; may raise.
 
         Raises:
             CorruptLog: an entry is damaged, or the file is missing or cut; nothing is changed.
@@ -87,7 +101,9 @@ class MetadataLog:
         """
         path = f"{directory}/metadata.log"
         try:
-            return cls._open(disk, directory, path, create, bytes_min, before_cut)
+            return cls._open(
+                disk, directory, path, create, bytes_min, before_cut, version, first, judge
+            )
         except OSError as error:
             if is_special_file(error):
                 raise restore_error(path, "is not a regular file") from error
@@ -102,29 +118,33 @@ class MetadataLog:
         create: bool,
         bytes_min: int,
         before_cut: Callable[[Sequence[bytes]], str],
+        version: int,
+        first: bytes,
+        judge: Callable[[int, Sequence[bytes]], None],
     ) -> MetadataLog:
         disk.make_dir(directory)
         new = False
         if not disk.exists(path):
             if not create or bytes_min:
                 raise restore_error(path, "is missing, yet there are partitions")
-            disk.write_file_atomic(path, FILE_HEADER)
+            disk.write_file_atomic(path, file_header(version) + first)
             new = True
         data = disk.read_file(path)
         if len(data) < bytes_min:
             raise restore_error(path, f"has {len(data)} bytes and had {bytes_min} at the last stop")
-        frames = parse(path, data)
+        frames = parse(path, data, version)
         if not frames.entries and not create:
             raise restore_error(path, "holds no entry, yet there are partitions")
         if frames.end < len(data) and (why := before_cut(frames.entries)):
             raise restore_error(path, f"ends inside of its last frame, {why}")
+        judge(frames.version, frames.entries)
         file = disk.open(path, create=False)
-        tail = Tail(disk, path, file)
+        tail = Tail(disk, path, file, frames.version)
         if not new:
             # A compaction of the last process may have failed to flush the name of this very file.
             tail.name_unflushed = True
             _flush_last(tail, data, frames)
-        return cls(tail, frames.entries)
+        return cls(tail, frames.entries, frames.version)
 
     # --- looking -------------------------------------------------------------------------------
     @property
@@ -161,7 +181,7 @@ class MetadataLog:
         """
         assert entries
         self.check_usable()
-        return AppendJob(self._tail, entries)
+        return AppendJob(self.tail, entries)
 
     def complete_append(self, job: AppendJob, size: int) -> None:
         """The append job is back with the `size` of the file: its entries are durable."""
@@ -176,11 +196,15 @@ class MetadataLog:
         False: nothing was written (no room, no descriptor). True: a write or an fsync failed, and
         only a restart tells whether the entries are there.
         """
-        assert job.key == self._tail.path
+        assert job.key == self.tail.path
         if isinstance(error, DiskFull | ThrottledBroker):
             return False
-        self._fault = str(getattr(error, "message", "")) or str(error)
+        self.put_out_of_service(error)
         return True
+
+    def put_out_of_service(self, error: BaseException) -> None:
+        """Nobody knows what the disk holds: no more writes until a restart."""
+        self._fault = str(getattr(error, "message", "")) or str(error)
 
     def append(self, entries: Sequence[bytes]) -> None:
         """`begin_append`, run and completed at once. Raises what the job raises."""
@@ -193,11 +217,13 @@ class MetadataLog:
         self.complete_append(job, size)
 
     # --- compacting ----------------------------------------------------------------------------
-    def begin_compact(self, snapshot: Callable[[], Sequence[bytes]]) -> CompactJob:
+    def begin_compact(
+        self, snapshot: Callable[[], Sequence[bytes]], kept: Sequence[bytes] = ()
+    ) -> CompactJob:
         """A job that replaces all entries whose append was completed by those of `snapshot`.
 
-        These must stand for exactly those; see `CompactJob`. Appends may be begun meanwhile; they
-        are kept.
+        These, and `kept`, must stand for exactly those; see `CompactJob`. Appends may be begun
+        meanwhile; they are kept.
 
         Raises:
             StorageFault: the log takes no writes until a restart.
@@ -205,7 +231,7 @@ class MetadataLog:
         assert not self._compacting, "one compaction at a time"
         self.check_usable()
         self._compacting = True
-        return CompactJob(self._tail, snapshot, self._size, self._entry_count)
+        return CompactJob(self.tail, snapshot, self._size, self._entry_count - len(kept), kept)
 
     def complete_compact(self, job: CompactJob, size: int) -> None:
         """The compaction job is back with the `size` of the new file."""
@@ -224,26 +250,37 @@ class MetadataLog:
         disk; either file holds every entry, and nothing more may be written to one of them.
         """
         assert self._compacting
-        assert job.key == self._tail.path
+        assert job.key == self.tail.path
         self._compacting = False
         # On a full disk every append would bring another one, which writes all and ends in vain:
         # it is tried again when there is twice as much to gain.
         self._snapshot_bytes = max(self._snapshot_bytes, self._size)
         # The job is back, so no other thread writes this. (The next job has the same key, and sets
         # what it finds wrong again.)
-        self._fault = self._fault or self._tail.fault
+        self._fault = self._fault or self.tail.fault
         return bool(self._fault)
+
+    def flush_name(self) -> None:
+        """Make all names in the log's directory durable. Raises OSError."""
+        self.tail.disk.sync_dir(self.tail.path.rpartition("/")[0])
+        self.tail.name_unflushed = False
+
+    def replaced(self, size: int) -> None:
+        """Another file, of one snapshot and nothing else, has taken the place of this one."""
+        self._entry_count = 0
+        self._size = size
+        self._snapshot_bytes = max(size, _COMPACT_BYTES_MIN)
 
     def close(self) -> None:
         """Let go of the file; every completed entry is durable already."""
-        self._tail.file.close()
+        self.tail.file.close()
 
     def check_usable(self) -> None:
         """Raises StorageFault when the log takes no more writes."""
         if self._fault:
             raise StorageFault(
                 f"the metadata log takes no writes until a restart: {self._fault}",
-                file=self._tail.path,
+                file=self.tail.path,
             )
 
 

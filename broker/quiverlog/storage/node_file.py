@@ -1,4 +1,7 @@
-"""`node.json`: which cluster and which node a data directory belongs to. Written once."""
+"""`node.json`: which cluster and which node a data directory belongs to, and which one it is.
+
+Written once. One that was made before directories had ids is written once more, with an id.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,38 @@ from quiverlog.errors import CorruptLog, ForeignDataDirectory
 from quiverlog.storage.disk import Disk, is_special_file
 from quiverlog.storage.frames import check_version
 
-__all__ = ["NodeFile", "load_node"]
+__all__ = ["NodeFile", "identify", "load_node"]
 
 _NODE_MAGIC: Final = "quiverlog-node"
 _JSON_VERSION: Final = 1
 _CLUSTER_ID_BYTES: Final = 16
+_DIRECTORY_ID_BYTES: Final = 16
 
 
 class NodeFile(msgspec.Struct, kw_only=True):
-    """`node.json`."""
+    """`node.json`.
+
+    `directory_id`: drawn by lot; another disk in the place of this one has another. Empty in files
+    of brokers that had no quorum.
+    """
 
     magic: str = _NODE_MAGIC
     version: int = _JSON_VERSION
     cluster_id: str
     node_id: int
+    directory_id: str = ""
+
+
+def _write(disk: Disk, path: str, node: NodeFile) -> None:
+    disk.write_file_atomic(f"{path}/node.json", msgspec.json.encode(node) + b"\n")
+
+
+def identify(disk: Disk, path: str, node: NodeFile, entropy: Callable[[int], bytes]) -> str:
+    """The directory's id; made, and durable, if it has none. Raises DiskFull or StorageFault."""
+    if not node.directory_id:
+        node.directory_id = entropy(_DIRECTORY_ID_BYTES).hex()
+        _write(disk, path, node)
+    return node.directory_id
 
 
 def _restore(file: str, what: str) -> CorruptLog:
@@ -43,8 +64,12 @@ def load_node(
             raise ForeignDataDirectory(
                 f"{path} holds data but {file} is missing: restore that file from a backup."
             )
-        node = NodeFile(cluster_id=cluster_id or entropy(_CLUSTER_ID_BYTES).hex(), node_id=node_id)
-        disk.write_file_atomic(file, msgspec.json.encode(node) + b"\n")
+        node = NodeFile(
+            cluster_id=cluster_id or entropy(_CLUSTER_ID_BYTES).hex(),
+            node_id=node_id,
+            directory_id=entropy(_DIRECTORY_ID_BYTES).hex(),
+        )
+        _write(disk, path, node)
         return node, True
     try:
         node = msgspec.json.decode(disk.read_file(file), type=NodeFile)

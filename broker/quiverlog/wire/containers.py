@@ -1,6 +1,6 @@
 """How many arrays and maps a msgpack header has, counted without decoding it.
 
-Owns the bound on answers of lists within lists. An empty array takes one byte of a header and some
+Owns the bound on messages of lists within lists. An empty array takes one byte of a header and some
 two hundred of memory once it is a part with lists of its own: the bound on each list and the bound
 on the header's bytes alone would let one answer cost 750 MiB.
 """
@@ -34,15 +34,19 @@ _SIZES: Final = {
 """All other values, with their mark. What is inside of an array or map follows it."""
 
 
-def check_containers(header: memoryview | bytes, error: type[QuiverlogError]) -> None:
-    """Raise `error` for a header with more arrays and maps than an answer may have."""
-    if len(header) <= RESPONSE_CONTAINERS_MAX:
+def check_containers(
+    header: memoryview | bytes,
+    error: type[QuiverlogError],
+    count_max: int = RESPONSE_CONTAINERS_MAX,
+) -> None:
+    """Raise `error` for a header with more arrays and maps than it may have, as an answer does."""
+    if len(header) <= count_max:
         return  # Each takes a byte at least.
     data = bytes(header)
-    if len(data) - len(data.translate(None, _MARKS)) <= RESPONSE_CONTAINERS_MAX:
+    if len(data) - len(data.translate(None, _MARKS)) <= count_max:
         return
-    if count_containers(data, RESPONSE_CONTAINERS_MAX) > RESPONSE_CONTAINERS_MAX:
-        raise error(f"an answer has at most {RESPONSE_CONTAINERS_MAX} arrays and maps.")
+    if count_containers(data, count_max) > count_max:
+        raise error(f"this header has at most {count_max} arrays and maps.")
 
 
 def count_containers(data: bytes, count_max: int) -> int:

@@ -76,7 +76,6 @@ _decode_error: Final = msgspec.msgpack.Decoder(Response).decode
 assert SCRATCH_BYTES > DEDICATED_BYTES_MIN
 assert OWN_SCRATCH_BYTES > DEDICATED_BYTES_MIN > PROBE_BYTES
 assert _PREFIX.size == FRAME_PREFIX_BYTES
-assert RESPONSE_CONTAINERS_MAX <= HEADER_BYTES_MAX, "a container takes a byte at least"
 
 
 class Frame(NamedTuple):
@@ -176,6 +175,7 @@ def decode_request(header: memoryview | bytes) -> Request:
             f"{spec.api.name} version {version} is not spoken here, only "
             f"{spec.version_min} to {spec.version_max}."
         )
+    check_containers(header, CorruptFrame, spec.request_containers_max)
     try:
         request = spec.request_decoder.decode(header)
     except _DECODE_ERRORS as error:

@@ -67,6 +67,8 @@ class Api(enum.IntEnum):
     DELETE_RECORDS = 11
     EPOCH_END_OFFSETS = 12
     DESCRIBE_RANGES = 13
+    QUORUM = 40
+    REPLICA_FETCH = 50
 
 
 class Part(msgspec.Struct, array_like=True, gc=False):

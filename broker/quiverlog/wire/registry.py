@@ -1,7 +1,7 @@
 """Which request and response belong to an API number, and which versions are spoken.
 
 One table; the decoders are made once at import. Adding an API means adding its two classes to
-`messages` and one line here.
+`messages` (those between brokers have files of their own) and one line here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from quiverlog.limits import HEADER_BYTES_MAX
+
 from . import messages as m
+from . import quorum_messages as q
+from . import replica_messages as r
 
 __all__ = ["APIS", "ApiSpec", "api_ranges"]
 
@@ -26,9 +30,19 @@ class ApiSpec:
     response_decoder: msgspec.msgpack.Decoder[m.Response]
     version_min: int
     version_max: int
+    between_brokers: bool
+    """Served to brokers alone, at the listener where they meet: no part of a client."""
+    request_containers_max: int
+    """Arrays and maps in a request's header, where lists within lists need a bound together."""
 
 
-def _spec(request: type[m.Request], response: type[m.Response]) -> ApiSpec:
+def _spec(
+    request: type[m.Request],
+    response: type[m.Response],
+    *,
+    between_brokers: bool = False,
+    request_containers_max: int = HEADER_BYTES_MAX,
+) -> ApiSpec:
     assert request.API is response.API
     return ApiSpec(
         api=request.API,
@@ -38,6 +52,8 @@ def _spec(request: type[m.Request], response: type[m.Response]) -> ApiSpec:
         response_decoder=msgspec.msgpack.Decoder(response),
         version_min=1,
         version_max=request.VERSION,
+        between_brokers=between_brokers,
+        request_containers_max=request_containers_max,
     )
 
 
@@ -58,12 +74,27 @@ APIS: dict[int, ApiSpec] = {
         _spec(m.DeleteRecordsRequest, m.DeleteRecordsResponse),
         _spec(m.EpochEndOffsetsRequest, m.EpochEndOffsetsResponse),
         _spec(m.DescribeRangesRequest, m.DescribeRangesResponse),
+        _spec(
+            q.QuorumRequest,
+            q.QuorumResponse,
+            between_brokers=True,
+            request_containers_max=q.QUORUM_CONTAINERS_MAX,
+        ),
+        _spec(r.ReplicaFetchRequest, r.ReplicaFetchResponse, between_brokers=True),
     )
 }
 
 assert set(APIS) == {int(api) for api in m.Api}, "every API has a line in the table"
 
 
-def api_ranges() -> list[m.ApiRange]:
-    """The API versions that HELLO answers with."""
-    return [m.ApiRange(int(s.api), s.version_min, s.version_max) for s in APIS.values()]
+def api_ranges(*, between_brokers: bool) -> list[m.ApiRange]:
+    """The API versions that HELLO answers with.
+
+    Args:
+        between_brokers: those that brokers alone are served as well.
+    """
+    return [
+        m.ApiRange(int(s.api), s.version_min, s.version_max)
+        for s in APIS.values()
+        if between_brokers or not s.between_brokers
+    ]

@@ -20,6 +20,7 @@ from quiverlog.limits import (
     INDEX_INTERVAL_BYTES,
     KIB,
     MIB,
+    REPLICATION_FACTOR_MAX,
     RETENTION_MS_DEFAULT,
     SEGMENT_BYTES_DEFAULT,
     SEGMENT_BYTES_MAX,
@@ -34,6 +35,8 @@ __all__ = ["CONFIG_DEFS", "RETIRED", "TopicConfig", "check_configs", "topic_conf
 
 DURABILITY_BY_REPLICATION: Final = "by replication factor"
 """Default of `durability`: `flushed` for one replica, `replicated` for more."""
+MIN_IN_SYNC_BY_REPLICATION: Final = "1 for one replica, 2 for more"
+"""Default of `min.insync.replicas`: `replicated` rows survive the loss of a machine."""
 
 _DEFS: Final = (
     Setting(
@@ -87,9 +90,22 @@ _DEFS: Final = (
         Kind.CHOICE,
         None,
         "What an acknowledgement rests on, at least: `memory` is the leader's page cache, `flushed`"
-        " its disk, `replicated` all in-sync replicas. Readers see rows once they are so safe.",
+        " its disk, `replicated` the logs of all in-sync replicas, `replicated_flushed` the disks"
+        " of at least `min.insync.replicas` of them as well. Readers of a topic with one replica"
+        " see rows once they are so safe, others once they are replicated.",
         choices=tuple(level.label for level in Durability if level >= 0),
         default_doc=DURABILITY_BY_REPLICATION,
+    ),
+    Setting(
+        "min.insync.replicas",
+        Kind.INTEGER,
+        None,
+        "Rows are replicated, and readers see them, while so many replicas are in sync; with fewer,"
+        " writes that ask for `replicated` are refused. All replicas, where there are not so many.",
+        unit="replicas",
+        minimum=1,
+        maximum=REPLICATION_FACTOR_MAX,
+        default_doc=MIN_IN_SYNC_BY_REPLICATION,
     ),
     Setting(
         "compression.type",
@@ -122,12 +138,11 @@ ABSENT: Final = {
     "cleanup.policy": "is not there yet: rows are deleted by `retention.ms` and `retention.bytes`,"
     " and keeping the newest row of each key (compaction) does not exist",
     "max.compaction.lag.ms": "is not there: logs are not compacted",
-    "min.insync.replicas": "is not there yet: a topic has one replica",
     "unclean.leader.election.enable": "is not there yet: a topic has one replica",
 }
 """Keys of Kafka's that would change nothing here."""
 
-RETIRED: Final = frozenset(("cleanup.policy", "min.insync.replicas"))
+RETIRED: Final = frozenset(("cleanup.policy",))
 """Keys that earlier versions stored. They never had an effect; replay skips them."""
 
 CONFIG_DEFS: Final = SettingsTable(_DEFS, absent=ABSENT)
@@ -143,6 +158,7 @@ class TopicConfig:
     segment_ms: int
     batch_bytes_max: int
     durability: Durability
+    min_in_sync_replicas: int
     compression: Compression
     validate_full: bool
     index_interval_bytes: int
@@ -152,6 +168,8 @@ def default_text(key: str, replication_factor: int) -> str:
     """The default of a key, as text, for a topic with so many replicas."""
     if key == "durability":
         return Durability.FLUSHED.label if replication_factor == 1 else Durability.REPLICATED.label
+    if key == "min.insync.replicas":
+        return "1" if replication_factor == 1 else "2"
     default = CONFIG_DEFS[key].default
     assert isinstance(default, str), key
     return default
@@ -208,6 +226,7 @@ def topic_config(
         segment_ms=number("segment.ms"),
         batch_bytes_max=number("max.message.bytes"),
         durability=Durability[text("durability").upper()],
+        min_in_sync_replicas=min(number("min.insync.replicas"), replication_factor),
         compression=Compression[text("compression.type").upper()],
         validate_full=text("validation") == "full",
         index_interval_bytes=number("index.interval.bytes"),
@@ -216,6 +235,7 @@ def topic_config(
     assert BATCH_HEADER_BYTES < config.batch_bytes_max <= BATCH_BYTES_MAX
     assert config.retention_ms == -1 or config.retention_ms > 0
     assert config.retention_bytes == -1 or config.retention_bytes > 0
-    if config.durability == Durability.REPLICATED and replication_factor == 1:
-        raise InvalidConfig("durability is 'replicated', but the topic has one replica.")
+    if config.durability >= Durability.REPLICATED and replication_factor == 1:
+        label = config.durability.label
+        raise InvalidConfig(f"durability is {label!r}, but the topic has one replica.")
     return config

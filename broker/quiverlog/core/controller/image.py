@@ -44,9 +44,17 @@ __all__ = ["Image", "PartitionImage", "TopicImage"]
 
 
 class PartitionImage:
-    """Who holds a partition, and who leads it."""
+    """Who holds a partition, and who leads it. `partition_epoch` counts its changes: who proposes
+    one names the epoch that it knows."""
 
-    __slots__ = ("in_sync_replicas", "leader_epoch", "leader_id", "partition", "replicas")
+    __slots__ = (
+        "in_sync_replicas",
+        "leader_epoch",
+        "leader_id",
+        "partition",
+        "partition_epoch",
+        "replicas",
+    )
 
     def __init__(self, record: PartitionRecord) -> None:
         assert record.replicas, "somebody holds a partition"
@@ -56,6 +64,7 @@ class PartitionImage:
         self.in_sync_replicas = record.in_sync_replicas
         self.leader_id = record.leader_id
         self.leader_epoch = record.leader_epoch
+        self.partition_epoch = record.partition_epoch
 
     def record(self, topic_id: bytes) -> PartitionRecord:
         """The record that this partition adds up to."""
@@ -67,6 +76,7 @@ class PartitionImage:
             self.in_sync_replicas,
             self.leader_id,
             self.leader_epoch,
+            self.partition_epoch,
         )
 
 
@@ -185,13 +195,14 @@ class Image:
         self.removed_topic_ids = dict(source.removed_topic_ids)
         assert len(self.topics) == len(self.topics_by_id) == len(source.topics)
 
-    def replay_entry(self, records: list[Record]) -> None:
-        """Take in one entry of the metadata log."""
+    def replay_entry(self, records: list[Record], *, version: int | None = None) -> None:
+        """Take in one entry of the metadata log, after which the image has `version`."""
         assert not self.frozen, "somebody reads the image"
         assert records, "an entry is at least one record"
-        self.version += 1
+        after = self.version + 1 if version is None else version
         for record in records:
             self.replay(record)
+        self.version = after if version is not None else max(after, self.version)
         assert len(self.topics) == len(self.topics_by_id)
         assert self.partition_count >= 0
 
@@ -255,6 +266,7 @@ class Image:
             partition.in_sync_replicas = record.in_sync_replicas
         if record.replicas is not None:
             partition.replicas = record.replicas
+        partition.partition_epoch += 1
         assert partition.replicas, "somebody holds a partition"
         assert partition.leader_id in (NO_LEADER, *partition.replicas), "one of them leads"
 

@@ -86,10 +86,11 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     in_sync_replicas: tuple[int, ...]
     leader_id: int
     leader_epoch: int = 0
+    partition_epoch: int = 0
 
 
 class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """What is not given (LEADER_STAYS, NO_EPOCH, None) stays."""
+    """What is not given (LEADER_STAYS, NO_EPOCH, None) stays. Each one is a partition epoch."""
 
     topic_id: bytes
     partition: int

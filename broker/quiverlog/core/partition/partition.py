@@ -1,42 +1,54 @@
-"""One partition as its leader sees it: who may write and read, and how far.
+"""One partition as its replica here sees it: who may write and read, and how far.
 
-Owns the leader epoch checks, the durability rule and the high watermark. Four positions are kept
-apart, and `acknowledged` is the one function that says which of them a level rests on:
+Owns the leader epoch checks, the durability rule and the high watermark. Positions are kept apart,
+and `acknowledged` is the one function that says which of them a level rests on:
 
-- `log_start_offset`  the first row that is kept;
-- `flushed_offset`    rows below it are on this broker's disk;
-- `replicated_offset` rows below it are in the log of every in-sync replica: see `replicated`;
-- `log_end_offset`    rows below it are in this broker's log.
+- `log_start_offset`         the first row that is kept;
+- `flushed_offset`           rows below it are on this broker's disk;
+- `high_watermark`           readers see rows below it;
+- `replicas_flushed_offset`  rows below it are on the disks of enough in-sync replicas;
+- `log_end_offset`           rows below it are in this broker's log.
 
-Readers see rows below the high watermark, which follows the topic's level, so that what a reader
-has seen cannot vanish by the failure that the level promises to survive. It is a position of its
-own: it never falls, even when the topic is altered to a safer level. While another broker leads, it
-is what that leader has said, as far as rows are here.
+The high watermark of a partition with more than one replica is where its rows are replicated
+(leadership.py), at every level of the topic. With one replica it follows the topic's level, so that
+what a reader has seen cannot vanish by the failure that the level promises to survive. It never
+falls, even when the topic is altered to a safer level; a truncation, which only an unclean election
+makes reach so far, takes it along. While another broker leads, it is what that leader has said, as
+far as rows are here. It is not kept over a restart: nobody knows then how much of it is here.
 
-The leader knows how far the in-sync followers have come by what they ask for. One that has not
-asked yet has nothing.
+A leader may know less than the one before it has shown. Until the high watermark has passed the
+start of its epoch (`is_current`), it does not say where the readable rows end.
 
-Invariants: start <= end, flushed <= end, replicated <= end, high watermark <= end. The start may
-pass the flushed and the replicated offset (rows of `memory` topics are given up unflushed).
+Invariants: start <= end, flushed <= end, high watermark <= end. The start may pass the flushed
+offset (rows of `memory` topics are given up unflushed).
 
 Must not know: files, connections, requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from quiverlog.errors import FencedLeaderEpoch, UnknownLeaderEpoch, UnsupportedDurability
+from quiverlog.core.partition.in_sync import InSync
+from quiverlog.core.partition.leadership import Leadership
+from quiverlog.errors import (
+    FencedLeaderEpoch,
+    NotEnoughReplicas,
+    UnknownLeaderEpoch,
+    UnsupportedDurability,
+)
+from quiverlog.limits import REPLICA_LAG_MS_MAX
 from quiverlog.types import NO_EPOCH, Durability, TopicPartition
 
-__all__ = ["PartitionState", "Positions", "acknowledged", "replicated"]
+__all__ = ["Assigned", "PartitionState", "Positions", "acknowledged"]
 
 # Looking a member of an enum up costs as much as five comparisons, on every request.
 _TOPIC_DEFAULT: Final = int(Durability.TOPIC_DEFAULT)
 _MEMORY: Final = int(Durability.MEMORY)
 _FLUSHED: Final = int(Durability.FLUSHED)
 _REPLICATED: Final = int(Durability.REPLICATED)
+_REPLICATED_FLUSHED: Final = int(Durability.REPLICATED_FLUSHED)
+_LEVELS: Final = frozenset((_MEMORY, _FLUSHED, _REPLICATED, _REPLICATED_FLUSHED))
 
 
 class Positions(Protocol):
@@ -46,7 +58,10 @@ class Positions(Protocol):
     def flushed_offset(self) -> int: ...
 
     @property
-    def replicated_offset(self) -> int: ...
+    def high_watermark(self) -> int: ...
+
+    @property
+    def replicas_flushed_offset(self) -> int: ...
 
     @property
     def log_end_offset(self) -> int: ...
@@ -58,13 +73,23 @@ def acknowledged(level: int, positions: Positions) -> int:
         return positions.flushed_offset
     if level == _MEMORY:
         return positions.log_end_offset
-    assert level == _REPLICATED, f"{level} is no level of durability"
-    return positions.replicated_offset
+    if level == _REPLICATED:
+        return positions.high_watermark
+    assert level == _REPLICATED_FLUSHED, f"{level} is no level of durability"
+    return min(positions.high_watermark, positions.replicas_flushed_offset)
 
 
-def replicated(log_end_offset: int, follower_ends: Iterable[int]) -> int:
-    """Rows below the answer are in the log of every in-sync replica; a single one has all."""
-    return min((log_end_offset, *follower_ends))
+class Assigned(NamedTuple):
+    """What the metadata say of a partition, to the broker that leads it.
+
+    `min_in_sync`: rows are replicated when they are on so many, at most as many as there are.
+    """
+
+    leader_epoch: int
+    partition_epoch: int = 0
+    replicas: tuple[int, ...] = ()
+    in_sync: tuple[int, ...] = ()
+    min_in_sync: int = 1
 
 
 class PartitionState:
@@ -75,15 +100,18 @@ class PartitionState:
         leader_epoch: the newest that is known.
         durability: the topic's level; acknowledgements are never weaker.
         log_start_offset, log_end_offset, flushed_offset: as recovery found them.
+        node_id: this broker.
+        lag_max_us: a follower that had not all rows for so long is out of sync.
     """
 
     __slots__ = (
-        "_follower_ends",
+        "_lag_max_us",
+        "_node_id",
         "durability",
         "flushed_offset",
         "high_watermark",
         "leader_epoch",
-        "leads",
+        "leadership",
         "log_end_offset",
         "log_start_offset",
         "name",
@@ -98,10 +126,14 @@ class PartitionState:
         log_end_offset: int,
         flushed_offset: int,
         log_start_offset: int = 0,
+        node_id: int = 0,
+        lag_max_us: int = REPLICA_LAG_MS_MAX * 1000,
     ) -> None:
         assert 0 <= log_start_offset <= log_end_offset
         assert 0 <= flushed_offset <= log_end_offset
         assert leader_epoch >= 0
+        self._node_id = node_id
+        self._lag_max_us = lag_max_us
         self.name = name
         self.leader_epoch = leader_epoch
         self.durability = durability
@@ -109,14 +141,24 @@ class PartitionState:
         self.log_end_offset = log_end_offset
         self.flushed_offset = flushed_offset
         self.high_watermark = log_start_offset
-        self.leads = False
-        # Of the in-sync followers, by broker: where their logs end, as far as they have said.
-        self._follower_ends: dict[int, int] = {}
+        self.leadership: Leadership | None = None
 
     @property
-    def replicated_offset(self) -> int:
-        """Rows below it are in the log of every in-sync replica, as far as the leader knows."""
-        return replicated(self.log_end_offset, self._follower_ends.values())
+    def leads(self) -> bool:
+        """True while this broker leads the partition."""
+        return self.leadership is not None
+
+    @property
+    def replicas_flushed_offset(self) -> int:
+        """Rows below it are on the disks of as many in-sync replicas as the topic asks for."""
+        leadership = self.leadership
+        return 0 if leadership is None else leadership.flushed_offset(self.flushed_offset)
+
+    @property
+    def is_current(self) -> bool:
+        """False: the leader before may have shown rows that this one does not show yet."""
+        leadership = self.leadership
+        return leadership is None or self.high_watermark >= leadership.epoch_start_offset
 
     # --- checking a request ------------------------------------------------------------------
     def check_leader_epoch(self, epoch: int) -> None:
@@ -137,28 +179,53 @@ class PartitionState:
         """The level that an acknowledgement must rest on.
 
         Raises:
-            UnsupportedDurability: not a level, weaker than the topic's, or `replicated` on a topic
-                that is not replicated.
+            UnsupportedDurability: not a level, weaker than the topic's, or one of several replicas
+                where there is one.
+            NotEnoughReplicas: too few are in sync for it now.
         """
-        if asked in (_TOPIC_DEFAULT, self.durability):
-            return self.durability
-        if asked == _FLUSHED and self.durability == _MEMORY:
-            return Durability.FLUSHED
-        if asked not in (_MEMORY, _FLUSHED, _REPLICATED):
-            why = f"no durability has the number {asked}"
-        elif asked == _REPLICATED:
-            why = "the topic is not replicated, so no row can be acknowledged as replicated"
+        durability = self.durability
+        if asked in (_TOPIC_DEFAULT, durability):
+            level = durability
+        elif asked in _LEVELS and asked > durability and self._may_ask(asked):
+            level = Durability(asked)
         else:
-            why = (
-                f"durability {Durability(asked).label} was asked for, the topic's is"
-                f" {self.durability.label}, and a request may only ask for more"
+            raise UnsupportedDurability(f"{self.name}: {self._why_not(asked)}.")
+        if level >= _REPLICATED:
+            self._check_enough(level)
+        assert level >= durability
+        return level
+
+    def _may_ask(self, asked: int) -> bool:
+        leadership = self.leadership
+        return asked < _REPLICATED or (leadership is not None and leadership.is_replicated)
+
+    def _why_not(self, asked: int) -> str:
+        if asked not in _LEVELS:
+            return f"no durability has the number {asked}"
+        if not self._may_ask(asked):
+            return "the topic is not replicated, so no row can be acknowledged as replicated"
+        return (
+            f"durability {Durability(asked).label} was asked for, the topic's is"
+            f" {self.durability.label}, and a request may only ask for more"
+        )
+
+    def _check_enough(self, level: Durability) -> None:
+        leadership = self.leadership
+        if leadership is not None and leadership.is_under_min:
+            raise NotEnoughReplicas(
+                f"{self.name}: {len(leadership.in_sync.committed)} of the"
+                f" {leadership.min_in_sync} replicas are in sync that {level.label} asks for."
             )
-        raise UnsupportedDurability(f"{self.name}: {why}.")
 
     # --- what happened -------------------------------------------------------------------------
     def appended(self, log_end_offset: int) -> bool:
         """The log grew. True when readers may see more."""
         assert log_end_offset >= self.log_end_offset
+        leadership = self.leadership
+        if leadership is not None and leadership.followers:
+            leadership.grows(self.log_end_offset)
+            self.log_end_offset = log_end_offset
+            return self._advance()
         self.log_end_offset = log_end_offset
         return self.durability != _FLUSHED and self._advance()
 
@@ -177,43 +244,68 @@ class PartitionState:
         if log_start_offset > self.log_start_offset:
             self.log_start_offset = log_start_offset
 
+    def truncated(self, log_end_offset: int) -> None:
+        """Rows from there on were cut: the leader does not have them."""
+        assert self.leadership is None, "a leader's log is never cut"
+        assert self.log_start_offset <= log_end_offset <= self.log_end_offset
+        self.log_end_offset = log_end_offset
+        self.flushed_offset = min(self.flushed_offset, log_end_offset)
+        self.high_watermark = min(self.high_watermark, log_end_offset)
+        assert self.flushed_offset <= self.log_end_offset
+
+    def skipped(self, log_start_offset: int) -> None:
+        """All rows were given up: the log begins there, where the leader's does."""
+        assert self.leadership is None
+        assert log_start_offset > self.log_end_offset
+        self.log_start_offset = self.log_end_offset = self.flushed_offset = log_start_offset
+
     def set_durability(self, durability: Durability) -> bool:
         """The topic was altered. True when readers may see more; never may they see less."""
+        assert durability != _TOPIC_DEFAULT, "a topic has a level of its own"
         self.durability = durability
         return self._advance()
 
     # --- leading and following -----------------------------------------------------------------
-    def lead(self, leader_epoch: int, in_sync_followers: Iterable[int] = ()) -> bool:
-        """Lead under this epoch, with these brokers in sync. True when readers may see more."""
+    def lead(self, assigned: Assigned, now_us: int) -> bool:
+        """Lead, with what the metadata say. True when readers may see more."""
+        leader_epoch = assigned.leader_epoch
         assert leader_epoch >= self.leader_epoch
-        if not self.leads or leader_epoch > self.leader_epoch:
-            self._follower_ends = {}  # What they said was said to another leader, or before it.
+        leadership = self.leadership
+        if leadership is None or leadership.leader_epoch != leader_epoch:
+            in_sync = InSync(leader_epoch, assigned.partition_epoch, assigned.in_sync)
+            self.leadership = Leadership(
+                self._node_id,
+                leader_epoch,
+                self.log_end_offset,
+                assigned.replicas,
+                in_sync,
+                min_in_sync=assigned.min_in_sync,
+                lag_max_us=self._lag_max_us,
+                now_us=now_us,
+            )
+        else:
+            leadership.min_in_sync = assigned.min_in_sync
+            leadership.set_replicas(assigned.replicas, now_us)
+            leadership.holds(assigned.partition_epoch, assigned.in_sync, now_us)
         self.leader_epoch = leader_epoch
-        self.leads = True
-        ends = self._follower_ends
-        self._follower_ends = {broker: ends.get(broker, 0) for broker in in_sync_followers}
-        assert self.replicated_offset <= self.log_end_offset
+        assert self.leadership is not None
+        assert self.leadership.leader_epoch == leader_epoch
         return self._advance()
 
     def follow(self, leader_epoch: int) -> None:
         """Another broker leads under this epoch, or none does."""
         assert leader_epoch >= self.leader_epoch
         self.leader_epoch = leader_epoch
-        self.leads = False
-        self._follower_ends = {}
+        self.leadership = None
 
-    def follower_at(self, broker: int, log_end_offset: int) -> bool:
-        """A follower's log ends there. True when readers may see more."""
-        assert self.leads
-        if broker not in self._follower_ends:
-            return False  # It is not in sync: nothing rests on it.
-        assert 0 <= log_end_offset <= self.log_end_offset
-        self._follower_ends[broker] = log_end_offset
+    def followers_moved(self) -> bool:
+        """What the leadership knows of its followers has changed. True: readers may see more."""
+        assert self.leadership is not None
         return self._advance()
 
     def leader_said(self, high_watermark: int) -> bool:
         """The leader's high watermark, which holds for the rows that are here."""
-        assert not self.leads
+        assert self.leadership is None
         assert self.high_watermark <= self.log_end_offset
         limit = min(high_watermark, self.log_end_offset)
         if limit <= self.high_watermark:
@@ -222,9 +314,13 @@ class PartitionState:
         return True
 
     def _advance(self) -> bool:
-        if not self.leads:
+        leadership = self.leadership
+        if leadership is None:
             return False
-        limit = acknowledged(self.durability, self)
+        if leadership.followers or self.durability >= _REPLICATED:
+            limit = leadership.replicated_offset(self.log_end_offset)
+        else:
+            limit = acknowledged(self.durability, self)
         assert limit <= self.log_end_offset
         assert self.high_watermark <= self.log_end_offset
         if limit <= self.high_watermark:

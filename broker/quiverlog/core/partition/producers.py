@@ -69,6 +69,7 @@ class _Producer:
             batches.clear()
         self.seen_us = now_us
         self.next_sequence = (header.base_sequence + header.row_count) % SEQUENCE_MODULUS
+        assert 0 <= self.next_sequence < SEQUENCE_MODULUS
         assert not batches or base_offset > batches[-1][2], "batches lie in log order"
         batches.append((header.base_sequence, header.row_count, base_offset))
         if len(batches) > PRODUCER_BATCHES_REMEMBERED:
@@ -290,6 +291,7 @@ def _copy(producer: _Producer) -> _Producer:
     copy.seen_us = producer.seen_us
     copy.next_sequence = producer.next_sequence
     copy.batches = list(producer.batches)
+    assert copy.batches is not producer.batches, "captures share what never changes"
     return copy
 
 

@@ -17,7 +17,7 @@ Must not know: who is reachable, how far a replica has come (the leader asks bef
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -40,7 +40,7 @@ _SCAN_BYTES: Final = 1024 * 1024
 class _VotersRecord(msgspec.Struct, array_like=True):
     """`data` of a VOTERS entry. Fields are appended, never changed."""
 
-    version: int
+    version: Annotated[int, msgspec.Meta(ge=_VERSION)]
     voters: list[tuple[int, str, str]]
     """Node id, directory id, endpoint."""
 
@@ -56,9 +56,8 @@ def pack_voters(voters: Voters) -> bytes:
 
 
 def unpack_voters(data: bytes) -> dict[ReplicaKey, str]:
-    """The set of voters that `pack_voters` packed."""
+    """What `pack_voters` packed. Raises msgspec.MsgspecError for anything else."""
     record = _decoder.decode(data)
-    assert record.version >= _VERSION
     return {ReplicaKey(node, directory): endpoint for node, directory, endpoint in record.voters}
 
 

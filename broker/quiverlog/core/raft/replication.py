@@ -282,6 +282,8 @@ class Replication:
     @property
     def deadline_us(self) -> int:
         """When `tick` has something to do."""
+        if not self.progress:
+            return _NEVER_US  # Nobody follows: a quorum of one sleeps.
         due_us = min(self.heartbeat_due_us, self.quorum_deadline_us)
         return due_us if self._transfer is None else min(due_us, self._transfer.deadline_us)
 

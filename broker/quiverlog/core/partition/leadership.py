@@ -1,0 +1,295 @@
+"""One leadership of a partition: who is in sync, and how far rows are safe on how many brokers.
+
+Owns the in-sync replicas (in_sync.py) and the followers' progress (progress.py) for as long as one
+leader epoch lasts, and four rules (numbers as in docs/replication.md):
+
+- Rows are replicated when all of `maximal` have them, and those, too, that are about to join: fit,
+  and caught up within the lag time. Else a broker that joins would always be a step behind (5).
+- While fewer than `min_in_sync` are in sync nothing more becomes replicated (6).
+- In sync may be who is alive and not on its way out, asks with the broker epoch that is registered,
+  and has all that is known to be replicated and all of earlier leaders (8).
+- Out of sync is who has not had all rows for the lag time (9). An election gives those in sync a
+  fresh start: what they said was said to another.
+
+Must not know: logs, requests, how proposals travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from quiverlog.core.partition.in_sync import InSync, Proposal
+from quiverlog.core.partition.progress import NEVER_US, UNHEARD_EPOCH, FollowerProgress, Heard
+
+__all__ = ["Brokers", "Leadership", "Said"]
+
+
+class Brokers(Protocol):
+    """What the metadata say of brokers."""
+
+    def fit_epoch(self, broker_id: int) -> int | None:
+        """The registered broker epoch; None while it is fenced, on its way out, or not known."""
+
+
+class Said(NamedTuple):
+    """What a follower says of itself in a fetch of this partition."""
+
+    broker_id: int
+    broker_epoch: int
+    log_end_offset: int
+    flushed_offset: int
+    log_start_offset: int
+
+
+class Leadership:
+    """See the module docstring.
+
+    Args:
+        node_id: the leader, which is here.
+        replicas: all of them, in sync or not.
+        epoch_start_offset: where the leader's log ended when its epoch began.
+    """
+
+    __slots__ = (
+        "_holding",
+        "_joining",
+        "_lag_max_us",
+        "_node_id",
+        "epoch_start_offset",
+        "followers",
+        "in_sync",
+        "leader_epoch",
+        "min_in_sync",
+    )
+
+    def __init__(
+        self,
+        node_id: int,
+        leader_epoch: int,
+        epoch_start_offset: int,
+        replicas: Iterable[int],
+        in_sync: InSync,
+        *,
+        min_in_sync: int,
+        lag_max_us: int,
+        now_us: int,
+    ) -> None:
+        assert leader_epoch >= 0
+        assert epoch_start_offset >= 0
+        assert min_in_sync >= 1, "the leader counts"
+        assert lag_max_us >= 0
+        self._node_id = node_id
+        self._lag_max_us = lag_max_us
+        self.leader_epoch = leader_epoch
+        self.epoch_start_offset = epoch_start_offset
+        self.in_sync = in_sync
+        self.min_in_sync = min_in_sync
+        self.followers: dict[int, FollowerProgress] = {}
+        # Followers that are about to join: fit and caught up, when looked at last.
+        self._joining: set[int] = set()
+        # Whose rows count: `maximal` and those about to join, without the leader.
+        self._holding: tuple[FollowerProgress, ...] = ()
+        self.set_replicas(replicas, now_us)
+
+    # --- how safe rows are ---------------------------------------------------------------------
+    @property
+    def is_replicated(self) -> bool:
+        """True when there is another replica than the leader."""
+        return bool(self.followers)
+
+    @property
+    def is_under_min(self) -> bool:
+        """True while fewer are in sync than rows have to lie on to be replicated."""
+        return len(self.in_sync.committed) < self.min_in_sync
+
+    def replicated_offset(self, log_end_offset: int) -> int:
+        """Rows below it are on all that count; 0 while too few are in sync."""
+        if self.is_under_min:
+            return 0
+        end = log_end_offset
+        for follower in self._holding:
+            if follower.log_end_offset < end:
+                end = follower.log_end_offset
+        assert 0 <= end <= log_end_offset
+        return end
+
+    def flushed_offset(self, leader_flushed_offset: int) -> int:
+        """Rows below it are on the disks of `min_in_sync` that are in sync in any case."""
+        certain = self.in_sync.certain
+        flushed = [leader_flushed_offset] if self._node_id in certain else []
+        flushed += [f.flushed_offset for f in self.followers.values() if f.broker_id in certain]
+        assert len(flushed) <= len(certain), "each counts once"
+        assert self.min_in_sync >= 1
+        if len(flushed) < self.min_in_sync:
+            return 0
+        flushed.sort(reverse=True)
+        return flushed[self.min_in_sync - 1]
+
+    # --- what happened -------------------------------------------------------------------------
+    def grows(self, log_end_offset: int) -> None:
+        """Rows are about to be appended after this end."""
+        for follower in self.followers.values():
+            follower.leader_grows(log_end_offset)
+
+    def fetched(
+        self,
+        said: Said,
+        heard: Heard | None,
+        log_end_offset: int,
+        brokers: Brokers,
+        now_us: int,
+    ) -> None:
+        """A follower whose log agrees with the leader's up to its end asks for more.
+
+        Args:
+            heard: of its session, as long as the partition is in it.
+        """
+        assert said.broker_id != self._node_id, "a leader copies from nobody"
+        follower = self.followers[said.broker_id]
+        follower.heard = heard
+        follower.fetched(
+            said.log_end_offset,
+            said.flushed_offset,
+            said.log_start_offset,
+            said.broker_epoch,
+            log_end_offset,
+            now_us,
+        )
+        if follower.broker_id not in self.in_sync.maximal:
+            self._look(follower, log_end_offset, brokers, now_us)
+
+    def forgotten(self, broker_id: int) -> None:
+        """A follower's session has ended, or is without this partition from now on."""
+        follower = self.followers.get(broker_id)
+        if follower is not None:
+            follower.heard = None
+
+    def set_replicas(self, replicas: Iterable[int], now_us: int) -> None:
+        """These are the replicas now; what is known of those that stay is kept."""
+        known = self.followers
+        self.followers = {}
+        for broker_id in replicas:
+            if broker_id != self._node_id:
+                # Lag is counted from the election on: nobody is out of sync before having asked.
+                is_in_sync = broker_id in self.in_sync.committed
+                caught_up_us = now_us if is_in_sync else NEVER_US
+                self.followers[broker_id] = known.get(broker_id) or FollowerProgress(
+                    broker_id, caught_up_us
+                )
+        self._joining &= self.followers.keys()
+        assert self._node_id not in self.followers
+        self._count()
+
+    # --- who is in sync ------------------------------------------------------------------------
+    def holds(self, partition_epoch: int, members: Iterable[int], now_us: int) -> bool:
+        """The controller says who is in sync. False when that was known."""
+        before = self.in_sync.committed
+        changed = self.in_sync.holds(partition_epoch, members)
+        for broker_id in self.in_sync.committed - before:
+            # It may join with rows still missing, and has as long as others to come up.
+            if broker_id in self.followers:
+                follower = self.followers[broker_id]
+                follower.caught_up_us = max(follower.caught_up_us, now_us)
+        self._joining -= self.in_sync.maximal
+        self._count()
+        assert self.in_sync.partition_epoch >= partition_epoch
+        return changed
+
+    def applied(self, partition_epoch: int, members: Iterable[int], now_us: int) -> None:
+        """The controller has answered that this holds now."""
+        if not self.holds(partition_epoch, members, now_us):
+            self.in_sync.nothing_changed()
+            self._count()
+
+    def refused(self, error_code: int) -> None:
+        """The controller has refused what was proposed."""
+        self.in_sync.refused(error_code)
+        self._count()
+
+    def look_at_joining(self, log_end_offset: int, brokers: Brokers, now_us: int) -> None:
+        """A moment that `deadline_us` named has come: some may not be about to join any more."""
+        for broker_id in list(self._joining):
+            self._look(self.followers[broker_id], log_end_offset, brokers, now_us)
+
+    def propose(
+        self, log_end_offset: int, high_watermark: int, brokers: Brokers, now_us: int
+    ) -> Proposal | None:
+        """What to ask the controller for, if anything is to change and nothing is asked yet."""
+        in_sync = self.in_sync
+        if in_sync.asking or in_sync.outdated:
+            return None
+        members = {self._node_id}
+        for follower in self.followers.values():
+            if follower.broker_id in in_sync.committed:
+                stays = follower.is_caught_up(log_end_offset, self._lag_max_us, now_us)
+            else:
+                stays = self._may_join(follower, high_watermark, brokers)
+            if stays:
+                members.add(follower.broker_id)
+        if members == in_sync.committed and not in_sync.unsettled:
+            return None
+        proposal = in_sync.propose(members)
+        assert in_sync.maximal >= members, "what is asked for may hold from now on"
+        self._joining -= in_sync.maximal
+        self._count()
+        return self._with_epochs(proposal)
+
+    def propose_again(self) -> Proposal:
+        """What was proposed and is not settled, once more."""
+        return self._with_epochs(self.in_sync.again())
+
+    def _with_epochs(self, proposal: Proposal) -> Proposal:
+        """With what the members have said: the controller knows better who was started anew."""
+        assert self.in_sync.in_flight
+        assert self._node_id in proposal.members, "a leader is in sync"
+        heard = {f.broker_id: f.broker_epoch for f in self.followers.values()}
+        epochs = tuple(heard.get(member, UNHEARD_EPOCH) for member in proposal.members)
+        return proposal._replace(broker_epochs=epochs)
+
+    def deadline_us(self, log_end_offset: int) -> int | None:
+        """When somebody who is behind will have been so for too long; None: nobody is behind."""
+        earliest = None
+        for follower in self._holding:
+            if follower.log_end_offset < log_end_offset or not follower.is_heard:
+                due_us = follower.caught_up_us + self._lag_max_us + 1
+                if earliest is None or due_us < earliest:
+                    earliest = due_us
+        return earliest
+
+    def _may_join(self, follower: FollowerProgress, high_watermark: int, brokers: Brokers) -> bool:
+        end = follower.log_end_offset
+        has_rows = end >= high_watermark and end >= self.epoch_start_offset
+        return has_rows and self._is_fit(follower, brokers)
+
+    @staticmethod
+    def _is_fit(follower: FollowerProgress, brokers: Brokers) -> bool:
+        """Alive, staying, and the one that is registered: not one that was there before it."""
+        return follower.is_heard and brokers.fit_epoch(follower.broker_id) == follower.broker_epoch
+
+    def _look(
+        self,
+        follower: FollowerProgress,
+        log_end_offset: int,
+        brokers: Brokers,
+        now_us: int,
+    ) -> None:
+        """One that is about to join holds rows back as if it had: else it would never come up."""
+        assert self.followers[follower.broker_id] is follower
+        is_joining = (
+            follower.broker_id not in self.in_sync.maximal
+            and follower.is_caught_up(log_end_offset, self._lag_max_us, now_us)
+            and self._is_fit(follower, brokers)
+        )
+        if is_joining != (follower.broker_id in self._joining):
+            if is_joining:
+                self._joining.add(follower.broker_id)
+            else:
+                self._joining.discard(follower.broker_id)
+            self._count()
+
+    def _count(self) -> None:
+        assert self._joining <= self.followers.keys()
+        assert self._joining.isdisjoint(self.in_sync.maximal), "who may have joined is not about to"
+        counted = self.in_sync.maximal | self._joining
+        self._holding = tuple(f for f in self.followers.values() if f.broker_id in counted)

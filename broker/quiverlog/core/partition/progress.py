@@ -1,0 +1,110 @@
+"""How far one follower has come, as its leader knows it from what the follower asks for.
+
+Owns its positions and the moment at which it had all rows last. It had all rows at this moment if
+it asks for what comes after the leader's end; it had them at its fetch before this one if it asks
+for what comes after the end at that time: a follower of a busy leader never sees the end, and is
+in sync all the same (`Replica.updateFetchState` in Kafka).
+
+A follower that stands at the end does not mention the partition in its fetches (fetch sessions), so
+those of its whole session count for it: `Heard` is one for all partitions of a session.
+
+Invariant: flushed <= end, as far as the follower tells the truth.
+
+Must not know: who is in sync, logs, connections.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["NEVER_US", "UNHEARD_EPOCH", "FollowerProgress", "Heard"]
+
+NEVER_US: Final = -(2**62)
+"""Long before any moment: it was never known to have all rows."""
+
+UNHEARD_EPOCH: Final = -1
+"""The broker epoch of a follower that has not asked under this leader epoch."""
+
+
+class Heard:
+    """When a follower's session was heard last. Shared by all of its partitions."""
+
+    __slots__ = ("fetched_us",)
+
+    def __init__(self, fetched_us: int) -> None:
+        self.fetched_us = fetched_us
+
+
+class FollowerProgress:
+    """See the module docstring.
+
+    Args:
+        caught_up_us: when it had all rows last: at the election for those in sync, for others
+            `NEVER_US`.
+    """
+
+    __slots__ = (
+        "_end_at_fetch",
+        "_fetched_us",
+        "broker_epoch",
+        "broker_id",
+        "caught_up_us",
+        "flushed_offset",
+        "heard",
+        "log_end_offset",
+        "log_start_offset",
+    )
+
+    def __init__(self, broker_id: int, caught_up_us: int) -> None:
+        self.broker_id = broker_id
+        self.broker_epoch = UNHEARD_EPOCH
+        self.log_start_offset = 0
+        self.log_end_offset = 0
+        self.flushed_offset = 0
+        self.caught_up_us = caught_up_us
+        self.heard: Heard | None = None
+        self._end_at_fetch = -1
+        self._fetched_us = 0
+
+    @property
+    def is_heard(self) -> bool:
+        """True when it has asked under this leader epoch: until then nothing is known of it."""
+        return self.broker_epoch != UNHEARD_EPOCH
+
+    def fetched(
+        self,
+        log_end_offset: int,
+        flushed_offset: int,
+        log_start_offset: int,
+        broker_epoch: int,
+        leader_end_offset: int,
+        now_us: int,
+    ) -> None:
+        """Asked for what comes after `log_end_offset`, and its log agrees with the leader's."""
+        assert 0 <= log_end_offset <= leader_end_offset
+        assert broker_epoch >= self.broker_epoch
+        if broker_epoch != self.broker_epoch:
+            self._end_at_fetch = -1  # Another life of it asks: it may come with an empty disk.
+        if log_end_offset >= leader_end_offset:
+            self.caught_up_us = max(self.caught_up_us, now_us)
+        elif 0 <= self._end_at_fetch <= log_end_offset:
+            self.caught_up_us = max(self.caught_up_us, self._fetched_us)
+        self._end_at_fetch = leader_end_offset
+        self._fetched_us = now_us
+        self.broker_epoch = broker_epoch
+        self.log_end_offset = log_end_offset
+        self.flushed_offset = min(flushed_offset, log_end_offset)
+        self.log_start_offset = log_start_offset
+        assert self.flushed_offset <= self.log_end_offset
+
+    def leader_grows(self, leader_end_offset: int) -> None:
+        """Rows are about to be appended at the leader's end: did it have all until now."""
+        assert self.log_end_offset <= leader_end_offset, "a leader's log is never cut"
+        if self.heard is not None and self.log_end_offset >= leader_end_offset:
+            self.caught_up_us = max(self.caught_up_us, self.heard.fetched_us)
+
+    def is_caught_up(self, leader_end_offset: int, lag_max_us: int, now_us: int) -> bool:
+        """True when it has all rows, or had them less than `lag_max_us` ago."""
+        if self.is_heard and self.log_end_offset >= leader_end_offset:
+            return True
+        return now_us - self.caught_up_us <= lag_max_us

@@ -1,0 +1,265 @@
+"""One partition that is copied from its leader: what is asked for, and what an answer means.
+
+Owns the phase of the copy. A fetch names the copy's end and the newest epoch in its list, so every
+fetch asks whether the logs agree up to there; the answer is rows, or where the logs part.
+
+    WAITING ──a leader──▶ ASKING ──they agree──▶ FETCHING
+                           ▲ │                       │
+                           │ └──they do not──▶ CUTTING ◀──they do not──┘
+                           └──────cut: asked again──┘
+    ASKING, FETCHING ──the leader's rows begin behind the end──▶ SKIPPING ──▶ ASKING
+    ASKING, FETCHING ──error──▶ FAILED ──retry deadline──▶ ASKING
+    each ──another leader, or none──▶ ASKING, WAITING (from CUTTING, SKIPPING: when that is done)
+    each ──its disk failed──▶ OFFLINE, for good
+
+The cut follows the epochs, never the high watermark (KIP-101) unless the leader has none, and is
+asked about again until both
+logs know the epoch that the leader named (KIP-279). The list of epochs is cut even where no row is:
+after two elections without a row the same question would be asked for ever (KAFKA-10706).
+
+Must not know: files, jobs, connections, how rows are stored.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple, Protocol
+
+from quiverlog.core.replication.divergence import Epochs
+from quiverlog.errors import LogTruncated, OffsetOutOfRange
+from quiverlog.types import NO_EPOCH
+from quiverlog.wire.replica_messages import ReplicaFetchPartition, ReplicaFetchResult
+
+__all__ = ["LEGAL", "Action", "CopiedLog", "Cut", "Follower", "Phase", "Skip", "Take", "cut_at"]
+
+_BACKOFF_US_MIN: Final = 50_000
+_BACKOFF_US_MAX: Final = 2_000_000
+
+
+class Phase(enum.Enum):
+    """See the module docstring."""
+
+    WAITING = "waiting"
+    ASKING = "asking"
+    CUTTING = "cutting"
+    SKIPPING = "skipping"
+    FETCHING = "fetching"
+    FAILED = "failed"
+    OFFLINE = "offline"
+
+
+LEGAL: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.WAITING: frozenset((Phase.ASKING, Phase.OFFLINE)),
+    Phase.ASKING: frozenset(
+        (
+            Phase.WAITING,
+            Phase.CUTTING,
+            Phase.SKIPPING,
+            Phase.FETCHING,
+            Phase.FAILED,
+            Phase.OFFLINE,
+        )
+    ),
+    Phase.CUTTING: frozenset((Phase.WAITING, Phase.ASKING, Phase.OFFLINE)),
+    Phase.SKIPPING: frozenset((Phase.WAITING, Phase.ASKING, Phase.FAILED, Phase.OFFLINE)),
+    Phase.FETCHING: frozenset(
+        (
+            Phase.WAITING,
+            Phase.ASKING,
+            Phase.CUTTING,
+            Phase.SKIPPING,
+            Phase.FAILED,
+            Phase.OFFLINE,
+        )
+    ),
+    Phase.FAILED: frozenset((Phase.WAITING, Phase.ASKING, Phase.OFFLINE)),
+    Phase.OFFLINE: frozenset(),
+}
+"""From each phase to which others."""
+
+
+class Cut(NamedTuple):
+    """Cut the rows from `offset` on, and the epochs that begin there, then say `cut`."""
+
+    offset: int
+
+
+class Skip(NamedTuple):
+    """Give up all rows and begin at `offset`, then say `cut`."""
+
+    offset: int
+
+
+class Take(NamedTuple):
+    """Copy the rows that came, then take the high watermark and the log start of the result."""
+
+    result: ReplicaFetchResult
+
+
+Action = Cut | Skip | Take
+
+
+class CopiedLog(Protocol):
+    """What the machine reads of the log."""
+
+    @property
+    def log_start_offset(self) -> int: ...
+
+    @property
+    def log_end_offset(self) -> int: ...
+
+    @property
+    def flushed_offset(self) -> int: ...
+
+    @property
+    def high_watermark(self) -> int: ...
+
+    @property
+    def epochs(self) -> Epochs: ...
+
+
+def cut_at(
+    epochs: Epochs, log_end_offset: int, diverging_epoch: int, diverging_end_offset: int
+) -> int:
+    """Where to cut a log that the leader knows up to the end of `diverging_epoch` at most.
+
+    Where the epoch is not in the list here, the newest older one is all that may agree: the cut is
+    at its end, and whether it agrees is asked next (KIP-279).
+    """
+    assert log_end_offset >= 0
+    epoch, end_offset = epochs.end_offset_for(diverging_epoch)
+    if epoch != diverging_epoch and end_offset >= 0:
+        return min(end_offset, log_end_offset)
+    if end_offset >= 0:
+        diverging_end_offset = min(end_offset, diverging_end_offset)
+    return min(diverging_end_offset, log_end_offset)
+
+
+class Follower:
+    """See the module docstring. `retry_us`: when a failed one is asked for again.
+
+    Args:
+        log: the copy; it changes only by what an `Action` says, and by being flushed and trimmed.
+    """
+
+    __slots__ = ("_failures", "_leader_epoch", "_log", "has_leader", "phase", "retry_us")
+
+    def __init__(self, log: CopiedLog) -> None:
+        self._log = log
+        self._leader_epoch = NO_EPOCH
+        self._failures = 0
+        self.phase = Phase.WAITING
+        self.has_leader = False
+        self.retry_us = 0
+
+    @property
+    def may_fetch(self) -> bool:
+        """True when a fetch should name it."""
+        return self.phase is Phase.ASKING or self.phase is Phase.FETCHING
+
+    @property
+    def is_busy(self) -> bool:
+        """True while its log is being cut: nothing may be appended."""
+        return self.phase is Phase.CUTTING or self.phase is Phase.SKIPPING
+
+    def _become(self, phase: Phase) -> None:
+        assert phase in LEGAL[self.phase], f"{self.phase.value} to {phase.value}"
+        self.phase = phase
+
+    # --- the leader ----------------------------------------------------------------------------
+    def led_by(self, leader_epoch: int, *, has_leader: bool) -> None:
+        """The metadata name a leader, or none, under this epoch; to be told of every epoch."""
+        assert leader_epoch >= self._leader_epoch
+        if (leader_epoch, has_leader) == (self._leader_epoch, self.has_leader):
+            return
+        self._leader_epoch = leader_epoch
+        self.has_leader = has_leader
+        self._failures = 0
+        if not self.is_busy and self.phase is not Phase.OFFLINE:
+            self._begin()
+        assert self.has_leader or not self.may_fetch
+
+    def _begin(self) -> None:
+        """Whatever was agreed with another leader: ask this one."""
+        phase = Phase.ASKING if self.has_leader else Phase.WAITING
+        if self.phase is not phase:
+            self._become(phase)
+        assert self.may_fetch == self.has_leader
+
+    # --- asking --------------------------------------------------------------------------------
+    def said(self, topic_id: bytes, partition: int) -> ReplicaFetchPartition:
+        """The entry of the next fetch."""
+        assert self.may_fetch
+        assert self._leader_epoch != NO_EPOCH, "there is somebody to ask"
+        log = self._log
+        assert log.log_start_offset <= log.log_end_offset
+        return ReplicaFetchPartition(
+            topic_id,
+            partition,
+            self._leader_epoch,
+            log.log_end_offset,
+            log.epochs.latest()[0],
+            log.flushed_offset,
+            log.log_start_offset,
+        )
+
+    def answered(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
+        """What the leader says; None: nothing to do, now or at all."""
+        if not self.may_fetch or result.leader_epoch not in (self._leader_epoch, NO_EPOCH):
+            return None  # It was asked for another leader, or before something went wrong.
+        log = self._log
+        if result.error_code == LogTruncated.code:
+            if result.diverging_epoch == NO_EPOCH:
+                offset = log.high_watermark  # The leader has no older epoch to agree upon.
+            else:
+                offset = cut_at(
+                    log.epochs,
+                    log.log_end_offset,
+                    result.diverging_epoch,
+                    result.diverging_end_offset,
+                )
+            self._become(Phase.CUTTING)
+            offset = max(offset, log.log_start_offset)
+            assert offset <= log.log_end_offset, "a cut adds no rows"
+            return Cut(offset)
+        if result.error_code == OffsetOutOfRange.code:
+            if result.log_start_offset > log.log_end_offset:
+                self._become(Phase.SKIPPING)
+                return Skip(result.log_start_offset)
+            self.failed(now_us)
+            return None
+        if result.error_code:
+            self.failed(now_us)
+            return None
+        if self.phase is Phase.ASKING:
+            self._become(Phase.FETCHING)
+        self._failures = 0
+        assert self.phase is Phase.FETCHING
+        assert not self.is_busy, "nothing is appended to a log that is being cut"
+        return Take(result)
+
+    # --- what came of it -----------------------------------------------------------------------
+    def cut(self) -> None:
+        """The log was cut, or skipped to its new start: ask again whether the logs agree."""
+        assert self.is_busy
+        self._begin()
+        assert not self.is_busy
+
+    def failed(self, now_us: int) -> None:
+        """No copy now: an error of the leader, or no room here. Tried again later."""
+        self._become(Phase.FAILED)
+        backoff_us = min(_BACKOFF_US_MIN << min(self._failures, 16), _BACKOFF_US_MAX)
+        self._failures += 1
+        self.retry_us = now_us + backoff_us
+        assert not self.may_fetch
+        assert self.retry_us > now_us, "a leader is not asked without a pause"
+
+    def retry(self) -> None:
+        """The retry deadline of a failed one has come."""
+        assert self.phase is Phase.FAILED
+        self._begin()
+
+    def went_offline(self) -> None:
+        """The replica's disk has failed: it takes no rows in this life of the process."""
+        if self.phase is not Phase.OFFLINE:
+            self._become(Phase.OFFLINE)

@@ -1,0 +1,215 @@
+"""All partitions that are copied from one leader: which of them the next fetch names, and when.
+
+Owns the follower's end of a fetch session (KIP-227). The leader remembers what was said of each
+partition, so a fetch names those alone of which there is something new to say: a new end, flushed
+or start offset, a new leader epoch. A session begins with all that may be fetched, a bounded number
+in each request; after an error of the session, or a connection that ended, a new one begins. One
+fetch is under way at a time.
+
+A partition that failed is taken out of the session until its retry deadline, in the order of these.
+Nothing here grows with partitions that stand still: they are in no queue.
+
+Invariant: a partition whose state is other than the session has it is in `_news` or `_forgotten`,
+or may not be fetched and is not in the session.
+
+Must not know: connections, jobs, how an answer's rows are stored.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final, NamedTuple
+
+from quiverlog.core.replication.follower import Action, Follower, Phase
+from quiverlog.limits import REPLICA_FETCH_ENTRIES_MAX
+from quiverlog.wire.replica_messages import (
+    PartitionKey,
+    ReplicaFetchPartition,
+    ReplicaFetchResult,
+)
+
+__all__ = ["SESSION_EPOCH_MAX", "FetchPlan", "Key", "PeerFetcher", "next_epoch"]
+
+Key = tuple[bytes, int]
+"""Topic id and partition."""
+
+SESSION_EPOCH_MAX: Final = 2**31 - 1
+_BACKOFF_US_MIN: Final = 50_000
+_BACKOFF_US_MAX: Final = 1_000_000
+
+
+def next_epoch(session_epoch: int) -> int:
+    """The epoch of the request after the one with `session_epoch`; 0 only begins a session."""
+    assert 0 <= session_epoch <= SESSION_EPOCH_MAX
+    return session_epoch + 1 if session_epoch < SESSION_EPOCH_MAX else 1
+
+
+class FetchPlan(NamedTuple):
+    """What the next fetch says. `may_wait`: nothing is left to be said after it."""
+
+    session_id: int
+    session_epoch: int
+    entries: list[ReplicaFetchPartition]
+    forgotten: list[PartitionKey]
+    may_wait: bool
+
+
+class PeerFetcher:
+    """See the module docstring."""
+
+    __slots__ = (
+        "_backoff_until_us",
+        "_entries_max",
+        "_failures",
+        "_followers",
+        "_forgotten",
+        "_in_session",
+        "_news",
+        "_retries",
+        "_session_epoch",
+        "_session_id",
+        "in_flight",
+    )
+
+    def __init__(self, *, entries_max: int = REPLICA_FETCH_ENTRIES_MAX) -> None:
+        assert entries_max > 0
+        self._entries_max = entries_max
+        self._followers: dict[Key, Follower] = {}
+        self._in_session: set[Key] = set()
+        # What the leader has not been told, in the order in which it came about.
+        self._news: dict[Key, None] = {}
+        self._forgotten: dict[Key, None] = {}
+        # (retry deadline, key) of partitions that failed; some are out of date.
+        self._retries: list[tuple[int, Key]] = []
+        self._session_id = 0
+        self._session_epoch = 0
+        self._failures = 0
+        self._backoff_until_us = 0
+        self.in_flight = False
+
+    def __len__(self) -> int:
+        return len(self._followers)
+
+    # --- what is copied ------------------------------------------------------------------------
+    def add(self, key: Key, follower: Follower, now_us: int) -> None:
+        """This leader leads the partition from now on."""
+        assert key not in self._followers
+        self._followers[key] = follower
+        self.told(key, now_us)
+
+    def remove(self, key: Key) -> None:
+        """The peer does not, or the partition is not here any more."""
+        if self._followers.pop(key, None) is not None:
+            self._leave(key)
+
+    def told(self, key: Key, now_us: int) -> None:
+        """Something has changed that the leader is to know, or the phase of the copy has."""
+        follower = self._followers.get(key)
+        if follower is None:
+            return
+        if follower.may_fetch:
+            self._news[key] = None
+            return
+        self._leave(key)
+        if follower.phase is Phase.FAILED:
+            heapq.heappush(self._retries, (max(follower.retry_us, now_us), key))
+
+    def _leave(self, key: Key) -> None:
+        self._news.pop(key, None)
+        if key in self._in_session:
+            self._forgotten[key] = None
+        assert key in self._in_session or key not in self._forgotten
+
+    # --- asking --------------------------------------------------------------------------------
+    def next_us(self) -> int | None:
+        """When `next_fetch` is to be called; None: when something happens."""
+        retry_us = self._retries[0][0] if self._retries else None
+        if self.in_flight or not self._wants_to_ask():
+            return retry_us
+        if retry_us is None or self._backoff_until_us < retry_us:
+            return self._backoff_until_us
+        return retry_us
+
+    def _wants_to_ask(self) -> bool:
+        return bool(self._news or self._forgotten or self._in_session)
+
+    def next_fetch(self, now_us: int) -> FetchPlan | None:
+        """The next request; None: one is under way, or it is not time, or there is nothing."""
+        self._retry(now_us)
+        if self.in_flight or now_us < self._backoff_until_us or not self._wants_to_ask():
+            return None
+        forgotten = list(self._forgotten)[: self._entries_max]
+        for key in forgotten:
+            del self._forgotten[key]
+            self._in_session.discard(key)
+        entries: list[ReplicaFetchPartition] = []
+        while self._news and len(entries) < self._entries_max:
+            key = next(iter(self._news))
+            del self._news[key]
+            entries.append(self._followers[key].said(*key))
+            self._in_session.add(key)
+            self._forgotten.pop(key, None)
+        assert len(entries) <= self._entries_max
+        assert len(forgotten) <= self._entries_max
+        self.in_flight = True
+        return FetchPlan(
+            self._session_id,
+            self._session_epoch,
+            entries,
+            [PartitionKey(*key) for key in forgotten],
+            may_wait=not self._news and not self._forgotten,
+        )
+
+    def _retry(self, now_us: int) -> None:
+        while self._retries and self._retries[0][0] <= now_us:
+            _, key = heapq.heappop(self._retries)
+            follower = self._followers.get(key)
+            if follower is not None and follower.phase is Phase.FAILED:
+                follower.retry()
+                self._news[key] = None
+
+    # --- what came of it -----------------------------------------------------------------------
+    def answered(self, session_id: int) -> None:
+        """The leader has answered; its results are to be handed to `result` one by one."""
+        assert self.in_flight
+        self.in_flight = False
+        self._failures = 0
+        self._session_id = session_id
+        self._session_epoch = next_epoch(self._session_epoch)
+        assert self._session_epoch > 0, "0 only begins a session"
+
+    def result(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
+        """What to do about one partition. Call `told` when it is done, or could not be."""
+        assert not self.in_flight, "the answer as a whole comes first"
+        key = (result.topic_id, result.partition)
+        follower = self._followers.get(key)
+        if follower is None or key not in self._in_session:
+            return None
+        action = follower.answered(result, now_us)
+        if not follower.may_fetch:
+            self.told(key, now_us)
+        return action
+
+    def refused(self, now_us: int) -> None:
+        """The leader does not know the session any more, or not its next request: begin anew."""
+        assert self.in_flight, "nothing was asked"
+        self._begin_anew(now_us, backoff=self._session_id == 0)
+
+    def failed(self, now_us: int) -> None:
+        """No answer will come, or an error of the request as a whole: begin anew, a little later.
+
+        The leader may have taken in what was said, so the session cannot go on.
+        """
+        self._begin_anew(now_us, backoff=True)
+
+    def _begin_anew(self, now_us: int, *, backoff: bool) -> None:
+        self.in_flight = False
+        self._session_id = self._session_epoch = 0
+        self._in_session.clear()
+        self._forgotten.clear()
+        self._news = {key: None for key, one in self._followers.items() if one.may_fetch}
+        if backoff:
+            wait_us = min(_BACKOFF_US_MIN << min(self._failures, 16), _BACKOFF_US_MAX)
+            self._failures += 1
+            self._backoff_until_us = now_us + wait_us
+            assert self._backoff_until_us > now_us

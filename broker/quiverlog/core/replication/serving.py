@@ -1,0 +1,111 @@
+"""What a leader answers a follower of one partition, rows apart, and what it learns from asking.
+
+Owns the checks of an entry of a fetch, in their order: does the follower mean this leadership, do
+the logs agree up to its end, is its end a place where the log goes on. Only a follower that passes
+all of them has said something that counts (leadership.py): one whose log is about to be cut has
+rows that are not the leader's.
+
+Must not know: files, connections, how rows are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quiverlog.core.partition.leadership import Brokers, Said
+from quiverlog.core.partition.partition import PartitionState
+from quiverlog.core.replication.divergence import Epochs, diverging
+from quiverlog.core.replication.sessions import FetchSession
+from quiverlog.errors import (
+    LogTruncated,
+    NotLeader,
+    OffsetOutOfRange,
+    QuiverlogError,
+    StaleBrokerEpoch,
+)
+from quiverlog.wire.replica_messages import ReplicaFetchPartition, ReplicaFetchResult
+
+__all__ = ["check", "hear", "sessions_of"]
+
+
+def check(
+    state: PartitionState, epochs: Epochs, broker_id: int, entry: ReplicaFetchPartition
+) -> ReplicaFetchResult:
+    """The answer to an entry, before rows are read; an error is part of it."""
+    result = ReplicaFetchResult(
+        entry.topic_id,
+        entry.partition,
+        leader_epoch=state.leader_epoch,
+        log_start_offset=state.log_start_offset,
+        high_watermark=state.high_watermark,
+    )
+    try:
+        _check(state, epochs, broker_id, entry, result)
+    except QuiverlogError as error:
+        result.error_code = error.code
+        result.error_message = error.message
+    assert result.error_code or state.leads
+    assert result.high_watermark <= state.log_end_offset
+    return result
+
+
+def _check(
+    state: PartitionState,
+    epochs: Epochs,
+    broker_id: int,
+    entry: ReplicaFetchPartition,
+    result: ReplicaFetchResult,
+) -> None:
+    leadership = state.leadership
+    if leadership is None:
+        raise NotLeader(f"{state.name} is not led here.")
+    assert leadership.leader_epoch == state.leader_epoch
+    state.check_leader_epoch(entry.leader_epoch)
+    if broker_id not in leadership.followers:
+        raise NotLeader(f"{state.name} has no replica on broker {broker_id}.")
+    parted = diverging(epochs, entry.last_epoch, entry.offset)
+    if parted is not None:
+        result.diverging_epoch, result.diverging_end_offset = parted
+        raise LogTruncated(
+            f"{state.name}: the logs part where epoch {parted[0]} ended, at {parted[1]}."
+        )
+    if not state.log_start_offset <= entry.offset <= state.log_end_offset:
+        raise OffsetOutOfRange(
+            f"{state.name}: offset {entry.offset} is not in the log, {state.log_start_offset} to"
+            f" {state.log_end_offset}."
+        )
+
+
+def hear(
+    state: PartitionState,
+    epochs: Epochs,
+    session: FetchSession,
+    entry: ReplicaFetchPartition,
+    brokers: Brokers,
+    now_us: int,
+) -> bool:
+    """A follower has named the partition in a fetch. True when readers may see more by it."""
+    leadership = state.leadership
+    if leadership is None or check(state, epochs, session.broker_id, entry).error_code:
+        return False
+    assert entry.offset <= state.log_end_offset, "the entry was checked"
+    said = Said(
+        session.broker_id,
+        session.broker_epoch,
+        entry.offset,
+        entry.flushed_offset,
+        entry.log_start_offset,
+    )
+    if said.broker_epoch < leadership.followers[said.broker_id].broker_epoch:
+        raise StaleBrokerEpoch(f"{state.name}: a later life of broker {said.broker_id} has asked.")
+    leadership.fetched(said, session, state.log_end_offset, brokers, now_us)
+    return state.followers_moved()
+
+
+def sessions_of(state: PartitionState) -> Iterator[FetchSession]:
+    """Of the followers that are to hear of news of this partition."""
+    leadership = state.leadership
+    if leadership is not None:
+        for follower in leadership.followers.values():
+            if isinstance(follower.heard, FetchSession):
+                yield follower.heard

@@ -1,0 +1,142 @@
+"""The leader's end of fetch sessions: what each follower has said, and what is news to it.
+
+Owns the sessions (KIP-227), one for each follower broker, a bounded number of them. A partition of
+a session that has moved (rows, the high watermark, the log start) is put into the session's `news`,
+and a fetch looks at these alone, the one that has waited longest first. So a fetch costs what has
+moved, however many partitions stand still.
+
+A request counts once: its epoch is the one after the last, or it is refused, and the follower
+begins a new session, which replaces its old one.
+
+Must not know: logs, connections, what an answer says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from quiverlog.core.partition.progress import Heard
+from quiverlog.core.replication.peer_fetcher import Key, next_epoch
+from quiverlog.errors import InvalidFetchSession, StaleBrokerEpoch
+from quiverlog.limits import REPLICA_SESSIONS_MAX
+from quiverlog.wire.replica_messages import PartitionKey, ReplicaFetchPartition
+
+__all__ = ["FetchSession", "FetchSessions"]
+
+
+class FetchSession(Heard):
+    """One follower's. `entries`: what it has said; `told`: (high watermark, log start) it knows."""
+
+    __slots__ = ("broker_epoch", "broker_id", "entries", "epoch", "news", "session_id", "told")
+
+    def __init__(self, session_id: int, broker_id: int, broker_epoch: int, now_us: int) -> None:
+        super().__init__(now_us)
+        self.session_id = session_id
+        self.broker_id = broker_id
+        self.broker_epoch = broker_epoch
+        self.epoch = 0
+        self.entries: dict[Key, ReplicaFetchPartition] = {}
+        self.news: dict[Key, None] = {}
+        self.told: dict[Key, tuple[int, int]] = {}
+
+    def moved(self, key: Key) -> bool:
+        """The partition has moved. True when that is the first news since the last fetch."""
+        if key not in self.entries:
+            return False
+        first = not self.news
+        self.news[key] = None
+        return first
+
+    def take(
+        self, entries: Sequence[ReplicaFetchPartition], forgotten: Iterable[PartitionKey]
+    ) -> list[Key]:
+        """What a request says. Returns the partitions that the session is without from now on."""
+        gone = []
+        for one in forgotten:
+            key = (one.topic_id, one.partition)
+            if self.entries.pop(key, None) is not None:
+                gone.append(key)
+            self.news.pop(key, None)
+            self.told.pop(key, None)
+        for entry in entries:
+            key = (entry.topic_id, entry.partition)
+            before = self.entries.get(key)
+            if before is None or before.leader_epoch != entry.leader_epoch:
+                self.told.pop(key, None)
+            self.entries[key] = entry
+            # Whatever it asks for may be there already, or not be there any more.
+            self.news[key] = None
+        assert len(self.news) <= len(self.entries), "only what was said is news"
+        assert len(self.told) <= len(self.entries)
+        return gone
+
+    def next_news(self) -> Key | None:
+        """The partition whose news have waited longest; `moved` puts it back behind the others."""
+        if not self.news:
+            return None
+        key = next(iter(self.news))
+        del self.news[key]
+        assert key in self.entries
+        return key
+
+
+class FetchSessions:
+    """See the module docstring.
+
+    Args:
+        first_id: of the first session: another one in each life of the broker.
+    """
+
+    __slots__ = ("_by_broker", "_next_id", "_sessions_max")
+
+    def __init__(self, first_id: int, *, sessions_max: int = REPLICA_SESSIONS_MAX) -> None:
+        assert first_id > 0
+        self._next_id = first_id
+        self._sessions_max = sessions_max
+        # The one heard longest ago first.
+        self._by_broker: dict[int, FetchSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_broker)
+
+    def request(
+        self, broker_id: int, broker_epoch: int, session_id: int, session_epoch: int, now_us: int
+    ) -> tuple[FetchSession, FetchSession | None]:
+        """The session that a request belongs to, and one that has ended by it.
+
+        Raises:
+            InvalidFetchSession: there is no such session, or another request comes next.
+            StaleBrokerEpoch: a later life of the follower has asked before.
+        """
+        known = self._by_broker.get(broker_id)
+        if known is not None and broker_epoch < known.broker_epoch:
+            raise StaleBrokerEpoch(
+                f"broker {broker_id} has registered since: {known.broker_epoch}."
+            )
+        if session_id == 0:
+            return self._begin(broker_id, broker_epoch, now_us)
+        if known is None or known.session_id != session_id or known.broker_epoch != broker_epoch:
+            raise InvalidFetchSession(f"broker {broker_id} has no session {session_id} here.")
+        if session_epoch != next_epoch(known.epoch):
+            raise InvalidFetchSession(
+                f"session {session_id} goes on with {next_epoch(known.epoch)}, not {session_epoch}."
+            )
+        known.epoch = session_epoch
+        known.fetched_us = max(known.fetched_us, now_us)
+        del self._by_broker[broker_id]
+        self._by_broker[broker_id] = known
+        assert known.epoch > 0, "0 only begins a session"
+        return known, None
+
+    def _begin(
+        self, broker_id: int, broker_epoch: int, now_us: int
+    ) -> tuple[FetchSession, FetchSession | None]:
+        ended = self._by_broker.pop(broker_id, None)
+        if ended is None and len(self._by_broker) >= self._sessions_max:
+            ended = self._by_broker.pop(next(iter(self._by_broker)))
+        session = FetchSession(self._next_id, broker_id, broker_epoch, now_us)
+        self._next_id += 1
+        self._by_broker[broker_id] = session
+        assert len(self._by_broker) <= self._sessions_max
+        assert ended is None or ended.session_id < session.session_id
+        return session, ended

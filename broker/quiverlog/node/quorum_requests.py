@@ -1,0 +1,39 @@
+"""QUORUM: messages of other brokers' replicas of the metadata log.
+
+Owns what is asked before a message counts: did the connection come to the listener where brokers
+meet, and does the sender mean this cluster and this node. The answer says that the messages were
+received; what they ask is answered by messages of their own.
+"""
+
+from __future__ import annotations
+
+from quiverlog.errors import WrongCluster, WrongListener, WrongNode
+from quiverlog.node.broker import Broker
+from quiverlog.node.events import RequestReceived
+from quiverlog.node.quorum_wire import unpack
+from quiverlog.types import Now
+from quiverlog.wire.quorum_messages import QuorumRequest, QuorumResponse
+
+__all__ = ["handle_quorum", "serves_brokers"]
+
+
+def serves_brokers(broker: Broker, connection_id: int) -> bool:
+    """True on a connection on which the APIs between brokers are served."""
+    listener = broker.clients.listener_of(connection_id)
+    return listener == broker.config.inter_broker_listener and broker.quorum_inbox.is_served
+
+
+def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """Check whom the request means, and hand its messages on."""
+    request = event.request
+    assert isinstance(request, QuorumRequest)
+    if not serves_brokers(broker, event.connection_id):
+        listener = broker.clients.listener_of(event.connection_id)
+        raise WrongListener(f"the listener {listener!r} of this broker serves no QUORUM.")
+    cluster_id, node_id = broker.directory.cluster_id, broker.config.node_id
+    if request.cluster_id != cluster_id:
+        raise WrongCluster(f"the request is for {request.cluster_id!r}, this is {cluster_id!r}.")
+    if request.target_id != node_id:
+        raise WrongNode(f"the request is for node {request.target_id}, this is {node_id}.")
+    broker.quorum_inbox.take(unpack(request, event.body), now)
+    broker.outbox.respond(event.connection_id, request.correlation_id, QuorumResponse())

@@ -1,0 +1,250 @@
+"""REPLICA_FETCH: rows to followers, in the leader's order and bytes, beyond the high watermark.
+
+Owns the request: who may ask, what the follower says is taken in first, then the partitions of its
+session with news are answered, or the answer waits for some. Rows that are not in memory are read
+by jobs; their partitions come with the answer when they are there.
+
+A follower counts as soon as it is heard: the high watermark may move by the very fetch that is
+about to wait.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Final
+
+from quiverlog.core.replication.serving import check, hear
+from quiverlog.core.replication.sessions import FetchSession
+from quiverlog.errors import CorruptLog, InvalidRequest, QuiverlogError, StorageFault, WrongListener
+from quiverlog.limits import (
+    FETCH_MAX_WAIT_MS_MAX,
+    REPLICA_FETCH_BYTES_MAX,
+    REPLICA_FETCH_ENTRIES_MAX,
+    REPLICA_FETCH_PARTITION_BYTES_MAX,
+)
+from quiverlog.node.broker import Broker
+from quiverlog.node.cold import Loaded
+from quiverlog.node.copy_sessions import CopySessions
+from quiverlog.node.events import RequestReceived
+from quiverlog.node.lookup import Lookup
+from quiverlog.node.purgatory import Waiter
+from quiverlog.node.quorum_requests import serves_brokers
+from quiverlog.node.waits import Waits
+from quiverlog.storage.reading_jobs import NotResident
+from quiverlog.types import Now
+from quiverlog.wire.messages import Api
+from quiverlog.wire.replica_messages import (
+    ReplicaFetchPartition,
+    ReplicaFetchRequest,
+    ReplicaFetchResponse,
+    ReplicaFetchResult,
+)
+
+__all__ = ["ReplicaFetchWaiter", "handle_replica_fetch"]
+
+Key = tuple[bytes, int]
+
+
+class Everybody:
+    """Stands in for the registrations of brokers: each is fit under the epoch that it names."""
+
+    def __init__(self, broker_epoch: int) -> None:
+        self._broker_epoch = broker_epoch
+
+    def fit_epoch(self, broker_id: int) -> int | None:
+        """See `Brokers`."""
+        return self._broker_epoch
+
+
+class ReplicaFetchWaiter(Waiter):
+    """A fetch of a session. `body`, `byte_count`: rows that were read for its answer so far."""
+
+    __slots__ = ("_loaded", "_lookup", "_request", "_session", "_sessions", "_waits", "body",
+                 "byte_count", "loading", "response")  # fmt: skip
+
+    api: ClassVar[Api] = Api.REPLICA_FETCH
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        waits: Waits,
+        sessions: CopySessions,
+        session: FetchSession,
+        connection_id: int,
+        request: ReplicaFetchRequest,
+        deadline_us: int,
+    ) -> None:
+        super().__init__(connection_id, request.correlation_id, deadline_us)
+        self._lookup = lookup
+        self._waits = waits
+        self._sessions = sessions
+        self._session = session
+        self._request = request
+        self._loaded: dict[Key, Loaded] = {}
+        self.loading = 0
+        self.response = ReplicaFetchResponse(session_id=session.session_id)
+        self.response.partitions = []
+        self.body: list[memoryview] = []
+        self.byte_count = 0
+
+    def look(self, now: Now) -> None:
+        """Answer with the news that there are; wait where there are none."""
+        session = self._session
+        bytes_max = self._request.bytes_max
+        if not 0 < bytes_max < REPLICA_FETCH_BYTES_MAX:
+            bytes_max = REPLICA_FETCH_BYTES_MAX
+        for _ in range(min(len(session.news), REPLICA_FETCH_ENTRIES_MAX)):
+            key = session.next_news()
+            assert key is not None
+            if self.byte_count >= bytes_max:
+                session.moved(key)
+                break
+            self._look_at(key, session.entries[key], bytes_max - self.byte_count)
+        if self.response.partitions or now.mono_us >= self.deadline_us:
+            self._answer()
+
+    def _look_at(self, key: Key, entry: ReplicaFetchPartition, room: int) -> None:
+        assert room > 0
+        lookup, session = self._lookup, self._session
+        views: list[memoryview] = []
+        try:
+            replica = lookup.replica(*key)
+        except QuiverlogError as error:
+            result = ReplicaFetchResult(*key, error.code, error.message)
+        else:
+            result = check(replica.state, replica.log.epochs, session.broker_id, entry)
+            try:
+                if not result.error_code and entry.offset < replica.log.log_end_offset:
+                    limit = self._request.partition_bytes_max
+                    if not 0 < limit < REPLICA_FETCH_PARTITION_BYTES_MAX:
+                        limit = REPLICA_FETCH_PARTITION_BYTES_MAX
+                    loaded = self._loaded.get(key)
+                    if loaded is not None and loaded.error is not None:
+                        raise loaded.error
+                    views = replica.log.read(
+                        entry.offset,
+                        bytes_max=min(limit, room),
+                        end_offset=replica.log.log_end_offset,
+                        cold_ok=False,
+                        just_read=loaded.reads if loaded is not None else (),
+                    )
+            except NotResident as cold:
+                loaded = self._loaded.setdefault(key, Loaded())
+                loaded.take(cold)
+                self.loading += 1
+                lookup.cold_read(replica, cold)(partial(self._is_loaded, key, loaded))
+                return
+            except QuiverlogError as error:
+                if isinstance(error, CorruptLog):
+                    lookup.corrupt_read(replica, error)
+                result.error_code, result.error_message = error.code, error.message
+            except OSError as error:
+                result.error_code = StorageFault.code
+                result.error_message = f"reading failed: {error}."
+        self._add(key, result, views)
+
+    def _add(self, key: Key, result: ReplicaFetchResult, views: list[memoryview]) -> None:
+        assert not views or not result.error_code, "rows or an error"
+        told = (result.high_watermark, result.log_start_offset)
+        if not views and not result.error_code and self._session.told.get(key) == told:
+            return
+        self._session.told[key] = told
+        result.batch_bytes = sum(map(len, views))
+        self.byte_count += result.batch_bytes
+        self.body += views
+        self.response.partitions.append(result)
+
+    def _is_loaded(
+        self, key: Key, loaded: Loaded, _result: object, error: BaseException | None, now: Now
+    ) -> None:
+        assert self.loading > 0
+        self.loading -= 1
+        loaded.failed(error, self._lookup)
+        self._session.moved(key)
+        if not self.done:
+            self.look(now)
+
+    def wake(self, indexes: object, now: Now) -> None:
+        """There is news of the session."""
+        self.look(now)
+
+    def expire(self, now: Now) -> None:
+        """The deadline has come: answer with what there is."""
+        self._answer()
+
+    def _answer(self) -> None:
+        self._waits.answer(self, self.response, self.body)
+
+    def release(self) -> None:
+        self._sessions.release(self._session, self)
+
+
+def handle_replica_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """See the module docstring."""
+    request = event.request
+    assert isinstance(request, ReplicaFetchRequest)
+    if not serves_brokers(broker, event.connection_id):
+        listener = broker.clients.listener_of(event.connection_id)
+        raise WrongListener(f"the listener {listener!r} of this broker serves no REPLICA_FETCH.")
+    if len(request.partitions) > REPLICA_FETCH_ENTRIES_MAX:
+        raise InvalidRequest(
+            f"{len(request.partitions)} partitions, allowed are {REPLICA_FETCH_ENTRIES_MAX}."
+        )
+    for entry in request.partitions:
+        if entry.offset < 0 or entry.flushed_offset < 0 or entry.log_start_offset < 0:
+            raise InvalidRequest(f"partition {entry.partition}: offsets are not negative.")
+    if request.broker_epoch < 0:
+        raise InvalidRequest(f"{request.broker_epoch} is no broker epoch.")
+    session = _take_in(broker, request, now)
+    wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX)
+    if not broker.purgatory.may_park(event.connection_id, 1):
+        wait_ms = 0
+    waiter = ReplicaFetchWaiter(
+        broker.lookup,
+        broker.waits,
+        broker.copy_sessions,
+        session,
+        event.connection_id,
+        request,
+        now.mono_us + wait_ms * 1000,
+    )
+    before = broker.copy_sessions.park(session, waiter)
+    if before is not None and not before.done:
+        before.expire(now)
+        broker.copy_sessions.park(session, waiter)
+    broker.purgatory.park(waiter)
+    waiter.look(now)
+
+
+def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSession:
+    """What the follower says of its session and its copies."""
+    session, ended = broker.copy_sessions.sessions.request(
+        request.replica_id,
+        request.broker_epoch,
+        request.session_id,
+        request.session_epoch,
+        now.mono_us,
+    )
+    assert session.broker_id == request.replica_id
+    assert ended is not session
+    if ended is not None:
+        _forget(broker, ended, list(ended.entries))
+    _forget(broker, session, session.take(request.partitions, request.forgotten))
+    brokers: Final = Everybody(request.broker_epoch)
+    for entry in request.partitions:
+        replica = broker.lookup.led(entry.topic_id, entry.partition)
+        if replica is None:
+            continue
+        state = replica.state
+        if hear(state, replica.log.epochs, session, entry, brokers, now.mono_us):
+            broker.wakeups.changed(replica)
+        if replica.answers:
+            replica.answers.advance(state)
+    return session
+
+
+def _forget(broker: Broker, session: FetchSession, keys: list[Key]) -> None:
+    for key in keys:
+        replica = broker.lookup.led(*key)
+        if replica is not None and replica.state.leadership is not None:
+            replica.state.leadership.forgotten(session.broker_id)

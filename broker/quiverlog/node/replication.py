@@ -1,0 +1,353 @@
+"""The copies of partitions that other brokers lead: the host of their machines.
+
+Owns the machine of each copy (`core.replication.follower`), one fetcher for each leader, and the
+jobs that cut a log. What a leader has answered is checked, appended and told back with the next
+fetch. Asked for nothing, it does nothing: a call costs as many leaders as there are.
+
+A log is cut by a job, which knows its files by name. Until it is back nothing is appended and no
+flush begins (`Replica.cutting`), and the partition is not led here, whatever the metadata say.
+
+Must not know: how the metadata come about, connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from quiverlog.batch.checksum import crc32c
+from quiverlog.batch.codec import split_batches
+from quiverlog.batch.header import CRC_START, BatchHeader
+from quiverlog.core.replication.follower import Cut, Follower, Skip, Take
+from quiverlog.core.replication.peer_fetcher import FetchPlan, Key, PeerFetcher
+from quiverlog.errors import (
+    CorruptBatch,
+    InvalidFetchSession,
+    QuiverlogError,
+    StorageFault,
+)
+from quiverlog.limits import REPLICA_FETCH_WAIT_MS
+from quiverlog.node.effects import Peer, Purpose
+from quiverlog.node.flushes import Flushes
+from quiverlog.node.jobs import Jobs
+from quiverlog.node.outbox import Outbox
+from quiverlog.node.peers import Answer, Peers
+from quiverlog.node.replica import Replica
+from quiverlog.node.wakeups import Wakeups
+from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.jobs import TrimJob, TrimResult
+from quiverlog.storage.truncation import TruncateJob, TruncateResult
+from quiverlog.types import Now
+from quiverlog.wire.replica_messages import (
+    ReplicaFetchRequest,
+    ReplicaFetchResponse,
+    ReplicaFetchResult,
+)
+
+__all__ = ["Replication"]
+
+_ANSWER_MS: Final = REPLICA_FETCH_WAIT_MS + 4_500
+"""A leader that says nothing for so long is given up."""
+
+
+class _Copy:
+    """A replica that is copied, as its machine reads it. `step`: what is to be done to its log."""
+
+    __slots__ = ("follower", "key", "leader_id", "replica", "step")
+
+    def __init__(self, key: Key, replica: Replica) -> None:
+        self.key = key
+        self.replica = replica
+        self.follower = Follower(self)
+        self.leader_id = -1
+        self.step: Cut | Skip | None = None
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.replica.log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.replica.log.log_end_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        return self.replica.log.flushed_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self.replica.state.high_watermark
+
+    @property
+    def epochs(self) -> LeaderEpochs:
+        return self.replica.log.epochs
+
+
+class Replication:
+    """See the module docstring.
+
+    Args:
+        node_id: this broker.
+        cut_done: called with a topic's id when the log of one of its partitions may be led again.
+    """
+
+    __slots__ = (
+        "_copies",
+        "_cut_done",
+        "_fetchers",
+        "_flushes",
+        "_jobs",
+        "_node_id",
+        "_outbox",
+        "_peers",
+        "_to_cut",
+        "_wakeups",
+    )
+
+    def __init__(
+        self,
+        node_id: int,
+        peers: Peers,
+        jobs: Jobs,
+        flushes: Flushes,
+        wakeups: Wakeups,
+        outbox: Outbox,
+        cut_done: Callable[[bytes, Now], None],
+    ) -> None:
+        self._node_id = node_id
+        self._peers = peers
+        self._jobs = jobs
+        self._flushes = flushes
+        self._wakeups = wakeups
+        self._outbox = outbox
+        self._cut_done = cut_done
+        self._copies: dict[Key, _Copy] = {}
+        self._fetchers: dict[int, PeerFetcher] = {}
+        # Copies whose cut waits for a flush to be back.
+        self._to_cut: dict[Key, _Copy] = {}
+
+    # --- what the metadata say -----------------------------------------------------------------
+    def follow(
+        self, key: Key, replica: Replica, leader_id: int, leader_epoch: int, now: Now
+    ) -> None:
+        """Another broker leads the partition under this epoch; a negative id: none does."""
+        copy = self._copies.get(key)
+        if copy is None:
+            copy = self._copies[key] = _Copy(key, replica)
+        copy.follower.led_by(leader_epoch, has_leader=leader_id >= 0)
+        if leader_id != copy.leader_id:
+            self._leave_leader(copy)
+            copy.leader_id = leader_id
+            if leader_id >= 0:
+                fetcher = self._fetchers.setdefault(leader_id, PeerFetcher())
+                fetcher.add(key, copy.follower, now.mono_us)
+        else:
+            self._told(copy, now)
+
+    def leave(self, key: Key) -> bool:
+        """The partition is led here, or goes. False: not yet, for its log is being cut."""
+        copy = self._copies.get(key)
+        if copy is None:
+            return True
+        self._leave_leader(copy)
+        if copy.replica.cutting and not copy.replica.deleted:
+            return False
+        del self._copies[key]
+        self._to_cut.pop(key, None)
+        return True
+
+    def _leave_leader(self, copy: _Copy) -> None:
+        if copy.leader_id >= 0:
+            self._fetchers[copy.leader_id].remove(copy.key)
+            copy.leader_id = -1
+
+    def _told(self, copy: _Copy, now: Now) -> None:
+        if copy.leader_id >= 0:
+            self._fetchers[copy.leader_id].told(copy.key, now.mono_us)
+
+    def flushed(self, replica: Replica) -> None:
+        """More of a copy is on the disk: its leader is to know."""
+        copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
+        if copy is not None and copy.leader_id >= 0 and copy.follower.may_fetch:
+            self._fetchers[copy.leader_id].told(copy.key, 0)
+
+    # --- asking --------------------------------------------------------------------------------
+    @property
+    def is_needed(self) -> bool:
+        """True when `run` may find something to do."""
+        return bool(self._fetchers)
+
+    def next_us(self) -> int | None:
+        """When `run` is to be called at the latest; None: when something happens."""
+        return min(
+            (due for one in self._fetchers.values() if (due := one.next_us()) is not None),
+            default=None,
+        )
+
+    def run(self, now: Now) -> None:
+        """Begin the cuts that can be, and ask each leader that is to be asked."""
+        for copy in list(self._to_cut.values()):
+            self._begin_cut(copy, now)
+        for leader_id, fetcher in self._fetchers.items():
+            plan = fetcher.next_fetch(now.mono_us)
+            if plan is not None:
+                self._ask(leader_id, fetcher, plan, now)
+
+    def _ask(self, leader_id: int, fetcher: PeerFetcher, plan: FetchPlan, now: Now) -> None:
+        assert fetcher.in_flight
+        assert leader_id != self._node_id, "a broker copies nothing from itself"
+        request = ReplicaFetchRequest(
+            replica_id=self._node_id,
+            broker_epoch=0,
+            session_id=plan.session_id,
+            session_epoch=plan.session_epoch,
+            max_wait_ms=REPLICA_FETCH_WAIT_MS if plan.may_wait else 0,
+            partitions=plan.entries,
+            forgotten=plan.forgotten,
+        )
+        try:
+            self._peers.ask(
+                Peer(leader_id, Purpose.FETCH),
+                request,
+                partial(self._answered, fetcher),
+                now,
+                timeout_ms=_ANSWER_MS,
+            )
+        except QuiverlogError:
+            fetcher.failed(now.mono_us)
+
+    def _answered(
+        self, fetcher: PeerFetcher, answer: object, error: BaseException | None, now: Now
+    ) -> None:
+        if error is not None:
+            fetcher.failed(now.mono_us)
+            return
+        assert isinstance(answer, Answer)
+        response = answer.response
+        assert isinstance(response, ReplicaFetchResponse)
+        if response.error_code:
+            if response.error_code == InvalidFetchSession.code:
+                fetcher.refused(now.mono_us)
+            else:
+                fetcher.failed(now.mono_us)
+            return
+        fetcher.answered(response.session_id)
+        at = 0
+        for result in response.partitions:
+            rows = answer.body[at : at + max(0, result.batch_bytes)]
+            at += len(rows)
+            action = fetcher.result(result, now.mono_us)
+            copy = self._copies.get((result.topic_id, result.partition))
+            if copy is None or action is None:
+                continue
+            if isinstance(action, Take):
+                self._take(copy, result, rows, now)
+            else:
+                copy.step = action
+                copy.replica.cutting = True
+                self._to_cut[copy.key] = copy
+
+    # --- rows ----------------------------------------------------------------------------------
+    def _take(self, copy: _Copy, result: ReplicaFetchResult, rows: memoryview, now: Now) -> None:
+        replica = copy.replica
+        assert not replica.cutting, "nothing is appended while a log is cut"
+        try:
+            if len(rows):
+                batches = _checked(replica, rows)
+                replica.append_copied(batches, now)
+                self._flushes.appended(replica)
+                self._told(copy, now)
+        except StorageFault as error:
+            self._flushes.declare_fault(replica, error.message)
+            copy.follower.went_offline()
+            self._told(copy, now)
+            return
+        except QuiverlogError as error:
+            self._outbox.log(
+                "warning", "copy refused", partition=str(replica.name), why=error.message
+            )
+            copy.follower.failed(now.mono_us)
+            self._told(copy, now)
+            return
+        if replica.state.leader_said(result.high_watermark):
+            self._wakeups.changed(replica)
+
+    # --- cutting -------------------------------------------------------------------------------
+    def _begin_cut(self, copy: _Copy, now: Now) -> None:
+        replica = copy.replica
+        if replica.flush_running or replica.jobs_running:
+            return
+        del self._to_cut[copy.key]
+        assert replica.cutting
+        step = copy.step
+        assert step is not None
+        job: TruncateJob | TrimJob | None
+        if isinstance(step, Cut):
+            lost = replica.log.log_end_offset - step.offset
+            self._outbox.log("info", "copy cut", partition=str(replica.name), rows=max(0, lost))
+            job = replica.log.begin_truncate(step.offset)
+        else:
+            job = replica.log.begin_skip(step.offset)
+        replica.jobs_running += 1
+        then = partial(self._cut_back, copy, [job])
+        if job is None:
+            then(None, None, now)
+        else:
+            self._jobs.start(job, then)
+
+    def _cut_back(
+        self,
+        copy: _Copy,
+        jobs: list[TruncateJob | TrimJob | None],
+        result: object,
+        error: BaseException | None,
+        now: Now,
+    ) -> None:
+        if not jobs:
+            return  # Called again after a bug of ours.
+        job = jobs.pop()
+        replica = copy.replica
+        assert replica.jobs_running > 0
+        assert replica.cutting
+        replica.jobs_running -= 1
+        replica.cutting = False
+        copy.step = None
+        log, state = replica.log, replica.state
+        if error is not None:
+            if isinstance(job, TruncateJob):
+                log.fail_truncate(job)
+            elif job is not None:
+                log.fail_trim(job, error)
+            self._flushes.declare_fault(replica, f"its end could not be cut: {error}")
+            copy.follower.went_offline()
+        elif isinstance(job, TruncateJob):
+            assert isinstance(result, TruncateResult)
+            state.truncated(log.complete_truncate(job, result))
+        elif job is not None:
+            assert isinstance(result, TrimResult)
+            removal = log.complete_trim(job, result)
+            state.skipped(log.log_start_offset)
+            if removal is not None:
+                self._jobs.start(removal, lambda _result, _error, _now: None)
+        if error is None:
+            copy.follower.cut()
+            self._told(copy, now)
+        if not replica.deleted:
+            self._flushes.appended(replica)
+            self._cut_done(copy.key[0], now)
+
+
+def _checked(replica: Replica, rows: memoryview) -> list[tuple[BatchHeader, memoryview]]:
+    """The batches of an answer: their bytes are as their producers have sent them.
+
+    Raises:
+        CorruptBatch: the checksum of one is wrong.
+    """
+    batches = list(split_batches(rows))
+    for header, view in batches:
+        if crc32c(view[CRC_START:]) != header.crc32c:
+            raise CorruptBatch(
+                f"{replica.name}: a copied batch at {header.base_offset} is damaged."
+            )
+    return batches

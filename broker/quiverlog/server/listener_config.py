@@ -1,0 +1,126 @@
+"""The named listeners of a broker's configuration: `listeners.<name>.bind`, `.advertise`.
+
+Owns what a listener may be called, its keys, and what listeners may not say together. The listener
+`default` is what the keys `listen` and `advertise` say; it is always there. (The certificates of a
+listener would be further keys of it.)
+
+Must not know: where a value was given, sockets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from quiverlog.addresses import Address
+from quiverlog.errors import InvalidConfig
+from quiverlog.node.config import LISTENER_DEFAULT
+from quiverlog.settings import InvalidValue, Kind, Setting, SettingsTable
+
+__all__ = [
+    "LISTENERS_MAX",
+    "LISTENERS_PREFIX",
+    "LISTENER_KEYS",
+    "ListenerConfig",
+    "listener_key",
+    "parse_listeners",
+    "refuse_shared_ports",
+]
+
+LISTENERS_PREFIX: Final = "listeners."
+LISTENERS_MAX: Final = 8
+LISTENER_KEYS: Final = SettingsTable(
+    (
+        Setting(
+            "bind",
+            Kind.ADDRESS,
+            "",
+            "Where connections to this listener come. Port 0 takes any free port. Must be given.",
+        ),
+        Setting(
+            "advertise",
+            Kind.ADDRESS,
+            "",
+            "What those who ask at this listener are told to connect to. Empty: what `bind` says,"
+            " or the machine's host name where that is every address.",
+        ),
+    )
+)
+_NAME: Final = re.compile(r"[a-z][a-z0-9]{0,30}")
+_EVERY_ADDRESS: Final = frozenset(("0.0.0.0", "::"))
+
+
+class ListenerConfig(NamedTuple):
+    """One listener. `advertise` None: what it is bound to."""
+
+    bind: Address
+    advertise: Address | None = None
+
+
+def listener_key(name: str) -> tuple[str, str] | None:
+    """(listener, its key) of a configuration key; None: it belongs to no listener."""
+    if not name.startswith(LISTENERS_PREFIX):
+        return None
+    listener, _, key = name.removeprefix(LISTENERS_PREFIX).rpartition(".")
+    return listener, key
+
+
+def parse_listeners(given: Mapping[str, tuple[object, str]]) -> dict[str, ListenerConfig]:
+    """The named listeners, by name.
+
+    Args:
+        given: by configuration key, a value and who said it.
+
+    Raises:
+        InvalidConfig: a name or key that there is not, a value that is none, too many of them.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    sources: dict[str, str] = {}
+    for name, (value, source) in given.items():
+        parts = listener_key(name)
+        assert parts is not None
+        listener, key = parts
+        if key not in LISTENER_KEYS or not _NAME.fullmatch(listener):
+            keys = "`, `".join(f"{LISTENERS_PREFIX}<name>.{key}" for key in LISTENER_KEYS)
+            raise InvalidConfig(
+                f"{source}: a listener has `{keys}`, and a name of 1 to 31 small letters and"
+                " digits."
+            )
+        if listener == LISTENER_DEFAULT:
+            raise InvalidConfig(f"{source}: `listen` and `advertise` say where the default is.")
+        try:
+            found.setdefault(listener, {})[key] = LISTENER_KEYS[key].parse(value)
+        except InvalidValue as error:
+            raise InvalidConfig(f"{source} {error}") from None
+        sources[listener] = source
+    if len(found) > LISTENERS_MAX:
+        raise InvalidConfig(f"{len(found)} listeners are named, at most {LISTENERS_MAX} may be.")
+    listeners = {}
+    for listener, values in found.items():
+        bind, advertise = values.get("bind"), values.get("advertise")
+        if bind is None:
+            where = f"{LISTENERS_PREFIX}{listener}.bind"
+            raise InvalidConfig(f"{sources[listener]}: `{where}` is missing.")
+        if advertise is not None and advertise.port == 0 and bind.port != 0:
+            raise InvalidConfig(f"{sources[listener]}: port 0 can only go with port 0 of `bind`.")
+        listeners[listener] = ListenerConfig(bind, advertise)
+    return listeners
+
+
+def refuse_shared_ports(
+    bound: Iterable[tuple[str, Address | None]], source: Callable[..., str]
+) -> None:
+    """Raise InvalidConfig where two of these (key, address) clash. `source`: who said a key."""
+    seen: list[tuple[str, Address]] = []
+    for key, address in bound:
+        if address is None or not address.port:
+            continue
+        for other_key, other in seen:
+            hosts = {address.host, other.host}
+            if address.port == other.port and (len(hosts) == 1 or hosts & _EVERY_ADDRESS):
+                raise InvalidConfig(
+                    f"{source(other_key, key)}: `{other_key}` and `{key}` cannot share port"
+                    f" {address.port} of {other.host}."
+                )
+        seen.append((key, address))

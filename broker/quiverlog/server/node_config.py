@@ -1,0 +1,37 @@
+"""From a broker's configuration to what its node is told at its making."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quiverlog.addresses import Address
+from quiverlog.node.config import LISTENER_DEFAULT, NodeConfig
+from quiverlog.server.config import BrokerConfig
+from quiverlog.version import VERSION
+
+__all__ = ["node_config"]
+
+
+def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> NodeConfig:
+    """The node's part of the configuration.
+
+    Args:
+        advertised: what those who ask at each listener are told to connect to.
+    """
+    host, port = advertised[LISTENER_DEFAULT]
+    return NodeConfig(
+        data_dir=config.data_dir,
+        node_id=config.node_id,
+        cluster_id=config.cluster_id,
+        advertised_host=host,
+        advertised_port=port,
+        listeners=dict(advertised),
+        inter_broker_listener=config.inter_broker_listener,
+        rack=config.rack,
+        software_version=VERSION,
+        topic_defaults=dict(config.topic_defaults),
+        disk_reserve_bytes=config.disk_reserve_bytes,
+        frame_bytes_max=config.frame_bytes_max,
+        # No more than run at once: what waits, waits where askers take turns.
+        flushes_in_flight_max=config.fsync_threads,
+    )

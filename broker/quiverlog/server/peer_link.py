@@ -1,0 +1,343 @@
+"""The way to another broker for one purpose: at most one connection, made when there is something
+to send.
+
+Owns the life of that way:
+
+    idle ──something to send──▶ connecting ──HELLO fits──▶ open ──▶ idle
+     ▲                               │                       │
+     └──── resting (backoff) ◀───────┴──── any failure ──────┘
+
+A failure ends all that waits: requests that somebody waits for are told (PeerClosed), the others
+are gone. Another cluster or another node behind the address is a failure with a long rest, because
+only people can mend it. What fails again for the same reason is logged once a minute.
+
+Invariants: a token is told once; nothing is told while the node runs, always in a call of its own.
+
+Must not know: what a request means, other links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from quiverlog.addresses import Address
+from quiverlog.errors import PeerUnreachable, QuiverlogError, WrongCluster, WrongNode, error_class
+from quiverlog.limits import (
+    PEER_CONNECT_MS,
+    PEER_IN_FLIGHT_MAX,
+    PEER_LOG_INTERVAL_MS,
+    PEER_SILENCE_MS,
+    PEER_WRONG_BACKOFF_MS,
+)
+from quiverlog.node.effects import NO_TOKEN, Peer, SendToPeer
+from quiverlog.node.events import Event, PeerClosed, ResponseReceived
+from quiverlog.server.logs import Logger
+from quiverlog.server.memory import MemoryBudget
+from quiverlog.server.metrics import ServerMetrics
+from quiverlog.server.peer_conversation import Conversation
+from quiverlog.server.peer_queue import Backoff, PeerQueue
+from quiverlog.wire.messages import HelloResponse, Response
+
+__all__ = ["LinkContext", "PeerLink"]
+
+_WRONG: Final = (WrongCluster, WrongNode)
+"""Somebody else is behind the address."""
+
+
+def _reason(error: Exception) -> str:
+    """The system's own words; asyncio puts the address in their place."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+class LinkContext(NamedTuple):
+    """What all links share.
+
+    `deliver`: gives events to the node, now. `later`: the same, when the node is not running.
+    `may_open`: False when all descriptors for peers are in use.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    cluster_id: str
+    client_id: str
+    deliver: Callable[..., None]
+    later: Callable[[Event], None]
+    may_open: Callable[[], bool]
+    memory: MemoryBudget
+    metrics: ServerMetrics
+    log: Logger
+
+
+class PeerLink:
+    """See the module docstring."""
+
+    def __init__(
+        self, peer: Peer, address: Address, context: LinkContext, rng: random.Random
+    ) -> None:
+        self.peer = peer
+        self.address = address
+        self.held_bytes = 0
+        self._context = context
+        self._queue = PeerQueue()
+        self._backoff = Backoff(rng)
+        self._conversation: Conversation | None = None
+        self._begun: Conversation | None = None
+        """Connected, but not taken over yet."""
+        self._connecting: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """For the end of the rest, or of the patience."""
+        self._rests_until_s = 0.0
+        self._heard_s = 0.0
+        self._held_since_us = 0
+        self._logged_s: dict[int, float] = {}
+        self._is_closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """A descriptor is in use, or about to be."""
+        return self._conversation is not None or self._connecting is not None
+
+    # --- from the node -------------------------------------------------------------------------
+    def send(self, effect: SendToPeer) -> None:
+        """Send it as soon as there is a connection with room."""
+        has_room = self._queue.add(effect)
+        self._context.metrics.peer_requests_dropped += self._queue.take_dropped()
+        if not has_room:
+            full = PeerUnreachable(f"too much waits to be sent to node {self.peer.node_id}.")
+            self._context.later(PeerClosed(self.peer, (effect.token,), full))
+        self._go_on()
+
+    def give_up(self, why: str) -> None:
+        """End the connection, and all that waits."""
+        if self._conversation is not None or self._queue:
+            self._failed(PeerUnreachable(f"the connection was given up: {why}."))
+
+    def moved(self, address: Address) -> None:
+        """The broker is elsewhere now."""
+        self.address = address
+        if self.is_open or self._queue:
+            self._failed(PeerUnreachable(f"node {self.peer.node_id} is at {address} now."))
+        self._backoff.succeeded()
+        self._rests_until_s = 0.0
+
+    def close(self) -> None:
+        """For ever. Whoever waits is told."""
+        self._is_closed = True
+        self._failed(PeerUnreachable("the broker ends its connections."))
+        self._stop_timer()
+
+    # --- going on ------------------------------------------------------------------------------
+    def _go_on(self) -> None:
+        """Send, connect, or wait for the end of the rest: whatever is next."""
+        conversation = self._conversation
+        if conversation is not None:
+            while self._queue and conversation.may_send:
+                if conversation.in_flight >= PEER_IN_FLIGHT_MAX:
+                    break
+                self._send_next(conversation)
+                if self._conversation is not conversation:
+                    return
+        elif self._queue and self._connecting is None and not self._is_closed:
+            self._connect_soon()
+        self._watch()
+        self._report()
+
+    def _send_next(self, conversation: Conversation) -> None:
+        effect = self._queue.take()
+        if not conversation.in_flight:
+            self._heard_s = self._context.loop.time()  # The silence begins with the question.
+        try:
+            conversation.send(effect)
+        except QuiverlogError as error:
+            # What it does not speak now it may speak after its next start: HELLO tells.
+            if effect.token != NO_TOKEN:
+                self._context.later(PeerClosed(self.peer, (effect.token,), error))
+            conversation.end(error)
+        except OSError as error:  # Under way, as far as the conversation knows: its end tells.
+            conversation.end(PeerUnreachable(f"it cannot be written to: {_reason(error)}."))
+
+    def _connect_soon(self) -> None:
+        loop = self._context.loop
+        if loop.time() < self._rests_until_s:
+            return  # The timer calls again.
+        if not self._context.may_open():
+            self._failed(PeerUnreachable("no descriptor is left for connections to brokers."))
+            return
+        self._heard_s = loop.time()
+        self._connecting = loop.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        address = self.address
+        try:
+            async with asyncio.timeout(PEER_CONNECT_MS / 1000):
+                _, conversation = await self._context.loop.create_connection(self._begin, *address)
+        except TimeoutError:
+            error = PeerUnreachable(f"{address} did not answer within {PEER_CONNECT_MS} ms.")
+        except (OSError, ValueError, QuiverlogError) as failure:
+            error = PeerUnreachable(f"cannot connect to {address}: {_reason(failure)}.")
+        else:
+            self._connecting = self._begun = None
+            self._conversation = conversation
+            self._context.metrics.peers_open += 1
+            self._go_on()
+            return
+        self._connecting = None
+        self._failed(error)
+
+    def _begin(self) -> Conversation:
+        self._begun = Conversation(self, self._context.client_id)
+        return self._begun
+
+    # --- from the connection -------------------------------------------------------------------
+    def greeted(self, hello: HelloResponse) -> None:
+        """Is it the broker that was meant."""
+        cluster_id, node_id = self._context.cluster_id, self.peer.node_id
+        if hello.cluster_id != cluster_id:
+            raise WrongCluster(
+                f"{self.address} is of {hello.cluster_id!r}, this of {cluster_id!r}."
+            )
+        if hello.node_id != node_id:
+            raise WrongNode(f"{self.address} is node {hello.node_id}, not {node_id}.")
+        self._context.log.debug(
+            "peer connected", node=node_id, purpose=str(self.peer.purpose), at=str(self.address)
+        )
+
+    def answered(self, answers: list[tuple[int, Response, memoryview]]) -> None:
+        """Tell the node; what nobody waits for ends here."""
+        self._backoff.succeeded()
+        events: list[Event] = []
+        for token, response, body in answers:
+            if token != NO_TOKEN:
+                events.append(ResponseReceived(self.peer, token, response, body))
+            elif response.error_code:
+                self._refused(response)
+        if events:
+            self._context.deliver(*events)
+
+    def heard(self) -> None:
+        """The peer is alive."""
+        self._heard_s = self._context.loop.time()
+
+    def has_room(self) -> None:
+        """Send more."""
+        self._go_on()
+
+    def ended(self, conversation: Conversation, error: QuiverlogError) -> None:
+        """The connection is gone: quietly when nothing was under way, else it has failed."""
+        if conversation is self._conversation:
+            self._conversation = None
+            self._context.metrics.peers_open -= 1
+        elif conversation is not self._begun:
+            return  # It was given up.
+        tokens = conversation.take_tokens()
+        if tokens:
+            self._context.later(PeerClosed(self.peer, tokens, error))
+        if conversation.was_quiet and not self._queue:
+            self._stop_timer()
+            self._report()
+        else:
+            self._failed(error)
+
+    # --- failures ------------------------------------------------------------------------------
+    def _refused(self, response: Response) -> None:
+        """An answer that nobody waits for says why something was not received."""
+        kind = error_class(response.error_code)
+        error = kind(response.error_message)
+        if kind in _WRONG and self._conversation is not None:
+            self._conversation.end(error)
+        else:
+            self._log(error)
+
+    def _failed(self, error: QuiverlogError) -> None:
+        """All that waits is over, and nothing is tried for a while."""
+        context = self._context
+        if self._conversation is not None:
+            self._conversation.end(error)  # Comes back here, by `ended`.
+            return
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        self._begun = None
+        self._stop_timer()
+        tokens = self._queue.clear()
+        context.metrics.peer_requests_dropped += self._queue.take_dropped()
+        if tokens:
+            context.later(PeerClosed(self.peer, tokens, error))
+        if not self._is_closed:
+            rest_s = self._backoff.failed()
+            if isinstance(error, _WRONG):
+                rest_s = max(rest_s, PEER_WRONG_BACKOFF_MS / 1000)
+            self._rests_until_s = context.loop.time() + rest_s
+            context.metrics.count_peer_failure(error.code_name().lower())
+            self._log(error)
+        self._report()
+
+    def _log(self, error: QuiverlogError) -> None:
+        now_s = self._context.loop.time()
+        last_s = self._logged_s.get(error.code)
+        if last_s is None or now_s - last_s >= PEER_LOG_INTERVAL_MS / 1000:
+            self._logged_s[error.code] = now_s
+            self._context.log.warning(
+                "peer cannot be asked",
+                node=self.peer.node_id,
+                purpose=str(self.peer.purpose),
+                at=str(self.address),
+                error=str(error),
+            )
+
+    # --- time ----------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        """Be called when the rest, or the patience with the other side, is over."""
+        if self._timer is None and not self._is_closed:
+            due_s = self._due_s()
+            if due_s is not None:
+                self._timer = self._context.loop.call_at(due_s, self._look)
+
+    def _due_s(self) -> float | None:
+        if self._conversation is not None:
+            if self._conversation.in_flight:
+                return self._heard_s + PEER_SILENCE_MS / 1000
+        elif self._connecting is None and self._queue:
+            return self._rests_until_s
+        return None
+
+    def _look(self) -> None:
+        self._timer = None
+        due_s, conversation = self._due_s(), self._conversation
+        is_late = due_s is not None and self._context.loop.time() >= due_s
+        if conversation is not None and is_late:
+            silent = PeerUnreachable(f"{self.address} was silent for {PEER_SILENCE_MS} ms.")
+            conversation.end(silent)
+        self._go_on()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- memory --------------------------------------------------------------------------------
+    def measure(self) -> tuple[int, int]:
+        """(bytes held, since when in monotonic microseconds)."""
+        held_bytes = self._queue.byte_count
+        if self._conversation is not None:
+            held_bytes += self._conversation.held_bytes
+        now_us = round(self._context.loop.time() * 1e6)
+        if not held_bytes:
+            self._held_since_us = 0
+        elif not self._held_since_us:
+            self._held_since_us = now_us
+        return held_bytes, self._held_since_us or now_us
+
+    def evict(self) -> None:
+        """All connections together hold too much, and this one costs most."""
+        self.give_up("memory")
+
+    def _report(self) -> None:
+        held_bytes, _ = self.measure()
+        if held_bytes != self.held_bytes:
+            self._context.memory.report(self, held_bytes)

@@ -1,0 +1,129 @@
+"""Connections to the other brokers: what the node sends there, and what comes back.
+
+Owns the links by node and purpose, their number, and when the node hears of ends: later, never
+while it runs. Addresses come from the node; a broker that is not among them is not connected to.
+
+Must not know: what a request means, who is whom in the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from quiverlog.addresses import Address
+from quiverlog.errors import PeerUnreachable
+from quiverlog.node.effects import NO_TOKEN, Peer, SendToPeer
+from quiverlog.node.events import Event, PeerClosed
+from quiverlog.server.logs import Logger
+from quiverlog.server.memory import MemoryBudget
+from quiverlog.server.metrics import ServerMetrics
+from quiverlog.server.peer_link import LinkContext, PeerLink
+
+__all__ = ["PeerConnections"]
+
+
+class PeerConnections:
+    """See the module docstring.
+
+    Args:
+        node_id: this broker's own.
+        connections_max: how many there may be at once; there are descriptors for so many.
+        seed: for the chance in the rests after failures.
+        deliver: gives events to the node.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        node_id: int,
+        cluster_id: str,
+        connections_max: int,
+        seed: int,
+        deliver: Callable[..., None],
+        memory: MemoryBudget,
+        metrics: ServerMetrics,
+        log: Logger,
+    ) -> None:
+        assert connections_max > 0
+        self._loop = loop
+        self._seed = seed
+        self._connections_max = connections_max
+        self._deliver = deliver
+        self._addresses: dict[int, Address] = {}
+        self._links: dict[Peer, PeerLink] = {}
+        self._later: list[Event] = []
+        self._is_closed = False
+        self._context = LinkContext(
+            loop=loop,
+            cluster_id=cluster_id,
+            client_id=f"broker-{node_id}",
+            deliver=deliver,
+            later=self._tell_later,
+            may_open=self._may_open,
+            memory=memory,
+            metrics=metrics,
+            log=log,
+        )
+
+    @property
+    def links(self) -> Sequence[PeerLink]:
+        """All of them, connected or not."""
+        return tuple(self._links.values())
+
+    # --- from the node -------------------------------------------------------------------------
+    def send(self, effect: SendToPeer) -> None:
+        """Send a request, over a connection that is made if there is none."""
+        link = self._links.get(effect.peer)
+        if link is None:
+            address = self._addresses.get(effect.peer.node_id)
+            if address is None or self._is_closed:
+                self._refuse(effect)
+                return
+            rng = random.Random(f"{self._seed}-{effect.peer}")
+            link = self._links[effect.peer] = PeerLink(effect.peer, address, self._context, rng)
+        link.send(effect)
+
+    def give_up(self, peer: Peer, why: str) -> None:
+        """End a connection, and all that waits for it."""
+        link = self._links.get(peer)
+        if link is not None:
+            link.give_up(why)
+
+    def change_addresses(self, by_node: Mapping[int, Address]) -> None:
+        """Where the other brokers are from now on."""
+        self._addresses = dict(by_node)
+        for peer, link in list(self._links.items()):
+            address = self._addresses.get(peer.node_id)
+            if address is None:
+                del self._links[peer]
+                link.close()
+            elif address != link.address:
+                link.moved(address)
+
+    def close(self) -> None:
+        """End all connections, for ever. A second call does nothing."""
+        self._is_closed = True
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.close()
+
+    # --- for the links -------------------------------------------------------------------------
+    def _may_open(self) -> bool:
+        return sum(link.is_open for link in self._links.values()) < self._connections_max
+
+    def _refuse(self, effect: SendToPeer) -> None:
+        if effect.token != NO_TOKEN:
+            unknown = PeerUnreachable(f"no address of node {effect.peer.node_id} is known.")
+            self._tell_later(PeerClosed(effect.peer, (effect.token,), unknown))
+
+    def _tell_later(self, event: Event) -> None:
+        if not self._later:
+            self._loop.call_soon(self._tell)
+        self._later.append(event)
+
+    def _tell(self) -> None:
+        events, self._later = self._later, []
+        self._deliver(*events)

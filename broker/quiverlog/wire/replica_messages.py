@@ -1,0 +1,88 @@
+"""What brokers say to each other about copies of partitions: typed values, as in `messages`.
+
+Owns the field lists of the requests between brokers; clients send none of these. Why copying is
+not FETCH: docs/adr/0028.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from quiverlog.types import NO_EPOCH
+
+from .messages import Api, Int32, Int64, Part, PerPartition, Request, Response, TopicId, UInt31
+
+__all__ = [
+    "PartitionKey",
+    "ReplicaFetchPartition",
+    "ReplicaFetchRequest",
+    "ReplicaFetchResponse",
+    "ReplicaFetchResult",
+]
+
+
+class PartitionKey(Part, array_like=True, gc=False):
+    """A partition that the session is without from now on."""
+
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+
+
+class ReplicaFetchPartition(Part, array_like=True, gc=False):
+    """What a follower says of its copy. `offset` is the end of its log, where it goes on; and
+    `last_epoch` the newest leader epoch in its list (NO_EPOCH: it has none): the answer tells where
+    the logs part, if they do.
+    """
+
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    leader_epoch: Int32 = NO_EPOCH
+    offset: Int64 = 0
+    last_epoch: Int32 = NO_EPOCH
+    flushed_offset: Int64 = 0
+    log_start_offset: Int64 = 0
+
+
+class ReplicaFetchRequest(Request, array_like=True, gc=False):
+    """Names the partitions of which there is something new to say: the leader remembers the rest
+    of the session. `session_id` 0 begins one, with `session_epoch` 0; each request after that has
+    the next epoch, from 1 on. `forgotten` is taken first.
+
+    Held back for `max_wait_ms` at most, until there is news of any partition of the session.
+    """
+
+    API: ClassVar[Api] = Api.REPLICA_FETCH
+    replica_id: Int32 = -1
+    broker_epoch: Int64 = -1
+    session_id: Int64 = 0
+    session_epoch: UInt31 = 0
+    max_wait_ms: Int32 = 0
+    bytes_max: Int64 = 0
+    partition_bytes_max: Int64 = 0
+    partitions: PerPartition[ReplicaFetchPartition] = []
+    forgotten: PerPartition[PartitionKey] = []
+
+
+class ReplicaFetchResult(Part, array_like=True, gc=False):
+    """With LOG_TRUNCATED, the logs part: `diverging_epoch` is the newest epoch up to the follower's
+    `last_epoch` that the leader knows, and ended there at `diverging_end_offset`.
+    """
+
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    error_code: Int32 = 0
+    error_message: str = ""
+    leader_epoch: Int32 = NO_EPOCH
+    log_start_offset: Int64 = -1
+    high_watermark: Int64 = -1
+    diverging_epoch: Int32 = NO_EPOCH
+    diverging_end_offset: Int64 = -1
+    batch_bytes: Int64 = 0
+
+
+class ReplicaFetchResponse(Response, array_like=True, gc=False):
+    """Partitions without news are left out. Batches follow in the order of the results."""
+
+    API: ClassVar[Api] = Api.REPLICA_FETCH
+    session_id: Int64 = 0
+    partitions: PerPartition[ReplicaFetchResult] = []

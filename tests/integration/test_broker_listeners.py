@@ -1,0 +1,36 @@
+"""A broker process with a second listener: who connects there is told to come back there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import quiverlog
+from quiverlog.errors import WrongListener
+from quiverlog.wire import messages as m
+from quiverlog.wire.quorum_messages import QuorumRequest
+from tests.support.broker import BrokerProcess
+from tests.support.rawclient import RawClient
+
+pytestmark = pytest.mark.process
+
+
+def test_each_listener_tells_its_own_address() -> None:
+    config = {
+        "listeners.internal.bind": "127.0.0.1:0",
+        "inter.broker.listener": "internal",
+    }
+    with BrokerProcess(config=config) as broker:
+        found = re.search(r"internal (127\.0\.0\.1):(\d+)", broker.log_text)
+        assert found is not None, broker.log_text
+        internal = (found[1], int(found[2]))
+        assert internal != broker.address
+        for address in (broker.address, internal):
+            with RawClient(address) as client:
+                answer = client.ask(m.MetadataRequest())
+                assert [(b.host, b.port) for b in answer.brokers] == [address]
+                with pytest.raises(WrongListener):
+                    client.ask(QuorumRequest())
+            with quiverlog.connect(f"{address[0]}:{address[1]}") as client:
+                assert client.list_topics() == []

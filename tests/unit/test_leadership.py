@@ -1,0 +1,206 @@
+"""Who is in sync by rules 8 and 9, and whose rows count by rules 5 and 6."""
+
+from __future__ import annotations
+
+from quiverlog.core.partition.in_sync import InSync
+from quiverlog.core.partition.leadership import Leadership, Said
+from quiverlog.core.partition.progress import Heard
+from quiverlog.errors import IneligibleReplica
+
+LAG_US = 1_000
+
+
+class Registered:
+    """Broker epochs, of those that are fit."""
+
+    def __init__(self) -> None:
+        self.epochs = {0: 10, 1: 11, 2: 12}
+
+    def fit_epoch(self, broker_id: int) -> int | None:
+        return self.epochs.get(broker_id)
+
+
+BROKERS = Registered()
+
+
+def leadership(in_sync: tuple[int, ...] = (0, 1, 2), *, start: int = 100) -> Leadership:
+    return Leadership(
+        0,
+        5,
+        start,
+        (0, 1, 2),
+        InSync(5, 1, in_sync),
+        min_in_sync=2,
+        lag_max_us=LAG_US,
+        now_us=0,
+    )
+
+
+def fetched(
+    leader: Leadership,
+    broker: int,
+    at: int,
+    end: int,
+    now_us: int,
+    *,
+    epoch: int | None = None,
+    heard: Heard | None = None,
+) -> None:
+    said = Said(broker, 10 + broker if epoch is None else epoch, at, 0, 0)
+    leader.fetched(said, heard, end, BROKERS, now_us)
+
+
+def proposed(
+    leader: Leadership, end: int, now_us: int, *, high_watermark: int = 0
+) -> set[int] | None:
+    found = leader.propose(end, high_watermark, BROKERS, now_us)
+    return None if found is None else set(found.members)
+
+
+# --- lag ----------------------------------------------------------------------------------------
+def test_who_never_asks_is_out_of_sync_a_lag_time_after_the_election() -> None:
+    """Not at once: what it said was said to another leader."""
+    leader = leadership()
+    assert proposed(leader, 100, LAG_US) is None
+    assert leader.deadline_us(100) == LAG_US + 1
+    assert proposed(leader, 100, LAG_US + 1) == {0}
+
+
+def test_a_follower_that_is_always_one_fetch_behind_is_in_sync() -> None:
+    """Rule 9: it has what was the end at its fetch before."""
+    leader = leadership()
+    for number in range(20):
+        now = number * 600
+        for broker in (1, 2):
+            fetched(leader, broker, 100 + 10 * number, 110 + 10 * number, now)
+        assert proposed(leader, 120 + 10 * number, now + 300) is None
+
+
+def test_a_follower_that_falls_behind_leaves() -> None:
+    leader = leadership()
+    for number in range(4):
+        now = number * 600
+        fetched(leader, 1, 100 + 10 * number, 110 + 10 * number, now)
+        fetched(leader, 2, 100 + number, 110 + 10 * number, now)
+    assert leader.deadline_us(150) == LAG_US + 1
+    assert proposed(leader, 150, 1_900) == {0, 1}
+
+
+def test_nobody_is_looked_at_again_where_all_have_all_rows() -> None:
+    leader = leadership()
+    fetched(leader, 1, 100, 100, 5)
+    fetched(leader, 2, 100, 100, 5)
+    assert leader.deadline_us(100) is None
+    assert proposed(leader, 100, 1_000_000) is None, "an idle partition stays as it is"
+
+
+def test_a_follower_of_an_idle_partition_is_heard_by_its_session() -> None:
+    """The follower does not mention the partition, and has all rows for as long as it is heard."""
+    leader = leadership()
+    heard = [Heard(0), Heard(0)]
+    fetched(leader, 1, 100, 100, 5, heard=heard[0])
+    fetched(leader, 2, 100, 100, 5, heard=heard[1])
+    heard[0].fetched_us = 50_000
+    leader.grows(100)
+    assert leader.deadline_us(110) == LAG_US + 6, "the other was heard last at 5"
+    assert proposed(leader, 110, 50_100) == {0, 1}
+
+
+def test_a_partition_that_was_taken_out_of_the_session_is_not_heard_by_it() -> None:
+    leader = leadership((0, 1))
+    heard = Heard(0)
+    fetched(leader, 1, 100, 100, 5, heard=heard)
+    leader.forgotten(1)
+    heard.fetched_us = 50_000
+    leader.grows(100)
+    assert proposed(leader, 110, 50_100) == {0}
+
+
+# --- joining ------------------------------------------------------------------------------------
+def test_who_has_all_rows_joins() -> None:
+    leader = leadership((0, 1))
+    fetched(leader, 2, 100, 100, 5)
+    assert proposed(leader, 100, 5, high_watermark=100) == {0, 1, 2}
+    assert proposed(leader, 100, 5) is None, "one proposal at a time"
+
+
+def test_who_lacks_rows_of_the_leaders_before_does_not_join() -> None:
+    """Rule 8: also where it has all below the high watermark that this leader knows."""
+    leader = leadership((0, 1))
+    fetched(leader, 2, 99, 100, 5)
+    assert proposed(leader, 100, 5, high_watermark=50) is None
+    fetched(leader, 2, 100, 120, 6)
+    assert proposed(leader, 120, 6, high_watermark=110) is None, "readers have seen more"
+    fetched(leader, 2, 110, 120, 7)
+    assert proposed(leader, 120, 7, high_watermark=110) == {0, 1, 2}
+
+
+def test_who_was_started_anew_or_is_fenced_does_not_join() -> None:
+    leader = leadership((0, 1))
+    fetched(leader, 2, 100, 100, 5, epoch=7)
+    assert proposed(leader, 100, 5) is None, "an earlier life of it asks"
+    fetched(leader, 2, 100, 100, 6, epoch=13)
+    assert proposed(leader, 100, 6) is None, "the metadata do not know this life yet"
+    fenced = Registered()
+    del fenced.epochs[2]
+    leader = leadership((0, 1))
+    fetched(leader, 2, 100, 100, 5)
+    assert leader.propose(100, 100, fenced, 5) is None
+
+
+def test_a_new_life_has_caught_up_with_nothing() -> None:
+    """With an empty disk it would be credited with what the old one had."""
+    leader = leadership((0, 1, 2))
+    fetched(leader, 1, 0, 500, 0)
+    fetched(leader, 1, 100, 500, 900)
+    fetched(leader, 1, 0, 500, 1_000, epoch=20)
+    fetched(leader, 2, 500, 500, 2_000)
+    assert proposed(leader, 500, 2_000) == {0, 2}
+
+
+def test_rows_wait_for_who_is_about_to_join() -> None:
+    """Rule 5: it would else be a step behind the high watermark for ever."""
+    leader = leadership((0, 1))
+    fetched(leader, 1, 120, 120, 5)
+    assert leader.replicated_offset(120) == 120
+    fetched(leader, 2, 100, 120, 5)
+    assert leader.replicated_offset(120) == 120, "it has never had all rows"
+    fetched(leader, 2, 120, 120, 6)
+    fetched(leader, 1, 140, 140, 7)
+    assert leader.replicated_offset(140) == 120
+    assert leader.deadline_us(140) == 6 + LAG_US + 1
+    leader.look_at_joining(140, BROKERS, 7 + LAG_US)
+    assert leader.replicated_offset(140) == 140, "it is silent"
+
+
+def test_rows_wait_for_who_may_have_joined() -> None:
+    leader = leadership((0, 1))
+    fetched(leader, 1, 100, 100, 5)
+    fetched(leader, 2, 100, 100, 5)
+    assert proposed(leader, 100, 5) == {0, 1, 2}
+    fetched(leader, 1, 200, 200, 9_000)
+    assert leader.replicated_offset(200) == 100, "however long it is silent"
+    leader.refused(IneligibleReplica.code)
+    assert leader.replicated_offset(200) == 200
+
+
+def test_too_few_in_sync_hold_rows_back_by_what_is_committed() -> None:
+    """A member that may have joined does not make up the number."""
+    leader = leadership((0,))
+    assert leader.is_under_min
+    fetched(leader, 1, 100, 100, 5)
+    assert proposed(leader, 100, 5) == {0, 1}
+    assert leader.replicated_offset(100) == 0
+    assert leader.holds(2, (0, 1), 5)
+    assert leader.replicated_offset(100) == 100
+
+
+def test_who_joins_has_the_lag_time_to_come_up() -> None:
+    """The follower has all that is replicated, and would leave with the next look."""
+    leader = leadership((0, 1))
+    fetched(leader, 1, 200, 200, 50_000)
+    fetched(leader, 2, 110, 200, 50_000)
+    assert proposed(leader, 200, 50_000, high_watermark=105) == {0, 1, 2}
+    assert leader.holds(2, (0, 1, 2), 50_001)
+    assert proposed(leader, 200, 50_001 + LAG_US) is None
+    assert proposed(leader, 200, 50_002 + LAG_US) == {0, 1}

@@ -1,0 +1,102 @@
+"""QUORUM at the node: who may send it, whom it means, and who gets its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from quiverlog.core.raft import messages as r
+from quiverlog.errors import WrongCluster, WrongListener, WrongNode
+from quiverlog.node.events import ConnectionOpened, RequestReceived
+from quiverlog.node.quorum_wire import pack
+from quiverlog.types import Now
+from quiverlog.wire import messages as m
+from quiverlog.wire.messages import Api
+from tests.support.node import NodeDriver
+
+CLUSTER = "the-cluster"
+BETWEEN = 7
+"""A connection that came to the listener between brokers."""
+
+
+def driver(path: Path, **config: object) -> tuple[NodeDriver, list[r.Message]]:
+    node = NodeDriver(path, cluster_id=CLUSTER, node_id=2, **config)
+    arrived: list[r.Message] = []
+
+    def take(messages: Sequence[r.Message], now: Now) -> None:
+        arrived.extend(messages)
+
+    node.node.broker.quorum_inbox.serve(take)
+    node.send(ConnectionOpened(BETWEEN, "10.0.0.3:4", "internal"))
+    node.call(m.HelloRequest(), connection=BETWEEN)
+    return node, arrived
+
+
+def vote(node_id: int) -> r.Vote:
+    return r.Vote(
+        source=r.ReplicaKey(1, "a"),
+        target=r.ReplicaKey(node_id, "b"),
+        term=3,
+        last_index=2,
+        last_term=1,
+    )
+
+
+def ask(
+    node: NodeDriver, message: r.Message, *, cluster: str = CLUSTER, connection: int = 1
+) -> m.Response:
+    (packed,) = pack(cluster, [message])
+    body = bytearray(b"".join(packed.body))
+    number = 900_000 + len(node.responses)
+    packed.request.correlation_id = number
+    node.send(RequestReceived(connection, packed.request, memoryview(body)))
+    (found,) = [e.response for e in node.responses if e.correlation_id == number]
+    return found
+
+
+def test_messages_arrive_and_are_answered_at_once(tmp_path: Path) -> None:
+    node, arrived = driver(tmp_path)
+    entry = r.Entry(1, 3, r.EntryKind.DATA, b"data")
+    append = r.Append(
+        source=r.ReplicaKey(1, "a"), target=r.ReplicaKey(2, "b"), term=3, prev_index=0,
+        prev_term=0, entries=(entry,), commit=0,
+    )  # fmt: skip
+    for message in (vote(2), append):
+        assert ask(node, message).error_code == 0
+    assert arrived == [vote(2), append]
+
+
+@pytest.mark.parametrize(
+    ("node_id", "cluster", "error"), [(2, "other", WrongCluster), (5, CLUSTER, WrongNode)]
+)
+def test_others_are_refused(
+    tmp_path: Path, node_id: int, cluster: str, error: type[Exception]
+) -> None:
+    node, arrived = driver(tmp_path)
+    answer = ask(node, vote(node_id), cluster=cluster)
+    assert answer.error_code == error.code  # type: ignore[attr-defined]
+    assert not arrived
+
+
+def apis_of(node: NodeDriver, connection: int) -> set[int]:
+    hello, _ = node.call(m.HelloRequest(), connection=connection)
+    return {api.api for api in hello.apis}
+
+
+def test_only_the_listener_between_brokers_serves_it(tmp_path: Path) -> None:
+    node, arrived = driver(tmp_path, inter_broker_listener="internal")
+    assert Api.QUORUM not in apis_of(node, 1)
+    assert ask(node, vote(2)).error_code == WrongListener.code
+    assert not arrived
+    assert Api.QUORUM in apis_of(node, BETWEEN)
+    assert ask(node, vote(2), connection=BETWEEN).error_code == 0
+    assert arrived
+    assert not node.closed
+
+
+def test_a_broker_without_a_quorum_does_not_offer_it(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, cluster_id=CLUSTER, node_id=2)
+    assert Api.QUORUM not in apis_of(node, 1)
+    assert ask(node, vote(2)).error_code == WrongListener.code

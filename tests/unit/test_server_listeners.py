@@ -1,0 +1,86 @@
+"""Named listeners: what the configuration may say, and what those who ask there are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quiverlog.addresses import Address
+from quiverlog.errors import InvalidConfig
+from quiverlog.node.events import ConnectionOpened
+from quiverlog.server.config import load_config
+from quiverlog.server.listener_config import LISTENERS_MAX, ListenerConfig
+from quiverlog.server.reload import compare_configs
+from quiverlog.wire import messages as m
+from tests.support.node import NodeDriver
+
+INTERNAL = """
+inter.broker.listener = "internal"
+[listeners.internal]
+bind = "10.0.0.1:9294"
+advertise = "one.internal:9294"
+"""
+
+
+def test_a_listener_from_the_file_the_environment_and_flags(tmp_path: Path) -> None:
+    path = tmp_path / "quiverlog.toml"
+    path.write_text(INTERNAL)
+    config = load_config(path)
+    internal = ListenerConfig(Address("10.0.0.1", 9294), Address("one.internal", 9294))
+    assert config.listeners == {"internal": internal}
+    assert config.inter_broker_listener == "internal"
+    env = {"QUIVERLOG_LISTENERS_INTERNAL_BIND": "10.0.0.2:1"}
+    assert load_config(path, environ=env).listeners["internal"].bind == Address("10.0.0.2", 1)
+    flags = {"listeners.more.bind": "[::1]:0"}
+    more = load_config(path, environ=env, flags=flags).listeners
+    assert more["more"] == ListenerConfig(Address("::1", 0))
+    assert load_config().listeners == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"listeners.a.advertise": "h:1"}, "`listeners.a.bind` is missing"),
+        ({"listeners.a.bind": "off"}, "`listeners.a.bind` is missing"),
+        ({"listeners.a.bind": "9"}, "--set listeners.a.bind is '9', not host:port"),
+        ({"listeners.a.band": "h:1"}, "a listener has `listeners.<name>.bind`"),
+        ({"listeners.A.bind": "h:1"}, "small letters and digits"),
+        ({"listeners.bind": "h:1"}, "a name of 1 to 31"),
+        ({"listeners.a.b.bind": "h:1"}, "a name of 1 to 31"),
+        ({"listeners.default.bind": "h:1"}, "`listen` and `advertise` say where"),
+        ({"listeners.a.bind": "127.0.0.1:9292"}, "cannot share port 9292"),
+        ({"listeners.a.bind": "0.0.0.0:9293"}, "`http.listen` and `listeners.a.bind` cannot"),
+        ({"listeners.a.bind": "h:1", "listeners.a.advertise": "h:0"}, "port 0 can only go"),
+        ({"inter.broker.listener": "none"}, "no listener is called 'none'"),
+        ({f"listeners.a{n}.bind": "h:0" for n in range(LISTENERS_MAX + 1)}, "at most 8"),
+    ],
+)
+def test_what_listeners_may_not_say(given: dict[str, object], why: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        load_config(flags=given)
+    assert why in str(caught.value)
+
+
+def test_a_variable_of_a_listener_that_is_no_key_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="QUIVERLOG_LISTENERS_A_BAND"):
+        load_config(environ={"QUIVERLOG_LISTENERS_A_BAND": "h:1"})
+
+
+def test_listeners_change_at_the_next_start() -> None:
+    found = compare_configs(load_config(), load_config(flags={"listeners.a.bind": "h:1"}))
+    assert found.restart == ("listeners",)
+
+
+def test_metadata_names_the_address_of_the_listener_that_was_asked(tmp_path: Path) -> None:
+    node = NodeDriver(
+        tmp_path,
+        advertised_host="outside",
+        advertised_port=1,
+        listeners={"default": Address("outside", 1), "internal": Address("inside", 2)},
+    )
+    node.send(ConnectionOpened(7, "10.0.0.3:4", "internal"))
+    node.call(m.HelloRequest(), connection=7)
+    for connection, where in ((1, ("outside", 1)), (7, ("inside", 2))):
+        answer, _ = node.call(m.MetadataRequest(), connection=connection)
+        assert [(b.host, b.port) for b in answer.brokers] == [where]

@@ -1,0 +1,198 @@
+"""A start on a quorum's log: what it refuses, and what it makes of one without a quorum."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from pathlib import Path
+
+import pytest
+
+from quiverlog.core.controller.records import (
+    ProducerIdBlockRecord,
+    SnapshotRecord,
+    encode_entry,
+)
+from quiverlog.core.raft.messages import (
+    Entry,
+    EntryKind,
+    HardState,
+    ReplicaKey,
+    SnapshotMeta,
+)
+from quiverlog.core.raft.snapshots import SnapshotRead
+from quiverlog.errors import CorruptLog, DiskFull
+from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.quorum_log import QuorumLog
+from tests.support.failing_os import failing_calls
+from tests.support.quorum_logs import (
+    KEY,
+    OTHER,
+    VOTERS,
+    Cut,
+    State,
+    SteppingDisk,
+    Story,
+    entry,
+    incoming,
+    open_log,
+    read,
+    state_of,
+)
+
+
+# --- what a start refuses -----------------------------------------------------------------------
+def lived(path: Path) -> QuorumLog:
+    story = Story(open_log(PosixDisk(), str(path)), b"")
+    story.write(entry(1, 2), entry(2, 2), state=HardState(2, KEY))
+    story.write(entry(3, 2))
+    return story.log
+
+
+def test_a_missing_vote_beside_a_log_is_refused(tmp_path: Path) -> None:
+    lived(tmp_path).close()
+    before = (tmp_path / "metadata.log").read_bytes()
+    (tmp_path / "quorum-state").unlink()
+    with pytest.raises(CorruptLog, match="quorum-state is missing"):
+        open_log(PosixDisk(), str(tmp_path))
+    assert (tmp_path / "metadata.log").read_bytes() == before
+
+
+def test_a_vote_older_than_the_log_is_refused(tmp_path: Path) -> None:
+    open_log(PosixDisk(), str(tmp_path)).close()
+    old = (tmp_path / "quorum-state").read_bytes()
+    lived(tmp_path).close()
+    (tmp_path / "quorum-state").write_bytes(old)
+    with pytest.raises(CorruptLog, match="knows of term 0, the log of 2"):
+        open_log(PosixDisk(), str(tmp_path))
+
+
+def test_a_directory_that_lost_its_id_is_refused(tmp_path: Path) -> None:
+    lived(tmp_path / "metadata").close()
+    with pytest.raises(CorruptLog, match=r"node\.json has another directory id than 'disk'"):
+        QuorumLog.open(PosixDisk(), str(tmp_path / "metadata"), ReplicaKey(0, "another"))
+
+
+def test_every_flipped_bit_of_the_vote_is_noticed(tmp_path: Path) -> None:
+    lived(tmp_path).close()
+    path = tmp_path / "quorum-state"
+    good = path.read_bytes()
+    for bit in range(8 * len(good)):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bad)
+        with pytest.raises(CorruptLog):
+            open_log(PosixDisk(), str(tmp_path))
+
+
+def test_a_missing_log_beside_a_vote_is_refused(tmp_path: Path) -> None:
+    lived(tmp_path).close()
+    (tmp_path / "metadata.log").unlink()
+    with pytest.raises(CorruptLog, match=r"metadata\.log is missing, yet quorum-state"):
+        open_log(PosixDisk(), str(tmp_path))
+
+
+def test_a_log_cut_to_its_header_or_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
+    lived(tmp_path).close()
+    path = tmp_path / "metadata.log"
+    good = path.read_bytes()
+    path.write_bytes(good[:16])
+    with pytest.raises(CorruptLog, match="snapshot"):
+        open_log(PosixDisk(), str(tmp_path))
+    for at in range(20, len(good) - 60):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        with pytest.raises(CorruptLog):
+            open_log(PosixDisk(), str(tmp_path))
+    for size in range(len(good) - 1, len(good) - 40, -1):
+        path.write_bytes(good[:size])
+        assert read(PosixDisk(), str(tmp_path)).entries == (entry(1, 2), entry(2, 2)), "torn"
+
+
+def test_a_log_without_an_entry_is_refused_where_there_are_partitions(tmp_path: Path) -> None:
+    open_log(PosixDisk(), str(tmp_path)).close()
+    with pytest.raises(CorruptLog, match="holds no entry"):
+        open_log(PosixDisk(), str(tmp_path), create=False)
+
+
+def test_a_damaged_snapshot_of_another_replica_is_not_taken(tmp_path: Path) -> None:
+    others = bytearray(incoming())
+    others[-1] ^= 1
+    story = Story(open_log(PosixDisk(), str(tmp_path)), bytes(others))
+    story.write(entry(1, 1), state=HardState(6, KEY))
+    story.install()
+    assert story.promised.entries == (entry(1, 1),)
+    assert not story.log.fault, "only a temporary file was written"
+    story.write(entry(2, 1))
+    assert read(PosixDisk(), str(tmp_path)).entries == (entry(1, 1), entry(2, 1))
+
+
+def test_a_snapshot_that_was_replaced_is_not_read_any_more(tmp_path: Path) -> None:
+    log = lived(tmp_path)
+    meta = SnapshotMeta(0, 0, {KEY: ""})
+    job = log.begin_read(SnapshotRead(OTHER, meta, 0, 1 << 20))
+    assert job.run().done
+    snapshot = log.begin_snapshot(SnapshotMeta(2, 2, VOTERS), lambda: b"two", kept=0)
+    log.complete_snapshot(snapshot, snapshot.run())
+    assert job.run().data is None
+
+
+# --- a broker that had no quorum ------------------------------------------------------------------
+SINGLE = [encode_entry([ProducerIdBlockRecord(n)]) for n in range(1, 4)]
+COMPACTED = [encode_entry([SnapshotRecord(40)]), *SINGLE]
+
+
+def upgraded(old: list[bytes]) -> State:
+    if old is COMPACTED:
+        snapshot, records, first = SnapshotMeta(40, 1, {KEY: ""}), old[0], 41
+        old = old[1:]
+    else:
+        snapshot, records, first = SnapshotMeta(0, 0, {KEY: ""}), b"", 1
+    found = tuple(Entry(first + n, 1, EntryKind.DATA, data) for n, data in enumerate(old))
+    return State(HardState(1, None), snapshot, records, found)
+
+
+@pytest.mark.parametrize("old", [SINGLE, COMPACTED, []], ids=["entries", "compacted", "empty"])
+def test_a_log_without_a_quorum_becomes_one_of_a_quorum_of_one(
+    tmp_path: Path, old: list[bytes]
+) -> None:
+    log = MetadataLog.open(PosixDisk(), str(tmp_path))
+    for each in old:
+        log.append([each])
+    log.close()
+    assert read(PosixDisk(), str(tmp_path)) == upgraded(old)
+    again = open_log(PosixDisk(), str(tmp_path))
+    assert state_of(again) == upgraded(old), "a second start changes nothing"
+
+
+def test_the_power_may_fail_at_any_moment_of_the_upgrade() -> None:
+    for nth in itertools.count():
+        cut = False
+        for seed in range(6):
+            disk = SteppingDisk(seed)
+            log = MetadataLog.open(disk, "m")
+            log.append(COMPACTED)
+            log.close()
+            disk.sync_dir("m")
+            disk.fuse = nth
+            try:
+                open_log(disk, "m")
+            except Cut:
+                cut = True
+            disk.fuse = -1
+            disk.crash()
+            assert read(disk, "m") == upgraded(COMPACTED)
+        if not cut:
+            break
+    assert nth > 8
+
+
+def test_an_upgrade_without_room_leaves_the_old_log(tmp_path: Path) -> None:
+    log = MetadataLog.open(PosixDisk(), str(tmp_path))
+    log.append(SINGLE)
+    log.close()
+    before = (tmp_path / "metadata.log").read_bytes()
+    with failing_calls(1, errno.ENOSPC, only="pwrite", for_ever=True), pytest.raises(DiskFull):
+        open_log(PosixDisk(), str(tmp_path))
+    assert (tmp_path / "metadata.log").read_bytes() == before
+    assert read(PosixDisk(), str(tmp_path)) == upgraded(SINGLE)
