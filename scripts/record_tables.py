@@ -51,6 +51,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "leader_id": "leader id",
             "leader_epoch": "leader epoch",
             "partition_epoch": "changes so far; absent: 0",
+            "eligible_leader_replicas": "eligible leader replicas; absent: none",
         },
     ),
     "PartitionChangeRecord": (
@@ -63,6 +64,8 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "leader_epoch": "leader epoch",
             "in_sync_replicas": "in-sync replicas",
             "replicas": "replicas; absent: nil",
+            "eligible_leader_replicas": "eligible leader replicas; absent: nil",
+            "unclean": "true when the leader may lack rows that were readable; absent: false",
         },
     ),
     "ConfigRecord": (
@@ -118,4 +121,4 @@ def _type(hint: Any) -> str:
         return " or ".join(sorted((_type(one) for one in get_args(hint)), key="nil".__ne__))
     if get_origin(hint) is tuple:
         return f"array of {_type(get_args(hint)[0])}"
-    return {int: "int", str: "str", bytes: "bin", type(None): "nil"}[hint]
+    return {int: "int", str: "str", bytes: "bin", bool: "bool", type(None): "nil"}[hint]

@@ -45,9 +45,10 @@ __all__ = ["Image", "PartitionImage", "TopicImage"]
 
 class PartitionImage:
     """Who holds a partition, and who leads it. `partition_epoch` counts its changes: who proposes
-    one names the epoch that it knows."""
+    one names the epoch that it knows. Nobody is both in sync and eligible."""
 
     __slots__ = (
+        "eligible_leader_replicas",
         "in_sync_replicas",
         "leader_epoch",
         "leader_id",
@@ -65,10 +66,12 @@ class PartitionImage:
         self.leader_id = record.leader_id
         self.leader_epoch = record.leader_epoch
         self.partition_epoch = record.partition_epoch
+        self.eligible_leader_replicas = record.eligible_leader_replicas
 
     def record(self, topic_id: bytes) -> PartitionRecord:
         """The record that this partition adds up to."""
         assert self.leader_id in (NO_LEADER, *self.replicas), "one of the replicas leads"
+        assert not set(self.eligible_leader_replicas) & set(self.in_sync_replicas)
         return PartitionRecord(
             topic_id,
             self.partition,
@@ -77,6 +80,7 @@ class PartitionImage:
             self.leader_id,
             self.leader_epoch,
             self.partition_epoch,
+            self.eligible_leader_replicas,
         )
 
 
@@ -266,6 +270,14 @@ class Image:
             partition.in_sync_replicas = record.in_sync_replicas
         if record.replicas is not None:
             partition.replicas = record.replicas
+        eligible = record.eligible_leader_replicas
+        if eligible is None:
+            eligible = partition.eligible_leader_replicas
+        if eligible or partition.eligible_leader_replicas:
+            in_sync, replicas = partition.in_sync_replicas, partition.replicas
+            partition.eligible_leader_replicas = tuple(
+                node_id for node_id in eligible if node_id in replicas and node_id not in in_sync
+            )
         partition.partition_epoch += 1
         assert partition.replicas, "somebody holds a partition"
         assert partition.leader_id in (NO_LEADER, *partition.replicas), "one of them leads"

@@ -77,7 +77,8 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
 class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """A partition of a topic exists. Partitions of a topic come in the order of their numbers.
 
-    `leader_id` NO_LEADER: none of the replicas leads it now.
+    `leader_id` NO_LEADER: none of the replicas leads it now. `eligible_leader_replicas`: out of
+    sync, and yet known to have all that was readable (KIP-966).
     """
 
     topic_id: bytes
@@ -87,10 +88,15 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     leader_id: int
     leader_epoch: int = 0
     partition_epoch: int = 0
+    eligible_leader_replicas: tuple[int, ...] = ()
 
 
 class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """What is not given (LEADER_STAYS, NO_EPOCH, None) stays. Each one is a partition epoch."""
+    """What is not given (LEADER_STAYS, NO_EPOCH, None) stays. Each one is a partition epoch.
+
+    Eligible leader replicas stay but for those that this change takes into sync, or away.
+    `unclean`: the new leader may lack rows that were readable.
+    """
 
     topic_id: bytes
     partition: int
@@ -98,6 +104,8 @@ class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5)
     leader_epoch: int = NO_EPOCH
     in_sync_replicas: tuple[int, ...] | None = None
     replicas: tuple[int, ...] | None = None
+    eligible_leader_replicas: tuple[int, ...] | None = None
+    unclean: bool = False
 
 
 class ConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=6):
