@@ -29,6 +29,13 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "host": "host",
             "port": "port",
             "rack": "rack",
+            "listeners": "name, host and port of each listener; absent: none",
+            "broker_epoch": (
+                f"broker epoch; {r.UNKNOWN_BROKER_EPOCH} or absent: this entry's metadata version"
+            ),
+            "fenced": "fenced; absent: false",
+            "in_shutdown": "about to stop; absent: false",
+            "directory_id": "id of its data directory; absent: empty",
         },
     ),
     "TopicRecord": (
@@ -90,6 +97,15 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         "epochs of this producer up to this one were given out",
         {"producer_id": "producer id", "epoch": "epoch"},
     ),
+    "BrokerChangeRecord": (
+        "change of a broker's registration; nil leaves what is",
+        {
+            "node_id": "node id",
+            "broker_epoch": "broker epoch",
+            "fenced": "fenced",
+            "in_shutdown": "about to stop",
+        },
+    ),
 }
 
 
@@ -120,5 +136,8 @@ def _type(hint: Any) -> str:
     if isinstance(hint, types.UnionType):
         return " or ".join(sorted((_type(one) for one in get_args(hint)), key="nil".__ne__))
     if get_origin(hint) is tuple:
-        return f"array of {_type(get_args(hint)[0])}"
+        parts = get_args(hint)
+        if parts[-1] is not ...:
+            return f"[{', '.join(map(_type, parts))}]"
+        return f"array of {_type(parts[0])}"
     return {int: "int", str: "str", bytes: "bin", bool: "bool", type(None): "nil"}[hint]

@@ -141,7 +141,16 @@ def metadata_records() -> list[dict[str, Any]]:
     schema = serialize_schema(pa.schema([("n", pa.int64())]))
     samples: list[r.Record] = [
         r.SnapshotRecord(12),
-        r.BrokerRecord(0, TOPIC_ID[::-1], "broker.example", 9000, "r1"),
+        r.BrokerRecord(
+            0,
+            TOPIC_ID[::-1],
+            "broker.example",
+            9000,
+            "r1",
+            (("default", "broker.example", 9000), ("peers", "10.0.0.1", 9001)),
+            fenced=True,
+            directory_id="0f0e0d0c0b0a09080706050403020100",
+        ),
         r.TopicRecord(TOPIC_ID, "events", CREATED_US, 1, ("n",)),
         r.PartitionRecord(TOPIC_ID, 0, (0, 7), (0,), 0, 0, 3, (7,)),
         r.PartitionChangeRecord(TOPIC_ID, 0, 7, 2, (7,), (0, 7), (), unclean=True),
@@ -150,6 +159,7 @@ def metadata_records() -> list[dict[str, Any]]:
         r.RemoveTopicRecord(TOPIC_ID),
         r.ProducerIdBlockRecord(1_000),
         r.ProducerEpochRecord(7, 2),
+        r.BrokerChangeRecord(0, 40, fenced=False),
     ]
     assert [type(one) for one in samples] == record_types(), "a vector for every record"
     return [

@@ -64,6 +64,13 @@ class NodeConfig:
     requests_waiting_max: int = 200_000
     """Long polls and unflushed produces together; beyond, a produce gets ThrottledBroker."""
 
+    @property
+    def endpoints(self) -> tuple[tuple[str, str, int], ...]:
+        """Name, host and port of each listener, as others are told to connect to it."""
+        told = {LISTENER_DEFAULT: Address(self.advertised_host, self.advertised_port)}
+        told.update(self.listeners)
+        return tuple((name, *address) for name, address in told.items())
+
     def __post_init__(self) -> None:
         assert self.node_id >= 0
         assert self.partitions_default >= 1

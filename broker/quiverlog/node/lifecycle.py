@@ -73,6 +73,8 @@ def _start_in(broker: Broker, directory: DataDirectory, now: Now) -> None:
             config.advertised_host,
             config.advertised_port,
             config.rack,
+            config.endpoints,
+            directory_id=directory.directory_id,
         )
     ]
     image = broker.metadata.image

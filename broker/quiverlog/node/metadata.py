@@ -153,9 +153,11 @@ class Metadata(Decisions):
             assert entry.term == place.term, "who proposed leads, or was interrupted"
             self._place = Place(place.index + 1, place.term)
             if self._owed:
+                owed = self._owed.popleft()
                 if self._owed_holds:
                     entry = Entry(entry.index, entry.term, EntryKind.NO_OP, b"")
-                self._owed.popleft()
+                    self.image.decided(owed, entry.index)
+                    self.pending.decided(owed, entry.index)
             else:
                 decision = self._logging.popleft()
         try:
@@ -182,6 +184,8 @@ class Metadata(Decisions):
         self.image.replay_entry(records, version=entry.index)
         if decision is None:
             self.pending.replay_entry(records, version=entry.index)
+        else:
+            self.pending.decided(records, entry.index)
 
     def _follow(self, entry: Entry, decision: Decision | None, now: Now) -> None:
         """Bring what is here to what the image says."""
@@ -204,7 +208,8 @@ class Metadata(Decisions):
         self.image, self.pending = Image(before.defaults), Image(before.defaults)
         for image in (self.image, self.pending):
             if records:
-                image.replay_entry(records)
+                # Snapshots from before there were broker epochs have none: theirs is the newest.
+                image.replay_entry(records, version=snapshot.meta.index)
             image.version = snapshot.meta.index
         self.cache.clear()
         if self._serving:

@@ -12,9 +12,11 @@ Must not know: files, requests, who may do what (that is decided in `topics`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from quiverlog.batch.schema import deserialize_schema
 from quiverlog.core.controller.configs import RETIRED, TopicConfig, topic_config
@@ -22,6 +24,8 @@ from quiverlog.core.controller.records import (
     LEADER_GONE,
     LEADER_STAYS,
     NO_LEADER,
+    UNKNOWN_BROKER_EPOCH,
+    BrokerChangeRecord,
     BrokerRecord,
     ConfigRecord,
     PartitionChangeRecord,
@@ -168,6 +172,8 @@ class Image:
         self.version = 0
         self.topics: dict[str, TopicImage] = {}
         self.topics_by_id: dict[bytes, TopicImage] = {}
+        # By node id, each as all that was said of it adds up to. UNKNOWN_BROKER_EPOCH: nobody has
+        # decided the registration yet (`decided`).
         self.brokers: dict[int, BrokerRecord] = {}
         self.next_producer_id = 0
         self.partition_count = 0
@@ -200,15 +206,30 @@ class Image:
         assert len(self.topics) == len(self.topics_by_id) == len(source.topics)
 
     def replay_entry(self, records: list[Record], *, version: int | None = None) -> None:
-        """Take in one entry of the metadata log, after which the image has `version`."""
+        """Take in one entry of the metadata log, after which the image has `version`.
+
+        Without a version it is an entry whose place is not known yet (`decided`).
+        """
         assert not self.frozen, "somebody reads the image"
         assert records, "an entry is at least one record"
         after = self.version + 1 if version is None else version
         for record in records:
             self.replay(record)
+        if version is not None:
+            self.decided(records, version)
         self.version = after if version is not None else max(after, self.version)
         assert len(self.topics) == len(self.topics_by_id)
         assert self.partition_count >= 0
+
+    def decided(self, records: Iterable[Record], version: int) -> None:
+        """The entry with these records, which were taken in, is that of this version."""
+        assert not self.frozen, "somebody reads the image"
+        for record in records:
+            if isinstance(record, BrokerRecord) and record.broker_epoch == UNKNOWN_BROKER_EPOCH:
+                broker = self.brokers[record.node_id]
+                same = broker.incarnation == record.incarnation
+                if same and broker.broker_epoch == UNKNOWN_BROKER_EPOCH:
+                    self.brokers[record.node_id] = replace(broker, broker_epoch=version)
 
     def replay(self, record: Record) -> None:
         """Take in one record. Records that were logged are facts: nothing is checked or refused."""
@@ -251,11 +272,23 @@ class Image:
                 _keep_newest(self.producer_epochs, PRODUCER_EPOCHS_REMEMBERED)
             case BrokerRecord():
                 self.brokers[record.node_id] = record
+            case BrokerChangeRecord():
+                self._replay_broker_change(record)
             case SnapshotRecord():
                 assert not self.topics, "a snapshot is the first record of a log"
                 assert record.version >= self.version
                 self.version = record.version
                 self.removed_topic_ids.update(dict.fromkeys(record.removed_topic_ids))
+
+    def _replay_broker_change(self, record: BrokerChangeRecord) -> None:
+        broker = self.brokers[record.node_id]
+        assert record.broker_epoch == broker.broker_epoch, "who registers anew is another broker"
+        fenced, in_shutdown = record.fenced, record.in_shutdown
+        self.brokers[record.node_id] = replace(
+            broker,
+            fenced=broker.fenced if fenced is None else fenced,
+            in_shutdown=broker.in_shutdown if in_shutdown is None else in_shutdown,
+        )
 
     def _replay_partition_change(self, record: PartitionChangeRecord) -> None:
         partition = self.topics_by_id[record.topic_id].partitions[record.partition]
@@ -294,6 +327,10 @@ class Image:
 
     def _configure(self, topic: TopicImage) -> None:
         topic.config = topic_config(topic.configs, self.defaults, topic.replication_factor)
+
+    def live_brokers(self) -> list[BrokerRecord]:
+        """Those that are not fenced, by their ids. Some of them may be about to stop."""
+        return [self.brokers[n] for n in sorted(self.brokers) if not self.brokers[n].fenced]
 
     def snapshot_records(self) -> list[Record]:
         """Records that add up to this image, for a compacted metadata log.

@@ -22,6 +22,8 @@ __all__ = [
     "LEADER_GONE",
     "LEADER_STAYS",
     "NO_LEADER",
+    "UNKNOWN_BROKER_EPOCH",
+    "BrokerChangeRecord",
     "BrokerRecord",
     "ConfigRecord",
     "PartitionChangeRecord",
@@ -44,6 +46,8 @@ NO_LEADER: Final = -1
 LEADER_STAYS: Final = -1
 """In a change. That the leader is gone is said by LEADER_GONE: -1 meant "stays" from the start."""
 LEADER_GONE: Final = -2
+UNKNOWN_BROKER_EPOCH: Final = -1
+"""In a registration: the metadata version of the entry that it stands in."""
 
 
 class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -57,13 +61,24 @@ class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A broker registered. `incarnation` is new at every start of its process."""
+    """A broker registered, in the place of an earlier registration of its node id.
+
+    `incarnation` is new at every start of its process, `directory_id` belongs to its disk.
+    `broker_epoch` numbers the registration (UNKNOWN_BROKER_EPOCH); snapshots write the number.
+    `fenced`: it leads nothing, and counts as a copy of nothing. A record from before there were
+    registrations is that of a quorum of one, which nobody fences.
+    """
 
     node_id: int
     incarnation: bytes
     host: str = ""
     port: int = 0
     rack: str = ""
+    listeners: tuple[tuple[str, str, int], ...] = ()
+    broker_epoch: int = UNKNOWN_BROKER_EPOCH
+    fenced: bool = False
+    in_shutdown: bool = False
+    directory_id: str = ""
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -142,6 +157,15 @@ class ProducerEpochRecord(msgspec.Struct, frozen=True, array_like=True, tag=10):
     epoch: int
 
 
+class BrokerChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """What is None stays. It is about the registration `broker_epoch`, and about no later one."""
+
+    node_id: int
+    broker_epoch: int
+    fenced: bool | None = None
+    in_shutdown: bool | None = None
+
+
 Record = (
     SnapshotRecord
     | BrokerRecord
@@ -153,6 +177,7 @@ Record = (
     | RemoveTopicRecord
     | ProducerIdBlockRecord
     | ProducerEpochRecord
+    | BrokerChangeRecord
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -165,9 +190,12 @@ _ARRAY_32_TAG: Final = 0xDD
 
 def topic_of(record: Record) -> bytes | None:
     """The topic that a record is about; None when it is about none."""
-    if isinstance(record, SnapshotRecord | BrokerRecord | ProducerIdBlockRecord):
-        return None
-    return None if isinstance(record, ProducerEpochRecord) else record.topic_id
+    match record:
+        case SnapshotRecord() | BrokerRecord() | BrokerChangeRecord():
+            return None
+        case ProducerIdBlockRecord() | ProducerEpochRecord():
+            return None
+    return record.topic_id
 
 
 def encode_entry(records: list[Record]) -> bytes:
