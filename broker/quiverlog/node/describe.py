@@ -59,16 +59,18 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
 
 
 def _endpoints(broker: Broker, connection_id: int) -> list[m.BrokerEndpoint]:
-    """Where the brokers are for those who ask at this connection's listener.
+    """Where the live brokers are, for those who ask at this connection's listener.
 
-    Of others only what they have registered is known: the address of their default listener.
+    Who has not registered such a listener is named with the address of the default one.
     """
-    own = broker.config.listeners.get(broker.clients.listener_of(connection_id))
+    listener = broker.clients.listener_of(connection_id)
     found = []
-    for record in broker.metadata.image.brokers.values():
-        host, port = record.host, record.port
-        if record.node_id == broker.config.node_id and own is not None:
-            host, port = own
+    for record in broker.metadata.image.live_brokers():
+        told = record.listeners
+        if record.node_id == broker.config.node_id:
+            told = broker.config.endpoints
+        where = {name: (host, port) for name, host, port in told}
+        host, port = where.get(listener, (record.host, record.port))
         found.append(m.BrokerEndpoint(record.node_id, host, port, record.rack))
     return found
 

@@ -224,6 +224,7 @@ class Image:
     def decided(self, records: Iterable[Record], version: int) -> None:
         """The entry with these records, which were taken in, is that of this version."""
         assert not self.frozen, "somebody reads the image"
+        assert version > UNKNOWN_BROKER_EPOCH
         for record in records:
             if isinstance(record, BrokerRecord) and record.broker_epoch == UNKNOWN_BROKER_EPOCH:
                 broker = self.brokers[record.node_id]
@@ -284,6 +285,7 @@ class Image:
         broker = self.brokers[record.node_id]
         assert record.broker_epoch == broker.broker_epoch, "who registers anew is another broker"
         fenced, in_shutdown = record.fenced, record.in_shutdown
+        assert fenced is not None or in_shutdown is not None, "a change changes something"
         self.brokers[record.node_id] = replace(
             broker,
             fenced=broker.fenced if fenced is None else fenced,
@@ -330,7 +332,9 @@ class Image:
 
     def live_brokers(self) -> list[BrokerRecord]:
         """Those that are not fenced, by their ids. Some of them may be about to stop."""
-        return [self.brokers[n] for n in sorted(self.brokers) if not self.brokers[n].fenced]
+        live = [self.brokers[n] for n in sorted(self.brokers) if not self.brokers[n].fenced]
+        assert all(self.brokers[one.node_id] is one for one in live), "each under its own id"
+        return live
 
     def snapshot_records(self) -> list[Record]:
         """Records that add up to this image, for a compacted metadata log.
