@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.server.metrics import MetricsExporter, ServerMetrics
+from quiverlog.server.metrics import ServerMetrics
+from quiverlog.server.metrics_text import MetricsExporter
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "broker.md").read_text()

@@ -37,14 +37,40 @@ def test_no_circle() -> None:
     assert order.index("connections") < order.index("protocol") < order.index("broker_server")
 
 
-def test_a_broker_imports_nothing_that_it_does_not_need() -> None:
-    """pandas takes 40 MB and a third of a second of every start; it came with a rule about keys."""
-    script = "import sys, quiverlog.server.run; print(*sys.modules)"
+def loaded_by(script: str) -> set[str]:
+    """The modules that a process has after these lines."""
     run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", f"{script}\nimport sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
-    loaded = {name.partition(".")[0] for name in run.stdout.split()}
-    assert "quiverlog" in loaded
+    return set(run.stdout.split())
+
+
+def test_a_broker_imports_nothing_that_it_does_not_need() -> None:
+    """pandas takes 40 MB and a third of a second of every start; it came with a rule about keys.
+
+    The others are imported when somebody needs them: at the first scrape, say.
+    """
+    names = loaded_by("from quiverlog.cli.broker import _import_server; _import_server()")
+    loaded = {name.partition(".")[0] for name in names}
+    assert {"quiverlog", "pyarrow"} <= loaded
     assert loaded.isdisjoint({"pandas", "pyspark", "sympy", "scipy"})
-    client = {name for name in run.stdout.split() if name.startswith("quiverlog.client")}
-    assert client == set()
+    assert loaded.isdisjoint({"numpy", "prometheus_client"})
+    assert "pyarrow.compute" not in names
+    assert not [name for name in names if name.startswith("quiverlog.client")]
+
+
+def test_numpy_is_hidden_from_the_broker_alone() -> None:
+    names = loaded_by(
+        "from quiverlog.cli.broker import _import_server; _import_server()\n"
+        "import numpy; assert numpy.zeros(3).sum() == 0"
+    )
+    assert "numpy" in names
+    assert "numpy" in loaded_by(
+        "import pyarrow, numpy\n"
+        "from quiverlog.cli.broker import _import_server; _import_server()\n"
+        "assert pyarrow.array([1]).to_numpy().sum() == 1"
+    )

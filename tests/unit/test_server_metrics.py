@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from quiverlog.server.metrics import Histogram, LogSize, MetricsExporter, ServerMetrics
+from quiverlog.server.metrics import Histogram, LogSize, ServerMetrics
+from quiverlog.server.metrics_text import MetricsExporter
 from quiverlog.wire.messages import Api
 
 

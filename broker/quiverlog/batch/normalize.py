@@ -7,7 +7,6 @@ A producer's columns go into the topic's types, stored columns into a reader's: 
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from quiverlog.errors import IncompatibleSchema
 
@@ -87,7 +86,7 @@ def cast_array(array: pa.Array, data_type: pa.DataType) -> pa.Array:
     if isinstance(array, pa.ExtensionArray):
         return cast_array(array.storage, data_type)
     if pa.types.is_run_end_encoded(array.type):
-        return cast_array(pc.run_end_decode(array), data_type)
+        return cast_array(_run_ends_decoded(array), data_type)
     return _castable(array).cast(data_type)
 
 
@@ -104,17 +103,26 @@ def _castable(array: pa.Array) -> pa.Array:
         plain = pa.large_binary() if pa.types.is_binary_view(values.type) else pa.large_string()
         return values.cast(plain).take(array.indices)
     if pa.types.is_run_end_encoded(array.type):
-        return _castable(pc.run_end_decode(array))
+        return _castable(_run_ends_decoded(array))
     if pa.types.is_struct(array.type):
         fields = [_castable(array.field(i)) for i in range(array.type.num_fields)]
         names = [field.name for field in array.type]
         return pa.StructArray.from_arrays(fields, names, mask=array.is_null())
     if pa.types.is_map(array.type):
         raise TypeError(f"{array.type} is not supported inside of maps: convert it first")
+    import pyarrow.compute as pc
+
     ends = pc.cumulative_sum(pc.list_value_length(array).fill_null(0)).cast(pa.int32())
     offsets = pa.concat_arrays([integers([0], pa.int32()), ends])
     values = _castable(array.flatten())
     return pa.ListArray.from_arrays(offsets, values, mask=array.is_null())
+
+
+def _run_ends_decoded(array: pa.Array) -> pa.Array:
+    # Importing it takes as long as all of pyarrow, and a broker's start has no use for it.
+    import pyarrow.compute as pc
+
+    return pc.run_end_decode(array)
 
 
 def _needs_help(data_type: pa.DataType) -> bool:

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from quiverlog.errors import CorruptBatch
 from quiverlog.types import Compression
@@ -207,6 +206,9 @@ def check_nested_nulls(array: pa.Array) -> None:
         for number, field in enumerate(data_type):
             child = array.field(number)
             if not field.nullable and child.null_count:
+                # Importing it takes as long as all of pyarrow; few rows come here.
+                import pyarrow.compute as pc
+
                 under_value = pc.and_(child.is_null(), array.is_valid())
                 _refuse_nulls(field, bool(pc.any(under_value).as_py()))
             check_nested_nulls(child)

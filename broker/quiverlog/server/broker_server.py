@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quiverlog.addresses import Address
 from quiverlog.node.config import LISTENER_DEFAULT
@@ -32,7 +32,7 @@ from quiverlog.server.http_guard import HttpLimits
 from quiverlog.server.listeners import Listeners, socket_address
 from quiverlog.server.logs import LogControl, Logger
 from quiverlog.server.memory import Holder, MemoryBudget
-from quiverlog.server.metrics import Gauges, LogSize, MetricsExporter, ServerMetrics
+from quiverlog.server.metrics import Gauges, LogSize, ServerMetrics
 from quiverlog.server.node_config import node_config
 from quiverlog.server.node_runner import NodeRunner, monotonic_us, read_clocks
 from quiverlog.server.peers import PeerConnections
@@ -43,6 +43,9 @@ from quiverlog.storage.posix import RESERVED_DESCRIPTORS, PosixDisk
 from quiverlog.version import VERSION
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES
+
+if TYPE_CHECKING:
+    from quiverlog.server.metrics_text import MetricsExporter
 
 __all__ = ["BrokerServer"]
 
@@ -99,12 +102,7 @@ class BrokerServer:
         self._http_limits = HttpLimits(
             connections_max=plan.http, request_s=config.http_timeout_ms / 1000
         )
-        self._exporter = MetricsExporter(
-            self._metrics,
-            self._log_sizes,
-            topics_max=config.metrics_topics_max,
-            gauges=self._gauges,
-        )
+        self._exporter: MetricsExporter | None = None  # Made when somebody asks.
         self._node: Node | None = None
         self._runner: NodeRunner | None = None
         self._peers: PeerConnections | None = None
@@ -198,7 +196,7 @@ class BrokerServer:
 
     async def _start_http(self, sock: socket.socket) -> None:
         self._http = HttpServer(
-            render_metrics=self._exporter.render,
+            render_metrics=self._render_metrics,
             not_ready=lambda: self._state,
             limits=self._http_limits,
             metrics=self._metrics,
@@ -242,7 +240,6 @@ class BrokerServer:
         self._all_connections("changing limits", lambda c: c.limits_changed())
         self._memory.bytes_max = config.memory_buffer_bytes
         self._http_limits.change(connections_max=plan.http, request_s=config.http_timeout_ms / 1000)
-        self._exporter.topics_max = config.metrics_topics_max
         self._log_control.set_level(config.log_level)
         self._log.warning(
             "configuration reloaded",
@@ -350,6 +347,17 @@ class BrokerServer:
         )
 
     # --- numbers, asked for in the thread that renders them --------------------------------------
+    def _render_metrics(self) -> bytes:
+        topics_max = self._config.metrics_topics_max
+        if self._exporter is None:
+            from quiverlog.server.metrics_text import MetricsExporter
+
+            self._exporter = MetricsExporter(
+                self._metrics, self._log_sizes, topics_max=topics_max, gauges=self._gauges
+            )
+        self._exporter.topics_max = topics_max
+        return self._exporter.render()
+
     def _gauges(self) -> Gauges:
         jobs = self._runner.jobs if self._runner is not None else None
         return Gauges(

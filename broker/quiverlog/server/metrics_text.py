@@ -1,0 +1,253 @@
+"""How what the server and the node count becomes Prometheus' text.
+
+Owns the names of the metric families. Imported when somebody asks for the text for the first time,
+never by a start: the library takes as long to import as 150 partitions take to open.
+
+Invariant: the number of series is bounded (topics beyond `topics_max` are counted together as
+`_other`).
+
+Must not know: connections, the loop, HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.process_collector import ProcessCollector
+
+from quiverlog.errors import error_class
+from quiverlog.node.metrics import NodeMetrics, TopicCounters
+from quiverlog.server.metrics import Gauges, Histogram, LogSize, ServerMetrics
+from quiverlog.wire.messages import Api
+
+__all__ = ["MetricsExporter"]
+
+OTHER_TOPICS: Final = "_other"
+
+
+class MetricsExporter:
+    """Renders everything as text; `render` may run in a thread while the loop counts on.
+
+    Args:
+        log_sizes: asked at every rendering; must be safe to call from that thread.
+        topics_max: topics with series of their own.
+    """
+
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        log_sizes: Callable[[], Iterable[LogSize]],
+        *,
+        topics_max: int,
+        gauges: Callable[[], Gauges] = Gauges,
+    ) -> None:
+        self._metrics = metrics
+        self._log_sizes = log_sizes
+        self.topics_max = topics_max
+        self._gauges = gauges
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """Describe no metric: without this method the registry would collect at registration, when
+        there is no node yet.
+        """
+        return ()
+
+    def render(self) -> bytes:
+        """The text of `/metrics`."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry."""
+        yield from self._requests()
+        yield from self._connections()
+        yield from self._peers()
+        yield from self._loop_and_disk()
+        yield from self._memory_and_jobs()
+        yield from self._topics()
+        yield from self._logs()
+        yield from self._node()
+
+    def _requests(self) -> Iterator[Metric]:
+        seen = [(api.name.lower(), self._metrics.requests[api]) for api in Api]
+        seen = [(name, counters) for name, counters in seen if counters.count]
+        requests = CounterMetricFamily(
+            "quiverlog_requests", "Requests handled, by API.", labels=["api"]
+        )
+        for name, counters in seen:
+            requests.add_metric([name], counters.count)
+        yield requests
+        for part, text in (
+            ("queue", "From the bytes' arrival until the request was taken up."),
+            ("handling", "On the loop, for the request itself."),
+            ("total", "From the bytes' arrival until the answer was handed to the socket."),
+        ):
+            family = HistogramMetricFamily(
+                f"quiverlog_request_{part}_seconds", text, labels=["api"]
+            )
+            for name, counters in seen:
+                histogram = getattr(counters, part)
+                family.add_metric([name], histogram.buckets(), histogram.sum_us / 1e6)
+            yield family
+        errors = CounterMetricFamily(
+            "quiverlog_errors", "Errors in answers, by code.", labels=["code", "error"]
+        )
+        for code, count in sorted(self._metrics.errors.copy().items()):
+            errors.add_metric([str(code), error_class(code).code_name()], count)
+        yield errors
+
+    def _connections(self) -> Iterator[Metric]:
+        m = self._metrics
+        yield _gauge("connections", "Open connections of clients.", m.connections_open)
+        yield _counter("connections_accepted", "Connections accepted.", m.connections_accepted)
+        yield _counter("connections_refused", "Refused: too many.", m.connections_refused)
+        closed = CounterMetricFamily(
+            "quiverlog_connections_closed", "Closed by the broker.", labels=["reason"]
+        )
+        for reason, count in sorted(m.connections_closed_by.copy().items()):
+            closed.add_metric([reason], count)
+        yield closed
+        yield _counter("network_received_bytes", "Bytes received from clients.", m.bytes_in)
+        yield _counter("network_sent_bytes", "Bytes handed to clients' sockets.", m.bytes_out)
+        yield _counter("reads_paused", "Reading paused to hold a client back.", m.reads_paused)
+
+    def _peers(self) -> Iterator[Metric]:
+        m = self._metrics
+        yield _gauge("peer_connections", "Open connections to other brokers.", m.peers_open)
+        failures = CounterMetricFamily(
+            "quiverlog_peer_failures", "Failed connections to other brokers.", labels=["error"]
+        )
+        for error, count in sorted(m.peer_failures.copy().items()):
+            failures.add_metric([error], count)
+        yield failures
+        yield _counter(
+            "peer_requests_dropped", "Requests to them that gave way.", m.peer_requests_dropped
+        )
+
+    def _loop_and_disk(self) -> Iterator[Metric]:
+        m = self._metrics
+        yield _histogram("event_loop_lag", "How late the loop runs timers.", m.loop_lag)
+        worst, m.loop_lag_max_us = m.loop_lag_max_us, 0
+        yield _gauge("event_loop_lag_max_seconds", "Worst since the last look.", worst / 1e6)
+        yield _histogram("fsync", "Flushing a log to disk.", m.sync)
+        yield _gauge("disk_free_bytes", "Free in the data directory.", m.disk_free_bytes)
+
+    def _memory_and_jobs(self) -> Iterator[Metric]:
+        m = self._metrics
+        now = self._gauges()
+        yield _gauge("memory_bytes", "Held for connections.", now.memory_bytes)
+        yield _gauge("memory_bytes_max", "The budget for it.", now.memory_bytes_max)
+        yield _gauge("memory_bytes_peak", "The most that was held.", now.memory_bytes_peak)
+        yield _gauge("turns_waiting", "Connections that wait for a turn.", now.turns_waiting)
+        yield _gauge("jobs_running", "Jobs of the node not finished yet.", now.jobs_running)
+        waiting = GaugeMetricFamily(
+            "quiverlog_jobs_waiting", "Jobs that no thread has taken yet.", labels=["queue"]
+        )
+        for queue, count in now.jobs_waiting.items():
+            waiting.add_metric([queue], count)
+        yield waiting
+        yield _histogram("job_wait", "From a job's start by the node until it ran.", m.job_wait)
+        jobs = CounterMetricFamily("quiverlog_jobs", "Jobs that ran, by kind.", labels=["kind"])
+        busy = CounterMetricFamily(
+            "quiverlog_jobs_run_seconds", "Time that they ran, by kind.", labels=["kind"]
+        )
+        for kind, counters in sorted(m.job_kinds.copy().items()):
+            jobs.add_metric([kind], counters.count)
+            busy.add_metric([kind], counters.elapsed_us / 1e6)
+        yield jobs
+        yield busy
+        yield _counter("http_requests", "HTTP requests answered.", m.http_requests)
+        yield _counter("http_refused", "HTTP connections refused or cut off.", m.http_refused)
+        yield _counter("log_lines_left_out", "Log lines left out, by rate.", m.lines_left_out)
+
+    def _topics(self) -> Iterator[Metric]:
+        topics = sorted(self._metrics.node.topics.copy().items())
+        own, rest = topics[: self.topics_max], topics[self.topics_max :]
+        for field, name, text in (
+            ("batches_in", "topic_batches_in", "Batches stored."),
+            ("rows_in", "topic_rows_in", "Rows stored."),
+            ("bytes_in", "topic_bytes_in", "Bytes stored."),
+            ("rows_out", "topic_rows_out", "Rows sent."),
+            ("bytes_out", "topic_bytes_out", "Bytes sent."),
+        ):
+            family = CounterMetricFamily(f"quiverlog_{name}", text, labels=["topic"])
+            for topic, counters in own:
+                family.add_metric([topic], getattr(counters, field))
+            if rest:
+                family.add_metric([OTHER_TOPICS], _sum(rest, field))
+            yield family
+
+    def _logs(self) -> Iterator[Metric]:
+        sizes: dict[str, list[int]] = {}
+        for log in self._log_sizes():
+            entry = sizes.setdefault(log.topic, [0, 0, 0])
+            entry[0] += log.size_bytes
+            entry[1] += log.segments
+            entry[2] += 1
+        ordered = sorted(sizes.items())
+        rest = ordered[self.topics_max :]
+        shown = ordered[: self.topics_max]
+        if rest:
+            columns = zip(*(entry for _, entry in rest), strict=True)
+            shown.append((OTHER_TOPICS, [sum(column) for column in columns]))
+        for index, (name, text) in enumerate(
+            (
+                ("log_size_bytes", "Bytes of log on disk, by topic."),
+                ("log_segments", "Segment files, by topic."),
+                ("log_partitions", "Partitions held here, by topic."),
+            )
+        ):
+            family = GaugeMetricFamily(f"quiverlog_{name}", text, labels=["topic"])
+            for topic, entry in shown:
+                family.add_metric([topic], entry[index])
+            yield family
+
+    def _node(self) -> Iterator[Metric]:
+        """Whatever plain numbers the node keeps, under their own names."""
+        node = self._metrics.node
+        for name in NodeMetrics.__slots__:
+            value = getattr(node, name)
+            if isinstance(value, int):
+                make = _gauge if name in _NODE_GAUGES else _counter
+                yield make(name, name.replace("_", " ").capitalize() + ".", value)
+
+
+_NODE_GAUGES: Final = frozenset(
+    {
+        "parked_entries",
+        "parked_requests",
+        "partitions_led",
+        "partitions_offline",
+        "partitions_with_faults",
+        "disk_full",
+    }
+)
+
+
+def _sum(topics: list[tuple[str, TopicCounters]], field: str) -> int:
+    return sum(getattr(counters, field) for _, counters in topics)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"quiverlog_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"quiverlog_{name}", text, value=value)
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    buckets: Any = histogram.buckets()
+    return HistogramMetricFamily(
+        f"quiverlog_{name}_seconds", text, buckets=buckets, sum_value=histogram.sum_us / 1e6
+    )
