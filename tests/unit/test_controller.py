@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
-    PartitionChangeRecord,
+    BrokerChangeRecord,
     PartitionRecord,
-    ProducerIdBlockRecord,
     Record,
-    TopicRecord,
     decode_entry,
     encode_entry,
 )
 from quiverlog.core.controller.topics import (
-    alter_topic,
     bump_leader_epochs,
     check_topic_name,
     create_topic,
@@ -30,7 +27,6 @@ from quiverlog.core.controller.topics import (
     next_producer_id_block,
 )
 from quiverlog.errors import (
-    CorruptLog,
     IncompatibleSchema,
     InvalidConfig,
     InvalidPartitions,
@@ -40,42 +36,9 @@ from quiverlog.errors import (
     PolicyViolation,
     TopicExists,
     UnknownTopic,
-    UnsupportedFormat,
 )
 from quiverlog.types import Durability
-
-SCHEMA = pa.schema([("carrier", pa.string()), ("delay", pa.int32())])
-_random = itertools.count(1)
-
-
-def entropy(count: int) -> bytes:
-    return next(_random).to_bytes(count, "big")
-
-
-def create(image: Image, name: str = "flights", **changes: Any) -> list[Record]:
-    options: dict[str, Any] = {
-        "schema": serialize_schema(SCHEMA),
-        "partitions": 2,
-        "replication_factor": 1,
-        "key_columns": ["carrier"],
-        "configs": {},
-        "brokers": [0],
-        "now_us": 1_000,
-        "entropy": entropy,
-    }
-    return create_topic(image, name=name, **{**options, **changes})
-
-
-def alter(image: Image, name: str = "flights", **changes: Any) -> list[Record]:
-    options: dict[str, Any] = {
-        "set_configs": {},
-        "delete_configs": [],
-        "partitions": -1,
-        "schema": b"",
-        "brokers": [0],
-        "now_us": 2_000,
-    }
-    return alter_topic(image, find_topic(image, name), **{**options, **changes})
+from tests.support.controller import SCHEMA, alter, create, described, entropy, register
 
 
 @pytest.fixture
@@ -160,11 +123,65 @@ def test_a_broker_holds_so_many_partitions_and_no_more() -> None:
     assert image.partition_count == 10_000
 
 
-def test_replicas_go_round_the_brokers() -> None:
+def test_a_broker_that_is_full_leaves_room_at_the_others() -> None:
+    """What is counted is what a broker holds, and not what the cluster has."""
     image = Image({})
-    records = create(image, partitions=3, replication_factor=2, brokers=[4, 5, 6])
-    found = [r.replicas for r in records if isinstance(r, PartitionRecord)]
-    assert found == [(4, 5), (5, 6), (6, 4)]
+    for name in "ab":
+        image.replay_entry(create(image, name, partitions=10_000))
+    with pytest.raises(PolicyViolation, match="hold 20000"):
+        create(image, "c", partitions=1)
+    two = [0, 1]
+    image.replay_entry(create(image, "c", partitions=9_000, brokers=two))
+    assert image.replica_counts == {0: 20_000, 1: 9_000}
+    with pytest.raises(PolicyViolation, match="1 of 2 brokers"):
+        create(image, "d", partitions=1, replication_factor=2, brokers=two)
+    image.replay_entry(create(image, "d", partitions=10_000, brokers=[0, 1, 2]))
+    with pytest.raises(PolicyViolation, match="broker 1 holds 14000"):
+        create(image, "e", partitions=10_000, brokers=two)
+    image.replay_entry(delete_topic(image.topics["a"]))
+    assert +image.replica_counts == {0: 10_000, 1: 14_000, 2: 5_000}
+
+
+def replicas_of(records: Sequence[Record]) -> list[tuple[int, ...]]:
+    return [r.replicas for r in records if isinstance(r, PartitionRecord)]
+
+
+def test_topics_begin_at_different_brokers() -> None:
+    image = Image({})
+    found = [
+        replicas_of(create(image, partitions=3, replication_factor=2, brokers=[4, 5, 6]))
+        for _ in range(3)
+    ]
+    assert {one[0] for one in found} == {(4, 5), (5, 6), (6, 4)}
+    for one in found:
+        assert sorted(one) == [(4, 5), (5, 6), (6, 4)]
+
+
+def test_only_brokers_that_live_and_stay_get_partitions() -> None:
+    image = Image({})
+    register(image, [1, 2, 3, 4])
+    image.replay(BrokerChangeRecord(2, -1, fenced=True))
+    image.replay(BrokerChangeRecord(3, -1, in_shutdown=True))
+    options: dict[str, Any] = {"name": "t", "schema": serialize_schema(SCHEMA), "partitions": 8}
+    options |= {"key_columns": [], "configs": {}, "now_us": 1, "entropy": entropy}
+    records = create_topic(image, replication_factor=2, **options)
+    assert {node_id for one in replicas_of(records) for node_id in one} == {1, 4}
+    with pytest.raises(InvalidReplicationFactor, match="can take one: 2"):
+        create_topic(image, replication_factor=3, **options)
+
+
+def test_a_topic_does_not_grow_while_too_few_brokers_are_left() -> None:
+    image = Image({})
+    image.replay_entry(create(image, replication_factor=3, brokers=[0, 1, 2], partitions=3))
+    image.replay(BrokerChangeRecord(1, -1, fenced=True))
+    with pytest.raises(InvalidReplicationFactor, match="can take one: 2"):
+        alter(image, partitions=4)
+    assert alter(image, partitions=3) == []
+    assert alter(image, set_configs={"retention.ms": "5000"}), "what needs no broker is possible"
+    register(image, [0, 1, 2, 3])
+    image.replay_entry(alter(image, partitions=8))
+    led = Counter(one.leader_id for one in image.topics["flights"].partitions)
+    assert led == {0: 2, 1: 2, 2: 2, 3: 2}, "the broker that is new gets more of the new ones"
 
 
 # --- alter --------------------------------------------------------------------------------------
@@ -261,39 +278,6 @@ def test_version_grows_with_every_entry(image: Image) -> None:
     assert image.version == before + 2
 
 
-def described(image: Image) -> Any:
-    """Everything that an image holds, as plain values."""
-    return [
-        image.version,
-        image.next_producer_id,
-        image.partition_count,
-        {
-            name: (
-                topic.topic_id,
-                topic.created_us,
-                topic.configs,
-                topic.config,
-                topic.key_columns,
-                [msgspec.to_builtins(record) for record in topic.schema_records],
-                {i: schema.to_string() for i, schema in topic.schemas.items()},
-                [
-                    (
-                        p.partition,
-                        p.replicas,
-                        p.in_sync_replicas,
-                        p.eligible_leader_replicas,
-                        p.leader_id,
-                        p.leader_epoch,
-                        p.partition_epoch,
-                    )
-                    for p in topic.partitions
-                ],
-            )
-            for name, topic in image.topics.items()
-        },
-    ]
-
-
 def test_snapshot_is_the_same_image(image: Image) -> None:
     wider = SCHEMA.append(pa.field("origin", pa.string()))
     image.replay_entry(alter(image, partitions=4, schema=serialize_schema(wider)))
@@ -304,75 +288,3 @@ def test_snapshot_is_the_same_image(image: Image) -> None:
     again = Image({})
     again.replay_entry(decode_entry(encode_entry(image.snapshot_records())))
     assert described(again) == described(image)
-
-
-# --- bytes --------------------------------------------------------------------------------------
-def test_entries_survive_their_encoding() -> None:
-    records: list[Record] = [
-        TopicRecord(b"i" * 16, "t", 5, 1, ("k",)),
-        PartitionRecord(b"i" * 16, 0, (0,), (0,), 0),
-        PartitionChangeRecord(b"i" * 16, 0, leader_epoch=1),
-        ProducerIdBlockRecord(1000),
-    ]
-    assert decode_entry(encode_entry(records)) == records
-
-
-def test_golden_bytes_of_an_entry() -> None:
-    entry = encode_entry([ProducerIdBlockRecord(1000), PartitionChangeRecord(b"\1\2", 3, 4, 5)])
-    assert entry.hex() == "92" + "92" + "09cd03e8" + "99" + "05" + "c4020102" + (
-        "030405" + "c0c0" + "c0c2"
-    )
-    # Records of older writers: before replicas could change, and before any were eligible.
-    for older in ("9605c4020102030405c0", "9705c4020102030405c0c0"):
-        assert decode_entry(bytes.fromhex("929209cd03e8" + older)) == decode_entry(entry)
-    assert decode_entry(bytes.fromhex("919305c402010203")) == [PartitionChangeRecord(b"\1\2", 3)]
-
-
-def test_golden_bytes_of_eligible_replicas() -> None:
-    """A partition as it was written before any were eligible has none."""
-    fields = (b"\1\2", 0, (1, 2), (1,), 1, 4, 9)
-    entry = encode_entry([PartitionRecord(*fields, (2,))])
-    assert entry.hex() == "91" + "99" + "04" + "c4020102" + "00" + "920102" + "9101" + "010409" + (
-        "9102"
-    )
-    older = bytes.fromhex("919804c4020102" + "00" + "920102" + "9101" + "010409")
-    assert decode_entry(older) == [PartitionRecord(*fields)]
-    change = PartitionChangeRecord(
-        b"\1\2", 0, 2, 5, (2,), eligible_leader_replicas=(), unclean=True
-    )
-    assert encode_entry([change]).hex() == "91" + "99" + "05" + "c4020102" + "000205" + "9102" + (
-        "c0" + "90" + "c3"
-    )
-
-
-def changed(image: Image, **fields: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """In-sync and eligible replicas after a change of the topic's first partition."""
-    topic = image.topics["flights"]
-    image.replay_entry([PartitionChangeRecord(topic.topic_id, 0, **fields)])
-    partition = topic.partitions[0]
-    return partition.in_sync_replicas, partition.eligible_leader_replicas
-
-
-def test_eligible_replicas_are_those_out_of_sync_and_survive_a_snapshot() -> None:
-    image = Image({})
-    image.replay_entry(create(image, replication_factor=3, brokers=[0, 1, 2], partitions=1))
-    assert changed(image, in_sync_replicas=(0,), eligible_leader_replicas=(1, 2)) == ((0,), (1, 2))
-    assert changed(image, leader_epoch=1) == ((0,), (1, 2)), "what is not given stays"
-    again = Image({})
-    again.replay_entry(decode_entry(encode_entry(image.snapshot_records())))
-    assert described(again) == described(image)
-    copy = image.topics["flights"].copy()
-    assert copy.partitions[0].eligible_leader_replicas == (1, 2)
-    assert changed(image, in_sync_replicas=(0, 1)) == ((0, 1), (2,)), "not both"
-    assert changed(image, replicas=(0, 1)) == ((0, 1), ()), "nor one that holds nothing"
-    assert changed(image, in_sync_replicas=(0,), eligible_leader_replicas=(1,)) == ((0,), (1,))
-    assert changed(image, eligible_leader_replicas=()) == ((0,), ())
-
-
-def test_bad_entries_are_told_apart() -> None:
-    with pytest.raises(CorruptLog):
-        decode_entry(b"\xc1")
-    with pytest.raises(CorruptLog):
-        decode_entry(msgspec.msgpack.encode([[3, "not bytes"]]))
-    with pytest.raises(UnsupportedFormat):
-        decode_entry(msgspec.msgpack.encode([[77, "new"]]))

@@ -110,7 +110,6 @@ def _decide_create(broker: Broker, call: Call, new: m.NewTopic) -> list[Record]:
         ),
         key_columns=new.key_columns,
         configs=new.configs,
-        brokers=[config.node_id],
         now_us=call.now.wall_us,
         entropy=broker.entropy,
     )
@@ -188,7 +187,6 @@ def _alter_topic(broker: Broker, call: Call, request: m.AlterTopicRequest, chang
         delete_configs=request.delete_configs,
         partitions=request.partitions,
         schema=request.schema,
-        brokers=[broker.config.node_id],
         now_us=call.now.wall_us,
     )
     if not records or request.validate_only:

@@ -12,6 +12,7 @@ Must not know: files, requests, who may do what (that is decided in `topics`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -161,6 +162,7 @@ class Image:
         "partition_count",
         "producer_epochs",
         "removed_topic_ids",
+        "replica_counts",
         "topics",
         "topics_by_id",
         "version",
@@ -177,6 +179,8 @@ class Image:
         self.brokers: dict[int, BrokerRecord] = {}
         self.next_producer_id = 0
         self.partition_count = 0
+        # Replicas that a broker holds, by node id.
+        self.replica_counts: Counter[int] = Counter()
         # By producer id, those with an epoch above 0, longest unchanged first.
         self.producer_epochs: dict[int, int] = {}
         # What lies about under these ids may be removed; oldest first.
@@ -201,6 +205,7 @@ class Image:
         self.brokers = dict(source.brokers)
         self.next_producer_id = source.next_producer_id
         self.partition_count = source.partition_count
+        self.replica_counts = source.replica_counts.copy()
         self.producer_epochs = dict(source.producer_epochs)
         self.removed_topic_ids = dict(source.removed_topic_ids)
         assert len(self.topics) == len(self.topics_by_id) == len(source.topics)
@@ -240,6 +245,8 @@ class Image:
                 assert record.partition == len(topic.partitions)
                 topic.partitions.append(PartitionImage(record))
                 self.partition_count += 1
+                for node_id in record.replicas:
+                    self.replica_counts[node_id] += 1
             case PartitionChangeRecord():
                 self._replay_partition_change(record)
             case TopicRecord():
@@ -263,6 +270,8 @@ class Image:
                 _keep_newest(self.removed_topic_ids, REMOVED_TOPICS_REMEMBERED)
                 del self.topics[topic.name]
                 self.partition_count -= len(topic.partitions)
+                for partition in topic.partitions:
+                    self.replica_counts.subtract(partition.replicas)
             case ProducerIdBlockRecord():
                 assert record.next_producer_id >= self.next_producer_id
                 self.next_producer_id = record.next_producer_id
@@ -304,6 +313,8 @@ class Image:
         if record.in_sync_replicas is not None:
             partition.in_sync_replicas = record.in_sync_replicas
         if record.replicas is not None:
+            self.replica_counts.subtract(partition.replicas)
+            self.replica_counts.update(record.replicas)
             partition.replicas = record.replicas
         eligible = record.eligible_leader_replicas
         if eligible is None:
@@ -354,6 +365,7 @@ class Image:
             records.extend(one.record(topic.topic_id) for one in topic.partitions)
             partition_count += len(topic.partitions)
         assert partition_count == self.partition_count, "the count is that of all topics"
+        assert self.replica_counts.total() >= partition_count, "somebody holds each"
         return records
 
 

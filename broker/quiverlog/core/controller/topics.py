@@ -9,6 +9,7 @@ Must not know: files, connections, the wire's responses.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ from quiverlog.batch.schema import check_schema, deserialize_schema, evolve, nor
 from quiverlog.batch.schema import serialize_schema as serialize
 from quiverlog.core.controller.configs import CONFIG_DEFS, check_configs, topic_config
 from quiverlog.core.controller.image import Image, TopicImage
+from quiverlog.core.controller.placement import Place, place
 from quiverlog.core.controller.records import (
     ConfigRecord,
     PartitionChangeRecord,
@@ -100,7 +102,6 @@ def create_topic(
     replication_factor: int,
     key_columns: Sequence[str],
     configs: Mapping[str, str],
-    brokers: Sequence[int],
     now_us: int,
     entropy: Callable[[int], bytes],
 ) -> list[Record]:
@@ -109,24 +110,23 @@ def create_topic(
     Args:
         schema: an Arrow IPC schema message.
         partitions, replication_factor: resolved, no -1.
-        brokers: ids of the brokers that can take partitions.
         now_us: wall clock.
         entropy: source of the topic id's random bytes.
 
     Raises:
         InvalidTopicName, TopicExists, InvalidPartitions, InvalidReplicationFactor, InvalidConfig,
-        InvalidSchema, PolicyViolation (the broker is full)
+        InvalidSchema, PolicyViolation (the brokers are full)
     """
     check_topic_name(name)
     if name in image.topics:
         raise TopicExists(f"topic {name!r} exists.")
     if len(image.topics) >= TOPICS_MAX:
         raise PolicyViolation(f"there are {len(image.topics)} topics, which is the most allowed.")
-    _check_partitions(image, partitions, new=partitions)
-    if not 1 <= replication_factor <= min(len(brokers), REPLICATION_FACTOR_MAX):
+    _check_partitions(partitions)
+    if not 1 <= replication_factor <= REPLICATION_FACTOR_MAX:
         raise InvalidReplicationFactor(
-            f"a replication factor of {replication_factor} was asked for; there is/are"
-            f" {len(brokers)} broker(s)."
+            f"a replication factor of {replication_factor} was asked for, allowed are 1 to"
+            f" {REPLICATION_FACTOR_MAX}."
         )
     topic_config(configs, image.defaults, replication_factor)
     arrow_schema, schema_bytes = _checked_schema(schema)
@@ -139,7 +139,7 @@ def create_topic(
     ]
     records.extend(ConfigRecord(topic_id, key, value) for key, value in configs.items())
     records.append(SchemaRecord(topic_id, 1, now_us, schema_bytes))
-    records.extend(_partition_records(topic_id, range(partitions), replication_factor, brokers))
+    records.extend(_partition_records(image, topic_id, replication_factor, [], partitions))
     assert len(records) == 2 + len(configs) + partitions
     return records
 
@@ -152,13 +152,13 @@ def alter_topic(
     delete_configs: Sequence[str],
     partitions: int,
     schema: bytes,
-    brokers: Sequence[int],
     now_us: int,
 ) -> list[Record]:
     """Records that change a topic; empty when it already is as asked (a repeated request).
 
     Raises:
-        InvalidConfig, InvalidPartitions, InvalidSchema, IncompatibleSchema, PolicyViolation
+        InvalidConfig, InvalidPartitions, InvalidSchema, IncompatibleSchema, PolicyViolation,
+        InvalidReplicationFactor (more partitions, and too few brokers for their replicas)
     """
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
     records = _alter_configs(image, topic, set_configs, delete_configs)
@@ -166,10 +166,11 @@ def alter_topic(
         have = len(topic.partitions)
         if partitions < have:
             raise InvalidPartitions(f"topic {topic.name!r} has {have}; {partitions} is fewer.")
-        _check_partitions(image, partitions, new=partitions - have)
+        _check_partitions(partitions)
+        existing = [one.replicas for one in topic.partitions]
         records.extend(
             _partition_records(
-                topic.topic_id, range(have, partitions), topic.replication_factor, brokers
+                image, topic.topic_id, topic.replication_factor, existing, partitions - have
             )
         )
     if schema:
@@ -208,31 +209,58 @@ def bump_leader_epochs(image: Image, node_id: int) -> list[Record]:
 
 
 # --- parts ---------------------------------------------------------------------------------------
-def _check_partitions(image: Image, partitions: int, *, new: int) -> None:
-    assert new <= partitions, "the new ones are among all"
-    assert image.partition_count >= 0
+def _check_partitions(partitions: int) -> None:
     if not 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX:
         raise InvalidPartitions(f"{partitions} partitions were asked for.")
-    if image.partition_count + new > PARTITIONS_PER_BROKER_MAX:
-        raise PolicyViolation(
-            f"{image.partition_count} partitions exist, {new} more would exceed the"
-            f" {PARTITIONS_PER_BROKER_MAX} that a broker may hold."
-        )
 
 
 def _partition_records(
-    topic_id: bytes, numbers: range, replication_factor: int, brokers: Sequence[int]
+    image: Image,
+    topic_id: bytes,
+    replication_factor: int,
+    existing: Sequence[Sequence[int]],
+    count: int,
 ) -> list[Record]:
-    """Replicas go round the brokers, so that leaders and followers spread evenly."""
-    assert 1 <= replication_factor <= len(brokers), "no broker holds a partition twice"
-    records: list[Record] = []
-    for partition in numbers:
-        replicas = tuple(
-            brokers[(partition + replica) % len(brokers)] for replica in range(replication_factor)
+    """Partitions behind those that the topic has, spread over the brokers that can take them."""
+    assert count >= 0, "partitions only grow"
+    assert all(len(replicas) >= 1 for replicas in existing)
+    brokers = _with_room(image, replication_factor) if count else []
+    seed = int.from_bytes(topic_id, "big")
+    placed = place(brokers, count, replication_factor, seed=seed, existing=existing)
+    more = Counter(node_id for replicas in placed for node_id in replicas)
+    for node_id, new in more.items():
+        if image.replica_counts[node_id] + new > PARTITIONS_PER_BROKER_MAX:
+            raise PolicyViolation(
+                f"broker {node_id} holds {image.replica_counts[node_id]} partitions, {new} more"
+                f" would exceed the {PARTITIONS_PER_BROKER_MAX} that a broker may hold."
+            )
+    assert len(placed) == count
+    return [
+        PartitionRecord(topic_id, partition, replicas, replicas, replicas[0])
+        for partition, replicas in enumerate(placed, len(existing))
+    ]
+
+
+def _with_room(image: Image, replication_factor: int) -> list[Place]:
+    """The brokers that can take partitions; as many at least as a partition needs."""
+    live = [broker for broker in image.live_brokers() if not broker.in_shutdown]
+    if len(live) < replication_factor:
+        raise InvalidReplicationFactor(
+            f"{replication_factor} replicas are wanted; brokers that can take one: {len(live)}."
         )
-        assert len(set(replicas)) == replication_factor
-        records.append(PartitionRecord(topic_id, partition, replicas, replicas, replicas[0]))
-    return records
+    found = [
+        Place(broker.node_id, broker.rack, broker.host)
+        for broker in live
+        if image.replica_counts[broker.node_id] < PARTITIONS_PER_BROKER_MAX
+    ]
+    if len(found) < replication_factor:
+        raise PolicyViolation(
+            f"{len(live) - len(found)} of {len(live)} brokers hold {PARTITIONS_PER_BROKER_MAX}"
+            " partitions each, which is the most allowed."
+        )
+    assert all(not image.brokers[one.node_id].fenced for one in found)
+    assert len({one.node_id for one in found}) == len(found)
+    return found
 
 
 def _checked_schema(schema: bytes) -> tuple[pa.Schema, bytes]:

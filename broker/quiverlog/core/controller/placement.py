@@ -1,0 +1,180 @@
+"""Which brokers hold the replicas of new partitions, and which of them leads each.
+
+Brokers lie in hosts, hosts in racks. Whatever is chosen next goes to the emptiest rack, there to
+the emptiest host, there to the emptiest broker; "empty" is about this topic, for each broker there.
+Ties go round, from a place that the topic's id says: ids are random, so topics begin at different
+brokers, and the same topic is placed alike whoever decides.
+
+Promises:
+- The replicas of a partition are different brokers. Of two racks the one has at most one replica
+  more than the other, or no broker left; so have two hosts of a rack.
+- Where racks have equally many brokers, and so have the hosts of a rack, brokers differ by at most
+  one in the replicas that they have of a new topic, and by at most one in those that they lead.
+- Growing a topic later gives what creating it larger had given, if the brokers are the same.
+
+Where racks differ, partitions keep to the first promise, and small racks have more to hold.
+
+Must not know: what brokers hold of other topics (but that they are full), records, who is alive.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+__all__ = ["Place", "place"]
+
+
+class Place(NamedTuple):
+    """Where a broker is. Racks and hosts without a name are one."""
+
+    node_id: int
+    rack: str
+    host: str
+
+
+def place(
+    brokers: Collection[Place],
+    count: int,
+    replication_factor: int,
+    *,
+    seed: int,
+    existing: Iterable[Sequence[int]] = (),
+) -> list[tuple[int, ...]]:
+    """The replicas of so many new partitions. The first of each is to lead it.
+
+    Args:
+        seed: where the topic begins.
+        existing: replicas of the partitions that the topic has already.
+    """
+    if not count:
+        return []
+    assert 1 <= replication_factor <= len(brokers), "no broker holds a partition twice"
+    assert seed >= 0
+    leaves: dict[int, _Domain] = {}
+    root = _cluster(brokers, seed, leaves)
+    assert root.size == len(leaves) == len(brokers), "each broker is there once"
+    leads: Counter[int] = Counter()
+    for replicas in existing:
+        leads[replicas[0]] += 1
+        for node_id in replicas:
+            if node_id in leaves:
+                leaves[node_id].add_load()
+    if root.size == 1:
+        return [(root.node_id,)] * count
+    root.begin()
+    return [_next(root, replication_factor, leads) for _ in range(count)]
+
+
+def _next(root: _Domain, replication_factor: int, leads: Counter[int]) -> tuple[int, ...]:
+    found: list[int] = []
+    root.take(replication_factor, found)
+    assert len(found) == replication_factor
+    assert len(set(found)) == replication_factor, "different brokers"
+    leader = min(found, key=leads.__getitem__)
+    # Who comes next when it is gone: each of the others in turn, or one had to take all.
+    at = found.index(leader)
+    others = found[at + 1 :] + found[:at]
+    turn = leads[leader] % len(others) if others else 0
+    leads[leader] += 1
+    return (leader, *others[turn:], *others[:turn])
+
+
+# --- racks, hosts and brokers as a tree --------------------------------------------------------
+class _Domain:
+    """A broker, or all of a host, a rack or the cluster.
+
+    `size`: brokers in it. `load`: replicas of the topic in it. `order`: its turn among those that
+    are equally full.
+    """
+
+    __slots__ = ("_above", "_children", "_heap", "load", "node_id", "order", "size")
+
+    def __init__(self, children: Sequence[_Domain], node_id: int = -1) -> None:
+        self._children = children
+        self._above: _Domain | None = None
+        self._heap: list[tuple[float, int, _Domain]] = []
+        self.node_id = node_id
+        self.size: int = sum(child.size for child in children) or 1
+        self.load = 0
+        self.order = 0
+        for order, child in enumerate(children):
+            child._above, child.order = self, order
+
+    def add_load(self) -> None:
+        """A broker holds one more, and so do its host and its rack."""
+        assert not self._children, "brokers hold replicas"
+        domain: _Domain | None = self
+        while domain is not None:
+            domain.load += 1
+            domain = domain._above
+
+    def fill(self, more: int = 1) -> float:
+        """How full it is with so many more: the emptiest is the next."""
+        return (self.load + more) / self.size
+
+    def begin(self) -> None:
+        """All loads are known."""
+        assert not self._heap
+        self._heap = [(child.fill(), child.order, child) for child in self._children]
+        heapq.heapify(self._heap)
+        for child in self._children:
+            child.begin()
+
+    def take(self, count: int, found: list[int]) -> None:
+        """Put so many replicas of one partition here: on different brokers, added to `found`."""
+        assert 1 <= count <= self.size, "each broker holds one at most"
+        self.load += count
+        if not self._children:
+            found.append(self.node_id)
+            return
+        chosen = [heapq.heappop(self._heap)[2] for _ in range(min(count, len(self._heap)))]
+        for child, share in zip(chosen, _shares(chosen, count), strict=True):
+            child.take(share, found)
+            heapq.heappush(self._heap, (child.fill(), child.order, child))
+        assert len(self._heap) == len(self._children)
+
+
+def _shares(chosen: Sequence[_Domain], count: int) -> list[int]:
+    """How many replicas each gets: nobody a further one while another that has room has less."""
+    shares = [1] * len(chosen)
+    left = count - len(chosen)
+    while left:
+        able = [at for at, child in enumerate(chosen) if child.size > shares[at]]
+        assert able, "there is room for all"
+        able.sort(key=lambda at: (chosen[at].fill(shares[at] + 1), chosen[at].order))
+        for at in able[:left]:
+            shares[at] += 1
+        left -= min(left, len(able))
+    assert sum(shares) == count
+    return shares
+
+
+def _cluster(brokers: Iterable[Place], seed: int, leaves: dict[int, _Domain]) -> _Domain:
+    by_rack: dict[str, dict[str, list[int]]] = {}
+    for broker in sorted(brokers, key=lambda one: (one.rack, one.host, one.node_id)):
+        by_rack.setdefault(broker.rack, {}).setdefault(broker.host, []).append(broker.node_id)
+    # What says which rack is first says nothing of which host is: else some brokers never were.
+    hosts_seed = seed // len(by_rack)
+    racks = []
+    for by_host in by_rack.values():
+        brokers_seed = hosts_seed // len(by_host)
+        hosts = []
+        for node_ids in by_host.values():
+            for node_id in node_ids:
+                leaves[node_id] = _Domain((), node_id)
+            hosts.append(_joined([leaves[node_id] for node_id in node_ids], brokers_seed))
+        racks.append(_joined(hosts, hosts_seed))
+    assert sum(rack.size for rack in racks) == len(leaves)
+    assert all(leaf.load == 0 for leaf in leaves.values()), "the existing partitions come next"
+    return _joined(racks, seed)
+
+
+def _joined(children: list[_Domain], seed: int) -> _Domain:
+    """One domain of these, the first of which the seed says; of a single one, itself."""
+    assert children
+    assert seed >= 0
+    first = seed % len(children)
+    return children[0] if len(children) == 1 else _Domain(children[first:] + children[:first])
