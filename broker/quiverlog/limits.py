@@ -193,6 +193,10 @@ REPLICA_FETCH_BYTES_MAX: Final = 16 * MIB
 REPLICA_FETCH_PARTITION_BYTES_MAX: Final = 4 * MIB
 REPLICA_FETCH_ENTRIES_MAX: Final = 1_000
 """Partitions in one request of a follower, and in one answer: what is left comes with the next."""
+ALTER_PARTITION_ENTRIES_MAX: Final = 1_000
+"""Partitions in one ALTER_PARTITION: others wait for the next."""
+IN_SYNC_RETRY_MS: Final = 500
+"""Before a leader asks the controller again that has refused it, or has not answered."""
 REPLICA_SESSIONS_MAX: Final = 256
 """Followers that a leader remembers sessions of; the one heard longest ago goes first."""
 

@@ -90,10 +90,13 @@ class Copying:
         """A leader that comes back has a new epoch: the other one hears of it."""
         leader, copy = self.world.hosts
         epochs = []
+        self._register(leader, copy)
         for host in (leader, copy):
             if host.node is None:
                 return
-            topic = host.node.broker.metadata.image.topics_by_id.get(TOPIC)
+            metadata = host.node.broker.metadata
+            known = metadata.image if host is leader else metadata.pending
+            topic = known.topics_by_id.get(TOPIC)
             if topic is None or not topic.partitions:
                 self.world.at(50_000, self._agree)
                 return
@@ -101,6 +104,15 @@ class Copying:
         if epochs[0] > epochs[1]:
             change = PartitionChangeRecord(TOPIC, 0, leader_id=LEADER, leader_epoch=epochs[0])
             self._decide(copy, [change])
+
+    def _register(self, leader: Host, copy: Host) -> None:
+        """The leader's metadata know this life of the copy, or it would never be in sync."""
+        if leader.node is None or copy.node is None:
+            return
+        own = copy.node.broker.metadata.image.brokers[COPY]
+        known = leader.node.broker.metadata.image.brokers.get(COPY)
+        if own.broker_epoch >= 0 and known != own:
+            self._decide(leader, [own])
 
     def _write_for_ever(self) -> None:
         leader = self.world.hosts[LEADER]

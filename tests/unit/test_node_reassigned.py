@@ -253,11 +253,11 @@ def test_a_replicated_row_is_acknowledged_when_the_in_sync_followers_have_it(
     both = (HERE, OTHER)
     change(node, topic, replicas=both, in_sync_replicas=both)
     replica.state.set_durability(Durability.REPLICATED)
-    first = node.produce(topic, batch_of([1]))
-    second = node.produce(topic, batch_of([2]))
+    first = node.produce(topic, batch_of([1]), timeout_ms=5_000)
+    second = node.produce(topic, batch_of([2]), timeout_ms=5_000)
     while node.syncs:
         node.flush()
-    node.advance(60_000)
+    node.advance(6_000)
     assert replica.state.high_watermark == 0
     third = node.produce(topic, batch_of([3]))
     follower_at(node, topic, 2)

@@ -24,6 +24,7 @@ LONGER_FILES = {
     "broker/quiverlog/wire/messages.py": "a table: every message of the protocol, in its order.",
     "connector/pyspark_quiverlog/option_table.py": "a table: every option, with its explanation.",
     "connector/pyspark_quiverlog/stream_planner.py": "one machine: the state of a streaming query.",
+    "scripts/protocol_model.py": "a table: what every field of the protocol means.",
     "tests/unit/test_batch_validate.py": "one rule after the other, over the same batches.",
     "tests/unit/test_node_produce.py": "one request, all its outcomes, over the same node.",
 }

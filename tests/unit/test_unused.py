@@ -39,14 +39,6 @@ EXCEPTIONS: Final[dict[str, str]] = {
     ),
     **dict.fromkeys(
         [
-            "broker/quiverlog/core/partition/in_sync.py:unanswered",
-            "broker/quiverlog/core/partition/leadership.py:look_at_joining",
-            "broker/quiverlog/core/partition/leadership.py:propose_again",
-        ],
-        "proposals to the controller, which no leader sends yet",
-    ),
-    **dict.fromkeys(
-        [
             "broker/quiverlog/server/http_guard.py:eof_received",
             "broker/quiverlog/server/protocol.py:eof_received",
         ],

@@ -23,7 +23,6 @@ from typing import Final
 from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
 from quiverlog.core.partition.partition import Assigned
 from quiverlog.errors import (
-    NotEnoughReplicasAfterAppend,
     NotLeader,
     QuiverlogError,
     ThrottledBroker,
@@ -32,6 +31,7 @@ from quiverlog.errors import (
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.directory_jobs import OpenedReplica
 from quiverlog.node.flushes import Flushes
+from quiverlog.node.in_sync_changes import InSyncChanges
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.offline import Offline, Opening, offline_reason
@@ -59,6 +59,7 @@ class Assignment:
         "_flushes",
         "_followed",
         "_held",
+        "_in_sync_changes",
         "_metrics",
         "_openings",
         "_outbox",
@@ -79,6 +80,7 @@ class Assignment:
         flushes: Flushes,
         removal: Removal,
         replication: Replication,
+        in_sync_changes: InSyncChanges,
         wakeups: Wakeups,
         outbox: Outbox,
         metrics: NodeMetrics,
@@ -87,6 +89,7 @@ class Assignment:
         self._flushes = flushes
         self._removal = removal
         self._replication = replication
+        self._in_sync_changes = in_sync_changes
         self._wakeups = wakeups
         self._outbox = outbox
         self._metrics = metrics
@@ -192,20 +195,14 @@ class Assignment:
         assert self.replicas.get(key) is replica
         if moved:
             self._wakeups.changed(replica)
-        leadership = state.leadership
-        if replica.answers and leadership is not None:
-            if leadership.is_under_min:
-                replica.answers.fail_replicated(
-                    NotEnoughReplicasAfterAppend(
-                        f"{replica.name}: fewer than {leadership.min_in_sync} replicas are in sync."
-                    )
-                )
-            replica.answers.advance(state)
+        replica.look_at_answers()
+        self._in_sync_changes.look_at((replica,))
 
     def _follow(self, key: Key, replica: Replica, partition: PartitionImage, now: Now) -> None:
         """Another broker leads, or none does."""
         assert not replica.admitted, "a produce is staged and appended before a decision is applied"
         replica.state.follow(partition.leader_epoch)
+        self._in_sync_changes.forget(replica)
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)
             replica.answers.fail(NotLeader(f"{replica.name} is led elsewhere."))
@@ -330,6 +327,7 @@ class Assignment:
             replica.deleted = True
             self._replication.leave(key)
             self._flushes.forget(replica)
+            self._in_sync_changes.forget(replica)
             self._metrics.partitions_with_faults -= replica.fault is not None
             assert self._metrics.partitions_with_faults >= 0
             if replica.name.topic not in self.image.topics:

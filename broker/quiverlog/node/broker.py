@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from quiverlog.core.controller.records import (
+    BrokerChangeRecord,
+    BrokerRecord,
     PartitionChangeRecord,
     PartitionRecord,
     ProducerIdBlockRecord,
@@ -24,9 +26,12 @@ from quiverlog.node.clients import Clients
 from quiverlog.node.clock import Clock
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.copy_sessions import CopySessions
+from quiverlog.node.copying import Copying
 from quiverlog.node.directory_jobs import CreateDirectoriesJob
 from quiverlog.node.effects import Job
 from quiverlog.node.flushes import Flushes
+from quiverlog.node.in_sync_changes import InSyncChanges
+from quiverlog.node.in_sync_decisions import InSyncDecisions
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.lookup import Lookup
 from quiverlog.node.metadata import Metadata
@@ -38,6 +43,7 @@ from quiverlog.node.purgatory import Purgatory
 from quiverlog.node.quorum import Quorum
 from quiverlog.node.quorum_inbox import QuorumInbox
 from quiverlog.node.quorum_parts import Dice
+from quiverlog.node.registered import Registered
 from quiverlog.node.removal import Removal
 from quiverlog.node.replica import Replica
 from quiverlog.node.replication import Replication
@@ -67,11 +73,14 @@ class Broker:
         "clock",
         "config",
         "copy_sessions",
+        "copying",
         "directory",
         "disk",
         "entropy",
         "flushes",
         "held_produces",
+        "in_sync_changes",
+        "in_sync_decisions",
         "jobs",
         "lookup",
         "metadata",
@@ -82,6 +91,7 @@ class Broker:
         "purgatory",
         "quorum",
         "quorum_inbox",
+        "registered",
         "removal",
         "replica",
         "replicas",
@@ -128,25 +138,20 @@ class Broker:
         )
         self.staging = Staging(flushes, wakeups, purgatory, admission, outbox, metrics)
         self.held_produces = HeldProduces()
-        self.removal = removal = Removal(jobs, outbox)
-        self.replication = replication = self._make_replication()
-        wakeups.listen(self._moved)
-        self.assignment = Assignment(
-            config, disk, jobs, flushes, removal, replication, wakeups, outbox, metrics
+        self.removal = Removal(jobs, outbox)
+        self.registered = Registered(
+            config.node_id, lambda: self.metadata.image, lambda: self.directory.incarnation
         )
+        self.replication = self._make_replication()
+        self.in_sync_changes = self._make_in_sync_changes()
+        self.copying = Copying(self.replication, self.in_sync_changes)
+        wakeups.listen(self._moved)
+        self.assignment = self._make_assignment()
         self.quorum = Quorum(
             jobs, Dice(entropy), lambda level, event, why: outbox.log(level, event, why=why)
         )
-        self.metadata = Metadata(
-            jobs,
-            wakeups,
-            admission,
-            outbox,
-            self.quorum,
-            topic_defaults=config.topic_defaults,
-            make_directories=self._make_directories,
-            on_applied=self._applied,
-        )
+        self.metadata = self._make_metadata()
+        self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
         self.producer_ids = ProducerIds(self.metadata)
         self.trims = Trims(jobs, wakeups, flushes, admission, outbox)
         self.clock = Clock(jobs, outbox)
@@ -168,6 +173,7 @@ class Broker:
     def _make_replication(self) -> Replication:
         return Replication(
             self.config.node_id,
+            lambda: self.registered.own_epoch,
             self.peers,
             self.jobs,
             self.flushes,
@@ -176,13 +182,51 @@ class Broker:
             lambda topic_id, now: self.assignment.reconcile(self.metadata.image, [topic_id], now),
         )
 
+    def _make_assignment(self) -> Assignment:
+        return Assignment(
+            self.config,
+            self.disk,
+            self.jobs,
+            self.flushes,
+            self.removal,
+            self.replication,
+            self.in_sync_changes,
+            self.wakeups,
+            self.outbox,
+            self.metrics,
+        )
+
+    def _make_metadata(self) -> Metadata:
+        return Metadata(
+            self.jobs,
+            self.wakeups,
+            self.admission,
+            self.outbox,
+            self.quorum,
+            topic_defaults=self.config.topic_defaults,
+            make_directories=self._make_directories,
+            on_applied=self._applied,
+        )
+
+    def _make_in_sync_changes(self) -> InSyncChanges:
+        return InSyncChanges(
+            self.config.node_id,
+            lambda: self.registered.own_epoch,
+            self.registered,
+            lambda request, then, now: self.in_sync_decisions.decide(request, then, now),
+            self.wakeups,
+            self.outbox,
+        )
+
     def _moved(self, watched: Watched) -> None:
         """A partition has moved: who copies it, or from whom it is copied, is to know."""
         if isinstance(watched, Replica):
-            if watched.state.leads:
-                self.copy_sessions.moved(watched)
-            else:
+            leadership = watched.state.leadership
+            if leadership is None:
                 self.replication.flushed(watched)
+            elif leadership.followers:
+                self.copy_sessions.moved(watched)
+                self.in_sync_changes.grown(watched)
 
     def take(self, directory: DataDirectory) -> None:
         """The data directory is ours: all parts that work in it learn of it."""
@@ -200,6 +244,8 @@ class Broker:
         for record in records:
             if isinstance(record, ProducerIdBlockRecord):
                 self.producer_ids.block_added(record)
+            elif isinstance(record, BrokerRecord | BrokerChangeRecord):
+                self.in_sync_changes.look_at(self.replicas.values())
         topic_ids = dict.fromkeys(topic_id for record in records if (topic_id := topic_of(record)))
         if topic_ids:
             self.assignment.reconcile(self.metadata.image, topic_ids, now, made=made)

@@ -31,6 +31,7 @@ from quiverlog.errors import (
 from quiverlog.limits import CLIENT_ID_CHARS_MAX, PARKED_ENTRY_BYTES
 from quiverlog.node import describe, lifecycle, offsets, topics
 from quiverlog.node.admission import Phase
+from quiverlog.node.alter_partition import handle_alter_partition
 from quiverlog.node.broker import Broker
 from quiverlog.node.closing import Closing
 from quiverlog.node.config import NodeConfig
@@ -63,7 +64,7 @@ from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.quorum_messages import QuorumRequest
 from quiverlog.wire.registry import APIS, api_ranges
-from quiverlog.wire.replica_messages import ReplicaFetchRequest
+from quiverlog.wire.replica_messages import AlterPartitionRequest, ReplicaFetchRequest
 
 __all__ = ["Node"]
 
@@ -125,6 +126,7 @@ class Node:
             m.DeleteRecordsRequest: offsets.handle_delete_records,
             m.EpochEndOffsetsRequest: offsets.handle_epoch_end_offsets,
             m.DescribeRangesRequest: offsets.handle_describe_ranges,
+            AlterPartitionRequest: handle_alter_partition,
         }
         assert len(self._handlers) + len(self._steps_handlers) == len(APIS)
         assert not self._handlers.keys() & self._steps_handlers.keys(), "one handler each"
@@ -198,7 +200,7 @@ class Node:
                 due_us = broker.quorum.next_us
                 if due_us < earliest:
                     earliest = due_us
-                due_us = broker.replication.next_us()
+                due_us = broker.copying.next_us()
                 if due_us is not None and due_us < earliest:
                     earliest = due_us
         except Exception as error:
@@ -214,8 +216,8 @@ class Node:
             self._guarded(broker.staging.finish, now)
             if broker.staging.produces:
                 broker.staging.abandon()
-        if broker.replication.is_needed and broker.admission.phase is _RUNNING:
-            self._guarded(broker.replication.run, now)
+        if broker.copying.is_needed and broker.admission.phase is _RUNNING:
+            self._guarded(broker.copying.run, now)
         if broker.tasks.busy:
             self._guarded(broker.tasks.run if is_tick else broker.tasks.begin, now)
         if broker.wakeups.busy:

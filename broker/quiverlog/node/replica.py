@@ -17,7 +17,13 @@ from quiverlog.core.controller.configs import TopicConfig
 from quiverlog.core.controller.image import TopicImage
 from quiverlog.core.partition.partition import PartitionState
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, ThrottledBroker
+from quiverlog.errors import (
+    DiskFull,
+    NotEnoughReplicasAfterAppend,
+    QuiverlogError,
+    StorageFault,
+    ThrottledBroker,
+)
 from quiverlog.node.acknowledgements import Answers
 from quiverlog.node.metrics import TopicCounters
 from quiverlog.node.wakeups import Watched
@@ -110,6 +116,18 @@ class Replica(Watched):
         """Bad bytes were found: True the first time."""
         first, self.corrupt = not self.corrupt, True
         return first
+
+    def look_at_answers(self) -> None:
+        """Who is in sync, or what they have, is new: answer those who waited for that."""
+        leadership = self.state.leadership
+        if self.answers and leadership is not None:
+            if leadership.is_under_min:
+                self.answers.fail_replicated(
+                    NotEnoughReplicasAfterAppend(
+                        f"{self.name}: fewer than {leadership.min_in_sync} replicas are in sync."
+                    )
+                )
+            self.answers.advance(self.state)
 
     def admit(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> int:
         """Take validated, checked batches into the next `append`. Returns their base offset to be.

@@ -11,7 +11,7 @@ about to wait.
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from quiverlog.core.replication.serving import check, hear
 from quiverlog.core.replication.sessions import FetchSession
@@ -43,17 +43,6 @@ from quiverlog.wire.replica_messages import (
 __all__ = ["ReplicaFetchWaiter", "handle_replica_fetch"]
 
 Key = tuple[bytes, int]
-
-
-class Everybody:
-    """Stands in for the registrations of brokers: each is fit under the epoch that it names."""
-
-    def __init__(self, broker_epoch: int) -> None:
-        self._broker_epoch = broker_epoch
-
-    def fit_epoch(self, broker_id: int) -> int | None:
-        """See `Brokers`."""
-        return self._broker_epoch
 
 
 class ReplicaFetchWaiter(Waiter):
@@ -230,14 +219,14 @@ def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSes
     if ended is not None:
         _forget(broker, ended, list(ended.entries))
     _forget(broker, session, session.take(request.partitions, request.forgotten))
-    brokers: Final = Everybody(request.broker_epoch)
     for entry in request.partitions:
         replica = broker.lookup.led(entry.topic_id, entry.partition)
         if replica is None:
             continue
         state = replica.state
-        if hear(state, replica.log.epochs, session, entry, brokers, now.mono_us):
+        if hear(state, replica.log.epochs, session, entry, broker.registered, now.mono_us):
             broker.wakeups.changed(replica)
+        broker.in_sync_changes.heard(replica, session.broker_id)
         if replica.answers:
             replica.answers.advance(state)
     return session

@@ -89,10 +89,12 @@ class Replication:
 
     Args:
         node_id: this broker.
+        broker_epoch: under which it is registered now; negative: it is not.
         cut_done: called with a topic's id when the log of one of its partitions may be led again.
     """
 
     __slots__ = (
+        "_broker_epoch",
         "_copies",
         "_cut_done",
         "_fetchers",
@@ -108,6 +110,7 @@ class Replication:
     def __init__(
         self,
         node_id: int,
+        broker_epoch: Callable[[], int],
         peers: Peers,
         jobs: Jobs,
         flushes: Flushes,
@@ -116,6 +119,7 @@ class Replication:
         cut_done: Callable[[bytes, Now], None],
     ) -> None:
         self._node_id = node_id
+        self._broker_epoch = broker_epoch
         self._peers = peers
         self._jobs = jobs
         self._flushes = flushes
@@ -199,7 +203,7 @@ class Replication:
         assert leader_id != self._node_id, "a broker copies nothing from itself"
         request = ReplicaFetchRequest(
             replica_id=self._node_id,
-            broker_epoch=0,
+            broker_epoch=max(self._broker_epoch(), 0),
             session_id=plan.session_id,
             session_epoch=plan.session_epoch,
             max_wait_ms=REPLICA_FETCH_WAIT_MS if plan.may_wait else 0,

@@ -69,6 +69,7 @@ class Api(enum.IntEnum):
     DESCRIBE_RANGES = 13
     QUORUM = 40
     REPLICA_FETCH = 50
+    ALTER_PARTITION = 51
 
 
 class Part(msgspec.Struct, array_like=True, gc=False):

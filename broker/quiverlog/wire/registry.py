@@ -81,6 +81,12 @@ APIS: dict[int, ApiSpec] = {
             request_containers_max=q.QUORUM_CONTAINERS_MAX,
         ),
         _spec(r.ReplicaFetchRequest, r.ReplicaFetchResponse, between_brokers=True),
+        _spec(
+            r.AlterPartitionRequest,
+            r.AlterPartitionResponse,
+            between_brokers=True,
+            request_containers_max=r.ALTER_PARTITION_CONTAINERS_MAX,
+        ),
     )
 }
 

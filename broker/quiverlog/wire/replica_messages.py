@@ -6,19 +6,35 @@ not FETCH: docs/adr/0028.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar, Final, TypeVar
 
+from msgspec import Meta
+
+from quiverlog.limits import ALTER_PARTITION_ENTRIES_MAX, REPLICATION_FACTOR_MAX
 from quiverlog.types import NO_EPOCH
 
 from .messages import Api, Int32, Int64, Part, PerPartition, Request, Response, TopicId, UInt31
 
 __all__ = [
+    "ALTER_PARTITION_CONTAINERS_MAX",
+    "AlterPartition",
+    "AlterPartitionRequest",
+    "AlterPartitionResponse",
+    "AlterPartitionResult",
     "PartitionKey",
     "ReplicaFetchPartition",
     "ReplicaFetchRequest",
     "ReplicaFetchResponse",
     "ReplicaFetchResult",
 ]
+
+_T = TypeVar("_T")
+
+PerReplica = Annotated[list[_T], Meta(max_length=REPLICATION_FACTOR_MAX)]
+PerChange = Annotated[list[_T], Meta(max_length=ALTER_PARTITION_ENTRIES_MAX)]
+
+ALTER_PARTITION_CONTAINERS_MAX: Final = 2 + 3 * ALTER_PARTITION_ENTRIES_MAX
+"""Arrays in the largest ALTER_PARTITION: the message, its list, and three of each entry."""
 
 
 class PartitionKey(Part, array_like=True, gc=False):
@@ -86,3 +102,47 @@ class ReplicaFetchResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.REPLICA_FETCH
     session_id: Int64 = 0
     partitions: PerPartition[ReplicaFetchResult] = []
+
+
+class AlterPartition(Part, array_like=True, gc=False):
+    """What the leader of a partition wants its in-sync replicas to be. It is taken only while the
+    partition is at both epochs. `broker_epochs`: one for each member, as it has said to the leader;
+    -1 where it was in sync and has said nothing under this leader.
+    """
+
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    leader_epoch: Int32 = NO_EPOCH
+    partition_epoch: Int32 = -1
+    in_sync_replicas: PerReplica[Int32] = []
+    broker_epochs: PerReplica[Int64] = []
+
+
+class AlterPartitionRequest(Request, array_like=True, gc=False):
+    """A leader asks the controller to change who is in sync (KIP-497). Each partition is decided
+    on its own.
+    """
+
+    API: ClassVar[Api] = Api.ALTER_PARTITION
+    broker_id: Int32 = -1
+    broker_epoch: Int64 = -1
+    partitions: PerChange[AlterPartition] = []
+
+
+class AlterPartitionResult(Part, array_like=True, gc=False):
+    """Without an error: what holds now, which is what was asked for or what came after it."""
+
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    error_code: Int32 = 0
+    error_message: str = ""
+    leader_epoch: Int32 = NO_EPOCH
+    partition_epoch: Int32 = -1
+    in_sync_replicas: PerReplica[Int32] = []
+
+
+class AlterPartitionResponse(Response, array_like=True, gc=False):
+    """One entry per partition of the request, in its order."""
+
+    API: ClassVar[Api] = Api.ALTER_PARTITION
+    partitions: PerChange[AlterPartitionResult] = []

@@ -7,7 +7,8 @@ leader epoch lasts, and four rules (numbers as in docs/replication.md):
   and caught up within the lag time. Else a broker that joins would always be a step behind (5).
 - While fewer than `min_in_sync` are in sync nothing more becomes replicated (6).
 - In sync may be who is alive and not on its way out, asks with the broker epoch that is registered,
-  and has all that is known to be replicated and all of earlier leaders (8).
+  has done so within the lag time, and has all that is known to be replicated and all of earlier
+  leaders (8).
 - Out of sync is who has not had all rows for the lag time (9). An election gives those in sync a
   fresh start: what they said was said to another.
 
@@ -224,7 +225,7 @@ class Leadership:
             if follower.broker_id in in_sync.committed:
                 stays = follower.is_caught_up(log_end_offset, self._lag_max_us, now_us)
             else:
-                stays = self._may_join(follower, high_watermark, brokers)
+                stays = self._may_join(follower, high_watermark, brokers, now_us)
             if stays:
                 members.add(follower.broker_id)
         if members == in_sync.committed and not in_sync.unsettled:
@@ -257,10 +258,16 @@ class Leadership:
                     earliest = due_us
         return earliest
 
-    def _may_join(self, follower: FollowerProgress, high_watermark: int, brokers: Brokers) -> bool:
+    def _may_join(
+        self, follower: FollowerProgress, high_watermark: int, brokers: Brokers, now_us: int
+    ) -> bool:
         end = follower.log_end_offset
+        assert follower.broker_id not in self.in_sync.committed
+        assert follower.heard_us <= now_us
         has_rows = end >= high_watermark and end >= self.epoch_start_offset
-        return has_rows and self._is_fit(follower, brokers)
+        # One that is silent has just left, perhaps, and would leave again after the lag time.
+        asks = now_us - follower.heard_us <= self._lag_max_us
+        return has_rows and asks and self._is_fit(follower, brokers)
 
     @staticmethod
     def _is_fit(follower: FollowerProgress, brokers: Brokers) -> bool:

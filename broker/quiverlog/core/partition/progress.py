@@ -64,12 +64,18 @@ class FollowerProgress:
         self.caught_up_us = caught_up_us
         self.heard: Heard | None = None
         self._end_at_fetch = -1
-        self._fetched_us = 0
+        self._fetched_us = NEVER_US
 
     @property
     def is_heard(self) -> bool:
         """True when it has asked under this leader epoch: until then nothing is known of it."""
         return self.broker_epoch != UNHEARD_EPOCH
+
+    @property
+    def heard_us(self) -> int:
+        """When it has asked last, for this partition or for others of its session."""
+        heard = self.heard
+        return self._fetched_us if heard is None else max(self._fetched_us, heard.fetched_us)
 
     def fetched(
         self,
@@ -82,6 +88,7 @@ class FollowerProgress:
     ) -> None:
         """Asked for what comes after `log_end_offset`, and its log agrees with the leader's."""
         assert 0 <= log_end_offset <= leader_end_offset
+        assert self._fetched_us <= now_us
         assert broker_epoch >= self.broker_epoch
         if broker_epoch != self.broker_epoch:
             self._end_at_fetch = -1  # Another life of it asks: it may come with an empty disk.

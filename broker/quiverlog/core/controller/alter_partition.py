@@ -1,0 +1,166 @@
+"""Deciding who is in sync: what the leader of a partition proposes, and whether it may hold.
+
+Owns the checks of ALTER_PARTITION, in their order, and what becomes of replicas that leave.
+
+The order is a promise to the leader: epochs are compared before the members are looked at. A leader
+that hears that a member is not fit knows that this proposal had not been applied before, because
+then its partition epoch would have been outdated. A proposal that is taken always is a change, also
+where it asks for what holds: it takes the partition epoch that earlier requests would need.
+
+A member is fit under the broker epoch that it has told the leader (KIP-903), not under a newer one:
+a broker that was started anew since may have come back without its rows.
+
+Must not know: how proposals travel, what a leader counts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
+from quiverlog.core.controller.records import PartitionChangeRecord, Record
+from quiverlog.errors import (
+    FencedLeaderEpoch,
+    IneligibleReplica,
+    InvalidRequest,
+    NotController,
+    OutdatedPartitionEpoch,
+    StaleBrokerEpoch,
+    UnknownPartition,
+    UnknownTopicId,
+)
+from quiverlog.wire.replica_messages import AlterPartition
+
+__all__ = ["alter_partition", "check_broker", "find_partition", "fit_epoch"]
+
+_UNHEARD: Final = -1
+"""The broker epoch of a member that was in sync when its leader began, and has not asked since."""
+
+
+def fit_epoch(image: Image, broker_id: int) -> int | None:
+    """The broker epoch under which a broker may be in sync; None: under none now.
+
+    Not while it is fenced, on its way out, or not registered at all.
+    """
+    broker = image.brokers.get(broker_id)
+    if broker is None or broker.fenced or broker.in_shutdown:
+        return None
+    return broker.broker_epoch
+
+
+def check_broker(image: Image, broker_id: int, broker_epoch: int) -> None:
+    """Raise StaleBrokerEpoch unless this life of the broker is the one that is registered."""
+    broker = image.brokers.get(broker_id)
+    if broker is None or broker.broker_epoch != broker_epoch:
+        raise StaleBrokerEpoch(f"broker {broker_id} is not registered under {broker_epoch}.")
+
+
+def find_partition(image: Image, topic_id: bytes, number: int) -> tuple[TopicImage, PartitionImage]:
+    """Raises UnknownTopicId, UnknownPartition."""
+    topic = image.topics_by_id.get(topic_id)
+    if topic is None:
+        raise UnknownTopicId("there is no topic of this id.")
+    if not 0 <= number < len(topic.partitions):
+        raise UnknownPartition(f"topic {topic.name!r} has no partition {number}.")
+    partition = topic.partitions[number]
+    assert partition.partition == number
+    return topic, partition
+
+
+def alter_partition(
+    image: Image, broker_id: int, broker_epoch: int, proposal: AlterPartition
+) -> list[Record]:
+    """The change that makes what was proposed hold.
+
+    Raises:
+        StaleBrokerEpoch: a later life of the asker is registered, or none.
+        UnknownTopicId, UnknownPartition
+        FencedLeaderEpoch, OutdatedPartitionEpoch: the partition has changed since.
+        NotController: the asker knows of changes that are not known here.
+        InvalidRequest: what no leader proposes.
+        IneligibleReplica: a member may not be in sync now, or not under its epoch.
+    """
+    check_broker(image, broker_id, broker_epoch)
+    topic, partition = find_partition(image, proposal.topic_id, proposal.partition)
+    assert image.topics_by_id[proposal.topic_id] is topic
+    name = f"{topic.name}-{partition.partition}"
+    _check_epochs(name, partition, proposal)
+    if partition.leader_id != broker_id:
+        raise InvalidRequest(f"{name} is led by {partition.leader_id}, not by {broker_id}.")
+    _check_shape(name, partition, proposal)
+    _check_members(image, name, partition, proposal)
+    in_sync = tuple(proposal.in_sync_replicas)
+    assert partition.leader_id in in_sync, "a leader is in sync"
+    assert len(in_sync) <= len(partition.replicas)
+    min_in_sync = min(topic.config.min_in_sync_replicas, len(partition.replicas))
+    return [
+        PartitionChangeRecord(
+            topic.topic_id,
+            partition.partition,
+            in_sync_replicas=in_sync,
+            eligible_leader_replicas=_eligible(partition, in_sync, min_in_sync),
+        )
+    ]
+
+
+def _check_epochs(name: str, partition: PartitionImage, proposal: AlterPartition) -> None:
+    leader_epoch, partition_epoch = proposal.leader_epoch, proposal.partition_epoch
+    if leader_epoch < partition.leader_epoch:
+        raise FencedLeaderEpoch(
+            f"{name}: leader epoch {leader_epoch} is over, this is {partition.leader_epoch}."
+        )
+    if leader_epoch > partition.leader_epoch or partition_epoch > partition.partition_epoch:
+        raise NotController(f"{name}: the leader knows of changes that are not known here.")
+    if partition_epoch != partition.partition_epoch:
+        raise OutdatedPartitionEpoch(
+            f"{name}: partition epoch {partition_epoch} is over, this is"
+            f" {partition.partition_epoch}."
+        )
+
+
+def _check_shape(name: str, partition: PartitionImage, proposal: AlterPartition) -> None:
+    members = proposal.in_sync_replicas
+    assert proposal.leader_epoch == partition.leader_epoch, "epochs come first"
+    assert proposal.partition_epoch == partition.partition_epoch
+    if len(set(members)) != len(members) or len(proposal.broker_epochs) != len(members):
+        raise InvalidRequest(f"{name}: each member comes once, with its broker epoch.")
+    if not set(members) <= set(partition.replicas):
+        raise InvalidRequest(f"{name}: {members} are not all among its replicas.")
+    if partition.leader_id not in members:
+        raise InvalidRequest(f"{name}: a leader without itself in sync.")
+
+
+def _check_members(
+    image: Image, name: str, partition: PartitionImage, proposal: AlterPartition
+) -> None:
+    """Whether the leader itself is fit is not asked: its own broker epoch was compared."""
+    assert len(proposal.broker_epochs) == len(proposal.in_sync_replicas)
+    assert set(proposal.in_sync_replicas) <= set(partition.replicas)
+    for member, epoch in zip(proposal.in_sync_replicas, proposal.broker_epochs, strict=True):
+        if member == partition.leader_id:
+            continue
+        fit = fit_epoch(image, member)
+        if fit is None:
+            raise IneligibleReplica(f"{name}: broker {member} is fenced, or on its way out.")
+        stays_unheard = epoch == _UNHEARD and member in partition.in_sync_replicas
+        if epoch != fit and not stays_unheard:
+            raise IneligibleReplica(
+                f"{name}: broker {member} was heard with epoch {epoch}, registered is {fit}."
+            )
+
+
+def _eligible(
+    partition: PartitionImage, in_sync: tuple[int, ...], min_in_sync: int
+) -> tuple[int, ...]:
+    """Who is out of sync and has all that readers saw (KIP-966).
+
+    While fewer than the minimum are in sync no more rows become readable, so whoever leaves then
+    has all that are. With enough in sync that is over.
+    """
+    assert in_sync, "a leader is in sync"
+    assert 1 <= min_in_sync <= len(partition.replicas)
+    if len(in_sync) >= min_in_sync:
+        return ()
+    assert set(in_sync) <= set(partition.replicas)
+    before = (*partition.eligible_leader_replicas, *partition.in_sync_replicas)
+    return tuple(member for member in dict.fromkeys(before) if member not in in_sync)

@@ -1,0 +1,43 @@
+"""The turn of all that copies, in a call of the node: both ends of it.
+
+Owns nothing: what follows others (replication.py) and what keeps count of those that follow
+(in_sync_changes.py) are asked as one.
+"""
+
+from __future__ import annotations
+
+from quiverlog.node.in_sync_changes import InSyncChanges
+from quiverlog.node.replication import Replication
+from quiverlog.types import Now
+
+__all__ = ["Copying"]
+
+
+class Copying:
+    """See the module docstring."""
+
+    __slots__ = ("_in_sync_changes", "_replication")
+
+    def __init__(self, replication: Replication, in_sync_changes: InSyncChanges) -> None:
+        self._replication = replication
+        self._in_sync_changes = in_sync_changes
+
+    @property
+    def is_needed(self) -> bool:
+        """True when `run` may find something to do; never where every partition has one replica."""
+        return self._replication.is_needed or self._in_sync_changes.is_needed
+
+    def next_us(self) -> int | None:
+        """When `run` is to be called at the latest; None: when something happens."""
+        fetch_us = self._replication.next_us()
+        look_us = self._in_sync_changes.next_us()
+        if fetch_us is None or (look_us is not None and look_us < fetch_us):
+            return look_us
+        return fetch_us
+
+    def run(self, now: Now) -> None:
+        """Ask leaders for rows, and the controller for changes of who is in sync."""
+        try:
+            self._replication.run(now)
+        finally:
+            self._in_sync_changes.run(now)
