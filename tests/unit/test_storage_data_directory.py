@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import os
 import shutil
 from pathlib import Path
@@ -325,7 +324,14 @@ def live(place: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
-@pytest.mark.parametrize("name", ["lock", "clean-shutdown", "reserve", "clean-shutdown.tmp"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lock", "clean-shutdown", "reserve", "clean-shutdown.tmp"),
+        *("metadata/quorum-state.tmp", "metadata/metadata.log.tmp"),
+        *("metadata/metadata.log.new", "metadata/metadata.log.install"),
+    ],
+)
 def test_what_lies_in_place_of_a_small_file_is_moved_aside(
     tmp_path: Path, name: str, kind: str
 ) -> None:
@@ -342,6 +348,7 @@ def test_what_lies_in_place_of_a_small_file_is_moved_aside(
     directory = take(path)
     assert directory.clean is (name != "clean-shutdown")
     assert directory.is_owned()
+    name = name.removeprefix("metadata/")
     assert f"{name} was not a regular file: moved to {name}.unusable" in directory.notes
     directory.close(clean=True, metadata_bytes=24)
     assert take(path).clean
@@ -361,22 +368,3 @@ def test_half_a_claim_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         directory = take(path)
     assert directory.is_owned()
     assert (path / "lock").read_bytes() == b""
-
-
-def test_a_directory_has_an_id_for_life_and_an_older_one_gets_one(tmp_path: Path) -> None:
-    path = tmp_path / "d"
-    first = take(path)
-    assert len(first.directory_id) == 32
-    first.close(clean=False)
-    again = take(path)
-    assert again.directory_id == first.directory_id
-    again.close(clean=False)
-    file = path / "node.json"
-    node = json.loads(file.read_bytes())
-    del node["directory_id"]
-    file.write_text(json.dumps(node))
-    older = take(path)
-    assert older.directory_id != first.directory_id
-    older.close(clean=False)
-    assert json.loads(file.read_bytes()) == {**node, "directory_id": older.directory_id}
-    assert take(path).directory_id == older.directory_id

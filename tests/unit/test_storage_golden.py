@@ -157,7 +157,7 @@ def test_node_json_and_partition_json() -> None:
     assert disk.read_file("n/node.json") == (
         b'{"magic":"quiverlog-node","version":1,'
         b'"cluster_id":"000102030405060708090a0b0c0d0e0f","node_id":3,'
-        b'"directory_id":"000102030405060708090a0b0c0d0e0f"}\n'
+        b'"directory_id":"000102030405060708090a0b0c0d0e0f","crc32c":2347200280}\n'
     )
     assert directory.create_partition("t-0", bytes(range(16)))
     path = directory.partition_path("t-0")

@@ -25,6 +25,7 @@ from quiverlog.errors import CorruptLog, DiskFull
 from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.storage.posix import PosixDisk
 from quiverlog.storage.quorum_log import QuorumLog
+from quiverlog.storage.quorum_state import pack_state
 from tests.support.failing_os import failing_calls
 from tests.support.quorum_logs import (
     KEY,
@@ -185,6 +186,21 @@ def test_the_power_may_fail_at_any_moment_of_the_upgrade() -> None:
         if not cut:
             break
     assert nth > 8
+
+
+def test_a_log_without_a_quorum_beside_a_later_vote_is_refused(tmp_path: Path) -> None:
+    """A backup of before the upgrade made a quorum of one of a replica that was one of several."""
+    log = MetadataLog.open(PosixDisk(), str(tmp_path))
+    log.append(SINGLE)
+    log.close()
+    old = (tmp_path / "metadata.log").read_bytes()
+    for state in (HardState(2, None), HardState(1, OTHER)):
+        (tmp_path / "quorum-state").write_bytes(pack_state(state))
+        with pytest.raises(CorruptLog, match="without a quorum, yet quorum-state knows of term"):
+            open_log(PosixDisk(), str(tmp_path))
+        assert (tmp_path / "metadata.log").read_bytes() == old
+    (tmp_path / "quorum-state").write_bytes(pack_state(HardState(1, None)))
+    assert read(PosixDisk(), str(tmp_path)) == upgraded(SINGLE), "an upgrade that was interrupted"
 
 
 def test_an_upgrade_without_room_leaves_the_old_log(tmp_path: Path) -> None:

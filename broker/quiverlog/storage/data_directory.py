@@ -50,6 +50,10 @@ _REPLACEABLE: Final = (
     "clock", "clock.tmp",
 )  # fmt: skip
 """Files that a start can do without: what lies in their place and is no file is moved aside."""
+_UNFINISHED: Final = (
+    "quorum-state.tmp", "metadata.log.tmp", "metadata.log.new", "metadata.log.install",
+)  # fmt: skip
+"""So are these, of `metadata/`."""
 
 
 class DataDirectory(PartitionDirectories):
@@ -81,12 +85,8 @@ class DataDirectory(PartitionDirectories):
         node: NodeFile,
         *,
         incarnation: bytes,
-        clean: bool,
-        metadata_bytes: int,
-        written: Mapping[str, Bounds | None],
     ) -> None:
         assert incarnation
-        assert metadata_bytes >= 0
         super().__init__(disk, f"{path}/data")
         self._lock = lock
         self.path = path
@@ -94,9 +94,9 @@ class DataDirectory(PartitionDirectories):
         self.node_id = node.node_id
         self.directory_id = node.directory_id
         self.incarnation = incarnation
-        self.clean = clean
-        self.metadata_bytes = metadata_bytes
-        self.written = dict(written)
+        self.clean = False
+        self.metadata_bytes = 0
+        self.written: dict[str, Bounds | None] = {}
 
     @classmethod
     def open(
@@ -129,32 +129,21 @@ class DataDirectory(PartitionDirectories):
             lock = disk.lock(path, guarded=("data", "metadata"))
             try:
                 notes += move_aside(disk, path, _REPLACEABLE)
+                notes += move_aside(disk, f"{path}/metadata", _UNFINISHED)
                 node, fresh = load_node(disk, path, node_id, cluster_id, entropy)
-                metadata_bytes, written = _consume_clean_mark(disk, path)
                 incarnation = entropy(16)
                 lock.claim(incarnation.hex().encode())
-            except BaseException:
-                lock.release()
-                raise
-        directory = cls(
-            disk,
-            path,
-            lock,
-            node,
-            incarnation=incarnation,
-            clean=fresh or metadata_bytes > 0,
-            metadata_bytes=metadata_bytes,
-            written=written,
-        )
-        directory.notes += notes
-        directory._restrict()
-        directory._use_or_make_reserve()
-        with typed_errors(path):
-            try:
+                directory = cls(disk, path, lock, node, incarnation=incarnation)
+                directory.notes += notes
+                directory._restrict()
+                directory._use_or_make_reserve()
                 directory.directory_id = identify(disk, path, node, entropy)
+                # Last: of a start that fails before this the next one is to know as much.
+                directory.metadata_bytes, directory.written = _consume_clean_mark(disk, path)
             except BaseException:
                 lock.release()
                 raise
+        directory.clean = fresh or directory.metadata_bytes > 0
         return directory
 
     def _restrict(self) -> None:
@@ -285,7 +274,7 @@ class DataDirectory(PartitionDirectories):
 def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds | None]]:
     """(length of the metadata log, partitions with rows) at the last stop; 0 if it was not clean.
 
-    The mark is gone, durably, before anything is written.
+    The mark is gone, durably, before anything is written that it speaks of.
     """
     mark = f"{path}/clean-shutdown"
     if not disk.exists(mark):

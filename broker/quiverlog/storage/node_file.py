@@ -1,6 +1,8 @@
 """`node.json`: which cluster and which node a data directory belongs to, and which one it is.
 
 Written once. One that was made before directories had ids is written once more, with an id.
+
+What it says has a checksum: a person may lay the file out anew, but a changed value is damage.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from typing import Final
 
 import msgspec
 
+from quiverlog.batch.checksum import crc32c
 from quiverlog.errors import CorruptLog, ForeignDataDirectory
 from quiverlog.storage.disk import Disk, is_special_file
 from quiverlog.storage.frames import check_version
+from quiverlog.storage.quorum_state import STATE_FILE
 
 __all__ = ["NodeFile", "identify", "load_node"]
 
@@ -26,7 +30,7 @@ class NodeFile(msgspec.Struct, kw_only=True):
     """`node.json`.
 
     `directory_id`: drawn by lot; another disk in the place of this one has another. Empty in files
-    of brokers that had no quorum.
+    of brokers that had no quorum. `crc32c`: of what `_checksum` says; not in older files.
     """
 
     magic: str = _NODE_MAGIC
@@ -34,15 +38,30 @@ class NodeFile(msgspec.Struct, kw_only=True):
     cluster_id: str
     node_id: int
     directory_id: str = ""
+    crc32c: int | None = None
+
+
+def _checksum(node: NodeFile) -> int:
+    """Of the values, so that it does not matter how the file is laid out."""
+    return crc32c(f"{node.cluster_id}\n{node.node_id}\n{node.directory_id}".encode())
 
 
 def _write(disk: Disk, path: str, node: NodeFile) -> None:
+    assert node.directory_id, "whatever is written from now on belongs to a directory with an id"
+    node.crc32c = _checksum(node)
     disk.write_file_atomic(f"{path}/node.json", msgspec.json.encode(node) + b"\n")
 
 
 def identify(disk: Disk, path: str, node: NodeFile, entropy: Callable[[int], bytes]) -> str:
-    """The directory's id; made, and durable, if it has none. Raises DiskFull or StorageFault."""
+    """The directory's id; made, and durable, if it has none.
+
+    Raises:
+        CorruptLog: it had one, which votes were given under; nothing is changed.
+        DiskFull, StorageFault: it could not be written.
+    """
     if not node.directory_id:
+        if disk.exists(f"{path}/metadata/{STATE_FILE}"):
+            raise _restore(f"{path}/node.json", f"has no directory id, yet there is a {STATE_FILE}")
         node.directory_id = entropy(_DIRECTORY_ID_BYTES).hex()
         _write(disk, path, node)
     return node.directory_id
@@ -82,6 +101,8 @@ def load_node(
     if node.magic != _NODE_MAGIC:
         raise ForeignDataDirectory(f"{file} is not quiverlog's.")
     check_version(file, node.version, _JSON_VERSION)
+    if node.crc32c not in (None, _checksum(node)):
+        raise _restore(file, "is damaged (its checksum does not match)")
     if cluster_id and node.cluster_id != cluster_id:
         raise ForeignDataDirectory(
             f"{path} belongs to cluster {node.cluster_id!r}, this broker to {cluster_id!r}."

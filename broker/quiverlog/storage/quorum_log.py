@@ -53,7 +53,7 @@ from quiverlog.storage.quorum_jobs import (
     is_passing,
 )
 from quiverlog.storage.quorum_state import STATE_FILE, load_state, pack_state
-from quiverlog.storage.quorum_upgrade import upgrade
+from quiverlog.storage.quorum_upgrade import UPGRADED_TERM, upgrade
 
 __all__ = ["QuorumLog"]
 
@@ -130,6 +130,9 @@ class QuorumLog:
         def judge(version: int, items: Sequence[bytes]) -> None:
             if version == VERSION_QUORUM:
                 _check(path, state_path, key, state, unpack_history(path, items), create=create)
+            elif state is not None and (state.term > UPGRADED_TERM or state.vote is not None):
+                known = f"{STATE_FILE} knows of term {state.term}"
+                raise restore_error(path, f"is of a broker without a quorum, yet {known}")
 
         first = Snapshot(SnapshotMeta(0, 0, {key: ""}), b"")
         file = MetadataLog.open(

@@ -10,6 +10,7 @@ directory afterwards.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from quiverlog.core.controller.records import SnapshotRecord, decode_entry
 from quiverlog.core.raft.messages import Entry, EntryKind, HardState, ReplicaKey, SnapshotMeta
@@ -18,9 +19,10 @@ from quiverlog.storage.metadata_frames import VERSION_QUORUM, file_header, pack_
 from quiverlog.storage.quorum_items import Snapshot, pack_entry, pack_snapshot
 from quiverlog.storage.quorum_state import pack_state
 
-__all__ = ["upgrade"]
+__all__ = ["UPGRADED_TERM", "upgrade"]
 
-_TERM = 1
+UPGRADED_TERM: Final = 1
+"""Of all entries that were decided without a quorum. Nobody votes in it."""
 
 
 def upgrade(
@@ -37,20 +39,24 @@ def upgrade(
         DiskFull: there is no room for both logs; the old one is as it was.
         StorageFault: the disk failed; either log is there, whole.
     """
-    if state is None or state.term < _TERM:
-        state = HardState(_TERM, None)
+    if state is None or state.term < UPGRADED_TERM:
+        state = HardState(UPGRADED_TERM, None)
         disk.write_file_atomic(state_path, pack_state(state))
-    assert state.term >= _TERM
+    assert state.term >= UPGRADED_TERM
     base = 0
     records = b""
     if old:
         first = decode_entry(old[0])[0]
         if isinstance(first, SnapshotRecord):
             base, records, old = first.version, old[0], old[1:]
-    meta = SnapshotMeta(base, _TERM if base else 0, {key: ""})
+    meta = SnapshotMeta(base, UPGRADED_TERM if base else 0, {key: ""})
     log = file_header(VERSION_QUORUM) + pack_frame([pack_snapshot(Snapshot(meta, records))])
     if old:
-        entries = (Entry(base + n, _TERM, EntryKind.DATA, data) for n, data in enumerate(old, 1))
-        log += pack_frame([pack_entry(entry) for entry in entries])
+        log += pack_frame(
+            [
+                pack_entry(Entry(base + n, UPGRADED_TERM, EntryKind.DATA, data))
+                for n, data in enumerate(old, 1)
+            ]
+        )
     disk.write_file_atomic(path, log)
     return state
