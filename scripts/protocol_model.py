@@ -59,6 +59,7 @@ MEANINGS: Final[dict[str, str]] = {
     "FetchPartition.leader_epoch": _KNOWN_EPOCH,
     "FetchPartition.bytes_max": "bound for this partition; 0 or less: the broker's (4 MiB)",
     "FetchPartition.end_offset": "no batch that starts there or later is sent; -1: no such bound",
+    "FetchPartition.from_follower": "true: a copy will do, where the broker does not lead",
     "FetchPartition.offset": "offset of the first row wanted",
     "FetchRequest.bytes_max": "bound for the whole body; 0 or less: the broker's (16 MiB)",
     "FetchRequest.rack": "where the reader stands; empty: unknown; ignored as yet",
@@ -284,7 +285,13 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.InvalidRequest,
         e.PolicyViolation,
     ),
-    Api.FETCH: (*_PARTITION, e.OffsetOutOfRange, e.OffsetNotAvailable, e.LogTruncated),
+    Api.FETCH: (
+        *_PARTITION,
+        e.OffsetOutOfRange,
+        e.OffsetNotAvailable,
+        e.LogTruncated,
+        e.ReplicaNotAvailable,
+    ),
     Api.LIST_OFFSETS: (*_PARTITION, e.InvalidRequest, e.OffsetNotAvailable),
     Api.INIT_PRODUCER_ID: (e.UnknownProducerId, e.InvalidProducerEpoch, e.NotController),
     Api.CREATE_TOPICS: (

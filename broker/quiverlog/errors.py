@@ -236,6 +236,13 @@ class NotController(QuiverlogError):
     hint = "Another broker decides about topics, or nobody yet; what was asked for may yet happen."
 
 
+class ReplicaNotAvailable(QuiverlogError):
+    code = 39
+    retriable = True
+    refresh_metadata = True
+    hint = "This broker's copy of the partition cannot be read just now: read from the leader."
+
+
 # --- produce -----------------------------------------------------------------------------------
 class CorruptBatch(QuiverlogError):
     code = 50

@@ -193,7 +193,7 @@ class Assignment:
             self.replicas[key] = replica
             self._metrics.partitions_led = len(self.replicas)
         assert self.replicas.get(key) is replica
-        if moved:
+        if moved or (begins and replica.waiters):
             self._wakeups.changed(replica)
         replica.look_at_answers()
         self._in_sync_changes.look_at((replica,))
@@ -206,6 +206,9 @@ class Assignment:
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)
             replica.answers.fail(NotLeader(f"{replica.name} is led elsewhere."))
+            self._wakeups.changed(replica)
+        elif replica.waiters:
+            # Readers of the copy: it may have another leader, or be out of sync.
             self._wakeups.changed(replica)
         self._followed[key] = replica
         self._replication.follow(key, replica, partition.leader_id, partition.leader_epoch, now)

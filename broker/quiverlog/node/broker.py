@@ -166,7 +166,9 @@ class Broker:
             period_ms=config.retention_check_ms,
         )
         self.replicas = self.assignment.replicas
-        self.lookup = Lookup(self.assignment, self.metadata, jobs, outbox, metrics, config)
+        self.lookup = Lookup(
+            self.assignment, self.replication, self.metadata, jobs, outbox, metrics, config
+        )
         self.replica = self.lookup.replica
         self.waits = Waits(purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start)
 

@@ -17,7 +17,13 @@ from quiverlog.errors import InvalidRequest, ThrottledBroker
 from quiverlog.limits import FETCH_MAX_WAIT_MS_MAX, PARTITIONS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.events import RequestReceived
-from quiverlog.node.fetch_answer import FetchAnswer, is_short, partition_limit, read_entry
+from quiverlog.node.fetch_answer import (
+    FetchAnswer,
+    ends_wait,
+    is_short,
+    partition_limit,
+    read_entry,
+)
 from quiverlog.node.lookup import Lookup
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.readers import check_is_consumer, check_isolation
@@ -77,19 +83,21 @@ class FetchWaiter(Waiter):
 
     def watch(self, answer: FetchAnswer, first: int) -> None:
         """Enter the waiter with the partitions that `answer` has looked at since `first`."""
-        led = self._lookup.led
+        lookup = self._lookup
         for index in range(first, answer.at):
             entry = self.request.partitions[index]
             size = answer.response.partitions[index].batch_bytes
             self.byte_count += size - self.sizes[index]
             self.sizes[index] = size
             assert self.byte_count >= 0
-            replica = led(entry.topic_id, entry.partition)
+            replica = lookup.read(
+                entry.topic_id, entry.partition, from_follower=entry.from_follower
+            )
             if replica is None:
                 continue  # Its result is an error, which ends the wait.
             # Of a partition that is there several times, the last entry is told.
             self.short.discard(replica.watch(self, index))
-            if is_short(self._lookup, entry):
+            if is_short(lookup, entry):
                 self.short.add(index)
 
     # --- looking in steps ----------------------------------------------------------------------
@@ -161,7 +169,7 @@ class FetchWaiter(Waiter):
             self.sizes[index] = result.batch_bytes
             if not is_short(lookup, entry):
                 self.short.discard(index)
-            failed = failed or result.error_code != 0
+            failed = failed or ends_wait(result)
         if failed or self.byte_count >= request.min_bytes or not self.short:
             self._end(now)
 

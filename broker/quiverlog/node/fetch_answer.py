@@ -1,7 +1,9 @@
 """What a FETCH may see, and how much of it travels.
 
 Owns one evaluation of a fetch: entry by entry, never above the high watermark, within the bounds of
-the entry and of the request. What is not in memory is left to jobs: nothing here waits for a disk.
+the entry and of the request. A reader that asks for it is shown a copy, up to the high watermark
+that this broker has heard of, in the same way (docs/adr/0036). What is not in memory is left to
+jobs: nothing here waits for a disk.
 
 Bodies are views of the log's files: nothing is copied or decoded.
 """
@@ -14,8 +16,10 @@ from quiverlog.batch.header import BatchHeader, peek
 from quiverlog.errors import (
     CorruptLog,
     LogTruncated,
+    OffsetNotAvailable,
     OffsetOutOfRange,
     QuiverlogError,
+    ReplicaNotAvailable,
     StorageFault,
     ThrottledBroker,
 )
@@ -27,7 +31,7 @@ from quiverlog.storage.reading_jobs import JustRead, NotResident
 from quiverlog.types import NO_EPOCH
 from quiverlog.wire import messages as m
 
-__all__ = ["FetchAnswer", "is_short", "out_of_range", "partition_limit", "read_entry"]
+__all__ = ["FetchAnswer", "ends_wait", "is_short", "out_of_range", "partition_limit", "read_entry"]
 
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
 
@@ -99,7 +103,9 @@ class FetchAnswer:
                 except ThrottledBroker as error:
                     result = _failed(entry, error)
                 else:
-                    replica = self._lookup.replica(entry.topic_id, entry.partition)
+                    replica = self._lookup.replica(
+                        entry.topic_id, entry.partition, from_follower=entry.from_follower
+                    )
                     missing.append(Missing(replica, cold, loaded))
                     missing_bytes += getattr(cold.job, "size", 0)
                     if self.byte_count + missing_bytes >= self._bytes_max:
@@ -122,7 +128,7 @@ class FetchAnswer:
         assert len(self.response.partitions) == self.at, "results are in the order of the entries"
         self.response.partitions.append(result)
         self.at += 1
-        if result.error_code:
+        if ends_wait(result):
             self.final = True
         if views:
             assert replica is not None
@@ -156,11 +162,17 @@ def partition_limit(entry: m.FetchPartition) -> int:
     return entry.bytes_max if entry.bytes_max > 0 else FETCH_PARTITION_BYTES_DEFAULT
 
 
+def ends_wait(result: m.FetchPartitionResult) -> bool:
+    """True for an error. Rows that are not copied yet may come while the fetch waits."""
+    assert result.error_code >= 0
+    return result.error_code not in (0, OffsetNotAvailable.code)
+
+
 def is_short(lookup: Lookup, entry: m.FetchPartition) -> bool:
     """True when the entry may get rows by waiting: it has no end, or is not readable up to it."""
     if entry.end_offset < 0:
         return True
-    replica = lookup.led(entry.topic_id, entry.partition)
+    replica = lookup.read(entry.topic_id, entry.partition, from_follower=entry.from_follower)
     return replica is not None and replica.state.high_watermark < entry.end_offset
 
 
@@ -179,12 +191,16 @@ def read_entry(
     replica: Replica | None = None
     views: list[memoryview] = []
     try:
-        replica = lookup.replica(entry.topic_id, entry.partition)
+        replica = lookup.replica(entry.topic_id, entry.partition, from_follower=entry.from_follower)
         views = _read_replica(replica, entry, bytes_max, result, just_read)
     except QuiverlogError as error:
         if isinstance(error, CorruptLog):
             lookup.corrupt_read(replica, error)
-            result.damage_start_offset, result.damage_end_offset = error.damage()
+            if replica is not None and not replica.state.leads:
+                # The leader's rows are whole: nobody is to give these up for lost.
+                error = ReplicaNotAvailable(f"{replica.name}: rows of the copy are damaged.")
+            else:
+                result.damage_start_offset, result.damage_end_offset = error.damage()
         _fail(result, error)
     except OSError as error:
         result.error_code = StorageFault.code
@@ -221,6 +237,8 @@ def _read_replica(
     result.last_stable_offset = high_watermark
     if entry.leader_epoch != state.leader_epoch:
         state.check_leader_epoch(entry.leader_epoch)
+    if entry.offset > log.log_end_offset and state.leadership is None:
+        _check_copied(replica, entry)
     if entry.last_epoch not in (NO_EPOCH, state.leader_epoch) or entry.offset > high_watermark:
         _check_divergence(replica, entry, result)
     if not log.log_start_offset <= entry.offset <= log.log_end_offset:
@@ -234,6 +252,21 @@ def _read_replica(
     return log.read(
         entry.offset, bytes_max=bytes_max, end_offset=end, cold_ok=False, just_read=just_read
     )
+
+
+def _check_copied(replica: Replica, entry: m.FetchPartition) -> None:
+    """Beyond the end of a copy: the leader may have rows there, unless an older epoch has ended.
+
+    Only the leader knows where the log ends, so a copy never says that an offset is too high.
+    """
+    assert not replica.state.leads
+    assert entry.offset > replica.state.high_watermark, "the end is not in front of what is shown"
+    newest_epoch, _ = replica.log.epochs.latest()
+    if entry.last_epoch == NO_EPOCH or entry.last_epoch >= newest_epoch:
+        raise OffsetNotAvailable(
+            f"{replica.name}: offset {entry.offset} has not been copied yet, rows up to"
+            f" {replica.log.log_end_offset} have."
+        )
 
 
 def _check_divergence(

@@ -1,5 +1,7 @@
 """Looking: which partition is led here, why one is not, and what a read of it needs and finds.
 
+Whose copy may be read here instead is told, too.
+
 All that FETCH, LIST_OFFSETS and their like ask of the broker, so that neither they nor those of
 them that wait know any other part of it. Owns nothing.
 
@@ -12,6 +14,7 @@ from quiverlog.errors import (
     CorruptLog,
     NotLeader,
     QuiverlogError,
+    ReplicaNotAvailable,
     ThrottledBroker,
     UnknownPartition,
     UnknownTopicId,
@@ -25,6 +28,7 @@ from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.replica import Replica
+from quiverlog.node.replication import Replication
 from quiverlog.storage.reading_jobs import NotResident
 
 __all__ = ["Lookup"]
@@ -41,12 +45,14 @@ class Lookup:
         "_node_id",
         "_outbox",
         "_replicas",
+        "_replication",
         "fetch_bytes_default",
     )
 
     def __init__(
         self,
         assignment: Assignment,
+        replication: Replication,
         metadata: Metadata,
         jobs: Jobs,
         outbox: Outbox,
@@ -55,6 +61,7 @@ class Lookup:
     ) -> None:
         self._assignment = assignment
         self._replicas = assignment.replicas
+        self._replication = replication
         self._metadata = metadata
         self._jobs = jobs
         self._outbox = outbox
@@ -63,24 +70,44 @@ class Lookup:
         self.fetch_bytes_default = config.fetch_bytes_default
 
     # --- partitions ----------------------------------------------------------------------------
-    def replica(self, topic_id: bytes, partition: int) -> Replica:
-        """The partition, if it is led here and open.
+    def replica(self, topic_id: bytes, partition: int, *, from_follower: bool = False) -> Replica:
+        """The partition, if it is led here and open; `from_follower`: or a copy that may be read.
 
         Raises:
             UnknownTopicId, UnknownPartition, NotLeader
             CorruptLog, StorageFault, DiskFull: it cannot be opened.
             ThrottledBroker: it is being opened.
+            ReplicaNotAvailable: the copy here cannot be read now.
         """
         replica = self._replicas.get((topic_id, partition))
+        if replica is None and from_follower:
+            replica = self._copy(topic_id, partition)
         if replica is None:
-            raise self._why_not(topic_id, partition)
+            raise self._why_not(topic_id, partition, from_follower)
         return replica
 
     def led(self, topic_id: bytes, partition: int) -> Replica | None:
         """The partition, if it is led here and open."""
         return self._replicas.get((topic_id, partition))
 
-    def _why_not(self, topic_id: bytes, partition: int) -> QuiverlogError:
+    def read(self, topic_id: bytes, partition: int, *, from_follower: bool) -> Replica | None:
+        """What `replica` gives, or None."""
+        replica = self._replicas.get((topic_id, partition))
+        if replica is None and from_follower:
+            return self._copy(topic_id, partition)
+        return replica
+
+    def _copy(self, topic_id: bytes, partition: int) -> Replica | None:
+        """The copy of a partition that another broker leads, if it may be read, and is in sync."""
+        replica = self._replication.shown((topic_id, partition))
+        topic = self._metadata.image.topics_by_id.get(topic_id)
+        if replica is None or topic is None:
+            return None
+        assert (topic_id, partition) not in self._replicas, "led or followed"
+        in_sync = topic.partitions[partition].in_sync_replicas
+        return replica if self._node_id in in_sync else None
+
+    def _why_not(self, topic_id: bytes, partition: int, from_follower: bool) -> QuiverlogError:
         topic = self._metadata.image.topics_by_id.get(topic_id)
         if topic is None:
             return UnknownTopicId(f"there is no topic with id {topic_id[:16].hex()}.")
@@ -90,6 +117,8 @@ class Lookup:
                 f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1},"
                 f" not {partition}."
             )
+        if from_follower and self._node_id in topic.partitions[partition].replicas:
+            return ReplicaNotAvailable(f"the copy of {name} here cannot be read now.")
         offline = self._assignment.offline.get((topic_id, partition))
         if offline is not None:
             return type(offline.error)(offline.error.message)

@@ -19,7 +19,7 @@ from typing import Final
 from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.codec import split_batches
 from quiverlog.batch.header import CRC_START, BatchHeader
-from quiverlog.core.replication.follower import Cut, Follower, Skip, Take
+from quiverlog.core.replication.follower import Cut, Follower, Phase, Skip, Take
 from quiverlog.core.replication.peer_fetcher import FetchPlan, Key, PeerFetcher
 from quiverlog.errors import (
     CorruptBatch,
@@ -170,6 +170,19 @@ class Replication:
         if copy.leader_id >= 0:
             self._fetchers[copy.leader_id].told(copy.key, now.mono_us)
 
+    def shown(self, key: Key) -> Replica | None:
+        """The copy, if readers may be shown its rows below its high watermark.
+
+        Its log was found to agree with that of the leader of this epoch, and its disk is well.
+        """
+        copy = self._copies.get(key)
+        if copy is None or copy.follower.phase is not Phase.FETCHING:
+            return None
+        replica = copy.replica
+        assert not replica.cutting, "a copy that agrees is not being cut"
+        assert not replica.state.leads
+        return replica if replica.fault is None else None
+
     def flushed(self, replica: Replica) -> None:
         """More of a copy is on the disk: its leader is to know."""
         copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
@@ -251,6 +264,7 @@ class Replication:
                 copy.step = action
                 copy.replica.cutting = True
                 self._to_cut[copy.key] = copy
+                self._wakeups.changed(copy.replica)
 
     # --- rows ----------------------------------------------------------------------------------
     def _take(self, copy: _Copy, result: ReplicaFetchResult, rows: memoryview, now: Now) -> None:

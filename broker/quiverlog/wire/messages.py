@@ -228,7 +228,7 @@ class FetchPartition(Part, array_like=True, gc=False):
     `last_epoch` is the leader epoch of the last row read before `offset` (NO_EPOCH if none): the
     broker answers with the point of divergence when that row is no longer in its log (KIP-320).
     `end_offset` >= 0: send no batch that starts at or after it. `bytes_max` 0 or less stands for
-    4 MiB.
+    4 MiB. With `from_follower` a broker that does not lead the partition answers from its copy.
     """
 
     topic_id: TopicId = b""
@@ -238,6 +238,7 @@ class FetchPartition(Part, array_like=True, gc=False):
     last_epoch: Int32 = NO_EPOCH
     bytes_max: Int64 = 0
     end_offset: Int64 = -1
+    from_follower: bool = False
 
 
 class FetchRequest(Request, array_like=True, gc=False):
