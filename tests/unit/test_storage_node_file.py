@@ -67,7 +67,7 @@ def test_no_flipped_bit_of_node_json_is_believed(tmp_path: Path) -> None:
 def test_an_id_that_is_gone_is_not_made_anew_where_votes_were_given_under_it(
     tmp_path: Path,
 ) -> None:
-    """It was drawn and written, over the file of which the error then says: nothing was changed."""
+    """A new one was drawn, and written over the file that was said to be unchanged."""
     path = tmp_path / "d"
     make_older(path).close(clean=False)
     (path / "metadata" / "quorum-state").write_bytes(b"a vote")
