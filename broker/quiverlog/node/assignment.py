@@ -34,8 +34,8 @@ from quiverlog.node.flushes import Flushes
 from quiverlog.node.in_sync_changes import InSyncChanges
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.offline import Offline, Opening, offline_reason
-from quiverlog.node.openings import Key, Openings
+from quiverlog.node.offline import Key, Offline, Opening, may_begin_empty, offline_reason
+from quiverlog.node.openings import Openings
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.recovered import report_recovery
 from quiverlog.node.removal import Removal
@@ -130,13 +130,14 @@ class Assignment:
         now: Now,
         *,
         clean: bool = True,
-        made: Collection[str] = (),
+        made: Collection[str] | None = (),
     ) -> None:
         """Bring what is here to what the image says of these topics.
 
         Args:
             clean: partitions that are opened now are new, or were left in order.
-            made: names of partitions whose directories were made for this, and are empty.
+            made: names of partitions whose directories were made for this, and are empty. None:
+                others have decided, and nothing was made.
         """
         self.image = image
         for topic_id in topic_ids:
@@ -154,7 +155,7 @@ class Assignment:
         partition: PartitionImage,
         now: Now,
         clean: bool,
-        made: Collection[str],
+        made: Collection[str] | None,
     ) -> None:
         key = (topic.topic_id, partition.partition)
         assert key not in self.replicas or key not in self._followed, "led or followed"
@@ -166,7 +167,8 @@ class Assignment:
             held.add(partition.partition)
             if key not in self._openings.under_way:  # It went, and came back before it was open.
                 name = TopicPartition(topic.name, partition.partition)
-                self._openings.add(key, Opening(name, clean, new=str(name) in made))
+                new = made is not None and str(name) in made
+                self._openings.add(key, Opening(name, clean, new=new, unmade=made is None))
         else:
             replica = self.find(key)
             if replica is not None:
@@ -265,13 +267,16 @@ class Assignment:
             self._let_go_unopened(key[0], name)
             return
         reason, passing = offline_reason(name, error)
+        # What cannot be made holds nothing; what is lost may be out of sync one day.
+        lost = isinstance(error, FileNotFoundError)
+        passing = passing or opening.unmade or lost
         if not isinstance(error, OSError | QuiverlogError):
             self._outbox.internal_error("opening a log", error)
         if key not in self.offline:
             self._outbox.log(
                 "error", "partition offline", partition=str(name), why=reason.message, retry=passing
             )
-        self.offline[key] = Offline(reason, opening)
+        self.offline[key] = Offline(reason, opening, lost)
         self._metrics.partitions_offline = len(self.offline)
         if passing:
             self._retry[key] = now.mono_us + _RETRY_US
@@ -297,8 +302,11 @@ class Assignment:
                 break
             del self._retry[key]
             assert key in self.offline, "only what is offline is tried again"
-            opening = self.offline[key].opening
-            self._openings.add(key, Opening(opening.name, opening.clean))
+            opening, lost = self.offline[key].opening, self.offline[key].lost
+            unmade = opening.unmade or (
+                lost and may_begin_empty(self.image, key, self._config.node_id)
+            )
+            self._openings.add(key, Opening(opening.name, opening.clean, unmade=unmade))
         self._openings.start_jobs(now)
 
     def stop(self, now: Now) -> None:

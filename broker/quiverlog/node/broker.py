@@ -240,8 +240,8 @@ class Broker:
     def _make_directories(self, owners: Mapping[str, bytes]) -> Job:
         return CreateDirectoriesJob(self.directory, owners)
 
-    def _applied(self, records: Sequence[Record], made: Set[str], now: Now) -> None:
-        """Decisions have become true: bring what is here to what they say."""
+    def _applied(self, records: Sequence[Record], made: Set[str] | None, now: Now) -> None:
+        """Decisions have become true: bring what is here to what they say. See `reconcile`."""
         assert records
         for record in records:
             if isinstance(record, ProducerIdBlockRecord):

@@ -22,6 +22,7 @@ from quiverlog.types import Now
 
 __all__ = [
     "CreateDirectoriesJob",
+    "LateDirectoriesJob",
     "LogOptions",
     "MadeDirectories",
     "OpenJob",
@@ -78,6 +79,41 @@ class CreateDirectoriesJob:
         new = {name: t for t, names in made.items() if t not in failed for name in names}
         assert new.keys() <= self._owners.keys(), "made for those who asked"
         return MadeDirectories(new, failed)
+
+
+class LateDirectoriesJob:
+    """Directories of partitions that others have decided to be here: the record holds already.
+
+    Each is made or not on its own, and durable.
+    """
+
+    __slots__ = ("_directory", "_owners", "key", "kind")
+
+    def __init__(self, directory: DataDirectory, owners: Mapping[str, bytes]) -> None:
+        assert owners
+        self.key = directory.data_path
+        self.kind = "create late directories"
+        self._directory = directory
+        self._owners = owners
+
+    def run(self) -> dict[str, bool | QuiverlogError]:
+        """By name: True for one that was made, False for one that was there, or what failed."""
+        found: dict[str, bool | QuiverlogError] = {}
+        for name, topic_id in self._owners.items():
+            try:
+                found[name] = self._directory.create_partition(name, topic_id)
+            except (OSError, QuiverlogError) as error:
+                found[name] = _creation_error(error)
+        try:
+            self._directory.sync_partitions()
+        except (OSError, QuiverlogError) as error:
+            failed = _creation_error(error)
+            # Made all the same, as the next attempt finds.
+            found = {
+                n: one if isinstance(one, QuiverlogError) else failed for n, one in found.items()
+            }
+        assert found.keys() == self._owners.keys()
+        return found
 
 
 def _creation_error(error: OSError | QuiverlogError) -> QuiverlogError:

@@ -60,7 +60,7 @@ class Metadata(Decisions):
 
     Args:
         on_applied: called with the records that have just become true and with the partitions
-            whose directories were made for them, before `then` is.
+            whose directories were made for them (None: others have decided), before `then` is.
     """
 
     __slots__ = ("_held", "_on_applied", "_owed_holds", "_serving", "_wakeups", "cache")
@@ -75,7 +75,7 @@ class Metadata(Decisions):
         *,
         topic_defaults: Mapping[str, str],
         make_directories: Callable[[Directories], Job],
-        on_applied: Callable[[Sequence[Record], Set[str], Now], None],
+        on_applied: Callable[[Sequence[Record], Set[str] | None, Now], None],
     ) -> None:
         super().__init__(
             jobs,
@@ -195,7 +195,7 @@ class Metadata(Decisions):
             if decision is not None:
                 self._on_applied(decision.records, decision.made, now)
             elif entry.kind is EntryKind.DATA:
-                self._on_applied(_of_others(decode_entry(entry.data)), frozenset(), now)
+                self._on_applied(_of_others(decode_entry(entry.data)), None, now)
         except Exception as error:
             self._outbox.internal_error("applying a decision", error)
         self._wakeups.changed(self)
@@ -215,7 +215,7 @@ class Metadata(Decisions):
         if self._serving:
             now_there = self.image.topics_by_id
             gone = [RemoveTopicRecord(t) for t in before.topics_by_id if t not in now_there]
-            self._on_applied([*_of_others(records), *gone], frozenset(), now)
+            self._on_applied([*_of_others(records), *gone], None, now)
             self._wakeups.changed(self)
 
     # --- snapshots -----------------------------------------------------------------------------

@@ -8,11 +8,15 @@ from __future__ import annotations
 import errno
 from typing import Final, NamedTuple
 
+from quiverlog.core.controller.image import Image
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError, StorageFault
 from quiverlog.storage.disk import what_failed
 from quiverlog.types import TopicPartition
 
-__all__ = ["Offline", "Opening", "offline_reason"]
+__all__ = ["Key", "Offline", "Opening", "may_begin_empty", "offline_reason"]
+
+Key = tuple[bytes, int]
+"""Topic id and partition."""
 
 _PASSING: Final = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EAGAIN, errno.EINTR)
@@ -24,19 +28,21 @@ class Opening(NamedTuple):
     """A partition that is to be opened.
 
     `clean`: its files may be trusted without a scan. `new`: there are none, its directory has just
-    been made.
+    been made. `unmade`: its directory is to be made first, for others have decided that it is here.
     """
 
     name: TopicPartition
     clean: bool
     new: bool = False
+    unmade: bool = False
 
 
 class Offline(NamedTuple):
-    """Why a partition is not open, and how it was to be opened."""
+    """Why a partition is not open, and how it was to be opened. `lost`: it has no directory."""
 
     error: QuiverlogError
     opening: Opening
+    lost: bool
 
 
 def offline_reason(name: TopicPartition, error: BaseException) -> tuple[QuiverlogError, bool]:
@@ -47,3 +53,17 @@ def offline_reason(name: TopicPartition, error: BaseException) -> tuple[Quiverlo
         return type(error)(f"{name} is offline: {error.message}"), passing
     why = what_failed(error) if isinstance(error, OSError) else str(error)
     return StorageFault(f"{name} is offline: {why}."), passing
+
+
+def may_begin_empty(image: Image, key: Key, node_id: int) -> bool:
+    """Nobody relies on this broker's copy, so a lost one may begin again with what the leader has.
+
+    A copy in sync, or eligible, must not: as leader it would have all others cut their logs.
+    """
+    topic = image.topics_by_id.get(key[0])
+    if topic is None:
+        return False
+    partition = topic.partitions[key[1]]
+    assert partition.partition == key[1]
+    relied_on = (*partition.in_sync_replicas, *partition.eligible_leader_replicas)
+    return node_id not in (partition.leader_id, *relied_on)

@@ -2,6 +2,7 @@
 
 Owns the queue. The log of a partition whose directory was made for this very decision is empty, so
 it needs no job: a few are made in each tick. Every other is opened by a job (directory_jobs.py).
+What others have decided has no directory yet: a job makes some before they are opened.
 
 Must not know: what is done with an open log, when opening is tried again.
 """
@@ -9,7 +10,7 @@ Must not know: what is done with an open log, when opening is tried again.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -23,7 +24,8 @@ from quiverlog.node.directory_jobs import (
     new_log,
 )
 from quiverlog.node.jobs import Jobs, Then
-from quiverlog.node.offline import Opening
+from quiverlog.node.late_directories import LateDirectories
+from quiverlog.node.offline import Key, Opening
 from quiverlog.node.replica import log_config
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
@@ -31,9 +33,6 @@ from quiverlog.storage.index_cache import IndexCache
 from quiverlog.types import Now, TopicPartition
 
 __all__ = ["Key", "Openings", "Taker"]
-
-Key = tuple[bytes, int]
-"""Topic id and partition."""
 
 _JOBS_IN_FLIGHT_MAX: Final = 4
 """Enough for the threads, few enough that a cold read does not stand behind thousands of logs."""
@@ -70,6 +69,9 @@ class Taker(Protocol):
     def take_unopened(self, key: Key, opening: Opening) -> None:
         """The topic was deleted before the opening began."""
 
+    def check_free(self, names: Mapping[str, bytes], topic_names: Iterable[str]) -> None:
+        """Raise ThrottledBroker while the names of partitions are those of others on their way."""
+
 
 class _Part(NamedTuple):
     """One of the logs that a job opens. `topic`: as it was when the job was made."""
@@ -93,6 +95,7 @@ class Openings:
         "_ids_of_name",
         "_jobs",
         "_jobs_in_flight",
+        "_late",
         "_new",
         "_of_topic",
         "_options",
@@ -121,6 +124,7 @@ class Openings:
         self._side_by_side = 0  # So many more jobs may run beside others.
         self._slow_us: int | None = None  # When the one job under way counts as slow.
         self._taker = taker
+        self._late = LateDirectories(jobs, taker.check_free, self._directory_made, self.start_jobs)
         self._find_topic = find_topic
         self._options: LogOptions = {
             "indexes": IndexCache(),  # One bound for all logs.
@@ -139,11 +143,16 @@ class Openings:
 
     def next_us(self) -> int | None:
         """When the next tick has logs to make, or jobs to start; 0: at once."""
-        return 0 if self._new else self._slow_us if self._queue else None
+        if self._new:
+            return 0
+        slow_us = self._slow_us if self._queue else None
+        late_us = self._late.next_us
+        return slow_us if late_us is None else late_us if slow_us is None else min(slow_us, late_us)
 
     def load(self, directory: DataDirectory) -> None:
         """The partitions lie there."""
         self._directory = directory
+        self._late.load(directory)
 
     def add(self, key: Key, opening: Opening) -> None:
         """Open this partition soon; after `stop` it is left to the next start."""
@@ -153,12 +162,16 @@ class Openings:
         self.under_way[key] = opening
         self._of_topic[key[0]] += 1
         self._ids_of_name.setdefault(opening.name.topic, set()).add(key[0])
-        (self._new if opening.new else self._queue).append(key)
+        if opening.unmade:
+            self._late.add(key, opening.name)
+        else:
+            (self._new if opening.new else self._queue).append(key)
         assert self._of_topic[key[0]] > 0
         assert len(self._new) + len(self._queue) <= len(self.under_way)
 
     def start_jobs(self, now: Now) -> None:
         """Have the next logs opened, as many as may be under way at once."""
+        self._late.run(now)
         if self._slow_us is not None and self._slow_us <= now.mono_us:
             self._slow_us, self._side_by_side = None, _SIDE_BY_SIDE
         while self._queue and self._jobs_in_flight < _JOBS_IN_FLIGHT_MAX:
@@ -181,6 +194,18 @@ class Openings:
                 job = OpenManyJob([part.job for part in parts])
                 quick_us = now.mono_us + _QUICK_US * len(parts) if is_timed else None
                 self._jobs.start(job, partial(self._back, [job], deque(parts), quick_us))
+
+    def _directory_made(self, key: Key, found: bool | BaseException, now: Now) -> None:
+        opening = self.under_way[key]
+        assert opening.unmade
+        if self._stopped:
+            self._ended(key, now)
+        elif isinstance(found, bool):
+            self.under_way[key] = opening._replace(unmade=False, new=found)
+            (self._new if found else self._queue).append(key)
+        else:
+            self._taker.take_failure(key, opening, found, now)
+            self._ended(key, now)
 
     def tick(self, now: Now) -> None:
         """Make the next logs of new partitions."""
@@ -283,7 +308,7 @@ class Openings:
         """Open no more partitions, whatever is decided from now on: the next start does."""
         assert not self._stopped
         self._stopped = True
-        left = [*self._queue, *self._new]
+        left = [*self._queue, *self._new, *self._late.take_all()]
         self._queue.clear()
         self._new.clear()
         for key in left:
