@@ -144,6 +144,7 @@ class DataDirectory(PartitionDirectories):
                 lock.release()
                 raise
         directory.clean = fresh or directory.metadata_bytes > 0
+        assert not directory.written or directory.metadata_bytes > 0, "only a stop in order tells"
         return directory
 
     def _restrict(self) -> None:
@@ -294,4 +295,5 @@ def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds | 
         metadata_bytes = 0  # Nor does one that cannot be read.
     disk.remove(mark)
     disk.sync_dir(path)
-    return metadata_bytes, written
+    assert metadata_bytes >= 0
+    return (metadata_bytes, written) if metadata_bytes else (0, {})

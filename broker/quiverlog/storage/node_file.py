@@ -64,6 +64,7 @@ def identify(disk: Disk, path: str, node: NodeFile, entropy: Callable[[int], byt
             raise _restore(f"{path}/node.json", f"has no directory id, yet there is a {STATE_FILE}")
         node.directory_id = entropy(_DIRECTORY_ID_BYTES).hex()
         _write(disk, path, node)
+    assert node.crc32c in (None, _checksum(node)), "what was read was checked, the rest is new"
     return node.directory_id
 
 
