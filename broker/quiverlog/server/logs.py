@@ -131,7 +131,7 @@ def make_logger(
 
 
 def bridge_logging(logger: Logger) -> None:
-    """Send warnings of libraries that use `logging` (asyncio, aiohttp) the same way."""
+    """Send warnings of libraries that use `logging` (asyncio) the same way."""
     root = logging.getLogger()
     root.handlers[:] = [_Bridge(logger)]
     root.setLevel(logging.WARNING)
