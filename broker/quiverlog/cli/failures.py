@@ -146,7 +146,6 @@ def explain(error: BaseException) -> tuple[str, ExitCode]:
 
 _EXTRA_OF_MODULE = {
     "uvloop": "broker",
-    "structlog": "broker",
     "prometheus_client": "broker",
     "rich": "broker",
     "pyspark": "spark",

@@ -12,11 +12,13 @@ import contextlib
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, Final, TextIO
 
 import msgspec
-import structlog
 
 from quiverlog.server.log_rate import LineRate
 from quiverlog.server.streams import STDERR, say
@@ -25,7 +27,7 @@ __all__ = ["LogControl", "Logger", "bridge_logging", "make_logger"]
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
-Logger = structlog.typing.FilteringBoundLogger
+Raised = BaseException | tuple[type[BaseException], BaseException, TracebackType | None] | None
 
 
 class LogControl:
@@ -54,27 +56,65 @@ class LogControl:
         for kind, count in ended:
             logger.warning("log lines left out", kind=kind, count=count)
 
-    def process(self, _logger: object, method: str, event: Any) -> Any:
-        """A processor of structlog's: drops lines by level and by rate."""
-        if LEVELS.get(method, 50) < self.level:
-            raise structlog.DropEvent
-        kind = str(event.get("library") or event.get("event"))
+    def admit(self, level: str, kind: str) -> int | None:
+        """How many lines of its kind were left out before this one; None leaves it out, too."""
+        if LEVELS[level] < self.level:
+            return None
         with self._lock:
             admitted = self._rate.admit(kind, self._clock_s())
-        if admitted is None:
-            raise structlog.DropEvent
-        if admitted.lines:
-            event["left_out"] = admitted.lines
-        return event
+        return None if admitted is None else admitted.lines
 
 
-class _StandardError:
-    """Lines go out at once: Python's stream keeps what it could not write (see `say`)."""
+class Logger:
+    """Writes lines: an event, and fields by name. Any thread may.
 
-    def write(self, text: str) -> None:
-        say(text.removesuffix("\n"), STDERR)
+    Args:
+        render: makes a line of what it is to tell, in this order.
+        write: takes a whole line, without its end.
+    """
 
-    def flush(self) -> None: ...
+    __slots__ = ("_control", "_lock", "_render", "_write")
+
+    def __init__(
+        self,
+        control: LogControl,
+        render: Callable[[dict[str, Any]], str],
+        write: Callable[[str], None],
+    ) -> None:
+        self._control = control
+        self._lock = threading.Lock()  # A line is written as a whole.
+        self._render = render
+        self._write = write
+
+    def debug(self, event: str, **fields: Any) -> None:
+        """For whoever looks for a fault."""
+        self._log("debug", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        """What an operator may want to know."""
+        self._log("info", event, fields)
+
+    def warning(self, event: str, *, exc_info: Raised = None, **fields: Any) -> None:
+        """What an operator should look at. `exc_info`: its traceback goes along."""
+        self._log("warning", event, fields, exc_info)
+
+    def error(self, event: str, *, exc_info: Raised = None, **fields: Any) -> None:
+        """What an operator must look at. `exc_info`: its traceback goes along."""
+        self._log("error", event, fields, exc_info)
+
+    def _log(self, level: str, event: str, fields: dict[str, Any], exc_info: Raised = None) -> None:
+        left_out = self._control.admit(level, str(fields.get("library") or event))
+        if left_out is None:
+            return
+        if left_out:
+            fields["left_out"] = left_out
+        if exc_info is not None:
+            error = exc_info[1] if isinstance(exc_info, tuple) else exc_info
+            fields["exception"] = "".join(traceback.format_exception(error)).rstrip("\n")
+        at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        line = self._render(_plain({"timestamp": at, "level": level, "event": event, **fields}))
+        with self._lock:
+            self._write(line)
 
 
 class _PatientStream:
@@ -83,12 +123,9 @@ class _PatientStream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def write(self, text: str) -> None:
+    def write(self, line: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(f"{line}\n")
             self._stream.flush()
 
 
@@ -106,28 +143,13 @@ def make_logger(
         format: `logfmt` or `json`.
         control: made for `level` when it is not given.
     """
-    renderer: Any
-    if format == "json":
-        renderer = structlog.processors.JSONRenderer(serializer=_to_json)
-    else:
-        renderer = structlog.processors.LogfmtRenderer(
-            key_order=["timestamp", "level", "event"], bool_as_flag=False
-        )
-    lines: Any = _StandardError() if stream is None else _PatientStream(stream)
-    logger: Logger = structlog.wrap_logger(
-        structlog.WriteLogger(lines),
-        processors=[
-            (control or LogControl(level)).process,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            _plain,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS["debug"]),
-        cache_logger_on_first_use=True,
-    )
-    return logger
+    # Lines go out at once: Python's stream keeps what it could not write (see `say`).
+    write = _PatientStream(stream).write if stream is not None else _to_standard_error
+    return Logger(control or LogControl(level), _json if format == "json" else _logfmt, write)
+
+
+def _to_standard_error(line: str) -> None:
+    say(line, STDERR)
 
 
 def bridge_logging(logger: Logger) -> None:
@@ -143,26 +165,43 @@ class _Bridge(logging.Handler):
         self._logger = logger
 
     def emit(self, record: logging.LogRecord) -> None:
-        level = "error" if record.levelno >= logging.ERROR else "warning"
-        exc_info: Any = record.exc_info if record.exc_info and record.exc_info[0] else None
-        getattr(self._logger, level)(record.getMessage(), library=record.name, exc_info=exc_info)
+        raised: Any = record.exc_info if record.exc_info and record.exc_info[0] else None
+        write = self._logger.error if record.levelno >= logging.ERROR else self._logger.warning
+        write(record.getMessage(), library=record.name, exc_info=raised)
 
 
-def _to_json(value: object, **_: object) -> str:
-    return msgspec.json.encode(value, enc_hook=str).decode()
+# --- how a line looks -----------------------------------------------------------------------------
+def _json(line: dict[str, Any]) -> str:
+    return msgspec.json.encode(line).decode()
 
 
-def _plain(_logger: object, _method: str, event: Any) -> Any:
+def _logfmt(line: dict[str, Any]) -> str:
+    return " ".join(f"{name}={_logfmt_value(value)}" for name, value in line.items())
+
+
+def _logfmt_value(value: str | bool | float | None) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    if " " in text or "=" in text or '"' in text:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{text}"'
+    return text
+
+
+def _plain(line: dict[str, Any]) -> dict[str, Any]:
     """Values as people read them: bytes as hex, other values that are no number as text.
 
     Control characters go: what a client sends must not steer the terminal that shows the log.
     """
-    for key, value in event.items():
+    for key, value in line.items():
         if isinstance(value, bytes | bytearray | memoryview):
-            event[key] = bytes(value[:64]).hex()
+            line[key] = bytes(value[:64]).hex()
         elif not isinstance(value, bool | int | float | None):
-            event[key] = _printable(value if isinstance(value, str) else str(value))
-    return event
+            line[key] = _printable(value if isinstance(value, str) else str(value))
+    return line
 
 
 def _printable(text: str) -> str:
