@@ -55,10 +55,10 @@ async def test_each_path_is_answered_whatever_is_asked_of_it() -> None:
         head, body = await asked(address, REQUEST % b"/metrics?name[]=x")
         assert head.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4")
         assert body == b"a 1\n"
-        assert (await asked(address, REQUEST % b"/healthz"))[1] == b'{"status":"ok"}'
+        assert (await asked(address, REQUEST % b"/healthz"))[1] == b'{"status": "ok"}'
         head, body = await asked(address, REQUEST % b"/readyz")
         assert head.startswith(b"HTTP/1.1 503 ")
-        assert body == b'{"status":"not ready","reason":"recovering"}'
+        assert body == b'{"status": "not ready", "reason": "recovering"}'
         assert (await asked(address, REQUEST % b"/metrics/"))[0].startswith(b"HTTP/1.1 404 ")
 
 

@@ -109,4 +109,5 @@ class HttpServer:
 
 
 def _json(status: int, what: dict[str, str]) -> HttpAnswer:
-    return HttpAnswer(status, _JSON_TYPE, msgspec.json.encode(what))
+    body = msgspec.json.format(msgspec.json.encode(what), indent=0)  # With blanks, for people.
+    return HttpAnswer(status, _JSON_TYPE, body)
