@@ -199,6 +199,10 @@ IN_SYNC_RETRY_MS: Final = 500
 """Before a leader asks the controller again that has refused it, or has not answered."""
 REPLICA_SESSIONS_MAX: Final = 256
 """Followers that a leader remembers sessions of; the one heard longest ago goes first."""
+REPLICA_SESSION_ENTRIES_MAX: Final = PARTITIONS_PER_BROKER_MAX
+"""Partitions in one session: a follower has no more."""
+REPLICA_SESSIONS_ENTRIES_MAX: Final = (REPLICATION_FACTOR_MAX - 1) * PARTITIONS_PER_BROKER_MAX
+"""Partitions in all sessions together: a leader has no more, and each has so many followers."""
 
 # --- client -----------------------------------------------------------------------------------
 PRODUCER_BATCH_ROWS_DEFAULT: Final = 65_536

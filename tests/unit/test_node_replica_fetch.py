@@ -247,6 +247,9 @@ def test_who_is_no_replica_or_comes_late_is_refused(tmp_path: Path) -> None:
     assert asked(leader, topic, offset=-1).error_code == InvalidRequest.code
     many = [ReplicaFetchPartition(topic, n) for n in range(1_001)]
     assert asked(leader, topic, partitions=many).error_code == InvalidRequest.code
+    sessions = leader.node.broker.copy_sessions.sessions
+    sessions._session_entries_max = 999
+    assert asked(leader, topic, partitions=many[:1_000]).error_code == InvalidFetchSession.code
 
 
 def test_a_session_ends_what_waited_in_it(tmp_path: Path) -> None:

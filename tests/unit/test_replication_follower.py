@@ -14,6 +14,7 @@ from quiverlog.errors import (
     NotLeader,
     OffsetOutOfRange,
     StaleBrokerEpoch,
+    ThrottledBroker,
 )
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.types import NO_EPOCH
@@ -285,6 +286,22 @@ def test_sessions_are_bounded() -> None:
     _, ended = sessions.request(3, 10, 0, 0, 7)
     assert ended is second, "the one heard longest ago"
     assert len(sessions) == 2
+
+
+def test_what_sessions_remember_is_bounded() -> None:
+    """A request may name any partitions, so a peer could have all memory."""
+    sessions = FetchSessions(100, session_entries_max=3, entries_max=5)
+    first, _ = sessions.request(1, 10, 0, 0, 5)
+    sessions.check_room(first, [entry(n) for n in range(3)])
+    first.take([entry(n) for n in range(3)], [])
+    sessions.check_room(first, [entry(n, 7) for n in range(3)])
+    with pytest.raises(InvalidFetchSession, match="would have 4 partitions, allowed are 3"):
+        sessions.check_room(first, [entry(0), entry(3)])
+    second, _ = sessions.request(2, 10, 0, 0, 5)
+    with pytest.raises(ThrottledBroker, match="would have 6 partitions, allowed are 5"):
+        sessions.check_room(second, [entry(n) for n in range(3)])
+    sessions.request(1, 10, 0, 0, 6)
+    sessions.check_room(second, [entry(n) for n in range(3)])
 
 
 def test_a_fetch_looks_at_what_has_moved_in_turns() -> None:

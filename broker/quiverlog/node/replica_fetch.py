@@ -218,6 +218,7 @@ def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSes
     assert ended is not session
     if ended is not None:
         _forget(broker, ended, list(ended.entries))
+    broker.copy_sessions.sessions.check_room(session, request.partitions)
     _forget(broker, session, session.take(request.partitions, request.forgotten))
     for entry in request.partitions:
         replica = broker.lookup.led(entry.topic_id, entry.partition)

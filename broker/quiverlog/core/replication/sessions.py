@@ -1,7 +1,8 @@
 """The leader's end of fetch sessions: what each follower has said, and what is news to it.
 
-Owns the sessions (KIP-227), one for each follower broker, a bounded number of them. A partition of
-a session that has moved (rows, the high watermark, the log start) is put into the session's `news`,
+Owns the sessions (KIP-227), one for each follower broker, a bounded number of them, and of what
+they remember (a follower may name partitions that are not here, before or after). A partition of a
+session that has moved (rows, the high watermark, the log start) is put into the session's `news`,
 and a fetch looks at these alone, the one that has waited longest first. So a fetch costs what has
 moved, however many partitions stand still.
 
@@ -17,8 +18,12 @@ from collections.abc import Iterable, Sequence
 
 from quiverlog.core.partition.progress import Heard
 from quiverlog.core.replication.peer_fetcher import Key, next_epoch
-from quiverlog.errors import InvalidFetchSession, StaleBrokerEpoch
-from quiverlog.limits import REPLICA_SESSIONS_MAX
+from quiverlog.errors import InvalidFetchSession, StaleBrokerEpoch, ThrottledBroker
+from quiverlog.limits import (
+    REPLICA_SESSION_ENTRIES_MAX,
+    REPLICA_SESSIONS_ENTRIES_MAX,
+    REPLICA_SESSIONS_MAX,
+)
 from quiverlog.wire.replica_messages import PartitionKey, ReplicaFetchPartition
 
 __all__ = ["FetchSession", "FetchSessions"]
@@ -87,12 +92,22 @@ class FetchSessions:
         first_id: of the first session: another one in each life of the broker.
     """
 
-    __slots__ = ("_by_broker", "_next_id", "_sessions_max")
+    __slots__ = ("_by_broker", "_entries_max", "_next_id", "_session_entries_max", "_sessions_max")
 
-    def __init__(self, first_id: int, *, sessions_max: int = REPLICA_SESSIONS_MAX) -> None:
+    def __init__(
+        self,
+        first_id: int,
+        *,
+        sessions_max: int = REPLICA_SESSIONS_MAX,
+        session_entries_max: int = REPLICA_SESSION_ENTRIES_MAX,
+        entries_max: int = REPLICA_SESSIONS_ENTRIES_MAX,
+    ) -> None:
         assert first_id > 0
+        assert session_entries_max <= entries_max
         self._next_id = first_id
         self._sessions_max = sessions_max
+        self._session_entries_max = session_entries_max
+        self._entries_max = entries_max
         # The one heard longest ago first.
         self._by_broker: dict[int, FetchSession] = {}
 
@@ -127,6 +142,28 @@ class FetchSessions:
         self._by_broker[broker_id] = known
         assert known.epoch > 0, "0 only begins a session"
         return known, None
+
+    def check_room(self, session: FetchSession, entries: Sequence[ReplicaFetchPartition]) -> None:
+        """To be asked before the session takes what a request names.
+
+        Raises:
+            InvalidFetchSession: the session would have more partitions than a broker.
+            ThrottledBroker: so would all sessions together, however they are led.
+        """
+        new = sum((entry.topic_id, entry.partition) not in session.entries for entry in entries)
+        if not new:
+            return  # As nearly always.
+        if len(session.entries) + new > self._session_entries_max:
+            raise InvalidFetchSession(
+                f"session {session.session_id} would have {len(session.entries) + new} partitions,"
+                f" allowed are {self._session_entries_max}."
+            )
+        total = sum(len(one.entries) for one in self._by_broker.values()) + new
+        if total > self._entries_max:
+            raise ThrottledBroker(
+                f"all fetch sessions would have {total} partitions, allowed are"
+                f" {self._entries_max}."
+            )
 
     def _begin(
         self, broker_id: int, broker_epoch: int, now_us: int
