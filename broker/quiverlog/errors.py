@@ -376,6 +376,14 @@ class PeerUnreachable(QuiverlogError):
     hint = "The other broker is down, or cannot be reached from this one; see this broker's log."
 
 
+class DuplicateNodeId(QuiverlogError):
+    code = 78
+    retriable = True
+    hint = (
+        "Each broker needs a `node.id` of its own; after a lost disk, try again in a few seconds."
+    )
+
+
 # --- starting a broker -----------------------------------------------------------------------
 class DataDirectoryInUse(QuiverlogError):
     code = 80

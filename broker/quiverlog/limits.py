@@ -182,6 +182,23 @@ DIRECTORY_ID_CHARS_MAX: Final = 64
 ENDPOINT_CHARS_MAX: Final = 512
 """Where a voter is reached, as text: a host name and a port fit well."""
 
+BROKERS_MAX: Final = 1_000
+"""Registered brokers of a cluster: every METADATA answer names those that are alive."""
+BROKER_SESSION_MS_DEFAULT: Final = 2_000
+"""A broker that the controller has not heard for so long is fenced, and its partitions get other
+leaders: a third of the 3 s in which writes go on is left for the decision and for clients.
+Several times what the loop of a loaded broker stands still for (docs/adr/0031)."""
+BROKER_HEARTBEATS_PER_SESSION: Final = 5
+"""One lost packet, sent again after 200 ms, costs one of them."""
+BROKER_SUSPECT_MS: Final = 100
+"""Who seems silent is fenced when the controller has looked at its sockets for so long again."""
+BROKER_SUSPICIONS_MAX: Final = 5
+"""A controller that is late so often in a row believes its clock."""
+BROKER_LISTENERS_MAX: Final = 16
+"""Named addresses of one broker."""
+HOST_CHARS_MAX: Final = 255
+RACK_CHARS_MAX: Final = 255
+
 # --- replication ------------------------------------------------------------------------------
 REPLICA_LAG_MS_MAX: Final = 10_000
 """A follower that had not all rows for so long is out of sync. Rows wait for one that hangs as long

@@ -39,6 +39,12 @@ EXCEPTIONS: Final[dict[str, str]] = {
     ),
     **dict.fromkeys(
         [
+            "broker/quiverlog/core/controller/registrations.py:Registrations",
+        ],
+        "the controller's side of registrations, whose requests come next",
+    ),
+    **dict.fromkeys(
+        [
             "connector/pyspark_quiverlog/__init__.py:streamReader",
             "connector/pyspark_quiverlog/__init__.py:streamWriter",
             "connector/pyspark_quiverlog/stream_reader.py:getDefaultReadLimit",

@@ -1,0 +1,113 @@
+"""Who among the brokers is alive: the controller's memory of what it has heard, and of silence.
+
+Owns, while this node decides, when each broker was heard last and which metadata it has applied.
+Nothing of it is in the log: another controller begins anew, and gives everybody a full session.
+Only of the controller before it knows more: when that one answered last.
+
+Silence counts only while somebody listens. A controller whose loop stood still finds deadlines that
+have passed and heartbeats that lie unread in its sockets; whichever it looks at first must not
+decide. So whoever seems silent becomes a suspect, and is silent only if the controller has looked
+again a moment later, and on time. One that never looks on time believes the clock in the end.
+
+Must not know: what follows from silence (registrations.py), requests, the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from quiverlog.limits import BROKER_SUSPECT_MS, BROKER_SUSPICIONS_MAX
+
+__all__ = ["UNKNOWN_VERSION", "Sessions"]
+
+UNKNOWN_VERSION: Final = -1
+_SUSPECT_US: Final = BROKER_SUSPECT_MS * 1000
+
+
+@dataclass(slots=True)
+class _Session:
+    """`suspect_us`: when it was found silent; None while it is not."""
+
+    heard_us: int
+    version: int = UNKNOWN_VERSION
+    suspect_us: int | None = None
+    suspicions: int = 0
+
+
+class Sessions:
+    """See the module docstring."""
+
+    __slots__ = ("_sessions", "session_us")
+
+    def __init__(self, session_us: int) -> None:
+        assert session_us > _SUSPECT_US
+        self.session_us = session_us
+        self._sessions: dict[int, _Session] = {}
+
+    def begin(self, node_ids: Iterable[int], now_us: int, heard_us: dict[int, int]) -> None:
+        """This node decides from now on. `heard_us`: whom it has heard itself, and when."""
+        self._sessions = {n: _Session(min(heard_us.get(n, now_us), now_us)) for n in node_ids}
+        assert all(one.heard_us <= now_us for one in self._sessions.values())
+
+    def end(self) -> None:
+        """Another node decides, or nobody."""
+        self._sessions.clear()
+
+    def heard(self, node_id: int, now_us: int, version: int = UNKNOWN_VERSION) -> None:
+        """A broker has spoken. `version`: of the metadata that it has applied."""
+        assert node_id >= 0
+        session = self._sessions.setdefault(node_id, _Session(now_us))
+        session.heard_us = max(session.heard_us, now_us)
+        session.version = version
+        session.suspect_us, session.suspicions = None, 0
+
+    def forget(self, node_id: int) -> None:
+        """Nobody waits for it any more: it is fenced."""
+        self._sessions.pop(node_id, None)
+        assert node_id not in self._sessions
+
+    def version_of(self, node_id: int) -> int:
+        """What it has said of its metadata; UNKNOWN_VERSION while it has said nothing."""
+        session = self._sessions.get(node_id)
+        assert session is None or session.version >= UNKNOWN_VERSION
+        return UNKNOWN_VERSION if session is None else session.version
+
+    def is_alive(self, node_id: int, now_us: int) -> bool:
+        """True while it was heard within a session."""
+        session = self._sessions.get(node_id)
+        assert now_us >= 0
+        return session is not None and now_us < session.heard_us + self.session_us
+
+    def silent(self, now_us: int) -> list[int]:
+        """Those whose sessions have ended, as far as this controller can tell."""
+        found = []
+        for node_id, session in self._sessions.items():
+            if now_us < session.heard_us + self.session_us:
+                continue
+            if session.suspect_us is None:
+                self._suspect(session, now_us)
+            elif now_us >= session.suspect_us + _SUSPECT_US:
+                late = now_us >= session.suspect_us + 2 * _SUSPECT_US
+                if late and session.suspicions < BROKER_SUSPICIONS_MAX:
+                    self._suspect(session, now_us)
+                else:
+                    found.append(node_id)
+        assert len(found) <= len(self._sessions)
+        return found
+
+    def next_us(self) -> int | None:
+        """When `silent` is to be asked at the latest; None: nobody is waited for."""
+        assert self.session_us > 0
+        return min(map(self._due_us, self._sessions.values()), default=None)
+
+    def _due_us(self, session: _Session) -> int:
+        if session.suspect_us is not None:
+            return session.suspect_us + _SUSPECT_US
+        return session.heard_us + self.session_us
+
+    def _suspect(self, session: _Session, now_us: int) -> None:
+        session.suspect_us = now_us
+        session.suspicions += 1
+        assert session.suspicions <= BROKER_SUSPICIONS_MAX
