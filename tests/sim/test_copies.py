@@ -120,18 +120,21 @@ class Copying:
             count = self.rng.choice((1, 3, 400))
             body = bytes(batch_of(range(self.produced, self.produced + count)))
             self.produced += count
-            connection = next(self.connections)
-            hello = m.HelloRequest(client_id="writer")
             entry = m.ProducePartition(TOPIC, 0, -1, len(body))
-            produce = m.ProduceRequest(durability=-1, timeout_ms=1_000, partitions=[entry])
-            for request in (hello, produce):
-                request.correlation_id = next(self.numbers)
-            leader.feed(
-                ConnectionOpened(connection, "writer:1"),
-                RequestReceived(connection, hello, memoryview(b"")),
-                RequestReceived(connection, produce, memoryview(bytearray(body))),
-            )
+            self.ask(m.ProduceRequest(durability=-1, timeout_ms=1_000, partitions=[entry]), body)
         self.world.at(self.rng.randrange(1_000, 60_000), self._write_for_ever)
+
+    def ask(self, request: m.Request, body: bytes = b"") -> None:
+        """Of the leader, over a connection of its own."""
+        connection = next(self.connections)
+        hello = m.HelloRequest(client_id="writer")
+        for one in (hello, request):
+            one.correlation_id = next(self.numbers)
+        self.world.hosts[LEADER].feed(
+            ConnectionOpened(connection, "writer:1"),
+            RequestReceived(connection, hello, memoryview(b"")),
+            RequestReceived(connection, request, memoryview(bytearray(body))),
+        )
 
     # --- what is there -------------------------------------------------------------------------
     def replica(self, node_id: int) -> Replica | None:
@@ -186,6 +189,25 @@ class Copying:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_copy_becomes_equal_again_after_every_fault(seed: int) -> None:
     suffer(Copying(seed))
+
+
+def test_rows_that_are_deleted_are_deleted_on_the_copy() -> None:
+    copying = Copying(0)
+    copying.world.run(RECOVER_US, until=copying.becomes_equal)
+    leader, copy = copying.replica(LEADER), copying.replica(COPY)
+    assert leader is not None
+    assert copy is not None
+    before = leader.state.high_watermark
+    assert before > 0
+    entry = m.DeleteRecordsPartition(TOPIC, 0, before)
+    copying.ask(m.DeleteRecordsRequest(partitions=[entry]))
+    copying.world.run(RECOVER_US, until=lambda: copy.log.start_saved >= before)
+    assert copy.log.log_start_offset == leader.log.log_start_offset == before
+    copying.world.hosts[COPY].power_loss()
+    copying.world.run(RECOVER_US, until=copying.becomes_equal)
+    again = copying.replica(COPY)
+    assert again is not None
+    assert again.log.log_start_offset == before, "and stay so"
 
 
 def test_a_copy_loses_what_its_leader_has_lost() -> None:

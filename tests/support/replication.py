@@ -66,6 +66,7 @@ class ModelLog:
         self.rows: list[Row] = []
         self.flushed_offset = 0
         self.log_start_offset = 0
+        self.log_start_saved = 0
         self.high_watermark = 0
         self.epochs = LeaderEpochs(lambda: len(self.rows))
 

@@ -66,6 +66,10 @@ class CopiedReplica:
         return self.replica.log.log_start_offset
 
     @property
+    def log_start_saved(self) -> int:
+        return self.replica.log.start_saved
+
+    @property
     def log_end_offset(self) -> int:
         return self.replica.log.log_end_offset
 

@@ -96,7 +96,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(m.TopicSchemasRequest, topic, 1), b""),
         (ask(m.EpochEndOffsetsRequest, [m.EpochEndOffsetsPartition(topic, 0, 0, 0)]), b""),
         (ask(m.DescribeRangesRequest, [m.RangePartition(topic, 0, 0, 1, 1)]), b""),
-        (ask(m.DeleteRecordsRequest, [m.DeleteRecordsPartition(topic, 0, 1)]), b""),
+        (ask(m.DeleteRecordsRequest, [m.DeleteRecordsPartition(topic, 0, 1)], 0), b""),
         (ask(m.DeleteTopicsRequest, ["t"]), b""),
         (ask(q.QuorumRequest, CLUSTER, 1, "d", 0, QUORUM_MESSAGES), b"dataxyz"),
     ]

@@ -25,11 +25,13 @@ from quiverlog.node.checking import HeldProduces
 from quiverlog.node.clients import Clients
 from quiverlog.node.clock import Clock
 from quiverlog.node.config import NodeConfig
+from quiverlog.node.copied_starts import CopiedStarts
 from quiverlog.node.copy_sessions import CopySessions
 from quiverlog.node.copying import Copying
 from quiverlog.node.directory_jobs import CreateDirectoriesJob
 from quiverlog.node.effects import Job
 from quiverlog.node.flushes import Flushes
+from quiverlog.node.followed_starts import FollowedStarts
 from quiverlog.node.in_sync_changes import InSyncChanges
 from quiverlog.node.in_sync_decisions import InSyncDecisions
 from quiverlog.node.jobs import Jobs, Then
@@ -72,6 +74,7 @@ class Broker:
         "clients",
         "clock",
         "config",
+        "copied_starts",
         "copy_sessions",
         "copying",
         "directory",
@@ -142,9 +145,11 @@ class Broker:
         self.registered = Registered(
             config.node_id, lambda: self.metadata.image, lambda: self.directory.incarnation
         )
+        self.trims = Trims(jobs, wakeups, flushes, admission, outbox)
         self.replication = self._make_replication()
         self.in_sync_changes = self._make_in_sync_changes()
-        self.copying = Copying(self.replication, self.in_sync_changes)
+        self.copied_starts = CopiedStarts(self.registered, outbox)
+        self.copying = Copying(self.replication, self.in_sync_changes, self.copied_starts)
         wakeups.listen(self._moved)
         self.assignment = self._make_assignment()
         self.quorum = Quorum(
@@ -153,7 +158,6 @@ class Broker:
         self.metadata = self._make_metadata()
         self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
         self.producer_ids = ProducerIds(self.metadata)
-        self.trims = Trims(jobs, wakeups, flushes, admission, outbox)
         self.clock = Clock(jobs, outbox)
         self.retention = Retention(
             self.assignment,
@@ -181,6 +185,11 @@ class Broker:
             self.flushes,
             self.wakeups,
             self.outbox,
+            FollowedStarts(
+                self.trims,
+                moved=lambda replica: self.replication.flushed(replica),
+                failed=lambda replica, now: self.replication.start_failed(replica, now),
+            ),
             lambda topic_id, now: self.assignment.reconcile(self.metadata.image, [topic_id], now),
         )
 

@@ -130,6 +130,7 @@ class Closing:
         broker.retention.stop()
         broker.removal.stop()
         broker.peers.stop(now)
+        broker.copied_starts.stop(now)
         self._go_on(_Step.DRAINING)
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
         broker.tasks.refuse(BrokerShuttingDown())

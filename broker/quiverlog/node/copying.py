@@ -1,11 +1,12 @@
 """The turn of all that copies, in a call of the node: both ends of it.
 
 Owns nothing: what follows others (replication.py) and what keeps count of those that follow
-(in_sync_changes.py) are asked as one.
+(in_sync_changes.py, copied_starts.py) are asked as one.
 """
 
 from __future__ import annotations
 
+from quiverlog.node.copied_starts import CopiedStarts
 from quiverlog.node.in_sync_changes import InSyncChanges
 from quiverlog.node.replication import Replication
 from quiverlog.types import Now
@@ -16,24 +17,34 @@ __all__ = ["Copying"]
 class Copying:
     """See the module docstring."""
 
-    __slots__ = ("_in_sync_changes", "_replication")
+    __slots__ = ("_copied_starts", "_in_sync_changes", "_replication")
 
-    def __init__(self, replication: Replication, in_sync_changes: InSyncChanges) -> None:
+    def __init__(
+        self,
+        replication: Replication,
+        in_sync_changes: InSyncChanges,
+        copied_starts: CopiedStarts,
+    ) -> None:
         self._replication = replication
         self._in_sync_changes = in_sync_changes
+        self._copied_starts = copied_starts
 
     @property
     def is_needed(self) -> bool:
         """True when `run` may find something to do; never where every partition has one replica."""
-        return self._replication.is_needed or self._in_sync_changes.is_needed
+        return (
+            self._replication.is_needed
+            or self._in_sync_changes.is_needed
+            or self._copied_starts.is_needed
+        )
 
     def next_us(self) -> int | None:
         """When `run` is to be called at the latest; None: when something happens."""
-        fetch_us = self._replication.next_us()
-        look_us = self._in_sync_changes.next_us()
-        if fetch_us is None or (look_us is not None and look_us < fetch_us):
-            return look_us
-        return fetch_us
+        earliest = self._replication.next_us()
+        for due_us in (self._in_sync_changes.next_us(), self._copied_starts.next_us()):
+            if due_us is not None and (earliest is None or due_us < earliest):
+                earliest = due_us
+        return earliest
 
     def run(self, now: Now) -> None:
         """Ask leaders for rows, and the controller for changes of who is in sync."""
@@ -41,3 +52,5 @@ class Copying:
             self._replication.run(now)
         finally:
             self._in_sync_changes.run(now)
+            if self._copied_starts.is_needed:
+                self._copied_starts.run(now)

@@ -41,6 +41,7 @@ _WALKS_PER_STEP: Final = 2
 """Entries that walk over batches, for a time or for bytes, take as long as ten others."""
 ENTRIES_PER_STEP: Final = 16
 _TRIMS_AT_ONCE: Final = 8
+_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
 
 
 class _EntryLike(Protocol):
@@ -143,12 +144,16 @@ def handle_delete_records(broker: Broker, call: Call) -> Steps:
         m.DeleteRecordsPartitionResult(entry.topic_id, entry.partition)
         for entry in request.partitions
     ]
+    timeout_ms = min(max(request.timeout_ms, 0), _TIMEOUT_MS_MAX)
+    deadline_us = call.now.mono_us + timeout_ms * 1000
     by_partition: dict[tuple[bytes, int], _Deletions] = {}
     for entry, result in zip(request.partitions, results, strict=True):
         by_partition.setdefault((entry.topic_id, entry.partition), []).append((entry, result))
     todo = list(by_partition.values())
     for first in range(0, len(todo), _TRIMS_AT_ONCE):
-        yield from _delete_some(broker, call, todo[first : first + _TRIMS_AT_ONCE])
+        some = todo[first : first + _TRIMS_AT_ONCE]
+        yield from _delete_some(broker, call, some)
+        yield from _wait_for_copies(broker, call, some, deadline_us)
     return m.DeleteRecordsResponse(partitions=results)
 
 
@@ -191,6 +196,34 @@ def _delete_some(
                 fail_entry(broker.lookup, replica, result, outcome.error)
             else:
                 result.log_start_offset = replica.state.log_start_offset
+
+
+def _wait_for_copies(
+    broker: Broker, call: Call, partitions: list[_Deletions], deadline_us: int
+) -> Generator[Wait, object, None]:
+    """All live replicas of these partitions give up what was asked for, or the time is over."""
+    waits = []
+    waiting: list[tuple[Replica, list[m.DeleteRecordsPartitionResult]]] = []
+    for entries in partitions:
+        good = [result for _, result in entries if not result.error_code]
+        replica = broker.lookup.led(good[0].topic_id, good[0].partition) if good else None
+        leadership = None if replica is None else replica.state.leadership
+        if replica is None or leadership is None or not leadership.followers:
+            continue
+        asked = [entry.before_offset for entry, result in entries if not result.error_code]
+        offset = replica.log.start_saved if -1 in asked else max(asked)
+        assert offset <= replica.log.start_saved, "what the leader has given up is on its disk"
+        waits.append(broker.copied_starts.starter(replica, offset, deadline_us, call.now))
+        waiting.append((replica, good))
+    assert len(waits) <= _TRIMS_AT_ONCE
+    if not waits:
+        return
+    outcomes = yield gather(waits, _TRIMS_AT_ONCE, call.now)
+    assert isinstance(outcomes, list)
+    for (replica, good), outcome in zip(waiting, outcomes, strict=True):
+        for result in good:
+            if outcome.error is not None:
+                fail_entry(broker.lookup, replica, result, outcome.error)
 
 
 def _check_delete(replica: Replica, before_offset: int) -> int:

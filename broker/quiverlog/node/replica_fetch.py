@@ -102,6 +102,7 @@ class ReplicaFetchWaiter(Waiter):
             result = ReplicaFetchResult(*key, error.code, error.message)
         else:
             result = check(replica.state, replica.log.epochs, session.broker_id, entry)
+            result.log_start_saved = replica.log.start_saved
             try:
                 if not result.error_code and entry.offset < replica.log.log_end_offset:
                     limit = self._request.partition_bytes_max
@@ -134,7 +135,7 @@ class ReplicaFetchWaiter(Waiter):
 
     def _add(self, key: Key, result: ReplicaFetchResult, views: list[memoryview]) -> None:
         assert not views or not result.error_code, "rows or an error"
-        told = (result.high_watermark, result.log_start_offset)
+        told = (result.high_watermark, result.log_start_offset, result.log_start_saved)
         if not views and not result.error_code and self._session.told.get(key) == told:
             return
         self._session.told[key] = told
@@ -228,6 +229,8 @@ def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSes
         if hear(state, replica.log.epochs, session, entry, broker.registered, now.mono_us):
             broker.wakeups.changed(replica)
         broker.in_sync_changes.heard(replica, session.broker_id)
+        if broker.copied_starts.is_needed:
+            broker.copied_starts.look(replica, now)
         if replica.answers:
             replica.answers.advance(state)
     return session

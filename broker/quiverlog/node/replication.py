@@ -30,6 +30,7 @@ from quiverlog.errors import (
 from quiverlog.limits import REPLICA_FETCH_WAIT_MS
 from quiverlog.node.effects import Peer, Purpose
 from quiverlog.node.flushes import Flushes
+from quiverlog.node.followed_starts import FollowedStarts
 from quiverlog.node.jobs import Jobs
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.peers import Answer, Peers
@@ -68,6 +69,10 @@ class _Copy:
         return self.replica.log.log_start_offset
 
     @property
+    def log_start_saved(self) -> int:
+        return self.replica.log.start_saved
+
+    @property
     def log_end_offset(self) -> int:
         return self.replica.log.log_end_offset
 
@@ -90,6 +95,7 @@ class Replication:
     Args:
         node_id: this broker.
         broker_epoch: under which it is registered now; negative: it is not.
+        starts: has copies begin where their leaders' logs do.
         cut_done: called with a topic's id when the log of one of its partitions may be led again.
     """
 
@@ -103,6 +109,7 @@ class Replication:
         "_node_id",
         "_outbox",
         "_peers",
+        "_starts",
         "_to_cut",
         "_wakeups",
     )
@@ -116,6 +123,7 @@ class Replication:
         flushes: Flushes,
         wakeups: Wakeups,
         outbox: Outbox,
+        starts: FollowedStarts,
         cut_done: Callable[[bytes, Now], None],
     ) -> None:
         self._node_id = node_id
@@ -125,6 +133,7 @@ class Replication:
         self._flushes = flushes
         self._wakeups = wakeups
         self._outbox = outbox
+        self._starts = starts
         self._cut_done = cut_done
         self._copies: dict[Key, _Copy] = {}
         self._fetchers: dict[int, PeerFetcher] = {}
@@ -155,6 +164,7 @@ class Replication:
         if copy is None:
             return True
         self._leave_leader(copy)
+        self._starts.forget(copy.replica)
         if copy.replica.cutting and not copy.replica.deleted:
             return False
         del self._copies[key]
@@ -188,6 +198,13 @@ class Replication:
         copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
         if copy is not None and copy.leader_id >= 0 and copy.follower.may_fetch:
             self._fetchers[copy.leader_id].told(copy.key, 0)
+
+    def start_failed(self, replica: Replica, now: Now) -> None:
+        """The start of a copy could not follow its leader's: ask the leader again, later."""
+        copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
+        if copy is not None and copy.follower.may_fetch:
+            copy.follower.failed(now.mono_us)
+            self._told(copy, now)
 
     # --- asking --------------------------------------------------------------------------------
     @property
@@ -290,6 +307,7 @@ class Replication:
             return
         if replica.state.leader_said(result.high_watermark):
             self._wakeups.changed(replica)
+        self._starts.said(replica, result.log_start_offset, result.log_start_saved, now)
 
     # --- cutting -------------------------------------------------------------------------------
     def _begin_cut(self, copy: _Copy, now: Now) -> None:
@@ -351,6 +369,7 @@ class Replication:
         if error is None:
             copy.follower.cut()
             self._told(copy, now)
+            self._starts.go_on(replica, now)
         if not replica.deleted:
             self._flushes.appended(replica)
             self._cut_done(copy.key[0], now)

@@ -103,6 +103,7 @@ class Trims:
             if files is not None:
                 self._remove_files(replica, files)
             self._flushes.appended(replica)
+            self._wakeups.grown(replica)  # Copies are to know of the start that is on the disk.
         try:
             then(files, error, now)
         finally:

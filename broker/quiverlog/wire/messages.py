@@ -492,8 +492,14 @@ class DeleteRecordsPartition(Part, array_like=True, gc=False):
 
 
 class DeleteRecordsRequest(Request, array_like=True, gc=False):
+    """Answered when the rows are given up by the leader and by all live replicas. After
+    `timeout_ms` a partition's answer is REQUEST_TIMED_OUT: the leader has given them up, and the
+    others will.
+    """
+
     API: ClassVar[Api] = Api.DELETE_RECORDS
     partitions: PerPartition[DeleteRecordsPartition] = []
+    timeout_ms: Int32 = 30_000
 
 
 class DeleteRecordsPartitionResult(Part, array_like=True, gc=False):

@@ -94,6 +94,7 @@ class ReplicaFetchResult(Part, array_like=True, gc=False):
     diverging_epoch: Int32 = NO_EPOCH
     diverging_end_offset: Int64 = -1
     batch_bytes: Int64 = 0
+    log_start_saved: Int64 = -1
 
 
 class ReplicaFetchResponse(Response, array_like=True, gc=False):

@@ -106,6 +106,10 @@ class CopiedLog(Protocol):
     def log_start_offset(self) -> int: ...
 
     @property
+    def log_start_saved(self) -> int:
+        """Rows below it never come back."""
+
+    @property
     def log_end_offset(self) -> int: ...
 
     @property
@@ -200,7 +204,7 @@ class Follower:
             log.log_end_offset,
             log.epochs.latest()[0],
             log.flushed_offset,
-            log.log_start_offset,
+            log.log_start_saved,
         )
 
     def answered(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
