@@ -1,4 +1,7 @@
-"""`python -m tests.sim --seed N` replays one run; `--seeds N` runs many; `--bugs` plants bugs."""
+"""`python -m tests.sim --seed N` replays one run; `--seeds N` runs many; `--bugs` plants bugs.
+
+With `--cluster` the runs are those of several nodes (`tests.sim.cluster`).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,15 @@ from pathlib import Path
 
 from .bugs import Caught, hunt, hunt_all, print_table, write_table
 from .checker import Violation
+from .cluster import __main__ as cluster
 from .planted import BUGS
 from .run import simulate
 from .stats import report
 
 
 def main() -> int:
+    if "--cluster" in sys.argv:
+        return cluster.main()
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seed", type=int, help="replay this one run")
     parser.add_argument("--seeds", type=int, help="how many runs (from --first)")

@@ -9,9 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from quiverlog.batch.codec import decode_batch, split_batches
 from quiverlog.errors import (
-    CorruptBatch,
     CorruptLog,
     FencedLeaderEpoch,
     LogTruncated,
@@ -26,10 +24,10 @@ from quiverlog.types import EARLIEST, LATEST, NO_EPOCH
 from quiverlog.wire import messages as m
 from quiverlog.wire.frames import FrameReceiver, decode_response, encode, peek_preamble
 
-from .checker import Checker, Key, PartitionModel, Violation
+from .checker import Checker, Key, Violation
+from .decoding import rows_of
 from .host import Host
 from .network import Connection
-from .rows import HISTORY
 from .world import World
 
 __all__ = ["Actor", "Asked", "Reader", "Trimmer"]
@@ -212,6 +210,10 @@ class Actor:
             return True
         return self.excused or bool(failures["EIO append"] or failures["EIO fsync"])
 
+    def keys(self) -> list[Key]:
+        """The partitions that this client works with."""
+        return self.checker.live()
+
     # --- for subclasses ------------------------------------------------------------------------
     def lost(self) -> None:
         """The connection broke."""
@@ -222,32 +224,6 @@ class Actor:
     def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:
         """An answer came."""
         raise NotImplementedError
-
-
-def rows_of(
-    model: PartitionModel, asked_offset: int, body: bytes, *, epochs: dict[int, int] | None = None
-) -> tuple[int, list[tuple[int, list[int]]]]:
-    """Decode a fetched body (rule 4): the offset after the last row, and the batches' values."""
-    expected = -1
-    found: list[tuple[int, list[int]]] = []
-    try:
-        for header, view in split_batches(memoryview(body)):
-            if expected < 0 and not header.base_offset <= asked_offset < header.next_offset:
-                raise Violation(
-                    f"asked for {asked_offset}, got rows {header.base_offset} to"
-                    f" {header.next_offset}"
-                )
-            if expected >= 0 and header.base_offset != expected:
-                raise Violation(f"a gap: {expected} was due, {header.base_offset} came")
-            data = decode_batch(view, header, HISTORY)
-            found.append((header.base_offset, data.column(0).to_pylist()))
-            if epochs is not None:
-                epochs[header.next_offset - 1] = header.leader_epoch
-            expected = header.next_offset
-    except CorruptBatch as error:
-        if not model.damaged:
-            raise Violation(f"{model.name}: damaged bytes were served: {error}") from error
-    return max(expected, asked_offset), found
 
 
 class Reader(Actor):
@@ -265,7 +241,7 @@ class Reader(Actor):
         self.later(self.rng.randrange(1_000, 60_000))
 
     def act(self) -> None:
-        keys = self.checker.live()
+        keys = self.keys()
         if not keys:
             self.later(10_000)
             return

@@ -110,6 +110,8 @@ class PartitionModel:
     """So many lines had the broker's log then."""
     snapshots_lost: bool = False
     """A producer snapshot was damaged, or there was no room for one."""
+    forgetful: bool = False
+    """Rows that were acknowledged had to go, and what is known of their producers with them."""
     cuttable: dict[int, int] = field(default_factory=dict)
     """offset -> value, of rows that a start may cut although they were acknowledged, or seen."""
     torn: bool = False
@@ -146,7 +148,7 @@ class PartitionModel:
         Trimming and retention are no reason: what is known of producers outlives their rows, in a
         snapshot (ADR 0021).
         """
-        if self.topic.lossy or self.topic.doomed or self.damaged:
+        if self.topic.lossy or self.topic.doomed or self.damaged or self.forgetful:
             return True
         return self.snapshots_lost and (self.topic.retained or self.trimmed_to > 0)
 

@@ -12,8 +12,9 @@ from quiverlog.errors import LogTruncated, OffsetOutOfRange, UnknownTopicId
 from quiverlog.types import LATEST, NO_EPOCH
 from quiverlog.wire import messages as m
 
-from .actors import Actor, rows_of
+from .actors import Actor
 from .checker import Checker, Key, PartitionModel, Violation
+from .decoding import rows_of
 from .world import World
 
 __all__ = ["Follower", "Tailer"]

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import random
 import traceback
-import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -52,11 +50,11 @@ from quiverlog.wire.frames import SCRATCH_BYTES, Frame, FrameReceiver, decode_re
 
 from .checker import Violation
 from .faults import Blocked, Death, FaultyDisk
-from .inodes import Inode
 from .job_runner import JobRunner
 from .network import Connection
 from .peers import SimPeers
 from .stats import request_kind
+from .views import HeldViews
 
 if TYPE_CHECKING:
     from .world import World
@@ -65,7 +63,6 @@ __all__ = ["DATA_DIR", "Host", "Plant"]
 
 DATA_DIR = "data"
 _CHUNK_REQUESTS = 64
-_HELD_MAX = 64
 _OPEN_AGAIN_US = 6_000_000
 """A partition that could not be opened is tried again after 5 s."""
 _SCRIBBLE = b"\xee"
@@ -96,7 +93,8 @@ class Host:
         self.rng = random.Random(f"host-{node_id}-{world.scenario.seed}")
         self.disk = FaultyDisk(self.rng.randrange(2**32))
         self.disk.happened = world.events
-        self.disk.looks = self._check_views
+        self._held = HeldViews(world)
+        self.disk.looks = self._held.check
         self.wall_offset_us = 0
         self.mono_offset_us = self.rng.randrange(10_000_000)
         self.node: Node | None = None
@@ -115,12 +113,10 @@ class Host:
         self._pool = BufferPool()
         self._inbound: dict[int, _Inbound] = {}
         self._jobs, self.peers = JobRunner(self), SimPeers(self)
-        self._held: deque[tuple[memoryview, int]] = deque(maxlen=_HELD_MAX)
         self._tick_us: int | None = None
         self._shutdown_done = False
         self._started = False
         self._failures_seen = 0
-        self._changes_seen = 0
 
     @property
     def now(self) -> Now:
@@ -135,24 +131,30 @@ class Host:
         self.life += 1
         self._jobs, self.peers = JobRunner(self), SimPeers(self)
         self._shutdown_done = self._started = False
-        scenario = self.world.scenario
-        config = NodeConfig(
-            data_dir=DATA_DIR,
-            node_id=self.node_id,
-            cluster_id=self.cluster_id,
-            disk_reserve_bytes=0,
-            retention_check_ms=scenario.retention_check_ms,
-            topic_defaults={},
-            advertised_host=self.name,
-        )
         disk: Disk = self.disk
-        node = Node(config, disk, entropy=self.rng.randbytes, metrics=NodeMetrics())
+        node = Node(self.config(), disk, entropy=self.rng.randbytes, metrics=NodeMetrics())
         self.node = node
+        self.made(node)
         if self.wall_offset_us and not self.can_judge_clock:
             self.wall_offset_us = 0
         self._guarded(lambda: node.start(self.now), starting=True)
         if self.node is node:
             self._schedule_tick()
+
+    def config(self) -> NodeConfig:
+        """What the operator decided."""
+        return NodeConfig(
+            data_dir=DATA_DIR,
+            node_id=self.node_id,
+            cluster_id=self.cluster_id,
+            disk_reserve_bytes=0,
+            retention_check_ms=self.world.scenario.retention_check_ms,
+            topic_defaults={},
+            advertised_host=self.name,
+        )
+
+    def made(self, node: Node) -> None:
+        """For subclasses: a node was made, and is about to start."""
 
     @property
     def can_judge_clock(self) -> bool:
@@ -260,7 +262,7 @@ class Host:
 
         Requests that are under way may be answered with an error that was our doing.
         """
-        self._check_views()
+        self._held.check()
         total = self.disk.failures.total()
         if total != self._failures_seen:
             self._failures_seen = total
@@ -380,20 +382,7 @@ class Host:
         body = effect.body
         head = encode(effect.response, effect.correlation_id, sum(map(len, body)))
         self.world.events["views handed out"] += len(body)
-        self._held.extend((view, zlib.crc32(view)) for view in body)
+        self._held.hand_out(body)
         frame = b"".join((head, *body)) if body else head
         self.world.note(frame)
         inbound.connection.send(self, frame)
-
-    def _check_views(self) -> None:
-        """Views that were handed out may still be on their way: nothing may change under them.
-
-        Called between any two operations of the disk, where nobody could catch an exception.
-        """
-        if Inode.changes == self._changes_seen:
-            return
-        self._changes_seen = Inode.changes
-        for view, checksum in self._held:
-            if zlib.crc32(view) != checksum:
-                self.world.fail(Violation("bytes changed under a view that a reader holds"))
-                return

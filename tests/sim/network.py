@@ -3,8 +3,8 @@
 Owns connections as TCP has them. Bytes arrive late, in other pieces than they were sent, and in
 their order in each direction. A connection may break at any byte: what was sent before arrives in
 part, each side hears of it at its own time, and the broker may go on serving requests that the
-client has given up. Two endpoints may be cut off from each other for a while: what is sent then
-arrives afterwards.
+client has given up. Two endpoints may be cut off from each other for a while, in both directions or
+in one, and one may be paused: what is sent then arrives afterwards.
 
 Must not know: frames, requests, who is a broker and who a client (nodes will talk to nodes).
 """
@@ -83,7 +83,8 @@ class Network:
         self._world = world
         self._rng = rng
         self._count = 0
-        self._cut: set[frozenset[str]] = set()
+        self._cut: set[tuple[str, str]] = set()
+        self._paused: set[str] = set()
         self._holding: list[_Direction] = []
         self.loss = 0.0
         """Chance that a connection breaks while these bytes are under way."""
@@ -95,7 +96,7 @@ class Network:
 
     def connect(self, client: Endpoint, server: Endpoint) -> Connection | None:
         """A new connection; None where the two are cut off from each other."""
-        if self.is_cut(client.name, server.name):
+        if self.is_cut(client.name, server.name) or self.is_cut(server.name, client.name):
             return None
         self._count += 1
         return Connection(self, self._count, client, server)
@@ -103,11 +104,27 @@ class Network:
     # --- being cut off -------------------------------------------------------------------------
     def cut(self, one: str, other: str) -> None:
         """Nothing passes between these two until `heal`."""
-        self._cut.add(frozenset((one, other)))
+        self._cut |= {(one, other), (other, one)}
+
+    def cut_one_way(self, source: str, target: str) -> None:
+        """What `source` sends does not reach `target`, until `heal`."""
+        self._cut.add((source, target))
+
+    def pause(self, name: str) -> None:
+        """Nothing arrives at this endpoint until `resume`."""
+        self._paused.add(name)
+
+    def resume(self, name: str) -> None:
+        """This endpoint goes on."""
+        self._paused.discard(name)
+        self._let_pass()
 
     def heal(self) -> None:
         """Everything passes again, in the order in which it was sent."""
         self._cut.clear()
+        self._let_pass()
+
+    def _let_pass(self) -> None:
         holding, self._holding = self._holding, []
         for way in holding:
             self._world.at(self._rng.randrange(20, 2_000), lambda way=way: self._release(way))
@@ -119,8 +136,8 @@ class Network:
             action()
 
     def is_cut(self, one: str, other: str) -> bool:
-        """Are these two cut off from each other?"""
-        return bool(self._cut) and frozenset((one, other)) in self._cut
+        """Does nothing that the one sends reach the other?"""
+        return bool(self._cut) and (one, other) in self._cut
 
     # --- bytes ---------------------------------------------------------------------------------
     def transmit(
@@ -150,8 +167,9 @@ class Network:
         def arrive() -> None:
             if not way.is_open:
                 return
-            cut = self.is_cut(sender.name, way.receiver.name)
-            if cut and not way.held:
+            receiver = way.receiver.name
+            cut = receiver in self._paused or self.is_cut(sender.name, receiver)
+            if cut and way not in self._holding:
                 self._holding.append(way)
             if cut or way.held:
                 way.held.append(arrive)

@@ -111,7 +111,7 @@ class Producer(Actor):
     def _choose_partitions(self) -> None:
         for key in [k for k in self._partitions if self.checker.partitions[k].topic.doomed]:
             del self._partitions[key]  # What becomes of its entries cannot be known any more.
-        keys = [key for key in self.checker.live() if key not in self._partitions]
+        keys = [key for key in self.keys() if key not in self._partitions]
         wanted = min(self.world.scenario.entries_max, _LANES_MAX)
         if keys and not self.stopped and len(self._partitions) < wanted:
             self._partitions[self.rng.choice(keys)] = _Partition()

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from quiverlog.types import EARLIEST, LATEST
 from quiverlog.wire import messages as m
 
-from .actors import Actor, Reader, Trimmer, rows_of
+from .actors import Actor, Reader, Trimmer
 from .anonymous import AnonymousProducer
 from .checker import Checker, Key, Violation
+from .decoding import rows_of
 from .follower import Follower, Tailer
 from .host import Plant
 from .injection import Injection

@@ -18,8 +18,9 @@ from quiverlog.types import Compression
 from quiverlog.wire import messages as m
 from tests.support.batches import NO_PRODUCER, encode_data
 
-from .actors import Actor, rows_of
+from .actors import Actor
 from .checker import Checker, Key, Violation
+from .decoding import rows_of
 from .rows import schema_of
 from .world import World
 

@@ -27,7 +27,7 @@ _WALL_START_US = 1_700_000_000_000_000
 class World:
     """See the module docstring."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, make_host: Callable[[World, int], Host] = Host) -> None:
         self.scenario = scenario
         self.mono_us = 1_000_000
         self.wall_us = _WALL_START_US
@@ -46,7 +46,7 @@ class World:
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
         self.network = Network(self, random.Random(f"network-{scenario.seed}"))
-        self.hosts = [Host(self, node_id) for node_id in range(scenario.nodes)]
+        self.hosts = [make_host(self, node_id) for node_id in range(scenario.nodes)]
 
     # --- time ----------------------------------------------------------------------------------
     def at(self, delay_us: int, action: Callable[[], None]) -> None:

@@ -100,6 +100,11 @@ class Metadata(Decisions):
         assert self._quorum.log is not None
         return self._quorum.log
 
+    @property
+    def is_decided_here(self) -> bool:
+        """True when nobody else decides anything: what was decided is known here."""
+        return self._quorum.is_alone
+
     def remember(self, answer: m.TopicMetadata) -> None:
         """What METADATA says of a topic, until the image changes."""
         self.cache[answer.name] = answer
@@ -195,7 +200,9 @@ class Metadata(Decisions):
             if decision is not None:
                 self._on_applied(decision.records, decision.made, now)
             elif entry.kind is EntryKind.DATA:
-                self._on_applied(_of_others(decode_entry(entry.data)), None, now)
+                records = _of_others(decode_entry(entry.data))
+                if records:
+                    self._on_applied(records, None, now)
         except Exception as error:
             self._outbox.internal_error("applying a decision", error)
         self._wakeups.changed(self)
@@ -215,7 +222,9 @@ class Metadata(Decisions):
         if self._serving:
             now_there = self.image.topics_by_id
             gone = [RemoveTopicRecord(t) for t in before.topics_by_id if t not in now_there]
-            self._on_applied([*_of_others(records), *gone], None, now)
+            changed = [*_of_others(records), *gone]
+            if changed:
+                self._on_applied(changed, None, now)
             self._wakeups.changed(self)
 
     # --- snapshots -----------------------------------------------------------------------------

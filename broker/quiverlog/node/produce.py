@@ -299,6 +299,7 @@ def _check_producer(
         InvalidRequest: an entry of several batches has a producer id.
         UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequence: see `ProducerStates.check`;
             or id or epoch were never given out, or a newer epoch was.
+        ThrottledBroker: they may have been given out, by a decision that is on its way here.
     """
     header = batches[0][0]
     if len(batches) > 1:
@@ -312,7 +313,9 @@ def _check_producer(
     if producer_id < 0:
         return None
     ids = broker.producer_ids
-    if producer_id >= ids.next:
+    if producer_id >= ids.next and not ids.may_be_given(producer_id):
+        if ids.hears_late:
+            raise ThrottledBroker(f"this broker has not heard of producer id {producer_id} yet.")
         raise UnknownProducerId(f"producer id {producer_id} was never given out.")
     epoch = header.producer_epoch
     given = ids.given_epoch(producer_id)
@@ -321,6 +324,8 @@ def _check_producer(
             f"producer {producer_id} wrote with epoch {epoch}, {given} was given out since."
         )
     if epoch > given and epoch > replica.producers.newest_epoch(producer_id):
+        if ids.hears_late:
+            raise ThrottledBroker(f"epoch {epoch} of producer {producer_id} is not known here yet.")
         raise InvalidProducerEpoch(
             f"epoch {epoch} of producer {producer_id} was never given out: INIT_PRODUCER_ID does."
         )
@@ -350,7 +355,7 @@ def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
         if producer_id < 0 or epoch < 0:
             raise InvalidRequest(f"producer id {producer_id} with epoch {epoch} cannot be.")
         newest = ids.newest_epoch(producer_id)
-        if producer_id >= ids.next or epoch > newest:
+        if not ids.may_be_given(producer_id) or epoch > newest:
             raise UnknownProducerId(
                 f"producer id {producer_id} with epoch {epoch} is not known: ask for a new id."
             )

@@ -2,7 +2,8 @@
 
 Owns the block of ids that this life gives out from. Blocks and epochs are decisions (metadata.py):
 an id or an epoch is durable before anybody hears of it, and known again after a restart. The rest
-of a block is given up by a restart, and counts as given out from then on.
+of a block is given up by a restart, and counts as given out from then on. So does every block that
+another broker has set aside: which of its ids were given out is known there only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["ProducerIds"]
 
 
 class ProducerIds:
-    """See the module docstring. Ids below `next` were given out."""
+    """See the module docstring. Ids of our block below `next` were given out."""
 
     __slots__ = ("_end", "_metadata", "next")
 
@@ -48,6 +49,16 @@ class ProducerIds:
         assert not self.exhausted
         self.next += 1
         return self.next - 1
+
+    def may_be_given(self, producer_id: int) -> bool:
+        """False: nobody has that id, as far as this broker has heard."""
+        is_ours_to_give = self.next <= producer_id < self._end
+        return producer_id < self._metadata.image.next_producer_id and not is_ours_to_give
+
+    @property
+    def hears_late(self) -> bool:
+        """True where others decide: an id or an epoch may have been given out a moment ago."""
+        return not self._metadata.is_decided_here
 
     def newest_epoch(self, producer_id: int) -> int:
         """The newest epoch that was given out, or is about to be."""

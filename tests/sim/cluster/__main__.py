@@ -1,0 +1,68 @@
+"""`python -m tests.sim.cluster --seed N` replays one run of a cluster; `--seeds N` runs many."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+
+from tests.sim.checker import Violation
+from tests.sim.stats import report
+
+from .run import simulate
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Run what the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim --cluster", description=__doc__)
+    parser.add_argument("--seed", type=int, help="replay this one run")
+    parser.add_argument("--seeds", type=int, default=20, help="how many runs (from --first)")
+    parser.add_argument("--first", type=int, default=0, help="first seed of many")
+    parser.add_argument("--duration-ms", type=int, default=20_000, help="simulated work per run")
+    parser.add_argument("--stats", action="store_true", help="count what happened in all runs")
+    parser.add_argument("--cluster", action="store_true", help="for `python -m tests.sim`")
+    options = parser.parse_args()
+    first = options.first if options.seed is None else options.seed
+    count = options.seeds if options.seed is None else 1
+    failed = 0
+    simulated_s = took_s = 0.0
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        began = time.process_time()
+        try:
+            result = simulate(seed, duration_ms=options.duration_ms)
+        except Violation as violation:
+            failed += 1
+            print(f"FAILED {violation}", flush=True)
+            if options.seed is not None:
+                traceback.print_exception(violation)
+            continue
+        took = time.process_time() - began
+        simulated_s += result.simulated_s
+        took_s += took
+        counts.update(result.faults)
+        counts.update(result.events)
+        print(
+            f"seed {seed:5d}: {result.rows_acknowledged:6d} rows acknowledged,"
+            f" {result.rows_seen:6d} read, {result.lives:3d} lives,"
+            f" {result.elections:3d} elections,"
+            f" {result.compared:6d} batches compared, healed in {result.healed_s:4.1f} s,"
+            f" {result.simulated_s:5.1f} s in {took:4.1f} s, trace {result.trace[:12]}",
+            flush=True,
+        )
+    if options.stats:
+        print(report(counts))
+    pace = simulated_s / took_s if took_s else 0.0
+    print(
+        f"{count - failed} of {count} runs kept every promise, {simulated_s / 3600:.2f} simulated"
+        f" hours, {pace:.0f} simulated seconds per second"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

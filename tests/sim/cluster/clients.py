@@ -1,0 +1,201 @@
+"""Adversarial clients of a cluster: each writes to, or reads from, one partition, led anywhere.
+
+Owns how they find the leader: METADATA of anybody, NOT_LEADER sends them to ask again, and now and
+then they stay with one that leads no more. What they check is the single node's (`producers`,
+`actors`); what an acknowledgement is worth is the cluster's (`ClusterTopicModel`).
+"""
+
+from __future__ import annotations
+
+from quiverlog.errors import FencedLeaderEpoch, NotLeader, UnknownLeaderEpoch, UnknownTopicId
+from quiverlog.types import Durability
+from quiverlog.wire import messages as m
+from tests.sim.actors import Actor, Reader
+from tests.sim.checker import Checker, Key, TopicModel
+from tests.sim.host import Host
+from tests.sim.network import Connection
+from tests.sim.producers import Producer, _Entry, _Partition
+from tests.sim.topics import Setup
+from tests.sim.world import World
+
+__all__ = ["ClusterChecker", "ClusterProducer", "ClusterReader", "ClusterSetup",
+           "ClusterTopicModel"]  # fmt: skip
+
+_ELSEWHERE = (
+    NotLeader.code, FencedLeaderEpoch.code, UnknownLeaderEpoch.code, UnknownTopicId.code,
+)  # fmt: skip
+_SILENT_US = 3_000_000
+
+
+class ClusterTopicModel(TopicModel):
+    """A topic with several replicas: rows acknowledged below `replicated` go with a leader."""
+
+    @property
+    def lossy(self) -> bool:
+        return not self.durabilities <= {"replicated", "replicated_flushed"}
+
+
+class ClusterChecker(Checker):
+    """The single node's rules; rows of a level that no fault had the right to take must stay."""
+
+    def acked(
+        self, key: Key, base_offset: int, values: list[int], at_us: int, flushed: bool
+    ) -> None:
+        if self.partitions[key].topic.lossy:
+            self.rows_acknowledged += len(values)
+        else:
+            super().acked(key, base_offset, values, at_us, flushed=True)
+
+    def all_lost_power(self) -> None:
+        """Rows that are on too few disks may be gone, and others in their place."""
+        for model in self.partitions.values():
+            if "replicated_flushed" in model.topic.durabilities and not model.topic.lossy:
+                kept = set(model.acknowledged)
+            else:
+                kept = set()
+                model.acknowledged.clear()
+                model.acknowledged_memory.clear()
+            for offset in [o for o in model.seen if o not in kept]:
+                model.offset_of.pop(model.seen.pop(offset), None)
+            for offset in [o for o in model.timestamp_us if o not in kept]:
+                del model.timestamp_us[offset]
+            if not kept:
+                model.forgetful = True
+
+
+class _Routed(Actor):
+    """A client of one partition."""
+
+    def __init__(self, world: World, checker: Checker, name: str, key: Key) -> None:
+        self.key = key
+        self._target = 0
+        Actor.__init__(self, world, checker, name)
+        self._watch()
+
+    @property
+    def host(self) -> Host:
+        return self.world.hosts[self._target]
+
+    def lost(self) -> None:
+        super().lost()
+        self._elsewhere()
+
+    def connect(self) -> None:
+        super().connect()
+        if self.connection is None:
+            self._elsewhere()
+
+    def _elsewhere(self) -> None:
+        """Anybody may know who leads."""
+        self._target = self.rng.randrange(len(self.world.hosts))
+
+    def _watch(self) -> None:
+        """Who does not answer for long is given up: a broker that is cut off hears nothing."""
+        waiting = self.unanswered
+        if waiting and waiting[0].sent_us < self.world.mono_us - _SILENT_US:
+            self.hang_up()
+        self.world.at(self.rng.randrange(200_000, 1_000_000), self._watch)
+
+    def _expect_in_time(self, correlation_id: int, connection: Connection, wait_ms: int) -> None:
+        """Brokers are paused and cut off here."""
+
+    def refused(self, key: Key, code: int, message: str) -> None:
+        if code == UnknownTopicId.code:
+            # A broker that has just started answers before it has heard of all topics.
+            self.world.events["topic not known yet"] += 1
+            self.hang_up_later(self.rng.randrange(1, 200_000))
+            return
+        super().refused(key, code, message)
+        if code in _ELSEWHERE:
+            self._ask_for_leader()
+
+    def _ask_for_leader(self) -> None:
+        if self.connection is not None and self.rng.random() < 0.7:
+            model = self.checker.partitions[self.key]
+            self.ask(m.MetadataRequest(topics=[model.topic.name]))
+        else:
+            self.hang_up_later(self.rng.randrange(1, 200_000))
+
+    def led_by(self, response: m.MetadataResponse) -> None:
+        """METADATA was answered: go where the partition is led."""
+        leaders = [
+            one.leader_id
+            for topic in response.topics
+            for one in topic.partitions
+            if (topic.topic_id, one.partition) == self.key
+        ]
+        if leaders and leaders[0] not in (-1, self._target):
+            self.hang_up()
+            self._target = leaders[0]
+        else:
+            self.hang_up_later(self.rng.randrange(1_000, 300_000))
+
+
+class ClusterProducer(_Routed, Producer):
+    """Writes to one partition."""
+
+    def __init__(self, world: World, checker: Checker, number: int, key: Key) -> None:
+        self.number = number
+        self.stopped = False
+        self._next_value = 0
+        self._identity = None
+        self._partitions = {}
+        self._requests = {}
+        self._order = 0
+        _Routed.__init__(self, world, checker, f"producer-{number}", key)
+
+    def keys(self) -> list[Key]:
+        return [self.key]
+
+    def _level(self, entries: object) -> int:
+        return int(Durability.TOPIC_DEFAULT)
+
+    def _refused(self, partition: _Partition, entry: _Entry, code: int, message: str) -> None:
+        if code == UnknownTopicId.code:
+            code, message = NotLeader.code, "nobody leads what is not known yet"
+        super()._refused(partition, entry, code, message)
+
+    def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:
+        if isinstance(response, m.MetadataResponse):
+            self.led_by(response)
+            return
+        before = self.connection
+        super().answered(request, response, body)
+        if not isinstance(response, m.ProduceResponse) or self.connection is not before:
+            return
+        if any(part.error_code in _ELSEWHERE for part in response.partitions):
+            self._ask_for_leader()
+
+
+class ClusterReader(_Routed, Reader):
+    """Reads one partition at odd places."""
+
+    def __init__(self, world: World, checker: Checker, number: int, key: Key) -> None:
+        self._ends = {}
+        _Routed.__init__(self, world, checker, f"reader-{number}", key)
+
+    def keys(self) -> list[Key]:
+        return [self.key]
+
+    def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:
+        if isinstance(response, m.MetadataResponse):
+            self.led_by(response)
+        else:
+            super().answered(request, response, body)
+
+
+class ClusterSetup(_Routed, Setup):
+    """Asks where logs begin and end, and reads them, one partition after the other."""
+
+    def __init__(self, world: World, checker: Checker, key: Key) -> None:
+        self.answers = []
+        _Routed.__init__(self, world, checker, f"setup-{key[0][0]}-{key[1]}", key)
+
+    def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:
+        if isinstance(response, m.MetadataResponse):
+            self.led_by(response)
+            return
+        super().answered(request, response, body)
+        parts = getattr(response, "partitions", ())
+        if any(part.error_code in _ELSEWHERE for part in parts):
+            self._ask_for_leader()

@@ -1,0 +1,215 @@
+"""A cluster of simulated nodes, and what people and machines do to it.
+
+Owns the hosts, the faults, and the limit of what is done to them: a machine loses its power only
+while the others hold all that it holds, unless all lose it at once, which is told to the checkers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from tests.sim.host import Host, Plant
+from tests.sim.world import World
+
+from .glue import CLUSTER_ID, StandIn, connect_quorum, make_directories
+from .host import ClusterHost
+from .invariants import Invariants
+from .scenario import ClusterScenario
+
+__all__ = ["Cluster"]
+
+_JUMP_US = 8 * 86_400_000_000
+_BACK_US = 2_000_000
+
+
+class Cluster:
+    """See the module docstring."""
+
+    def __init__(self, scenario: ClusterScenario, plant: Plant | None) -> None:
+        self.scenario = scenario
+        self.world = World(scenario.of_world(), ClusterHost)
+        self.rng = random.Random(f"cluster-{scenario.seed}")
+        self.hosts: list[ClusterHost] = [h for h in self.world.hosts if isinstance(h, ClusterHost)]
+        self.invariants = Invariants()
+        self.stand_in = StandIn(self)
+        self.on_all_power: list[Callable[[], None]] = []
+        self.frail: set[int] = set()
+        """Nodes that lost rows with their power, and have not got all of them back yet."""
+        self.world.on_died.append(self._died)
+        buggy = range(scenario.nodes) if scenario.buggy_everywhere else (
+            self.rng.randrange(scenario.nodes),
+        )  # fmt: skip
+        make_directories(self.hosts)
+        for host in self.hosts:
+            host.cluster_id = CLUSTER_ID
+            host.plant = plant if plant is not None and host.node_id in buggy else nullcontext
+            host.looked = self.invariants.look
+            host.on_made = lambda host, node: connect_quorum(self.hosts, host, node)
+            host.may_lose_power = self.may_lose_power
+
+    # --- looking -------------------------------------------------------------------------------
+    def controller(self) -> ClusterHost | None:
+        """Who leads the quorum, and has been told so."""
+        leading = [
+            h for h in self.hosts if h.node is not None and h.node.broker.quorum.log is not None
+            and h.node.broker.quorum.is_leading
+        ]  # fmt: skip
+        return max(leading, key=_term, default=None)
+
+    @property
+    def living(self) -> list[ClusterHost]:
+        """Nodes whose process is there."""
+        return [host for host in self.hosts if host.node is not None]
+
+    def all_in_sync(self) -> bool:
+        """Does whoever decides know every replica to be in sync, under a leader?"""
+        leader = self.controller()
+        if leader is None or leader.node is None:
+            return False
+        partitions = [
+            one
+            for topic in leader.node.broker.metadata.image.topics.values()
+            for one in topic.partitions
+        ]
+        return bool(partitions) and all(
+            one.leader_id >= 0 and set(one.in_sync_replicas) == set(one.replicas)
+            for one in partitions
+        )
+
+    def may_lose_power(self, host: ClusterHost) -> bool:
+        """Is everything that this machine alone would lose on others?"""
+        if self.frail - {host.node_id}:
+            if not self.all_in_sync() or self.stand_in.must_leave:
+                return False
+            self.frail.clear()
+        return self.scenario.power_interval_ms > 0 and not self.world.calm
+
+    # --- work ----------------------------------------------------------------------------------
+    def begin_faults(self) -> None:
+        """Everything that goes wrong until the world is calm."""
+        scenario, network = self.scenario, self.world.network
+        network.loss, network.half_open = scenario.loss, scenario.half_open
+        network.slow, network.cut_up = scenario.slow_network, scenario.cut_up
+        self._every(scenario.kill_interval_ms, self._kill)
+        self._every(scenario.stop_interval_ms, self._stop)
+        self._every(scenario.power_interval_ms, self._power)
+        self._every(scenario.all_power_interval_ms, self._all_power)
+        self._every(scenario.pause_interval_ms, self._pause)
+        self._every(scenario.partition_interval_ms, self._partition)
+        self._every(scenario.clock_jump_interval_ms, self._jump)
+
+    def calm(self) -> None:
+        """No more faults; all processes come back."""
+        world, network = self.world, self.world.network
+        world.calm = True
+        network.loss = network.slow = 0.0
+        network.heal()
+        for host in self.hosts:
+            host.resume()
+            host.wall_offset_us = 0
+            host.disk.quiet()
+            host.start()
+
+    def _every(self, interval_ms: int, action: Callable[[], None]) -> None:
+        if interval_ms == 0:
+            return
+
+        def again() -> None:
+            if not self.world.calm:
+                action()
+                self.world.at(self._soon_us(interval_ms), again)
+
+        self.world.at(self._soon_us(interval_ms), again)
+
+    def _soon_us(self, interval_ms: int) -> int:
+        return 1 + int(self.rng.expovariate(1 / (interval_ms * 1_000)))
+
+    # --- faults --------------------------------------------------------------------------------
+    def _victim(self) -> ClusterHost:
+        """Anybody, or somebody who leads."""
+        if self.rng.random() < self.scenario.leader_faults:
+            leading = [h for h in self.living if h.node is not None and h.node.broker.replicas]
+            controller = self.controller()
+            if controller is not None and self.rng.random() < 0.5:
+                return controller
+            if leading:
+                return self.rng.choice(leading)
+        return self.rng.choice(self.hosts)
+
+    def _goes_down(self, host: ClusterHost) -> None:
+        host.down_until_us = self.world.mono_us + self._soon_us(self.scenario.down_ms)
+
+    def _kill(self) -> None:
+        host = self._victim()
+        if host.node is not None:
+            self._goes_down(host)
+            host.kill()
+
+    def _stop(self) -> None:
+        host = self._victim()
+        if host.node is not None and not host.is_paused:
+            self._goes_down(host)
+            host.stop()
+
+    def _power(self) -> None:
+        host = self._victim()
+        if host.node is not None and self.may_lose_power(host):
+            self._goes_down(host)
+            host.power_loss()
+
+    def _all_power(self) -> None:
+        self.world.faults["power loss of all"] += 1
+        for tell in self.on_all_power:
+            tell()
+        for host in self.hosts:
+            self._goes_down(host)
+            if host.node is not None:
+                host.power_loss()
+            else:
+                host.disk.power_loss()
+
+    def _died(self, host: Host, clean: bool) -> None:
+        assert isinstance(host, ClusterHost)
+        host.resume()
+        self.stand_in.died(host)
+        if host.disk.lost_power:
+            self.frail.add(host.node_id)
+
+    def _pause(self) -> None:
+        host = self._victim()
+        if host.node is not None and not host.is_paused:
+            self.world.faults["pause"] += 1
+            host.pause(self._soon_us(self.scenario.pause_ms))
+
+    def _partition(self) -> None:
+        rng, network = self.rng, self.world.network
+        side = set(rng.sample(range(len(self.hosts)), rng.randint(1, len(self.hosts) // 2)))
+        if rng.random() < self.scenario.leader_faults:
+            side = {self._victim().node_id}
+        one_way = rng.random() < self.scenario.one_way
+        self.world.faults["one-way partition" if one_way else "partition"] += 1
+        for source in self.hosts:
+            for target in self.hosts:
+                if source.node_id in side and target.node_id not in side:
+                    if one_way:
+                        network.cut_one_way(source.name, target.name)
+                    else:
+                        network.cut(source.name, target.name)
+
+        def heal() -> None:
+            if not self.world.calm:
+                network.heal()
+
+        self.world.at(self._soon_us(self.scenario.partition_ms), heal)
+
+    def _jump(self) -> None:
+        host = self.rng.choice(self.hosts)
+        host.wall_offset_us = self.rng.choice((-_BACK_US, _JUMP_US, 0))
+        self.world.faults["clock jump"] += 1
+
+
+def _term(host: ClusterHost) -> int:
+    assert host.node is not None
+    return host.node.broker.quorum.raft.term

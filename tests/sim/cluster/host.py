@@ -1,0 +1,121 @@
+"""A node of a cluster: one of the world's hosts that may be paused, and that others watch.
+
+Owns what a pause means (nothing arrives, no timer fires, no job is told; all of it happens when the
+pause ends), how long a machine stays down, and when somebody may look at it.
+
+Must not know: what is right or wrong with rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quiverlog.node.config import NodeConfig
+from quiverlog.node.events import Event
+from quiverlog.node.node import Node
+from tests.sim.host import Host
+from tests.sim.world import World
+
+__all__ = ["ClusterHost"]
+
+
+class _Clock:
+    """The world as a process that may be paused sees it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.paused_until_us = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+    def at(self, delay_us: int, action: Callable[[], None]) -> None:
+        """As `World.at`, and not before the pause is over."""
+        world = self._world
+
+        def act() -> None:
+            if self.paused_until_us > world.mono_us:
+                world.at(self.paused_until_us - world.mono_us, act)
+            else:
+                action()
+
+        world.at(delay_us, act)
+
+
+class ClusterHost(Host):
+    """See the module docstring."""
+
+    def __init__(self, world: World, node_id: int) -> None:
+        self._clock = _Clock(world)
+        self.real_world = world
+        super().__init__(self._clock, node_id)  # type: ignore[arg-type]
+        self.disk.loop_may_block = False
+        self.down_until_us = 0
+        self.looked: Callable[[ClusterHost], None] = lambda host: None
+        """Called whenever code of the node has run."""
+        self.on_made: Callable[[ClusterHost, Node], None] = lambda host, node: None
+        self.make_config: Callable[[ClusterHost, NodeConfig], NodeConfig] = lambda _, config: config
+        self.may_lose_power: Callable[[ClusterHost], bool] = lambda host: False
+
+    # --- life ----------------------------------------------------------------------------------
+    def config(self) -> NodeConfig:
+        return self.make_config(self, super().config())
+
+    def made(self, node: Node) -> None:
+        self.on_made(self, node)
+
+    def start(self) -> None:
+        """Not while the machine is down, and only one process at a time."""
+        world = self.real_world
+        if self.node is not None:
+            return
+        if self.down_until_us > world.mono_us and not world.calm:
+            world.at(self.down_until_us - world.mono_us, self.start)
+            return
+        super().start()
+
+    def cut_short(self, where: str) -> None:
+        if not self.may_lose_power(self):
+            self.disk.die_after(None, power=False)
+        super().cut_short(where)
+
+    # --- pauses --------------------------------------------------------------------------------
+    @property
+    def is_paused(self) -> bool:
+        """Does nothing happen in this process just now?"""
+        return self._clock.paused_until_us > self.real_world.mono_us
+
+    def pause(self, duration_us: int) -> None:
+        """SIGSTOP, and SIGCONT after a while."""
+        world = self.real_world
+        self._clock.paused_until_us = world.mono_us + duration_us
+        world.network.pause(self.name)
+        world.at(duration_us, lambda: self._go_on(world))
+
+    def resume(self) -> None:
+        """The pause ends now."""
+        self._clock.paused_until_us = 0
+        self.real_world.network.resume(self.name)
+
+    def _go_on(self, world: World) -> None:
+        if not self.is_paused:
+            world.network.resume(self.name)
+
+    def feed(self, *events: Event) -> None:
+        if self.is_paused:
+            life = self.life
+
+            def later() -> None:
+                if self.life == life:
+                    self.feed(*events)
+
+            self.world.at(1, later)
+            return
+        super().feed(*events)
+
+    # --- being looked at -----------------------------------------------------------------------
+    def look_after(self) -> None:
+        super().look_after()
+        if self.node is not None:
+            self.looked(self)

@@ -1,0 +1,245 @@
+"""What must be true of a cluster after every event, by somebody who sees everything.
+
+Owns what was seen of each node, and these rules:
+
+1. one leader: nobody else leads a partition under the same leader epoch.
+2. high watermark: of a leader under one epoch it never falls, in one life of a process.
+3. in sync: they are replicas, the leader is one of them, and no eligible one is also in sync.
+4. committed: what lies below anybody's high watermark is the same bytes on every replica, and who
+   begins to lead has all of it.
+5. image: nodes at one metadata version know the same.
+6. quorum: one leader in a term.
+
+Committed batches are compared once for each copy and life: what came since the last look is walked
+over, by the files' bytes. Somebody tells when a fault had the right to take rows (`forgive`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from dataclasses import dataclass, field
+
+from quiverlog.batch.header import BatchHeader
+from quiverlog.core.controller.records import encode_entry
+from quiverlog.core.raft.election import Role
+from quiverlog.node.replica import Replica
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from tests.sim.checker import Key, Violation
+
+from .host import ClusterHost
+
+__all__ = ["Committed", "Invariants"]
+
+
+@dataclass(slots=True, eq=False)
+class Committed:
+    """The batches of one partition that readers may have seen: base offset -> (next, checksum)."""
+
+    batches: dict[int, tuple[int, int]] = field(default_factory=dict)
+    end: int = 0
+    lossy: int = 0
+    """How often a fault had the right to take rows."""
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """One replica in one life of its process: how far it was compared."""
+
+    life: int
+    offset: int = 0
+    path: str = ""
+    at: int = 0
+    leader_epoch: int = -1
+    high_watermark: int = 0
+    forgiven: int = 0
+
+
+class Invariants:
+    """See the module docstring."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[Key, Committed] = {}
+        self.leaders: dict[tuple[Key, int], int] = {}
+        self.terms: dict[int, int] = {}
+        self.elections = 0
+        self.compared = 0
+        """Batches of all copies that were compared."""
+        self._copies: dict[tuple[int, Key], _Copy] = {}
+        self._images: dict[int, bytes] = {}
+        self._versions: dict[int, tuple[int, int]] = {}
+
+    # --- what somebody tells -------------------------------------------------------------------
+    def forgive(self, key: Key, kept: int) -> None:
+        """All machines lost their power: rows from `kept` on may be gone, and others take their
+        places."""
+        found = self.partitions.setdefault(key, Committed())
+        found.batches = {base: one for base, one in found.batches.items() if one[0] <= kept}
+        found.end = max((after for after, _ in found.batches.values()), default=0)
+        found.lossy += 1
+
+    # --- looking -------------------------------------------------------------------------------
+    def look(self, host: ClusterHost) -> None:
+        """Code of this node has run."""
+        node = host.node
+        assert node is not None
+        broker = node.broker
+        if broker.quorum.log is None:
+            return
+        self._look_at_quorum(host)
+        self._look_at_image(host)
+        for replica in broker.assignment.all_open():
+            if not replica.deleted:
+                self._look_at_replica(host, replica)
+
+    def _look_at_quorum(self, host: ClusterHost) -> None:
+        assert host.node is not None
+        raft = host.node.broker.quorum.raft
+        if raft.role is Role.LEADER:
+            known = self.terms.setdefault(raft.term, host.node_id)
+            if known != host.node_id:
+                raise Violation(f"nodes {known} and {host.node_id} lead the quorum in {raft.term}")
+
+    def _look_at_image(self, host: ClusterHost) -> None:
+        assert host.node is not None
+        image = host.node.broker.metadata.image
+        seen = (host.life, image.version)
+        if self._versions.get(host.node_id) == seen or image.frozen:
+            return
+        self._versions[host.node_id] = seen
+        records = [encode_entry([record]) for record in image.snapshot_records()]
+        digest = hashlib.blake2b(b"".join(sorted(records)), digest_size=12).digest()
+        if self._images.setdefault(image.version, digest) != digest:
+            raise Violation(f"{host.name} has other metadata at version {image.version}")
+        for topic in image.topics.values():
+            for one in topic.partitions:
+                self.check_in_sync(
+                    f"{topic.name}-{one.partition}",
+                    one.replicas,
+                    one.in_sync_replicas,
+                    getattr(one, "eligible_leader_replicas", ()),
+                    one.leader_id,
+                )
+
+    @staticmethod
+    def check_in_sync(
+        name: str,
+        replicas: tuple[int, ...],
+        in_sync: tuple[int, ...],
+        eligible: tuple[int, ...],
+        leader_id: int,
+    ) -> None:
+        """Rule 3, of the metadata of one partition."""
+        if not set(in_sync) <= set(replicas) or not set(eligible) <= set(replicas):
+            raise Violation(f"{name}: in sync {in_sync}, eligible {eligible}, of {replicas}")
+        if set(in_sync) & set(eligible):
+            raise Violation(f"{name}: eligible {eligible} are in sync {in_sync}")
+        if leader_id >= 0 and leader_id not in in_sync:
+            raise Violation(f"{name}: {leader_id} leads, in sync are {in_sync}")
+
+    # --- replicas ------------------------------------------------------------------------------
+    def _look_at_replica(self, host: ClusterHost, replica: Replica) -> None:
+        key = (replica.topic.topic_id, replica.name.partition)
+        state = replica.state
+        known = self.partitions.setdefault(key, Committed())
+        copy = self._copies.get((host.node_id, key))
+        if copy is None or copy.life != host.life or copy.forgiven != known.lossy:
+            copy = self._copies[host.node_id, key] = _Copy(host.life, forgiven=known.lossy)
+        if replica.cutting:
+            copy.path, copy.offset = "", 0
+            return
+        if state.leads:
+            self._look_at_leader(host, replica, key, copy)
+        copy.leader_epoch = state.leader_epoch if state.leads else -1
+        copy.high_watermark = state.high_watermark
+        if state.high_watermark < copy.offset:
+            copy.path, copy.offset = "", 0
+        if state.high_watermark > copy.offset:
+            self.compare(host, replica, copy, state.high_watermark)
+
+    def _look_at_leader(self, host: ClusterHost, replica: Replica, key: Key, copy: _Copy) -> None:
+        state = replica.state
+        epoch = state.leader_epoch
+        if copy.leader_epoch == epoch:
+            self.check_monotonic(str(replica.name), copy.high_watermark, state.high_watermark)
+            return
+        self.check_one_leader(key, epoch, host.node_id)
+        self.elections += 1
+        # Whatever anybody was shown before must be in the log of who leads now.
+        self.check_complete(str(replica.name), replica.log.log_end_offset, self.partitions[key].end)
+        copy.path, copy.offset = "", 0
+        self.compare(host, replica, copy, self.partitions[key].end)
+
+    def check_one_leader(self, key: Key, epoch: int, node_id: int) -> None:
+        """Rule 1."""
+        before = self.leaders.setdefault((key, epoch), node_id)
+        if before != node_id:
+            raise Violation(f"nodes {before} and {node_id} lead {key[1]} under epoch {epoch}")
+
+    @staticmethod
+    def check_monotonic(name: str, before: int, after: int) -> None:
+        """Rule 2."""
+        if after < before:
+            raise Violation(f"{name}: the high watermark fell from {before} to {after}")
+
+    @staticmethod
+    def check_complete(name: str, log_end_offset: int, committed_end: int) -> None:
+        """Rule 4, of who begins to lead."""
+        if log_end_offset < committed_end:
+            raise Violation(
+                f"{name}: who leads has rows up to {log_end_offset}, committed was {committed_end}"
+            )
+
+    # --- bytes ---------------------------------------------------------------------------------
+    def compare(self, host: ClusterHost, replica: Replica, copy: _Copy, limit: int) -> None:
+        """Rule 4: all batches of a copy below `limit` that were not compared yet."""
+        key = (replica.topic.topic_id, replica.name.partition)
+        start = replica.log.log_start_offset
+        copy.offset = max(copy.offset, start)
+        while copy.offset < limit:
+            found = self._batch(host, replica, copy)
+            if found is None:
+                raise Violation(
+                    f"{replica.name} on {host.name}: no batch at {copy.offset}, below {limit}"
+                )
+            header, checksum = found
+            if header.next_offset > limit:
+                break
+            self.committed(
+                key, f"{replica.name} on {host.name}", header.base_offset, header.next_offset,
+                checksum,
+            )  # fmt: skip
+            copy.offset = header.next_offset
+            self.compared += 1
+
+    def committed(self, key: Key, where: str, base: int, after: int, checksum: int) -> None:
+        """A batch that readers of this copy may see."""
+        known = self.partitions.setdefault(key, Committed())
+        if known.batches.setdefault(base, (after, checksum)) != (after, checksum):
+            raise Violation(f"{where}: other bytes at {base} than were committed")
+        known.end = max(known.end, after)
+
+    def _batch(
+        self, host: ClusterHost, replica: Replica, copy: _Copy
+    ) -> tuple[BatchHeader, int] | None:
+        """The batch of the copy's files that holds `copy.offset`, and move behind it."""
+        disk, log = host.disk, replica.log
+        while True:
+            if not copy.path or not disk.exists(copy.path):
+                bases = [s.base_offset for s in log.segments if s.base_offset <= copy.offset]
+                if not bases:
+                    return None
+                copy.path, copy.at = f"{log.directory}/{bases[-1]:020d}.log", SEGMENT_HEADER_BYTES
+            data = disk.inode(copy.path).data
+            if copy.at >= len(data):
+                following = [s.base_offset for s in log.segments if s.base_offset == copy.offset]
+                path = f"{log.directory}/{copy.offset:020d}.log"
+                if not following or path == copy.path:
+                    copy.path = ""
+                    return None
+                copy.path, copy.at = path, SEGMENT_HEADER_BYTES
+                continue
+            header = BatchHeader.unpack(data, copy.at)
+            begins, copy.at = copy.at, copy.at + header.total_bytes
+            if header.next_offset > copy.offset:
+                return header, zlib.crc32(memoryview(data)[begins : copy.at])

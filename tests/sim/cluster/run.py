@@ -1,0 +1,260 @@
+"""One simulated run of a cluster: work under faults, then calm, then what must be true of it.
+
+Owns the course of a run and the bounds of its end: after the last fault everything is in sync and
+served again within a bound, all copies are the same bytes, and every row that was acknowledged at a
+level that no fault had the right to break is there exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from quiverlog.types import EARLIEST, LATEST
+from quiverlog.wire import messages as m
+from tests.sim.checker import Key, Violation
+from tests.sim.decoding import rows_of
+from tests.sim.host import Plant
+from tests.sim.limits import small_limits
+
+from .clients import (
+    ClusterChecker,
+    ClusterProducer,
+    ClusterReader,
+    ClusterSetup,
+    ClusterTopicModel,
+)
+from .cluster import Cluster
+from .host import ClusterHost
+from .scenario import ClusterScenario
+
+__all__ = ["ClusterResult", "simulate"]
+
+_START_US = 20_000_000
+_HEAL_US = 60_000_000
+_READ_STEPS_MAX = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterResult:
+    """What a run amounted to, so that a run in which nothing happened is noticed."""
+
+    seed: int
+    rows_acknowledged: int
+    rows_seen: int
+    lives: int
+    elections: int
+    compared: int
+    errors: dict[int, int]
+    faults: dict[str, int]
+    events: dict[str, int]
+    simulated_s: float
+    healed_s: float
+    """From the last fault until all was in sync."""
+    trace: str
+
+
+class _Run:
+    def __init__(self, scenario: ClusterScenario, plant: Plant | None) -> None:
+        self.scenario = scenario
+        self.cluster = Cluster(scenario, plant)
+        self.world = self.cluster.world
+        self.checker = ClusterChecker()
+        self.producers: list[ClusterProducer] = []
+        self.readers: list[ClusterReader] = []
+
+    def run(self) -> ClusterResult:
+        cluster, world, checker = self.cluster, self.world, self.checker
+        world.calm = True
+        for host in cluster.hosts:
+            host.start()
+        self._until(lambda: cluster.controller() is not None, _START_US, "a quorum leader")
+        self._until(cluster.stand_in.create, _START_US, "the topics")
+        cluster.stand_in.begin()
+        self._until(self._all_open, _START_US, "every copy is open and in sync")
+        self._know_topics()
+        world.calm = False
+        cluster.on_all_power.append(self._all_power)
+        self._begin_work()
+        cluster.begin_faults()
+        world.run(self.scenario.duration_ms * 1_000)
+        healed_us = self._finish()
+        return ClusterResult(
+            self.scenario.seed,
+            checker.rows_acknowledged,
+            checker.rows_seen,
+            sum(host.life for host in cluster.hosts),
+            cluster.invariants.elections,
+            cluster.invariants.compared,
+            checker.errors_seen,
+            dict(world.faults),
+            dict(world.events),
+            world.mono_us / 1e6,
+            healed_us / 1e6,
+            world.trace.hexdigest(),
+        )
+
+    def _until(self, condition: Callable[[], bool], bound_us: int, what: str) -> int:
+        """Let time pass until something is so. Returns how long it took."""
+        begin_us = self.world.mono_us
+        if not condition():
+            self.world.run(bound_us, until=condition)
+            if not condition():
+                raise Violation(f"not within {bound_us / 1e6:.0f} s: {what}; {self._roles()}")
+        return self.world.mono_us - begin_us
+
+    def _roles(self) -> str:
+        found = []
+        for host in self.cluster.living:
+            assert host.node is not None
+            broker = host.node.broker
+            if broker.quorum.log is None:
+                continue
+            copies = [
+                f"{r.name}:{'L' if r.state.leads else 'f'}e{r.state.leader_epoch}"
+                f" {r.log.log_start_offset}-{r.state.high_watermark}-{r.log.log_end_offset}"
+                for r in broker.assignment.all_open()
+            ]
+            role, version = broker.quorum.raft.role.value, broker.metadata.image.version
+            found.append(f"{host.name} {role} v{version} {copies}")
+        return "; ".join(found)
+
+    def _know_topics(self) -> None:
+        leader = self.cluster.controller()
+        assert leader is not None
+        assert leader.node is not None
+        for topic in leader.node.broker.metadata.image.topics.values():
+            model = ClusterTopicModel(topic.name, topic.topic_id, dict(topic.configs))
+            self.checker.add(model, len(topic.partitions))
+
+    def _begin_work(self) -> None:
+        world, checker, scenario = self.world, self.checker, self.scenario
+        keys = checker.live()
+        for number in range(scenario.producers):
+            key = keys[number % len(keys)]
+            self.producers.append(ClusterProducer(world, checker, number, key))
+        for number in range(scenario.readers):
+            key = keys[number % len(keys)]
+            self.readers.append(ClusterReader(world, checker, number, key))
+
+    def _all_power(self) -> None:
+        """What may be gone, and what must not be: told before it happens."""
+        self.checker.all_lost_power()
+        for key, model in self.checker.partitions.items():
+            kept = max(model.acknowledged, default=-1) + 1
+            self.cluster.invariants.forgive(key, kept)
+
+    # --- the end -------------------------------------------------------------------------------
+    def _all_open(self) -> bool:
+        hosts = self.cluster.hosts
+        return self.cluster.all_in_sync() and all(self._has_its_copies(host) for host in hosts)
+
+    def _has_its_copies(self, host: ClusterHost) -> bool:
+        leader, node = self.cluster.controller(), host.node
+        if leader is None or leader.node is None or node is None:
+            return False
+        image = leader.node.broker.metadata.image
+        return all(
+            node.broker.assignment.find((topic.topic_id, one.partition)) is not None
+            for topic in image.topics.values()
+            for one in topic.partitions
+            if node.broker.config.node_id in one.replicas
+        )
+
+    def _finish(self) -> int:
+        cluster = self.cluster
+        cluster.calm()
+        for producer in self.producers:
+            producer.stopped = True
+        healed_us = self._until(self._all_open, _HEAL_US, "all are in sync again")
+        self._until(self._all_idle, _HEAL_US, "every producer has its answers")
+        for reader in self.readers:
+            reader.retired = True
+        self._until(self._all_equal, _HEAL_US, "all copies have all rows")
+        for key in self.checker.live():
+            self._check_log(key)
+        for host in cluster.hosts:
+            cluster.invariants.look(host)
+        self._check_logs()
+        return healed_us
+
+    def _check_logs(self) -> None:
+        """Nobody met a bug of its own."""
+        for host in self.cluster.hosts:
+            for line in host.log_lines:
+                if line.startswith("error internal error"):
+                    raise Violation(f"{host.name}: {line[-700:]}")
+
+    def _all_idle(self) -> bool:
+        return all(producer.idle for producer in self.producers)
+
+    def _all_equal(self) -> bool:
+        for key in self.checker.live():
+            ends = set()
+            for host in self.cluster.hosts:
+                assert host.node is not None
+                replica = host.node.broker.assignment.find(key)
+                if replica is not None:
+                    ends |= {replica.log.log_end_offset, replica.state.high_watermark}
+            if len(ends) != 1:
+                return False
+        return True
+
+    def _check_log(self, key: Key) -> None:
+        setup = ClusterSetup(self.world, self.checker, key)
+        start, end = setup.offset(key, EARLIEST), setup.offset(key, LATEST)
+        self.checker.log_end(key, end)
+        self._read_all(setup, key, start, end)
+        self.checker.finish(key, start, end)
+        setup.retired = True
+
+    def _read_all(self, setup: ClusterSetup, key: Key, offset: int, end: int) -> None:
+        model = self.checker.partitions[key]
+        for _ in range(_READ_STEPS_MAX):
+            if offset >= end:
+                return
+            part = m.FetchPartition(*key, offset=offset, bytes_max=1_000_000)
+            response, body = setup.call(m.FetchRequest(bytes_max=1_000_000, partitions=[part]))
+            assert isinstance(response, m.FetchResponse)
+            if response.error_code or response.partitions[0].error_code:
+                continue
+            after, found = rows_of(model, offset, body)
+            for base_offset, values in found:
+                self.checker.read(key, base_offset, values)
+                model.read_last.update(range(base_offset, base_offset + len(values)))
+            if after == offset:
+                raise Violation(f"{model.name}: nothing at {offset}, the log ends at {end}")
+            offset = after
+        raise Violation(f"{model.name} could not be read to its end")
+
+
+def simulate(
+    seed: int,
+    *,
+    duration_ms: int = 20_000,
+    opened: frozenset[str] = frozenset(),
+    plant: Plant | None = None,
+    shape: Mapping[str, object] | None = None,
+) -> ClusterResult:
+    """Run one seed. Raises Violation: a promise was broken; the message says how to see it again.
+
+    Args:
+        opened: gates, of which there are none here.
+        plant: makes the context in which the code of one node (or of all) has a bug.
+        shape: fields of the scenario that are not left to the seed.
+    """
+    assert not opened
+    scenario = ClusterScenario.draw(seed, duration_ms=duration_ms, shape=shape)
+    run = _Run(scenario, plant)
+    try:
+        with small_limits():
+            return run.run()
+    except Violation as violation:
+        lines = "\n  ".join(
+            line[-600:] for line in run.world.last_words(9) if " debug " not in line
+        )
+        at_s = run.world.mono_us / 1e6
+        raise Violation(
+            f"seed {seed}: at {at_s:.3f} s: {violation}\n  {lines}\n"
+            f"  again: python -m tests.sim --cluster --seed {seed} --duration-ms {duration_ms}"
+        ) from violation

@@ -1,0 +1,133 @@
+"""What one seed decides about a cluster: its size, its topics, and how bad its world is."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tests.sim.scenario import Scenario
+
+__all__ = ["ClusterScenario", "ClusterTopic"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTopic:
+    """A topic as it is asked for."""
+
+    name: str
+    partitions: int
+    replicas: int
+    configs: tuple[tuple[str, str], ...]
+
+    @property
+    def level(self) -> str:
+        """What its acknowledgements rest on."""
+        return dict(self.configs)["durability"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterScenario:
+    """Intervals are means between two events, in simulated time (0: never)."""
+
+    seed: int
+    duration_ms: int
+    nodes: int
+    topics: tuple[ClusterTopic, ...]
+    producers: int
+    readers: int
+    rows_max: int
+    loss: float
+    half_open: float
+    slow_network: float
+    cut_up: float
+    slow_job: float
+    death_in_job: float
+    kill_interval_ms: int
+    stop_interval_ms: int
+    power_interval_ms: int
+    """One machine at a time: the next one when all copies are in sync again."""
+    all_power_interval_ms: int
+    down_ms: int
+    leader_faults: float
+    """How often a fault picks who leads the quorum or a partition, and not anybody."""
+    pause_interval_ms: int
+    pause_ms: int
+    partition_interval_ms: int
+    partition_ms: int
+    one_way: float
+    clock_jump_interval_ms: int
+    buggy_everywhere: bool = False
+    """A planted bug that needs two sides is in all nodes, otherwise in one."""
+
+    @classmethod
+    def draw(
+        cls, seed: int, *, duration_ms: int, shape: Mapping[str, object] | None = None
+    ) -> ClusterScenario:
+        """The scenario of a seed, with some fields set by force."""
+        rng = random.Random(f"cluster-scenario-{seed}")
+        nodes = rng.choice((3, 3, 3, 4, 5, 7))
+        faulty_network = rng.random() < 0.5
+        drawn = cls(
+            seed=seed,
+            duration_ms=duration_ms,
+            nodes=nodes,
+            topics=tuple(_topic(rng, n) for n in range(rng.randint(1, 2))),
+            producers=rng.randint(2, 4),
+            readers=rng.randint(1, 2),
+            rows_max=rng.choice((1, 8, 24)),
+            loss=rng.choice((0.001, 0.005)) if faulty_network else 0.0,
+            half_open=rng.choice((0.0, 0.5)),
+            slow_network=rng.choice((0.0, 0.05)),
+            cut_up=rng.choice((0.0, 0.1)),
+            slow_job=rng.choice((0.0, 0.1, 0.3)),
+            death_in_job=rng.choice((0.0, 0.0, 0.002)),
+            kill_interval_ms=rng.choice((0, 3_000, 8_000)),
+            stop_interval_ms=rng.choice((0, 8_000)),
+            power_interval_ms=rng.choice((0, 4_000)),
+            all_power_interval_ms=rng.choice((0, 0, 0, 10_000)),
+            down_ms=rng.choice((500, 3_000, 12_000)),
+            leader_faults=rng.choice((0.0, 0.5)),
+            pause_interval_ms=rng.choice((0, 0, 5_000)),
+            pause_ms=rng.choice((300, 5_000, 12_000)),
+            partition_interval_ms=rng.choice((0, 4_000, 10_000)),
+            partition_ms=rng.choice((500, 5_000, 12_000)),
+            one_way=rng.choice((0.0, 0.4)),
+            clock_jump_interval_ms=rng.choice((0, 0, 5_000)),
+        )
+        return dataclasses.replace(drawn, **dict(shape or {}))  # type: ignore[arg-type]
+
+    def of_world(self) -> Scenario:
+        """What the parts of the world of one node read of it."""
+        base = Scenario.draw(self.seed, duration_ms=self.duration_ms)
+        chances = {
+            field.name: 0.0
+            for field in dataclasses.fields(base)
+            if isinstance(getattr(base, field.name), float)
+        }
+        return dataclasses.replace(
+            base,
+            **{
+                **chances,
+                "nodes": self.nodes,
+                "slow_job": self.slow_job,
+                "death_in_job": self.death_in_job,
+                "rows_max": self.rows_max,
+                "entries_max": 1,
+                "retention_check_ms": 1_000,
+            },
+        )
+
+
+def _topic(rng: random.Random, number: int) -> ClusterTopic:
+    configs = {
+        "segment.bytes": str(rng.choice((65_536, 131_072))),
+        "segment.ms": str(rng.choice((1_000, 604_800_000))),
+        "index.interval.bytes": "1024",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "durability": rng.choice(("memory", "replicated", "replicated", "replicated_flushed")),
+        "min.insync.replicas": "2",
+    }
+    return ClusterTopic(f"topic{number}", rng.randint(1, 2), 3, tuple(configs.items()))

@@ -1,0 +1,61 @@
+"""The simulator of a cluster as a test: fixed seeds, fresh ones, and that it is no sham."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import Counter
+
+import pytest
+
+from .run import ClusterResult, simulate
+
+_SEEDS = 24
+_CHUNK = 6
+_FRESH_SEEDS = 4
+_DURATION_MS = 5_000
+_MUST_HAPPEN = (
+    "clock jump",
+    "kill",
+    "lost on the way to ClusterHost",
+    "one-way partition",
+    "partition",
+    "pause",
+    "power loss",
+    "power loss of all",
+    "slow job",
+    "stop",
+)
+
+
+@functools.cache
+def _run(seed: int) -> ClusterResult:
+    return simulate(seed, duration_ms=_DURATION_MS)
+
+
+@pytest.mark.parametrize("first", range(0, _SEEDS, _CHUNK))
+def test_a_cluster_keeps_every_promise(first: int) -> None:
+    for seed in range(first, first + _CHUNK):
+        _run(seed)
+
+
+def test_a_cluster_keeps_every_promise_with_seeds_that_nobody_has_run() -> None:
+    """A failure names its seed and the command that shows it again."""
+    for _ in range(_FRESH_SEEDS):
+        simulate(random.SystemRandom().randrange(10**6, 10**9), duration_ms=_DURATION_MS)
+
+
+def test_much_happens_to_a_cluster() -> None:
+    results = [_run(seed) for seed in range(_SEEDS)]
+    faults = Counter[str]()
+    for result in results:
+        faults.update(result.faults)
+    assert not [kind for kind in _MUST_HAPPEN if not faults[kind]], faults
+    assert sum(result.rows_acknowledged for result in results) > 10_000
+    assert sum(result.elections for result in results) > 40
+    assert sum(result.compared for result in results) > 10_000
+
+
+def test_a_seed_of_a_cluster_says_it_all() -> None:
+    traces = [simulate(seed, duration_ms=2_000).trace for seed in (3, 3, 4)]
+    assert traces[0] == traces[1] != traces[2]
