@@ -221,6 +221,23 @@ def test_what_is_not_answered_is_asked_again_the_same(tmp_path: Path) -> None:
     assert cluster.in_sync == ALL
 
 
+def test_a_follower_may_be_heard_again_while_a_request_is_under_way(tmp_path: Path) -> None:
+    """Each time the partition is to be looked at when the answer is there: once is enough."""
+    cluster = Cluster(tmp_path)
+    cluster.change(in_sync_replicas=(LEADER,))
+    slow = Slow(cluster)
+    cluster.fetch(COPY, 0)
+    for _ in range(3):
+        cluster.fetch(OTHER, 0)
+        cluster.node.send(Tick())
+    assert not [line for line in cluster.node.lines if line.event == "internal error"]
+    ((request, then),) = slow.asked
+    slow.decide(request, then, cluster.node.now)
+    cluster.node.send(Tick())
+    assert cluster.in_sync == (LEADER, COPY)
+    assert [list(one.partitions[0].in_sync_replicas) for one, _ in slow.asked[1:]] == [list(ALL)]
+
+
 def test_partitions_share_a_request(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, partitions=5)
     slow = Slow(cluster)

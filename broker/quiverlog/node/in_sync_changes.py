@@ -192,7 +192,6 @@ class InSyncChanges:
     def _look(self, replica: Replica, asked: list[_Asked], now: Now) -> None:
         state = replica.state
         leadership = state.leadership
-        assert replica not in self._wanting, "one look at a time"
         if leadership is None or replica.deleted or not leadership.followers:
             self.forget(replica)
             return

@@ -8,17 +8,18 @@ by the shipped quorum; each of these goes when the shipped part is there.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from quiverlog.addresses import Address
 from quiverlog.batch.schema import serialize_schema
-from quiverlog.core.controller.image import PartitionImage
+from quiverlog.core.controller.image import Image, PartitionImage
 from quiverlog.core.controller.records import (
     LEADER_STAYS,
     NO_LEADER,
+    BrokerChangeRecord,
     BrokerRecord,
     ConfigRecord,
     PartitionChangeRecord,
@@ -28,20 +29,23 @@ from quiverlog.core.controller.records import (
     TopicRecord,
 )
 from quiverlog.core.raft.messages import Entry, HardState, Message, ReplicaKey, SnapshotMeta
-from quiverlog.errors import QuiverlogError
+from quiverlog.errors import NotController, QuiverlogError
 from quiverlog.node.assignment import Assignment
+from quiverlog.node.effects import Peer, Purpose
+from quiverlog.node.jobs import Then
 from quiverlog.node.node import Node
+from quiverlog.node.peers import Answer
 from quiverlog.node.quorum import Quorum
 from quiverlog.node.quorum_parts import StateMachine
 from quiverlog.node.quorum_wire import pack
 from quiverlog.node.replica import Replica
-from quiverlog.node.replica_fetch import Everybody
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.metadata_frames import VERSION_QUORUM, file_header, pack_frame
 from quiverlog.storage.quorum_items import Snapshot, pack_snapshot
 from quiverlog.storage.quorum_log import QuorumLog
 from quiverlog.storage.quorum_state import STATE_FILE, pack_state
 from quiverlog.types import NO_EPOCH, Now
+from quiverlog.wire.replica_messages import AlterPartitionRequest
 from tests.sim.checker import Key
 from tests.sim.host import DATA_DIR
 from tests.sim.rows import schema_of
@@ -95,6 +99,21 @@ def connect_quorum(hosts: Sequence[ClusterHost], host: ClusterHost, node: Node) 
         for message in messages:
             broker.quorum.step(message, now)
 
+    def ask_controller(request: AlterPartitionRequest, then: Then, now: Now) -> None:
+        if broker.quorum.is_leading:
+            broker.in_sync_decisions.decide(request, then, now)
+            return
+        leader = broker.quorum.raft.leader
+        if leader is None:
+            raise NotController
+        peer = Peer(leader.node_id, Purpose.CONTROL)
+
+        def answered(answer: object, error: BaseException | None, now: Now) -> None:
+            then(answer.response if isinstance(answer, Answer) else None, error, now)
+
+        broker.peers.ask(peer, request, answered, now)
+
+    broker.in_sync_changes._ask = ask_controller
     broker.quorum.__class__ = _GluedQuorum
     broker.assignment.__class__ = _GluedAssignment
     _GluedAssignment.waiting.add(host.node_id)
@@ -150,6 +169,8 @@ class StandIn:
         self.must_leave: set[tuple[int, Key]] = set()
         """Copies of processes that have died: out of sync until they have caught up."""
         self._keys: list[Key] = []
+        self._asked: object = None
+        self._asked_term = 0
 
     def begin(self) -> None:
         """Look again and again."""
@@ -167,9 +188,9 @@ class StandIn:
         leader = cluster.controller()
         if leader is None:
             return False
-        records: list[Record] = [
-            BrokerRecord(h.node_id, bytes(16), h.name, 9292) for h in cluster.hosts
-        ]
+        if any(host.node is None for host in cluster.hosts):
+            return False
+        records = [one for host in cluster.hosts for one in self._register(Image({}), host)]
         for place, topic in enumerate(cluster.scenario.topics):
             topic_id = bytes([place + 1]) * 16
             records.append(TopicRecord(topic_id, topic.name, 1, topic.replicas))
@@ -193,11 +214,22 @@ class StandIn:
         node.broker.directory.create_partition(name, topic_id)
         node.broker.directory.sync_partitions()
 
-    def _decide(self, leader: ClusterHost, records: list[Record]) -> bool:
+    def _decide(
+        self, leader: ClusterHost, records: list[Record], leaving: Collection[tuple[int, Key]] = ()
+    ) -> bool:
         assert leader.node is not None
+        self._asked = asked = object()
+
+        def then(_result: object, error: BaseException | None, _now: Now) -> None:
+            if self._asked is asked:
+                self._asked = None
+            if error is None:
+                self.must_leave.difference_update(leaving)
+
         try:
-            leader.node.broker.propose(records, leader.now, lambda _result, _error, _now: None)
+            leader.node.broker.propose(records, leader.now, then)
         except QuiverlogError:
+            self._asked = None
             return False
         leader.feed()
         return True
@@ -211,19 +243,44 @@ class StandIn:
                 self._dead_since.pop(host.node_id, None)
             else:
                 self._dead_since.setdefault(host.node_id, cluster.world.mono_us)
+        term = 0 if leader is None or leader.node is None else leader.node.broker.quorum.raft.term
         if leader is None or leader.is_paused or leader.node is None:
             return
+        if self._asked is not None and term == self._asked_term:
+            return
+        self._asked_term = term
         image = leader.node.broker.metadata.pending
         records: list[Record] = []
+        for host in cluster.hosts:
+            records += self._register(image, host)
         for topic in image.topics.values():
             for one in topic.partitions:
                 records += self._change(topic.topic_id, one)
         if not records:
             self._welcome(leader)
-        elif self._decide(leader, records):
-            decided = {(r.topic_id, r.partition) for r in records
-                       if isinstance(r, PartitionChangeRecord)}  # fmt: skip
-            self.must_leave = {one for one in self.must_leave if one[1] not in decided}
+            return
+        about = {(r.topic_id, r.partition) for r in records if isinstance(r, PartitionChangeRecord)}
+        leaving = {one for one in self.must_leave if one[1] in about}
+        self._decide(leader, records, leaving)
+
+    def _register(self, image: Image, host: ClusterHost) -> list[Record]:
+        """A broker that is there and not known, or known and not there any more."""
+        known = image.brokers.get(host.node_id)
+        if not self._is_alive(host.node_id):
+            if known is None or known.fenced:
+                return []
+            return [BrokerChangeRecord(host.node_id, known.broker_epoch, fenced=True)]
+        if host.node is None or host.node_id in self._dead_since:
+            return []
+        directory = getattr(host.node.broker, "directory", None)
+        if directory is None:
+            return []
+        if known is None or known.incarnation != directory.incarnation:
+            return [BrokerRecord(host.node_id, directory.incarnation, host.name, 9292,
+                                 directory_id=directory.directory_id)]  # fmt: skip
+        if known.fenced:
+            return [BrokerChangeRecord(host.node_id, known.broker_epoch, fenced=False)]
+        return []
 
     def _welcome(self, leader: ClusterHost) -> None:
         """Whoever has heard of all decisions may lead."""
@@ -232,7 +289,8 @@ class StandIn:
         for host in self._cluster.living:
             if host.node_id in _GluedAssignment.waiting and host.node is not None:
                 broker = host.node.broker
-                if broker.metadata.image.version >= version and not host.is_paused:
+                is_known = broker.registered.own_epoch >= 0
+                if is_known and broker.metadata.image.version >= version and not host.is_paused:
                     _GluedAssignment.waiting.discard(host.node_id)
                     image = broker.metadata.image
                     broker.assignment.reconcile(image, image.topics_by_id, host.now)
@@ -251,19 +309,14 @@ class StandIn:
     def _change(self, topic_id: bytes, one: PartitionImage) -> list[Record]:
         key = (topic_id, one.partition)
         gone = {node_id for node_id, left in self.must_leave if left == key}
-        if gone and not gone & set(one.in_sync_replicas):
-            self.must_leave = {left for left in self.must_leave if left[1] != key}
-            gone = set()
         in_sync = tuple(n for n in one.in_sync_replicas if self._is_alive(n) and n not in gone)
         if not in_sync:
             longest = self._longest(key, one)
             if longest is None:
                 return []
             in_sync = (longest,)
-        if in_sync == one.in_sync_replicas:
-            in_sync = tuple(n for n in self._wanted(topic_id, one) if self._is_alive(n))
         leader_id = one.leader_id if one.leader_id in in_sync else self._rng.choice(in_sync)
-        restarted = one.leader_id in gone
+        restarted = bool(gone)
         if leader_id == one.leader_id and not restarted:
             if set(in_sync) == set(one.in_sync_replicas):
                 return []
@@ -288,28 +341,3 @@ class StandIn:
                 return None
             ends.append((replica.log.log_end_offset, node_id))
         return max(ends)[1]
-
-    def _wanted(self, topic_id: bytes, one: PartitionImage) -> tuple[int, ...]:
-        """Whom the leader would have in sync: asked without a message."""
-        as_is = one.in_sync_replicas
-        host = self._cluster.hosts[one.leader_id] if one.leader_id >= 0 else None
-        if host is None or host.node is None or host.is_paused:
-            return as_is
-        replica = host.node.broker.replicas.get((topic_id, one.partition))
-        if replica is None or replica.state.leadership is None:
-            return as_is
-        leadership, state = replica.state.leadership, replica.state
-        in_sync = leadership.in_sync
-        if in_sync.partition_epoch != one.partition_epoch or in_sync.outdated:
-            return as_is
-        if in_sync.asking:
-            proposal = leadership.propose_again()
-        else:
-            found = leadership.propose(
-                state.log_end_offset, state.high_watermark, Everybody(0), host.now.mono_us
-            )
-            if found is None:
-                return as_is
-            proposal = found
-        in_sync.unanswered()
-        return proposal.members

@@ -7,6 +7,7 @@ level that no fault had the right to break is there exactly once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ __all__ = ["ClusterResult", "simulate"]
 _START_US = 20_000_000
 _HEAL_US = 60_000_000
 _READ_STEPS_MAX = 5_000
+_NOISE = re.compile(r": debug |: warning peer cannot be asked|internal error")
 
 
 @dataclass(frozen=True, slots=True)
