@@ -201,18 +201,10 @@ class StandIn:
                 first = self._rng.randrange(len(cluster.hosts))
                 count = min(topic.replicas, len(cluster.hosts))
                 replicas = tuple((first + n) % len(cluster.hosts) for n in range(count))
-                for number in replicas:
-                    self._make_directory(number, f"{topic.name}-{partition}", topic_id)
                 records.append(
                     PartitionRecord(topic_id, partition, replicas, replicas, replicas[0])
                 )
         return self._decide(leader, records)
-
-    def _make_directory(self, node_id: int, name: str, topic_id: bytes) -> None:
-        node = self._cluster.hosts[node_id].node
-        assert node is not None
-        node.broker.directory.create_partition(name, topic_id)
-        node.broker.directory.sync_partitions()
 
     def _decide(
         self, leader: ClusterHost, records: list[Record], leaving: Collection[tuple[int, Key]] = ()
