@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import re
 
 import pytest
 
@@ -22,35 +21,6 @@ def test_logfmt() -> None:
     assert 'level=info event="partition fault"' in line
     assert "raw=01ff" in line
     assert "free=12" in line
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ("plain", "plain"),
-        ("", ""),
-        (None, ""),
-        (True, "true"),
-        (1.5, "1.5"),
-        ("two words", '"two words"'),
-        ("a=b", '"a=b"'),
-        ('say "x"', '"say \\"x\\""'),
-        ("c:\\d", "c:\\d"),
-        ("c:\\d e", '"c:\\\\d e"'),
-        (ValueError("no"), "no"),
-        ("\x1b[2J", "\\x1b[2J"),
-    ],
-)
-def test_logfmt_values_come_back_as_they_were(value: object, shown: str) -> None:
-    stream = io.StringIO()
-    make_logger(level="info", format="logfmt", stream=stream).info("x", value=value)
-    assert stream.getvalue().endswith(f" level=info event=x value={shown}\n")
-
-
-def test_a_line_begins_with_its_time() -> None:
-    stream = io.StringIO()
-    make_logger(level="info", format="logfmt", stream=stream).warning("x", timestamp_us=1)
-    assert re.match(r"timestamp=\d{4}-\d\d-\d\dT[\d:.]+Z level=warning ", stream.getvalue())
 
 
 def test_json_with_a_traceback_stays_one_line() -> None:

@@ -79,9 +79,7 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/server/ending.py": {
         "abort": NO_ERROR, "close": NO_ERROR, "write_eof": TRANSPORT,
     },
-    "broker/quiverlog/server/http_guard.py": {
-        "abort": HTTP, "close": HTTP, "write": HTTP, "is_closing": NO_ERROR,
-    },
+    "broker/quiverlog/server/http_guard.py": {"abort": HTTP, "close": HTTP, "write": HTTP},
     "broker/quiverlog/server/broker_server.py": {"close": NO_ERROR},
     "broker/quiverlog/server/listeners.py": {"getsockname": NO_ERROR},
     "broker/quiverlog/server/peer.py": {

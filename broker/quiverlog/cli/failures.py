@@ -146,6 +146,8 @@ def explain(error: BaseException) -> tuple[str, ExitCode]:
 
 _EXTRA_OF_MODULE = {
     "uvloop": "broker",
+    "aiohttp": "broker",
+    "structlog": "broker",
     "prometheus_client": "broker",
     "rich": "broker",
     "pyspark": "spark",

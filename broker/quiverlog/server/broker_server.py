@@ -139,7 +139,7 @@ class BrokerServer:
         assert self._node is None, "started twice"
         self._collector.rest()
         if http is not None:
-            self._start_http(http)
+            await self._start_http(http)
         started = time.monotonic()
         config = node_config(self._config, self._advertised)
         node = Node(config, self._disk, entropy=entropy, metrics=self._metrics.node)
@@ -194,7 +194,7 @@ class BrokerServer:
         peers = self._peers.links if self._peers is not None else ()
         return [*self._connections.by_id.values(), *peers]
 
-    def _start_http(self, sock: socket.socket) -> None:
+    async def _start_http(self, sock: socket.socket) -> None:
         self._http = HttpServer(
             render_metrics=self._render_metrics,
             not_ready=lambda: self._state,
@@ -202,7 +202,7 @@ class BrokerServer:
             metrics=self._metrics,
             log=self._log,
         )
-        self._http.start(sock)
+        await self._http.start(sock)
 
     def _listen(self, listen: Mapping[str, socket.socket], runner: NodeRunner) -> None:
         data_dir = self._config.data_dir

@@ -5,31 +5,28 @@ supervisor should restart a broker that does not answer); `/readyz` answers 200 
 takes clients and 503 with the reason while it recovers or stops. `/metrics` is rendered in a
 thread: a thousand series take tens of milliseconds, which the loop has no time for.
 
-Who may connect, for how long, and how an answer looks on the wire is the guard's (`http_guard`).
-There is no web framework: for three paths without parameters, importing one took longer than
-everything else that a broker's start imports.
+Who may connect, and for how long, is the guard's (`http_guard`). Answers name no library and no
+version, quiverlog's included: what runs here is not for everybody who can reach the port.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
-import msgspec
+from aiohttp import web
 
 from quiverlog.server.acceptor import Acceptor, begin_to_listen
-from quiverlog.server.http_guard import HttpAnswer, HttpGuard, HttpLimits
+from quiverlog.server.http_guard import HttpGuard, HttpLimits
 from quiverlog.server.logs import Logger
 from quiverlog.server.metrics import ServerMetrics
 
 __all__ = ["HttpServer"]
 
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_JSON_TYPE: Final = "application/json; charset=utf-8"
 _BACKLOG: Final = 64
-_PATIENCE_S: Final = 1.0
 
 
 class HttpServer:
@@ -51,22 +48,32 @@ class HttpServer:
     ) -> None:
         self._render_metrics = render_metrics
         self._not_ready = not_ready
+        self.limits = limits
+        self._metrics = metrics
         self._log = log
-        self._guard = HttpGuard(limits, self._answer, metrics=metrics, log=log)
+        self._runner: web.AppRunner | None = None
+        self._guard: HttpGuard | None = None
         self._acceptor: Acceptor | None = None
         self._rendering: asyncio.Future[bytes] | None = None
-        self._answers: dict[str, Callable[[], Awaitable[HttpAnswer]]] = {
-            "/metrics": self._answer_metrics,
-            "/healthz": self._answer_healthz,
-            "/readyz": self._answer_readyz,
-        }
 
-    def start(self, sock: socket.socket) -> None:
+    async def start(self, sock: socket.socket) -> None:
         """Serve on a bound socket.
 
         Raises:
             AddressInUse: another program listens there.
         """
+        app = web.Application()
+        app.router.add_get("/metrics", self._answer_metrics)
+        app.router.add_get("/healthz", self._answer_healthz)
+        app.router.add_get("/readyz", self._answer_readyz)
+        app.on_response_prepare.append(_finish_head)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+        )
+        await self._runner.setup()
+        make_handler = self._runner.server
+        assert make_handler is not None
+        self._guard = HttpGuard(self.limits, make_handler, metrics=self._metrics, log=self._log)
         begin_to_listen(sock, _BACKLOG)
         loop = asyncio.get_running_loop()
         self._acceptor = Acceptor(loop, sock, self._guard, log=self._log)
@@ -76,38 +83,38 @@ class HttpServer:
         if self._acceptor is not None:
             self._acceptor.close()
             self._acceptor = None
-        await self._guard.finish(_PATIENCE_S)
-        self._guard.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._guard is not None:
+            self._guard.close()
 
-    async def _answer(self, path: str) -> HttpAnswer:
-        answer = self._answers.get(path)
-        if answer is None:
-            return HttpAnswer(404, "text/plain; charset=utf-8", b"404: Not Found")
-        return await answer()
-
-    async def _answer_metrics(self) -> HttpAnswer:
+    async def _answer_metrics(self, _request: web.Request) -> web.Response:
         # One rendering at a time, shared by all who ask meanwhile: scrapers cannot pile up threads.
         if self._rendering is None:
             loop = asyncio.get_running_loop()
             self._rendering = loop.run_in_executor(None, self._render_metrics)
             self._rendering.add_done_callback(self._rendered)
-        return HttpAnswer(200, _METRICS_TYPE, await asyncio.shield(self._rendering))
+        text = await asyncio.shield(self._rendering)
+        return web.Response(body=text, headers={"Content-Type": _METRICS_TYPE})
 
     def _rendered(self, done: asyncio.Future[bytes]) -> None:
         self._rendering = None
         if not done.cancelled() and (error := done.exception()) is not None:
             self._log.error("metrics cannot be rendered", error=repr(error))
 
-    async def _answer_healthz(self) -> HttpAnswer:
-        return _json(200, {"status": "ok"})
+    async def _answer_healthz(self, _request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
 
-    async def _answer_readyz(self) -> HttpAnswer:
+    async def _answer_readyz(self, _request: web.Request) -> web.Response:
         reason = self._not_ready()
         if reason:
-            return _json(503, {"status": "not ready", "reason": reason})
-        return _json(200, {"status": "ready"})
+            return web.json_response({"status": "not ready", "reason": reason}, status=503)
+        return web.json_response({"status": "ready"})
 
 
-def _json(status: int, what: dict[str, str]) -> HttpAnswer:
-    body = msgspec.json.format(msgspec.json.encode(what), indent=0)  # With blanks, for people.
-    return HttpAnswer(status, _JSON_TYPE, body)
+async def _finish_head(_request: web.Request, response: web.StreamResponse) -> None:
+    """Every answer: the last of its connection, and without a banner."""
+    response.force_close()
+    response.headers["Connection"] = "close"
+    response.headers.pop("Server", None)

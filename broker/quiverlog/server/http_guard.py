@@ -1,53 +1,43 @@
-"""Connections of the HTTP port: who may connect, what may be asked, how long, how it is answered.
+"""Stands between the HTTP port and the web framework: who may connect, what may be asked, how long.
 
-A connection carries one request. Until its head is complete and found good, nobody hears of it;
-after the head, what else the client sends is thrown away. So all that is ever asked for is a
-well-formed path by GET or HEAD, without a body and without any field of the client's.
+A connection carries one request. Until its head is complete and found good, the framework does not
+hear of it; after the head, what else the client sends is thrown away. So the framework only ever
+sees GET and HEAD of a well-formed path, without a body and without any field of the client's.
 
-Owns the bound on connections and both timeouts (head, whole request), and the head of an answer,
-which names no library and no version, quiverlog's included: what runs here is not for everybody who
-can reach the port. When all places are taken, the oldest connection that has not finished its head
-gives way: half a request is cheap to hold and must not keep a scraper out.
+Owns the bound on connections and both timeouts (head, whole request). When all places are taken,
+the oldest connection that has not finished its head gives way: half a request is cheap to hold and
+must not keep a scraper out.
 
-Must not know: paths, what is answered.
+Must not know: paths, answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, cast
+from collections.abc import Callable
+from typing import Final, cast
 
 from quiverlog.server.logs import Logger
 from quiverlog.server.metrics import ServerMetrics
 from quiverlog.server.peer import peer_name
 
-__all__ = ["HttpAnswer", "HttpGuard", "HttpLimits"]
+__all__ = ["HttpGuard", "HttpLimits"]
 
 HEAD_BYTES_MAX: Final = 8_192
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]{1,16}) (/[!-~]{0,1023}) HTTP/1\.[01]")
 _FIELD_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):[ \t]*([ -~\t\x80-\xff]*)")
 _BODY_FIELDS: Final = frozenset((b"transfer-encoding", b"upgrade", b"expect"))
+_FIELDS_HANDED_OVER: Final = b"\r\nHost: broker\r\nConnection: close\r\n\r\n"
+"""No answer depends on a header field, so none of a client's is passed on."""
 _REASONS: Final = {
-    200: "OK",
     400: "Bad Request",
-    404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
     413: "Content Too Large",
     431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
     503: "Service Unavailable",
 }
-
-
-class HttpAnswer(NamedTuple):
-    """What a request is answered with; to HEAD without the body."""
-
-    status: int
-    content_type: str
-    body: bytes
 
 
 class HttpLimits:
@@ -70,19 +60,19 @@ class HttpGuard:
     """Makes the protocols of the HTTP port.
 
     Args:
-        answer: what a path is answered with.
+        make_handler: a protocol of the web framework, for one connection.
     """
 
     def __init__(
         self,
         limits: HttpLimits,
-        answer: Callable[[str], Awaitable[HttpAnswer]],
+        make_handler: Callable[[], asyncio.Protocol],
         *,
         metrics: ServerMetrics,
         log: Logger,
     ) -> None:
         self.limits = limits
-        self.answer = answer
+        self.make_handler = make_handler
         self.metrics = metrics
         self.log = log
         self.open: dict[GuardedConnection, None] = {}
@@ -102,12 +92,6 @@ class HttpGuard:
         self.open[connection] = None
         return True
 
-    async def finish(self, patience_s: float) -> None:
-        """Let requests be answered that were heard, for so long."""
-        tasks = [c.answering for c in self.open if c.answering is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=patience_s)
-
     def close(self) -> None:
         """Cut off all connections."""
         for connection in list(self.open):
@@ -120,10 +104,10 @@ class GuardedConnection(asyncio.Protocol):
     def __init__(self, guard: HttpGuard) -> None:
         self._guard = guard
         self._transport = cast("asyncio.Transport", None)
+        self._handler: asyncio.Protocol | None = None
         self._head = bytearray()
         self._timer: asyncio.TimerHandle | None = None
         self._peer = "?"
-        self.answering: asyncio.Task[None] | None = None
         self.head_complete = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -138,7 +122,7 @@ class GuardedConnection(asyncio.Protocol):
         self._timer = loop.call_later(limits.head_s, self._refuse, 408, "no request in time")
 
     def data_received(self, data: bytes) -> None:
-        """Gather the head; have the request answered when it is complete and good."""
+        """Gather the head; hand it over when it is complete and good."""
         if self.head_complete:
             return
         self._head += data[: HEAD_BYTES_MAX + 1]
@@ -154,42 +138,16 @@ class GuardedConnection(asyncio.Protocol):
         if problem is not None:
             self._refuse(*problem)
             return
-        method, target, _ = head.partition(b"\r\n")[0].split(b" ")
-        self._head.clear()
+        self._hand_over(head.partition(b"\r\n")[0])
+
+    def _hand_over(self, request_line: bytes) -> None:
         self.head_complete = True
+        self._head.clear()
         self._guard.metrics.http_requests += 1
         self._restart_timer()
-        path = target.partition(b"?")[0].decode("ascii")
-        # Kept: the loop alone would let it be collected.
-        self.answering = asyncio.get_running_loop().create_task(
-            self._answer(path, with_body=method != b"HEAD")
-        )
-
-    async def _answer(self, path: str, *, with_body: bool) -> None:
-        try:
-            status, content_type, body = await self._guard.answer(path)
-        except Exception as error:  # A bug; the client need not know which.
-            self._guard.log.error("http request failed", path=path, error=repr(error))
-            status, content_type, body = 500, "text/plain", b"500: Internal Server Error"
-        if not self._transport.is_closing():
-            self._write(status, content_type, body, with_body=with_body)
-
-    def _write(
-        self,
-        status: int,
-        content_type: str,
-        body: bytes,
-        *,
-        with_body: bool = True,
-        fields: str = "",
-    ) -> None:
-        """The whole answer, the only one of its connection."""
-        head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n{fields}"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
-        self._transport.write(head.encode() + (body if with_body else b""))
-        self._transport.close()
+        self._handler = self._guard.make_handler()
+        self._handler.connection_made(self._transport)
+        self._handler.data_received(request_line + _FIELDS_HANDED_OVER)
 
     def _restart_timer(self) -> None:
         if self._timer is not None:
@@ -202,15 +160,25 @@ class GuardedConnection(asyncio.Protocol):
         """A client may close its sending side after a whole request and still wait."""
         return self.head_complete
 
+    def pause_writing(self) -> None:
+        """Passed on to the framework."""
+        if self._handler is not None:
+            self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Passed on to the framework."""
+        if self._handler is not None:
+            self._handler.resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Give the place back."""
         self._guard.open.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.answering is not None:
-            self.answering.cancel()
-            self.answering = None
+        if self._handler is not None:
+            self._handler.connection_lost(exc)
+            self._handler = None
 
     def cut_off(self, why: str) -> None:
         """Close at once, whatever is under way."""
@@ -219,16 +187,20 @@ class GuardedConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _refuse(self, status: int, why: str) -> None:
-        """Say why it is not answered, and close."""
+        """Answer without the framework, then close."""
         self.head_complete = True  # whatever still comes is thrown away
         self._guard.metrics.http_refused += 1
         self._guard.log.info("http request refused", peer=self._peer, status=status, why=why)
+        allow = "Allow: GET, HEAD\r\n" if status == 405 else ""
+        text = f"{_REASONS[status]}: {why}.\n"
+        self._transport.write(
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: text/plain\r\n{allow}"
+            f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}".encode()
+        )
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        allow = "Allow: GET, HEAD\r\n" if status == 405 else ""
-        text = f"{_REASONS[status]}: {why}.\n"
-        self._write(status, "text/plain", text.encode(), fields=allow)
+        self._transport.close()
 
 
 def _may_become_a_request(head: bytearray) -> bool:

@@ -12,13 +12,11 @@ import contextlib
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Final, TextIO
 
 import msgspec
+import structlog
 
 from quiverlog.server.log_rate import LineRate
 from quiverlog.server.streams import STDERR, say
@@ -27,7 +25,7 @@ __all__ = ["LogControl", "Logger", "bridge_logging", "make_logger"]
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
-Raised = BaseException | tuple[type[BaseException], BaseException, TracebackType | None] | None
+Logger = structlog.typing.FilteringBoundLogger
 
 
 class LogControl:
@@ -56,65 +54,27 @@ class LogControl:
         for kind, count in ended:
             logger.warning("log lines left out", kind=kind, count=count)
 
-    def admit(self, level: str, kind: str) -> int | None:
-        """How many lines of its kind were left out before this one; None leaves it out, too."""
-        if LEVELS[level] < self.level:
-            return None
+    def process(self, _logger: object, method: str, event: Any) -> Any:
+        """A processor of structlog's: drops lines by level and by rate."""
+        if LEVELS.get(method, 50) < self.level:
+            raise structlog.DropEvent
+        kind = str(event.get("library") or event.get("event"))
         with self._lock:
             admitted = self._rate.admit(kind, self._clock_s())
-        return None if admitted is None else admitted.lines
+        if admitted is None:
+            raise structlog.DropEvent
+        if admitted.lines:
+            event["left_out"] = admitted.lines
+        return event
 
 
-class Logger:
-    """Writes lines: an event, and fields by name. Any thread may.
+class _StandardError:
+    """Lines go out at once: Python's stream keeps what it could not write (see `say`)."""
 
-    Args:
-        render: makes a line of what it is to tell, in this order.
-        write: takes a whole line, without its end.
-    """
+    def write(self, text: str) -> None:
+        say(text.removesuffix("\n"), STDERR)
 
-    __slots__ = ("_control", "_lock", "_render", "_write")
-
-    def __init__(
-        self,
-        control: LogControl,
-        render: Callable[[dict[str, Any]], str],
-        write: Callable[[str], None],
-    ) -> None:
-        self._control = control
-        self._lock = threading.Lock()  # A line is written as a whole.
-        self._render = render
-        self._write = write
-
-    def debug(self, event: str, **fields: Any) -> None:
-        """For whoever looks for a fault."""
-        self._log("debug", event, fields)
-
-    def info(self, event: str, **fields: Any) -> None:
-        """What an operator may want to know."""
-        self._log("info", event, fields)
-
-    def warning(self, event: str, *, exc_info: Raised = None, **fields: Any) -> None:
-        """What an operator should look at. `exc_info`: its traceback goes along."""
-        self._log("warning", event, fields, exc_info)
-
-    def error(self, event: str, *, exc_info: Raised = None, **fields: Any) -> None:
-        """What an operator must look at. `exc_info`: its traceback goes along."""
-        self._log("error", event, fields, exc_info)
-
-    def _log(self, level: str, event: str, fields: dict[str, Any], exc_info: Raised = None) -> None:
-        left_out = self._control.admit(level, str(fields.get("library") or event))
-        if left_out is None:
-            return
-        if left_out:
-            fields["left_out"] = left_out
-        if exc_info is not None:
-            error = exc_info[1] if isinstance(exc_info, tuple) else exc_info
-            fields["exception"] = "".join(traceback.format_exception(error)).rstrip("\n")
-        at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        line = self._render(_plain({"timestamp": at, "level": level, "event": event, **fields}))
-        with self._lock:
-            self._write(line)
+    def flush(self) -> None: ...
 
 
 class _PatientStream:
@@ -123,9 +83,12 @@ class _PatientStream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def write(self, line: str) -> None:
+    def write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._stream.write(f"{line}\n")
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
 
 
@@ -143,17 +106,32 @@ def make_logger(
         format: `logfmt` or `json`.
         control: made for `level` when it is not given.
     """
-    # Lines go out at once: Python's stream keeps what it could not write (see `say`).
-    write = _PatientStream(stream).write if stream is not None else _to_standard_error
-    return Logger(control or LogControl(level), _json if format == "json" else _logfmt, write)
-
-
-def _to_standard_error(line: str) -> None:
-    say(line, STDERR)
+    renderer: Any
+    if format == "json":
+        renderer = structlog.processors.JSONRenderer(serializer=_to_json)
+    else:
+        renderer = structlog.processors.LogfmtRenderer(
+            key_order=["timestamp", "level", "event"], bool_as_flag=False
+        )
+    lines: Any = _StandardError() if stream is None else _PatientStream(stream)
+    logger: Logger = structlog.wrap_logger(
+        structlog.WriteLogger(lines),
+        processors=[
+            (control or LogControl(level)).process,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _plain,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS["debug"]),
+        cache_logger_on_first_use=True,
+    )
+    return logger
 
 
 def bridge_logging(logger: Logger) -> None:
-    """Send warnings of libraries that use `logging` (asyncio) the same way."""
+    """Send warnings of libraries that use `logging` (asyncio, aiohttp) the same way."""
     root = logging.getLogger()
     root.handlers[:] = [_Bridge(logger)]
     root.setLevel(logging.WARNING)
@@ -165,43 +143,26 @@ class _Bridge(logging.Handler):
         self._logger = logger
 
     def emit(self, record: logging.LogRecord) -> None:
-        raised: Any = record.exc_info if record.exc_info and record.exc_info[0] else None
-        write = self._logger.error if record.levelno >= logging.ERROR else self._logger.warning
-        write(record.getMessage(), library=record.name, exc_info=raised)
+        level = "error" if record.levelno >= logging.ERROR else "warning"
+        exc_info: Any = record.exc_info if record.exc_info and record.exc_info[0] else None
+        getattr(self._logger, level)(record.getMessage(), library=record.name, exc_info=exc_info)
 
 
-# --- how a line looks -----------------------------------------------------------------------------
-def _json(line: dict[str, Any]) -> str:
-    return msgspec.json.encode(line).decode()
+def _to_json(value: object, **_: object) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
 
 
-def _logfmt(line: dict[str, Any]) -> str:
-    return " ".join(f"{name}={_logfmt_value(value)}" for name, value in line.items())
-
-
-def _logfmt_value(value: str | bool | float | None) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    text = str(value)
-    if " " in text or "=" in text or '"' in text:
-        text = text.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{text}"'
-    return text
-
-
-def _plain(line: dict[str, Any]) -> dict[str, Any]:
+def _plain(_logger: object, _method: str, event: Any) -> Any:
     """Values as people read them: bytes as hex, other values that are no number as text.
 
     Control characters go: what a client sends must not steer the terminal that shows the log.
     """
-    for key, value in line.items():
+    for key, value in event.items():
         if isinstance(value, bytes | bytearray | memoryview):
-            line[key] = bytes(value[:64]).hex()
+            event[key] = bytes(value[:64]).hex()
         elif not isinstance(value, bool | int | float | None):
-            line[key] = _printable(value if isinstance(value, str) else str(value))
-    return line
+            event[key] = _printable(value if isinstance(value, str) else str(value))
+    return event
 
 
 def _printable(text: str) -> str:
