@@ -108,6 +108,7 @@ MEANINGS: Final[dict[str, str]] = {
     "ReplicaFetchPartition.leader_epoch": "the leader epoch that the follower knows",
     "DeleteRecordsRequest.timeout_ms": "how long the answer may wait for replicas; at most a day",
     "ReplicaFetchPartition.log_start_offset": "rows below it never come back on the follower",
+    "ReplicaFetchResult.flush_offset": "rows below it are to be flushed at once: somebody waits",
     "ReplicaFetchResult.log_start_saved": "rows below it never come back; -1: not known",
     "ReplicaFetchPartition.offset": "end of the follower's log: the first row wanted",
     "ReplicaFetchRequest.bytes_max": "bound for the whole body; 0 or less: 16 MiB",

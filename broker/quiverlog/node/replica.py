@@ -58,6 +58,7 @@ class Replica(Watched):
         "cutting",
         "deleted",
         "fault",
+        "flush_offset",
         "flush_queued",
         "flush_running",
         "flush_wanted",
@@ -99,6 +100,8 @@ class Replica(Watched):
         self.admitted: list[tuple[BatchHeader, memoryview]] = []
         self.admitted_rows = 0
         self.admitted_bytes = 0
+        # Rows below it were asked to be on the disks of copies, too: these are told.
+        self.flush_offset = 0
         self.flush_running = False
         self.flush_queued = False
         # Somebody waits for the flush that is queued.

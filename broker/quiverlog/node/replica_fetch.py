@@ -103,6 +103,7 @@ class ReplicaFetchWaiter(Waiter):
         else:
             result = check(replica.state, replica.log.epochs, session.broker_id, entry)
             result.log_start_saved = replica.log.start_saved
+            result.flush_offset = replica.flush_offset
             try:
                 if not result.error_code and entry.offset < replica.log.log_end_offset:
                     limit = self._request.partition_bytes_max
@@ -135,7 +136,12 @@ class ReplicaFetchWaiter(Waiter):
 
     def _add(self, key: Key, result: ReplicaFetchResult, views: list[memoryview]) -> None:
         assert not views or not result.error_code, "rows or an error"
-        told = (result.high_watermark, result.log_start_offset, result.log_start_saved)
+        told = (
+            result.high_watermark,
+            result.log_start_offset,
+            result.log_start_saved,
+            result.flush_offset,
+        )
         if not views and not result.error_code and self._session.told.get(key) == told:
             return
         self._session.told[key] = told

@@ -16,18 +16,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from quiverlog.batch.checksum import crc32c
-from quiverlog.batch.codec import split_batches
-from quiverlog.batch.header import CRC_START, BatchHeader
-from quiverlog.core.replication.follower import Cut, Follower, Phase, Skip, Take
+from quiverlog.core.replication.follower import Cut, Phase, Take
 from quiverlog.core.replication.peer_fetcher import FetchPlan, Key, PeerFetcher
 from quiverlog.errors import (
-    CorruptBatch,
     InvalidFetchSession,
     QuiverlogError,
     StorageFault,
 )
-from quiverlog.limits import REPLICA_FETCH_WAIT_MS
+from quiverlog.limits import REPLICA_FETCH_FLUSH_WAIT_MS, REPLICA_FETCH_WAIT_MS
+from quiverlog.node.copied_replica import Copy, checked_rows
 from quiverlog.node.effects import Peer, Purpose
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.followed_starts import FollowedStarts
@@ -36,10 +33,9 @@ from quiverlog.node.outbox import Outbox
 from quiverlog.node.peers import Answer, Peers
 from quiverlog.node.replica import Replica
 from quiverlog.node.wakeups import Wakeups
-from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.jobs import TrimJob, TrimResult
 from quiverlog.storage.truncation import TruncateJob, TruncateResult
-from quiverlog.types import Now
+from quiverlog.types import Durability, Now
 from quiverlog.wire.replica_messages import (
     ReplicaFetchRequest,
     ReplicaFetchResponse,
@@ -50,43 +46,6 @@ __all__ = ["Replication"]
 
 _ANSWER_MS: Final = REPLICA_FETCH_WAIT_MS + 4_500
 """A leader that says nothing for so long is given up."""
-
-
-class _Copy:
-    """A replica that is copied, as its machine reads it. `step`: what is to be done to its log."""
-
-    __slots__ = ("follower", "key", "leader_id", "replica", "step")
-
-    def __init__(self, key: Key, replica: Replica) -> None:
-        self.key = key
-        self.replica = replica
-        self.follower = Follower(self)
-        self.leader_id = -1
-        self.step: Cut | Skip | None = None
-
-    @property
-    def log_start_offset(self) -> int:
-        return self.replica.log.log_start_offset
-
-    @property
-    def log_start_saved(self) -> int:
-        return self.replica.log.start_saved
-
-    @property
-    def log_end_offset(self) -> int:
-        return self.replica.log.log_end_offset
-
-    @property
-    def flushed_offset(self) -> int:
-        return self.replica.log.flushed_offset
-
-    @property
-    def high_watermark(self) -> int:
-        return self.replica.state.high_watermark
-
-    @property
-    def epochs(self) -> LeaderEpochs:
-        return self.replica.log.epochs
 
 
 class Replication:
@@ -105,6 +64,7 @@ class Replication:
         "_cut_done",
         "_fetchers",
         "_flushes",
+        "_flushing",
         "_jobs",
         "_node_id",
         "_outbox",
@@ -135,10 +95,12 @@ class Replication:
         self._outbox = outbox
         self._starts = starts
         self._cut_done = cut_done
-        self._copies: dict[Key, _Copy] = {}
+        self._copies: dict[Key, Copy] = {}
         self._fetchers: dict[int, PeerFetcher] = {}
+        # Copies whose leader waits for their flush, and this leader.
+        self._flushing: dict[Key, int] = {}
         # Copies whose cut waits for a flush to be back.
-        self._to_cut: dict[Key, _Copy] = {}
+        self._to_cut: dict[Key, Copy] = {}
 
     # --- what the metadata say -----------------------------------------------------------------
     def follow(
@@ -147,7 +109,7 @@ class Replication:
         """Another broker leads the partition under this epoch; a negative id: none does."""
         copy = self._copies.get(key)
         if copy is None:
-            copy = self._copies[key] = _Copy(key, replica)
+            copy = self._copies[key] = Copy(key, replica)
         copy.follower.led_by(leader_epoch, has_leader=leader_id >= 0)
         if leader_id != copy.leader_id:
             self._leave_leader(copy)
@@ -171,12 +133,13 @@ class Replication:
         self._to_cut.pop(key, None)
         return True
 
-    def _leave_leader(self, copy: _Copy) -> None:
+    def _leave_leader(self, copy: Copy) -> None:
+        self._flushing.pop(copy.key, None)
         if copy.leader_id >= 0:
             self._fetchers[copy.leader_id].remove(copy.key)
             copy.leader_id = -1
 
-    def _told(self, copy: _Copy, now: Now) -> None:
+    def _told(self, copy: Copy, now: Now) -> None:
         if copy.leader_id >= 0:
             self._fetchers[copy.leader_id].told(copy.key, now.mono_us)
 
@@ -196,7 +159,11 @@ class Replication:
     def flushed(self, replica: Replica) -> None:
         """More of a copy is on the disk: its leader is to know."""
         copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
-        if copy is not None and copy.leader_id >= 0 and copy.follower.may_fetch:
+        if copy is None:
+            return
+        if not replica.flush_queued and not replica.flush_running:
+            self._flushing.pop(copy.key, None)
+        if copy.leader_id >= 0 and copy.follower.may_fetch:
             self._fetchers[copy.leader_id].told(copy.key, 0)
 
     def start_failed(self, replica: Replica, now: Now) -> None:
@@ -231,12 +198,15 @@ class Replication:
     def _ask(self, leader_id: int, fetcher: PeerFetcher, plan: FetchPlan, now: Now) -> None:
         assert fetcher.in_flight
         assert leader_id != self._node_id, "a broker copies nothing from itself"
+        wait_ms = REPLICA_FETCH_WAIT_MS if plan.may_wait else 0
+        if leader_id in self._flushing.values():
+            wait_ms = min(wait_ms, REPLICA_FETCH_FLUSH_WAIT_MS)
         request = ReplicaFetchRequest(
             replica_id=self._node_id,
             broker_epoch=max(self._broker_epoch(), 0),
             session_id=plan.session_id,
             session_epoch=plan.session_epoch,
-            max_wait_ms=REPLICA_FETCH_WAIT_MS if plan.may_wait else 0,
+            max_wait_ms=wait_ms,
             partitions=plan.entries,
             forgotten=plan.forgotten,
         )
@@ -284,12 +254,12 @@ class Replication:
                 self._wakeups.changed(copy.replica)
 
     # --- rows ----------------------------------------------------------------------------------
-    def _take(self, copy: _Copy, result: ReplicaFetchResult, rows: memoryview, now: Now) -> None:
+    def _take(self, copy: Copy, result: ReplicaFetchResult, rows: memoryview, now: Now) -> None:
         replica = copy.replica
         assert not replica.cutting, "nothing is appended while a log is cut"
         try:
             if len(rows):
-                batches = _checked(replica, rows)
+                batches = checked_rows(replica, rows)
                 replica.append_copied(batches, now)
                 self._flushes.appended(replica)
                 self._told(copy, now)
@@ -307,10 +277,21 @@ class Replication:
             return
         if replica.state.leader_said(result.high_watermark):
             self._wakeups.changed(replica)
+        self._flush(copy, result.flush_offset)
         self._starts.said(replica, result.log_start_offset, result.log_start_saved, now)
 
+    def _flush(self, copy: Copy, flush_offset: int) -> None:
+        """At once where a producer waits for this disk, too, or may: the topic says so."""
+        replica = copy.replica
+        log = replica.log
+        at_once = replica.state.durability is Durability.REPLICATED_FLUSHED
+        wanted = log.log_end_offset if at_once else min(flush_offset, log.log_end_offset)
+        if wanted > log.flushed_offset and replica.fault is None:
+            self._flushing[copy.key] = copy.leader_id
+            self._flushes.want(replica)
+
     # --- cutting -------------------------------------------------------------------------------
-    def _begin_cut(self, copy: _Copy, now: Now) -> None:
+    def _begin_cut(self, copy: Copy, now: Now) -> None:
         replica = copy.replica
         if replica.flush_running or replica.jobs_running:
             return
@@ -334,7 +315,7 @@ class Replication:
 
     def _cut_back(
         self,
-        copy: _Copy,
+        copy: Copy,
         jobs: list[TruncateJob | TrimJob | None],
         result: object,
         error: BaseException | None,
@@ -373,18 +354,3 @@ class Replication:
         if not replica.deleted:
             self._flushes.appended(replica)
             self._cut_done(copy.key[0], now)
-
-
-def _checked(replica: Replica, rows: memoryview) -> list[tuple[BatchHeader, memoryview]]:
-    """The batches of an answer: their bytes are as their producers have sent them.
-
-    Raises:
-        CorruptBatch: the checksum of one is wrong.
-    """
-    batches = list(split_batches(rows))
-    for header, view in batches:
-        if crc32c(view[CRC_START:]) != header.crc32c:
-            raise CorruptBatch(
-                f"{replica.name}: a copied batch at {header.base_offset} is damaged."
-            )
-    return batches

@@ -34,6 +34,7 @@ STAGED_ROWS_MAX: Final = 2**30
 """Rows of one log's write: with those of a segment they must fit an index's 32 bits."""
 _TIMEOUT_MS_MAX: Final = 24 * 3_600_000
 _MEMORY: Final = Durability.MEMORY
+_REPLICATED_FLUSHED: Final = Durability.REPLICATED_FLUSHED
 _FLUSHED: Final = frozenset((int(Durability.FLUSHED), int(Durability.REPLICATED_FLUSHED)))
 
 StagedEntry = tuple[Replica, int, m.ProducePartitionResult]
@@ -164,6 +165,9 @@ class Staging:
             waiter.wait(replica.answers, needed, result)
             if needed and result.durability in _FLUSHED:
                 self._flushes.want(replica, staged.connection_id)
+                if needed > replica.flush_offset and result.durability == _REPLICATED_FLUSHED:
+                    replica.flush_offset = needed
+                    self._wakeups.grown(replica)  # Its copies are to flush, too.
         for replica in dict.fromkeys(replica for replica, _, _ in staged.entries):
             replica.answers.advance(replica.state)  # What is safe only waits for its turn.
 

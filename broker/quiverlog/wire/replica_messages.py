@@ -95,6 +95,7 @@ class ReplicaFetchResult(Part, array_like=True, gc=False):
     diverging_end_offset: Int64 = -1
     batch_bytes: Int64 = 0
     log_start_saved: Int64 = -1
+    flush_offset: Int64 = 0
 
 
 class ReplicaFetchResponse(Response, array_like=True, gc=False):

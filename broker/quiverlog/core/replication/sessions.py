@@ -31,7 +31,7 @@ __all__ = ["FetchSession", "FetchSessions"]
 
 class FetchSession(Heard):
     """One follower's. `entries`: what it has said; `told`: what it knows of each partition, which
-    is (high watermark, log start, the start that is on the leader's disk)."""
+    is (high watermark, log start, the start that is on the leader's disk, what it shall flush)."""
 
     __slots__ = ("broker_epoch", "broker_id", "entries", "epoch", "news", "session_id", "told")
 
@@ -43,7 +43,7 @@ class FetchSession(Heard):
         self.epoch = 0
         self.entries: dict[Key, ReplicaFetchPartition] = {}
         self.news: dict[Key, None] = {}
-        self.told: dict[Key, tuple[int, int, int]] = {}
+        self.told: dict[Key, tuple[int, int, int, int]] = {}
 
     def moved(self, key: Key) -> bool:
         """The partition has moved. True when that is the first news since the last fetch."""
