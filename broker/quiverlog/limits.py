@@ -144,6 +144,8 @@ RAFT_CHUNK_BYTES_MAX: Final = 1 * MIB
 """Bytes of a snapshot in one message: a follower holds one chunk at a time."""
 RAFT_OBSERVERS_MAX: Final = 1_000
 """Replicas without a vote that a leader sends the log to."""
+RAFT_WAITING_MESSAGES_MAX: Final = 1_000
+"""Answers of a replica that wait for its disk; beyond, the oldest is as good as lost on the way."""
 QUORUM_MESSAGES_MAX: Final = 64
 """Messages of the quorum in one QUORUM request; more go into the next one."""
 QUORUM_ENTRIES_MAX: Final = 32 * KIB
@@ -279,6 +281,7 @@ assert 3 * RAFT_HEARTBEAT_MS <= RAFT_ELECTION_TIMEOUT_MS, "two heartbeats may be
 assert max(RAFT_APPEND_BYTES_MAX, RAFT_CHUNK_BYTES_MAX) <= QUORUM_BODY_BYTES_MAX, (
     "the largest message of the quorum fits a request"
 )
+assert QUORUM_VOTERS_MAX < RAFT_WAITING_MESSAGES_MAX, "a candidate asks all voters at once"
 assert QUORUM_BODY_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert QUORUM_ENTRIES_MAX * 16 + QUORUM_MESSAGES_MAX * KIB <= HEADER_BYTES_MAX, (
     "what a header says of entries and messages fits it"

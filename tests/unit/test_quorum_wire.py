@@ -22,6 +22,7 @@ NUMBERS = st.integers(0, 2**62)
 SOURCE = r.ReplicaKey(1, "disk-1")
 KEYS = st.builds(r.ReplicaKey, st.integers(0, 2**31 - 1), st.text(min_size=1, max_size=64))
 VOTERS = st.dictionaries(KEYS, st.text(max_size=30), max_size=4)
+SETS = st.dictionaries(KEYS, st.text(max_size=30), min_size=1, max_size=4)
 TARGETS = st.builds(r.ReplicaKey, st.integers(0, 2), st.text(max_size=64))
 FIELDS: dict[type, st.SearchStrategy[Any]] = {int: NUMBERS, bool: st.booleans()}
 
@@ -33,7 +34,7 @@ def entries_behind(draw: st.DrawFn, index: int) -> tuple[r.Entry, ...]:
         kind = draw(st.sampled_from(r.EntryKind))
         data = draw(st.binary(max_size=50))
         if kind is r.EntryKind.VOTERS:
-            data = pack_voters(draw(VOTERS))
+            data = pack_voters(draw(SETS))
         found.append(r.Entry(index + 1 + at, draw(NUMBERS), kind, data))
     return tuple(found)
 
@@ -184,6 +185,14 @@ def request_of(*found: q.QuorumMessage, source: str = "d") -> q.QuorumRequest:
     )
 
 
+MANY = {r.ReplicaKey(n, "d"): "" for n in range(limits.QUORUM_VOTERS_MAX + 1)}
+
+
+def voters_entry(voters: r.Voters) -> q.QuorumRequest:
+    entry = q.QuorumEntry(1, int(r.EntryKind.VOTERS), len(pack_voters(voters)))
+    return request_of(q.QuorumAppend(entries=[entry]))
+
+
 @pytest.mark.parametrize(
     ("request_", "body", "why"),
     [
@@ -193,6 +202,8 @@ def request_of(*found: q.QuorumMessage, source: str = "d") -> q.QuorumRequest:
         (request_of(q.QuorumAppend(entries=[q.QuorumEntry(1, 3, 0)])), b"", "of the kind 3"),
         (request_of(q.QuorumAppend(entries=[q.QuorumEntry(1, 2, 1)])), b"\xc1", "the voters of"),
         (request_of(q.QuorumAppend(entries=[q.QuorumEntry(1, 2, 3)])), b"\x92\x00\x90", "voters"),
+        (voters_entry({}), pack_voters({}), "length"),
+        (voters_entry(MANY), pack_voters(MANY), "length"),
         (
             request_of(q.QuorumAppend(prev_index=2**63 - 1, entries=[q.QuorumEntry()])),
             b"",

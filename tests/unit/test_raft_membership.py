@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from quiverlog.core.raft import messages as m
 from quiverlog.core.raft.election import Role
 from quiverlog.core.raft.membership import pack_voters, unpack_voters
 from quiverlog.core.raft.messages import ProposalRefused, Refusal, ReplicaKey, SnapshotMeta
+from quiverlog.limits import QUORUM_VOTERS_MAX
 from tests.support.raft import (
     Replica,
     accepted,
@@ -176,6 +178,15 @@ def test_the_bytes_of_a_set_never_change() -> None:
     members = {ReplicaKey(2, "d2"): "", ReplicaKey(1, "d1"): "node1"}
     assert pack_voters(members) == packed
     assert unpack_voters(packed) == members
+
+
+def test_there_are_no_more_voters_than_a_message_can_name() -> None:
+    """The snapshot of a larger set could not be sent to anybody."""
+    replica = leader(members=voters(*range(QUORUM_VOTERS_MAX)))
+    assert change(replica, "add", QUORUM_VOTERS_MAX) is Refusal.TOO_MANY_VOTERS
+    for members in ({}, voters(*range(QUORUM_VOTERS_MAX + 1))):
+        with pytest.raises(msgspec.ValidationError):
+            unpack_voters(pack_voters(members))
 
 
 # --- being removed -------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 
 from quiverlog.core.raft import messages as m
 from quiverlog.core.raft.messages import EntryKind, ProposalRefused, Refusal
+from quiverlog.limits import RAFT_WAITING_MESSAGES_MAX
 from tests.support.raft import (
     CONFIG,
     Replica,
@@ -35,6 +36,19 @@ def refused(index: int, hint_index: int, hint_term: int, term: int) -> m.AppendR
 def answers(replica: Replica) -> list[tuple[bool, int]]:
     found = replica.take(m.AppendResponse)
     return [(a.accepted, a.index) for a in found if isinstance(a, m.AppendResponse)]
+
+
+# --- a disk that hangs ----------------------------------------------------------------------------
+def test_answers_that_wait_for_a_disk_that_hangs_are_bounded() -> None:
+    """A leader asks on with each heartbeat, for as long as it takes."""
+    replica = Replica(0, term=1)
+    replica.step(append(0, 0, entries(1, [1]), term=1))
+    replica.take()
+    for _ in range(3 * RAFT_WAITING_MESSAGES_MAX):
+        replica.step(append(1, 1, [], term=1))
+    assert answers(replica) == []
+    replica.settle()
+    assert answers(replica) == [(True, 1)] * RAFT_WAITING_MESSAGES_MAX
 
 
 # --- committing -----------------------------------------------------------------------------------

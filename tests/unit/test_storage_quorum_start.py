@@ -138,6 +138,14 @@ def test_a_snapshot_that_was_replaced_is_not_read_any_more(tmp_path: Path) -> No
     assert job.run().data is None
 
 
+def test_voters_that_mean_nothing_are_damage(tmp_path: Path) -> None:
+    story = Story(open_log(PosixDisk(), str(tmp_path)), b"")
+    story.write(Entry(1, 2, EntryKind.VOTERS, b"\x92\x01\x90"), state=HardState(2, KEY))
+    story.log.close()
+    with pytest.raises(CorruptLog, match="has voters that cannot be read"):
+        open_log(PosixDisk(), str(tmp_path))
+
+
 # --- a broker that had no quorum ------------------------------------------------------------------
 SINGLE = [encode_entry([ProducerIdBlockRecord(n)]) for n in range(1, 4)]
 COMPACTED = [encode_entry([SnapshotRecord(40)]), *SINGLE]

@@ -212,12 +212,13 @@ class Metadata(Decisions):
         assert not self.image.frozen
         records = decode_entry(snapshot.records) if snapshot.records else []
         before = self.image
-        self.image, self.pending = Image(before.defaults), Image(before.defaults)
-        for image in (self.image, self.pending):
+        image, pending = Image(before.defaults), Image(before.defaults)
+        for one in (image, pending):
             if records:
                 # Snapshots from before there were broker epochs have none: theirs is the newest.
-                image.replay_entry(records, version=snapshot.meta.index)
-            image.version = snapshot.meta.index
+                one.replay_entry(records, version=snapshot.meta.index)
+            one.version = snapshot.meta.index
+        self.image, self.pending = image, pending
         self.cache.clear()
         if self._serving:
             now_there = self.image.topics_by_id

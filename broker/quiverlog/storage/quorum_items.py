@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from quiverlog.core.raft.membership import unpack_voters
 from quiverlog.core.raft.messages import (
     Entry,
     EntryKind,
@@ -51,6 +52,7 @@ _ENTRY: Final = b"E"
 _U32: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<cQQB")
 _META_VERSION: Final = 1
+_KINDS: Final = frozenset(map(int, EntryKind))
 
 
 class _Meta(msgspec.Struct, array_like=True):
@@ -127,10 +129,15 @@ def _unpack_entry(path: str, item: bytes) -> Entry:
     if item[:1] != _ENTRY or len(item) < _HEAD.size:
         raise _nonsense(path, "has an entry that is none")
     _, index, term, kind = _HEAD.unpack_from(item)
-    try:
-        return Entry(index, term, EntryKind(kind), item[_HEAD.size :])
-    except ValueError as error:
-        raise UnsupportedFormat(f"{path} has an entry of an unknown kind, {kind}.") from error
+    if kind not in _KINDS:
+        raise UnsupportedFormat(f"{path} has an entry of an unknown kind, {kind}.")
+    entry = Entry(index, term, EntryKind(kind), item[_HEAD.size :])
+    if entry.kind is EntryKind.VOTERS:
+        try:
+            unpack_voters(entry.data)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise _nonsense(path, f"has voters that cannot be read ({error})") from error
+    return entry
 
 
 def unpack_history(path: str, items: Sequence[bytes]) -> History:

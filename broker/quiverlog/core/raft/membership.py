@@ -9,6 +9,7 @@ needed.
 Invariants:
 - `history` ascends by index; its first entry is the set at or before the snapshot.
 - At most one set is above the commit index in the log of a leader: `check_change` sees to it.
+- No set is empty, or larger than a snapshot's message can name.
 - Two disks of one node are never voters at the same time.
 
 Must not know: who is reachable, how far a replica has come (the leader asks before it proposes).
@@ -20,6 +21,7 @@ from collections.abc import Iterable
 from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from quiverlog.core.raft.log import LogView
 from quiverlog.core.raft.messages import (
@@ -30,6 +32,7 @@ from quiverlog.core.raft.messages import (
     ReplicaKey,
     Voters,
 )
+from quiverlog.limits import DIRECTORY_ID_CHARS_MAX, ENDPOINT_CHARS_MAX, QUORUM_VOTERS_MAX
 
 __all__ = ["Membership", "pack_voters", "unpack_voters"]
 
@@ -37,12 +40,19 @@ _VERSION: Final = 1
 _SCAN_BYTES: Final = 1024 * 1024
 
 
+_NodeId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_DirectoryId = Annotated[str, Meta(min_length=1, max_length=DIRECTORY_ID_CHARS_MAX)]
+_Endpoint = Annotated[str, Meta(max_length=ENDPOINT_CHARS_MAX)]
+
+
 class _VotersRecord(msgspec.Struct, array_like=True):
     """`data` of a VOTERS entry. Fields are appended, never changed."""
 
-    version: Annotated[int, msgspec.Meta(ge=_VERSION)]
-    voters: list[tuple[int, str, str]]
-    """Node id, directory id, endpoint."""
+    version: Annotated[int, Meta(ge=_VERSION)]
+    voters: Annotated[
+        list[tuple[_NodeId, _DirectoryId, _Endpoint]],
+        Meta(min_length=1, max_length=QUORUM_VOTERS_MAX),
+    ]
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -164,6 +174,8 @@ class Membership:
         assert key.directory_id
         if any(voter.node_id == key.node_id for voter in self.voters):
             raise ProposalRefused(Refusal.ALREADY_VOTER)
+        if len(self.voters) >= QUORUM_VOTERS_MAX:
+            raise ProposalRefused(Refusal.TOO_MANY_VOTERS)
         return {**self.voters, key: endpoint}
 
     def without_voter(self, key: ReplicaKey) -> dict[ReplicaKey, str]:

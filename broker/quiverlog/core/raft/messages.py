@@ -238,6 +238,7 @@ class Refusal(enum.Enum):
     ALREADY_VOTER = "the replica, or another disk of its node, is a voter already"
     NOT_VOTER = "the replica is no voter"
     NOT_CAUGHT_UP = "the replica does not follow the log closely enough yet"
+    TOO_MANY_VOTERS = "there are as many voters as there may be"
     LAST_VOTER = "the last voter cannot be removed"
 
 

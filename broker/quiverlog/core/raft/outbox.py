@@ -29,6 +29,7 @@ from quiverlog.core.raft.messages import (
     ReplicaKey,
     SnapshotChunk,
 )
+from quiverlog.limits import RAFT_WAITING_MESSAGES_MAX
 
 __all__ = ["Outbox", "Write"]
 
@@ -96,6 +97,9 @@ class Outbox:
         assert index <= self._log.last_index
         row = self._own if message.target == self._key else self._waiting
         row.append(_Waiting(message, self._hard_state, index))
+        if len(row) > RAFT_WAITING_MESSAGES_MAX:
+            del row[0]  # The disk hangs, and others ask on and on: they will ask again.
+        assert len(row) <= RAFT_WAITING_MESSAGES_MAX
 
     def take_messages(self) -> tuple[Message, ...]:
         """Messages whose promises are durable, to be sent now."""

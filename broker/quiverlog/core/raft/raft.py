@@ -349,11 +349,12 @@ class Raft:
 
     def fail(self, now_us: int) -> None:
         """The disk is out of service: hand over if this replica leads, and promise nothing more."""
+        # First, so that one that a bug has broken writes nothing either.
+        self._outbox.fail()
+        self.is_failed = True
         if self._leader is not None:
             self._leader.hand_over_now()
             self._step_down(self.term, now_us)
-        self._outbox.fail()
-        self.is_failed = True
 
     # --- out -----------------------------------------------------------------------------------
     @property
