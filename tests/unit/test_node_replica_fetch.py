@@ -278,3 +278,38 @@ def test_only_brokers_are_served(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path / "other")
     response, _ = node.call(ReplicaFetchRequest(replica_id=COPY, broker_epoch=7))
     assert response.error_code == WrongListener.code
+
+
+def test_news_of_a_partition_whose_rows_are_being_read_asks_the_disk_for_nothing_more(
+    tmp_path: Path,
+) -> None:
+    """What was asked for is not there yet: that says nothing of what the disk holds."""
+    node = NodeDriver(tmp_path, node_id=LEADER)
+    topic = node.create(durability="memory", **{"segment.ms": "1000"})
+    for value in range(3):
+        node.produced(topic, batch_of([value]))
+        node.advance(2_000)
+    node.restart()
+    node.node.broker.quorum_inbox.serve(lambda messages, now: None)
+    node.node.broker.metadata.image.topics["t"].replication_factor = 2
+    change(node, topic, replicas=BOTH, in_sync_replicas=BOTH, leader_id=LEADER, leader_epoch=30)
+    node.hold_jobs = True
+    entry = ReplicaFetchPartition(topic, 0, 30, 0, -1, 0, 0)
+    request = ReplicaFetchRequest(
+        replica_id=COPY, broker_epoch=7, max_wait_ms=10_000, partitions=[entry]
+    )
+    correlation = node.request(request)
+    for value in range(20):
+        node.produce(topic, batch_of([100 + value]))
+        while node.node.next_deadline_us() == 0:
+            node.step()
+    loads = [start for start in node.jobs if start.job.kind in ("load index", "cold read")]
+    assert len(loads) == 1
+    assert node.answer(correlation) is None
+    node.hold_jobs = False
+    node.run_until_idle()
+    response, body = node.answer(correlation) or (None, b"")
+    assert isinstance(response, ReplicaFetchResponse)
+    assert not response.partitions[0].error_code
+    assert next(iter(split_batches(memoryview(body))))[0].base_offset == 0
+    assert not [line for line in node.lines if line.level == "error"]

@@ -29,6 +29,7 @@ from quiverlog.node.events import RequestReceived
 from quiverlog.node.lookup import Lookup
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.quorum_requests import serves_brokers
+from quiverlog.node.replica import Replica
 from quiverlog.node.waits import Waits
 from quiverlog.storage.reading_jobs import NotResident
 from quiverlog.types import Now
@@ -70,7 +71,7 @@ class ReplicaFetchWaiter(Waiter):
         self._session = session
         self._request = request
         self._loaded: dict[Key, Loaded] = {}
-        self.loading = 0
+        self.loading: set[Key] = set()
         self.response = ReplicaFetchResponse(session_id=session.session_id)
         self.response.partitions = []
         self.body: list[memoryview] = []
@@ -85,6 +86,8 @@ class ReplicaFetchWaiter(Waiter):
         for _ in range(min(len(session.news), REPLICA_FETCH_ENTRIES_MAX)):
             key = session.next_news()
             assert key is not None
+            if key in self.loading:
+                continue  # Looked at when what it waits for is there.
             if self.byte_count >= bytes_max:
                 session.moved(key)
                 break
@@ -120,11 +123,10 @@ class ReplicaFetchWaiter(Waiter):
                         just_read=loaded.reads if loaded is not None else (),
                     )
             except NotResident as cold:
-                loaded = self._loaded.setdefault(key, Loaded())
-                loaded.take(cold)
-                self.loading += 1
-                lookup.cold_read(replica, cold)(partial(self._is_loaded, key, loaded))
-                return
+                in_vain = self._load(key, replica, cold)
+                if in_vain is None:
+                    return
+                result.error_code, result.error_message = in_vain.code, in_vain.message
             except QuiverlogError as error:
                 if isinstance(error, CorruptLog):
                     lookup.corrupt_read(replica, error)
@@ -133,6 +135,18 @@ class ReplicaFetchWaiter(Waiter):
                 result.error_code = StorageFault.code
                 result.error_message = f"reading failed: {error}."
         self._add(key, result, views)
+
+    def _load(self, key: Key, replica: Replica, cold: NotResident) -> QuiverlogError | None:
+        """Have it read by a job; or why that would be in vain."""
+        assert key not in self.loading, "one thing after the other"
+        loaded = self._loaded.setdefault(key, Loaded())
+        try:
+            loaded.take(cold)
+        except QuiverlogError as error:
+            return error
+        self.loading.add(key)
+        self._lookup.cold_read(replica, cold)(partial(self._is_loaded, key, loaded))
+        return None
 
     def _add(self, key: Key, result: ReplicaFetchResult, views: list[memoryview]) -> None:
         assert not views or not result.error_code, "rows or an error"
@@ -153,8 +167,8 @@ class ReplicaFetchWaiter(Waiter):
     def _is_loaded(
         self, key: Key, loaded: Loaded, _result: object, error: BaseException | None, now: Now
     ) -> None:
-        assert self.loading > 0
-        self.loading -= 1
+        assert key in self.loading
+        self.loading.remove(key)
         loaded.failed(error, self._lookup)
         self._session.moved(key)
         if not self.done:

@@ -279,7 +279,8 @@ class StandIn:
         assert leader.node is not None
         version = leader.node.broker.metadata.image.version
         for host in self._cluster.living:
-            if host.node_id in _GluedAssignment.waiting and host.node is not None:
+            left = any(node_id == host.node_id for node_id, _ in self.must_leave)
+            if host.node_id in _GluedAssignment.waiting and not left and host.node is not None:
                 broker = host.node.broker
                 is_known = broker.registered.own_epoch >= 0
                 if is_known and broker.metadata.image.version >= version and not host.is_paused:
