@@ -16,7 +16,7 @@ from tests.sim.mutations import Mutation, planted
 from tests.support.registration_world import RegistrationWorld, Violation
 
 STEPS = 400
-SEEDS_PER_BUG = 60
+SEEDS_PER_BUG = 600
 MACHINE = "core.controller.registrations:Registrations"
 SESSIONS = "core.controller.sessions:Sessions"
 

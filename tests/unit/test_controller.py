@@ -10,9 +10,11 @@ import pyarrow as pa
 import pytest
 
 from quiverlog.batch.schema import serialize_schema
+from quiverlog.core.controller import elections
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
+    PartitionChangeRecord,
     PartitionRecord,
     Record,
     decode_entry,
@@ -26,6 +28,7 @@ from quiverlog.core.controller.topics import (
     find_topic,
     next_producer_id_block,
 )
+from quiverlog.core.raft.messages import ENTRY_OVERHEAD_BYTES
 from quiverlog.errors import (
     IncompatibleSchema,
     InvalidConfig,
@@ -37,6 +40,7 @@ from quiverlog.errors import (
     TopicExists,
     UnknownTopic,
 )
+from quiverlog.limits import PARTITIONS_PER_BROKER_MAX, RAFT_APPEND_BYTES_MAX
 from quiverlog.types import Durability
 from tests.support.controller import SCHEMA, alter, create, described, entropy, register
 
@@ -288,3 +292,50 @@ def test_snapshot_is_the_same_image(image: Image) -> None:
     again = Image({})
     again.replay_entry(decode_entry(encode_entry(image.snapshot_records())))
     assert described(again) == described(image)
+
+
+# --- configuration and elections ----------------------------------------------------------------
+def test_what_elections_go_by_is_the_topics_own() -> None:
+    """A broker's default would be another one's elsewhere: who leads counts by it, too."""
+    image = Image({"min.insync.replicas": "1", "unclean.leader.election.enable": "true"})
+    image.replay_entry(create(image, "one"))
+    assert image.topics["one"].configs == {}
+    assert image.topics["one"].config.unclean_leader_election
+    image.replay_entry(create(image, "two", replication_factor=2, brokers=[0, 1]))
+    two = image.topics["two"]
+    assert (two.config.min_in_sync_replicas, two.config.unclean_leader_election) == (1, True)
+    elsewhere = Image({})
+    elsewhere.replay_entry(image.snapshot_records())
+    assert elsewhere.topics["two"].config == two.config
+    image.replay_entry(alter(image, "two", delete_configs=["min.insync.replicas"]))
+    assert two.config.min_in_sync_replicas == 2
+
+
+def test_a_lower_minimum_leaves_nobody_eligible_who_is_out_of_sync() -> None:
+    """Rows become readable from then on that it does not have."""
+    image = Image({})
+    image.replay_entry(create(image, replication_factor=2, brokers=[0, 1], partitions=1))
+    topic = image.topics["flights"]
+    leader = topic.partitions[0].leader_id
+    image.replay(
+        PartitionChangeRecord(
+            topic.topic_id,
+            0,
+            in_sync_replicas=(leader,),
+            eligible_leader_replicas=(1 - leader,),
+        )
+    )
+    assert len(alter(image, set_configs={"retention.ms": "5000"})) == 1
+    image.replay_entry(alter(image, set_configs={"min.insync.replicas": "1"}))
+    assert topic.partitions[0].eligible_leader_replicas == ()
+    assert topic.partitions[0].leader_id == leader
+
+
+def test_a_broker_with_all_that_it_may_hold_is_fenced_in_one_entry() -> None:
+    image = Image({})
+    for name in "ab":
+        options = {"partitions": 10_000, "replication_factor": 3, "brokers": [100, 101, 102]}
+        image.replay_entry(create(image, name, **options))
+    records = elections.broker_fenced(image, 100)
+    assert len(records) == PARTITIONS_PER_BROKER_MAX
+    assert len(encode_entry(records)) < RAFT_APPEND_BYTES_MAX - ENTRY_OVERHEAD_BYTES

@@ -67,7 +67,7 @@ def test_every_setting_of_the_node_is_read_by_the_node(field: str) -> None:
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(TopicConfig)])
 def test_every_setting_of_a_topic_is_read(field: str) -> None:
-    assert readers(field, ("node/", "storage/"))
+    assert readers(field, ("node/", "storage/", "core/controller/"))
 
 
 CHANGED = {
@@ -80,6 +80,7 @@ CHANGED = {
     "retention.ms": "2000",
     "segment.bytes": "65536",
     "segment.ms": "2000",
+    "unclean.leader.election.enable": "true",
     "validation": "full",
 }
 

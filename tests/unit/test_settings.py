@@ -115,7 +115,6 @@ def test_every_option_of_the_connector_is_read() -> None:
 
 def refused() -> Iterator[tuple[str, str]]:
     yield "topic", "cleanup.policy"
-    yield "topic", "unclean.leader.election.enable"
     for key in ("isolation.level", "fetchFrom", "deliveryMode"):
         yield "connector", key
 

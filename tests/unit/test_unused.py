@@ -20,6 +20,14 @@ PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog")
 EXCEPTIONS: Final[dict[str, str]] = {
     **dict.fromkeys(
         [
+            "broker/quiverlog/core/controller/elections.py:preferred_leader",
+            "broker/quiverlog/core/controller/elections.py:unclean_leader",
+            "broker/quiverlog/core/controller/elections.py:unregistered",
+        ],
+        "elections that are asked for, which have no request yet",
+    ),
+    **dict.fromkeys(
+        [
             "broker/quiverlog/core/raft/raft.py:move_voter",
             "broker/quiverlog/core/raft/raft.py:remove_voter",
             "broker/quiverlog/core/raft/raft.py:transfer_leadership",

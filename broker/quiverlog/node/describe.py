@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable
 from typing import Final
 
 from quiverlog.core.controller import topics as decide
-from quiverlog.core.controller.configs import CONFIG_DEFS, default_text
+from quiverlog.core.controller.configs import CONFIG_DEFS, TAKEN_AT_CREATION, default_text
 from quiverlog.core.controller.image import PartitionImage, TopicImage
 from quiverlog.core.controller.records import SchemaRecord
 from quiverlog.errors import InvalidRequest, QuiverlogError, UnknownTopic, UnknownTopicId
@@ -236,7 +236,9 @@ def _describe_partition(
 def _config_entry(broker: Broker, topic: TopicImage, key: str) -> m.ConfigEntry:
     if key in topic.configs:
         return m.ConfigEntry(key, topic.configs[key], "topic")
-    value = broker.metadata.image.defaults.get(key)
+    value = None
+    if topic.replication_factor == 1 or key not in TAKEN_AT_CREATION:
+        value = broker.metadata.image.defaults.get(key)
     if value is None:
         value = default_text(key, topic.replication_factor)
     return m.ConfigEntry(key, value, "default")

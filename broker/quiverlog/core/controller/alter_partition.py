@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from quiverlog.core.controller.eligible import eligible_after
 from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
 from quiverlog.core.controller.records import PartitionChangeRecord, Record
 from quiverlog.errors import (
@@ -92,13 +93,12 @@ def alter_partition(
     in_sync = tuple(proposal.in_sync_replicas)
     assert partition.leader_id in in_sync, "a leader is in sync"
     assert len(in_sync) <= len(partition.replicas)
-    min_in_sync = min(topic.config.min_in_sync_replicas, len(partition.replicas))
     return [
         PartitionChangeRecord(
             topic.topic_id,
             partition.partition,
             in_sync_replicas=in_sync,
-            eligible_leader_replicas=_eligible(partition, in_sync, min_in_sync),
+            eligible_leader_replicas=eligible_after(topic.config, partition, in_sync),
         )
     ]
 
@@ -147,20 +147,3 @@ def _check_members(
             raise IneligibleReplica(
                 f"{name}: broker {member} was heard with epoch {epoch}, registered is {fit}."
             )
-
-
-def _eligible(
-    partition: PartitionImage, in_sync: tuple[int, ...], min_in_sync: int
-) -> tuple[int, ...]:
-    """Who is out of sync and has all that readers saw (KIP-966).
-
-    While fewer than the minimum are in sync no more rows become readable, so whoever leaves then
-    has all that are. With enough in sync that is over.
-    """
-    assert in_sync, "a leader is in sync"
-    assert 1 <= min_in_sync <= len(partition.replicas)
-    if len(in_sync) >= min_in_sync:
-        return ()
-    assert set(in_sync) <= set(partition.replicas)
-    before = (*partition.eligible_leader_replicas, *partition.in_sync_replicas)
-    return tuple(member for member in dict.fromkeys(before) if member not in in_sync)

@@ -30,7 +30,14 @@ from quiverlog.limits import (
 from quiverlog.settings import InvalidValue, Kind, Setting, SettingsTable
 from quiverlog.types import Compression, Durability
 
-__all__ = ["CONFIG_DEFS", "RETIRED", "TopicConfig", "check_configs", "topic_config"]
+__all__ = [
+    "CONFIG_DEFS",
+    "RETIRED",
+    "TAKEN_AT_CREATION",
+    "TopicConfig",
+    "check_configs",
+    "topic_config",
+]
 
 
 DURABILITY_BY_REPLICATION: Final = "by replication factor"
@@ -108,6 +115,15 @@ _DEFS: Final = (
         default_doc=MIN_IN_SYNC_BY_REPLICATION,
     ),
     Setting(
+        "unclean.leader.election.enable",
+        Kind.CHOICE,
+        "false",
+        "Whether a replica may lead that is neither in sync nor known to have all that readers saw,"
+        " where no other lives: `true` gives up rows for being there. Readers hear of the rows that"
+        " are gone (LOG_TRUNCATED), the broker's log and metrics tell of each such election.",
+        choices=("false", "true"),
+    ),
+    Setting(
         "compression.type",
         Kind.CHOICE,
         Compression.NONE.label,
@@ -138,12 +154,16 @@ ABSENT: Final = {
     "cleanup.policy": "is not there yet: rows are deleted by `retention.ms` and `retention.bytes`,"
     " and keeping the newest row of each key (compaction) does not exist",
     "max.compaction.lag.ms": "is not there: logs are not compacted",
-    "unclean.leader.election.enable": "is not there yet: a topic has one replica",
 }
 """Keys of Kafka's that would change nothing here."""
 
 RETIRED: Final = frozenset(("cleanup.policy",))
 """Keys that earlier versions stored. They never had an effect; replay skips them."""
+
+TAKEN_AT_CREATION: Final = ("min.insync.replicas", "unclean.leader.election.enable")
+"""A broker's defaults for these are written into a topic of several replicas when it is created.
+The leader counts by them and the controller elects by them: were they a default of each broker, two
+that differ would lose rows."""
 
 CONFIG_DEFS: Final = SettingsTable(_DEFS, absent=ABSENT)
 
@@ -159,6 +179,7 @@ class TopicConfig:
     batch_bytes_max: int
     durability: Durability
     min_in_sync_replicas: int
+    unclean_leader_election: bool
     compression: Compression
     validate_full: bool
     index_interval_bytes: int
@@ -211,7 +232,8 @@ def topic_config(
     check_configs(defaults)
 
     def text(key: str) -> str:
-        own = configs.get(key, defaults.get(key))
+        fixed = replication_factor > 1 and key in TAKEN_AT_CREATION
+        own = configs.get(key, None if fixed else defaults.get(key))
         return default_text(key, replication_factor) if own is None else own
 
     def number(key: str) -> int:
@@ -227,6 +249,7 @@ def topic_config(
         batch_bytes_max=number("max.message.bytes"),
         durability=Durability[text("durability").upper()],
         min_in_sync_replicas=min(number("min.insync.replicas"), replication_factor),
+        unclean_leader_election=text("unclean.leader.election.enable") == "true",
         compression=Compression[text("compression.type").upper()],
         validate_full=text("validation") == "full",
         index_interval_bytes=number("index.interval.bytes"),

@@ -1,47 +1,260 @@
-"""What follows for partitions from what happens to a broker: leaders move, in-sync replicas shrink.
+"""Who leads a partition, and who stays in sync, as brokers come and go.
 
-Every function reads the image as it is before the broker's own record, and returns the records that
-join it in its entry. Until brokers lead partitions in each other's place, nothing follows.
+Owns elections. Every function reads the image and returns the changes of partitions that follow
+from what is about to hold; the caller logs them in one entry with the change that they follow from.
 
-Must not know: why a broker is fenced, sessions, requests.
+A leader comes from the in-sync replicas, else from the eligible ones (eligible.py), in the order of
+the partition's replicas; who is fenced or about to stop never leads. With neither, there is no
+leader, unless the topic prefers to lose rows (`unclean.leader.election.enable`): then any replica
+that lives leads, alone in sync, with nobody eligible, and the record says `unclean`.
+
+What holds after each of them, for every partition:
+- One broker at most leads in a leader epoch; who leads next has a later one.
+- The leader is in sync and not fenced. Nobody fenced is in sync, and nobody at all is without a
+  leader: the last one becomes eligible instead. So "in sync" always says who copies now.
+- Eligible are only replicas out of sync, and only while fewer than the minimum are in sync.
+
+Must not know: how it is found out that a broker is gone, files, requests.
 """
 
 from __future__ import annotations
 
-from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.records import Record
+import enum
+from collections.abc import Collection, Iterator, Sequence
+
+from quiverlog.core.controller.configs import TopicConfig
+from quiverlog.core.controller.eligible import eligible_after, min_in_sync
+from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
+from quiverlog.core.controller.records import (
+    LEADER_GONE,
+    LEADER_STAYS,
+    NO_LEADER,
+    PartitionChangeRecord,
+    Record,
+)
+from quiverlog.types import NO_EPOCH
 
 __all__ = [
     "broker_fenced",
     "broker_restarted_uncleanly",
     "broker_shutting_down",
     "broker_unfenced",
+    "preferred_leader",
+    "settings_changed",
+    "unclean_leader",
+    "unregistered",
 ]
 
 
+class _Kept(enum.Enum):
+    """Whether who leaves the in-sync replicas has what readers saw."""
+
+    ROWS = enum.auto()
+    FLUSHED_ROWS = enum.auto()
+    """Perhaps not all: it is eligible only where nobody else is."""
+    NOTHING = enum.auto()
+
+
+def _alive(image: Image) -> frozenset[int]:
+    """Who may lead."""
+    return frozenset(one.node_id for one in image.live_brokers() if not one.in_shutdown)
+
+
+def _first(replicas: Sequence[int], *conditions: Collection[int]) -> int:
+    """The first of the replicas that meets them all, or NO_LEADER."""
+    for node_id in replicas:
+        if all(node_id in one for one in conditions):
+            return node_id
+    return NO_LEADER
+
+
+# --- brokers come and go -----------------------------------------------------------------------
 def broker_fenced(image: Image, node_id: int) -> list[Record]:
-    """A fenced broker leads nothing from now on, and counts as a copy of nothing."""
-    assert node_id in image.brokers
-    assert node_id >= 0
-    return []
-
-
-def broker_unfenced(image: Image, node_id: int) -> list[Record]:
-    """A broker may lead again what waits for it."""
-    assert node_id in image.brokers
-    assert node_id >= 0
-    return []
+    """Nobody hears from it any more: others lead, and nobody waits for it."""
+    return _gone(image, node_id, _Kept.ROWS)
 
 
 def broker_shutting_down(image: Image, node_id: int) -> list[Record]:
-    """A broker hands over what it leads: others first, nobody where there are none."""
-    assert node_id in image.brokers
-    assert node_id >= 0
-    return []
+    """A broker is about to stop: others lead, and nobody does where there are none."""
+    return _gone(image, node_id, _Kept.ROWS)
 
 
 def broker_restarted_uncleanly(image: Image, node_id: int) -> list[Record]:
-    """A broker may have lost unflushed rows: no copy of it counts until it has caught up."""
-    assert node_id in image.brokers
+    """A broker is fenced as a new life, which may lack rows that the last one had not flushed."""
+    return _gone(image, node_id, _Kept.FLUSHED_ROWS)
+
+
+def unregistered(image: Image, node_id: int) -> list[Record]:
+    """A broker will not come back: nobody waits for it, or counts on its rows."""
+    return _gone(image, node_id, _Kept.NOTHING)
+
+
+def broker_unfenced(image: Image, node_id: int) -> list[Record]:
+    """A broker is heard again, and has the metadata: it leads what has no leader and it has."""
     assert node_id >= 0
-    return []
+    alive = _alive(image) | {node_id}
+    changes: list[Record] = []
+    for topic_id, number in image.leaderless:
+        topic = image.topics_by_id[topic_id]
+        partition = topic.partitions[number]
+        assert partition.leader_id == NO_LEADER
+        if node_id in partition.replicas:
+            changes += _settle(topic, topic.config, partition, partition.in_sync_replicas, alive)
+    return changes
+
+
+# --- what somebody asks for --------------------------------------------------------------------
+def preferred_leader(image: Image, topic_id: bytes, number: int) -> list[Record]:
+    """The first of the replicas leads; no change where it does, or cannot: it is in sync and stays.
+
+    Never without a leader: whoever is elected then is the best that there is.
+    """
+    topic = image.topics_by_id[topic_id]
+    partition = topic.partitions[number]
+    assert partition.partition == number
+    preferred = partition.replicas[0]
+    assert partition.leader_id in (NO_LEADER, *partition.in_sync_replicas)
+    if partition.leader_id in (preferred, NO_LEADER):
+        return []
+    if preferred not in partition.in_sync_replicas or preferred not in _alive(image):
+        return []
+    eligible = partition.eligible_leader_replicas
+    return _change(topic, partition, preferred, partition.in_sync_replicas, eligible)
+
+
+def unclean_leader(image: Image, topic_id: bytes, number: int) -> list[Record]:
+    """Whoever lives leads, where nobody does: what the operator asks for to have rows again."""
+    topic = image.topics_by_id[topic_id]
+    partition = topic.partitions[number]
+    assert partition.partition == number
+    if partition.leader_id != NO_LEADER:
+        return []
+    assert (topic_id, number) in image.leaderless
+    in_sync, alive = partition.in_sync_replicas, _alive(image)
+    return _settle(topic, topic.config, partition, in_sync, alive, may_be_unclean=True)
+
+
+def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> list[Record]:
+    """The topic's configuration is to be this one.
+
+    With a lower minimum rows become readable that those out of sync do not have. Where rows may be
+    lost from now on, partitions without a leader get one.
+    """
+    assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
+    alive = _alive(image)
+    changes: list[Record] = []
+    for partition in topic.partitions:
+        in_sync, eligible = partition.in_sync_replicas, partition.eligible_leader_replicas
+        if partition.leader_id == NO_LEADER:
+            changes += _settle(topic, config, partition, in_sync, alive)
+        elif eligible and len(in_sync) >= min_in_sync(config, partition):
+            changes += _change(topic, partition, partition.leader_id, in_sync, ())
+    assert len(changes) <= len(topic.partitions)
+    return changes
+
+
+# --- parts -------------------------------------------------------------------------------------
+def _relying_on(image: Image, node_id: int) -> Iterator[tuple[TopicImage, PartitionImage]]:
+    """The partitions in which this broker is in sync, or eligible. All are looked at: a broker
+    comes or goes seldom."""
+    for topic in image.topics.values():
+        for partition in topic.partitions:
+            in_sync, eligible = partition.in_sync_replicas, partition.eligible_leader_replicas
+            if node_id in in_sync or (eligible and node_id in eligible):
+                yield topic, partition
+
+
+def _gone(image: Image, node_id: int, kept: _Kept) -> list[Record]:
+    alive = _alive(image) - {node_id}
+    assert node_id >= 0
+    assert kept is _Kept.ROWS or node_id not in alive
+    changes: list[Record] = []
+    for topic, partition in _relying_on(image, node_id):
+        changes += _leave(topic, partition, node_id, alive, kept)
+    return changes
+
+
+def _leave(
+    topic: TopicImage, partition: PartitionImage, node_id: int, alive: Collection[int], kept: _Kept
+) -> list[Record]:
+    """One broker is in sync no more, and eligible as far as it has its rows."""
+    in_sync = _minus(partition.in_sync_replicas, node_id)
+    assert node_id not in in_sync
+    lost: Collection[int] = ()
+    if kept is not _Kept.ROWS:
+        others = _minus(eligible_after(topic.config, partition, in_sync), node_id)
+        lost = (node_id,) if in_sync or others or kept is _Kept.NOTHING else ()
+    return _settle(topic, topic.config, partition, in_sync, alive, lost=lost)
+
+
+def _settle(
+    topic: TopicImage,
+    config: TopicConfig,
+    partition: PartitionImage,
+    in_sync: tuple[int, ...],
+    alive: Collection[int],
+    *,
+    lost: Collection[int] = (),
+    may_be_unclean: bool = False,
+) -> list[Record]:
+    """The change by which these are in sync, with a leader; none where all is so already.
+
+    Args:
+        lost: who is not eligible, having lost its rows.
+        may_be_unclean: whatever the configuration says.
+    """
+    leader_id, unclean = partition.leader_id, False
+    if leader_id not in in_sync:
+        leader_id = _first(partition.replicas, alive, in_sync)
+    if leader_id == NO_LEADER:
+        eligible = [n for n in eligible_after(config, partition, ()) if n not in lost]
+        leader_id = _first(partition.replicas, alive, eligible)
+        if leader_id == NO_LEADER and (config.unclean_leader_election or may_be_unclean):
+            leader_id = _first(partition.replicas, alive)
+            unclean = leader_id != NO_LEADER
+        in_sync = () if leader_id == NO_LEADER else (leader_id,)
+    assert not set(lost) & set(in_sync), "who has lost its rows leads nothing"
+    assert leader_id == NO_LEADER or leader_id in alive or leader_id == partition.leader_id
+    left = () if unclean else eligible_after(config, partition, in_sync)
+    return _change(
+        topic, partition, leader_id, in_sync, tuple(n for n in left if n not in lost), unclean
+    )
+
+
+def _change(
+    topic: TopicImage,
+    partition: PartitionImage,
+    leader_id: int,
+    in_sync: tuple[int, ...],
+    eligible: tuple[int, ...],
+    unclean: bool = False,
+) -> list[Record]:
+    """The record of what is different. A leader that changes has a new epoch."""
+    before = (partition.in_sync_replicas, partition.eligible_leader_replicas)
+    assert len(set(in_sync)) == len(in_sync), "each once"
+    assert set(in_sync) <= set(partition.replicas)
+    is_elected = leader_id != partition.leader_id
+    assert leader_id == NO_LEADER or leader_id in in_sync, "a leader is in sync"
+    assert not set(in_sync) & set(eligible)
+    assert is_elected or not unclean
+    if not is_elected and before == (in_sync, eligible):
+        return []
+    told = LEADER_STAYS
+    if is_elected:
+        told = LEADER_GONE if leader_id == NO_LEADER else leader_id
+    assert is_elected == (told != LEADER_STAYS)
+    return [
+        PartitionChangeRecord(
+            topic.topic_id,
+            partition.partition,
+            leader_id=told,
+            leader_epoch=partition.leader_epoch + 1 if is_elected else NO_EPOCH,
+            in_sync_replicas=in_sync,
+            eligible_leader_replicas=eligible,
+            unclean=unclean,
+        )
+    ]
+
+
+def _minus(members: tuple[int, ...], node_id: int) -> tuple[int, ...]:
+    return tuple(member for member in members if member != node_id)

@@ -158,6 +158,7 @@ class Image:
         "brokers",
         "defaults",
         "frozen",
+        "leaderless",
         "next_producer_id",
         "partition_count",
         "producer_epochs",
@@ -165,6 +166,7 @@ class Image:
         "replica_counts",
         "topics",
         "topics_by_id",
+        "unpreferred",
         "version",
     )
 
@@ -179,8 +181,10 @@ class Image:
         self.brokers: dict[int, BrokerRecord] = {}
         self.next_producer_id = 0
         self.partition_count = 0
-        # Replicas that a broker holds, by node id.
-        self.replica_counts: Counter[int] = Counter()
+        self.replica_counts: Counter[int] = Counter()  # Held by a broker, by node id.
+        # Partitions that nobody leads, and those that another than their first replica does.
+        self.leaderless: dict[tuple[bytes, int], None] = {}
+        self.unpreferred: dict[tuple[bytes, int], None] = {}
         # By producer id, those with an epoch above 0, longest unchanged first.
         self.producer_epochs: dict[int, int] = {}
         # What lies about under these ids may be removed; oldest first.
@@ -206,6 +210,8 @@ class Image:
         self.next_producer_id = source.next_producer_id
         self.partition_count = source.partition_count
         self.replica_counts = source.replica_counts.copy()
+        self.leaderless = dict(source.leaderless)
+        self.unpreferred = dict(source.unpreferred)
         self.producer_epochs = dict(source.producer_epochs)
         self.removed_topic_ids = dict(source.removed_topic_ids)
         assert len(self.topics) == len(self.topics_by_id) == len(source.topics)
@@ -247,6 +253,8 @@ class Image:
                 self.partition_count += 1
                 for node_id in record.replicas:
                     self.replica_counts[node_id] += 1
+                if record.leader_id != record.replicas[0]:
+                    self._note_leader(record.topic_id, topic.partitions[-1])
             case PartitionChangeRecord():
                 self._replay_partition_change(record)
             case TopicRecord():
@@ -272,6 +280,8 @@ class Image:
                 self.partition_count -= len(topic.partitions)
                 for partition in topic.partitions:
                     self.replica_counts.subtract(partition.replicas)
+                    self.leaderless.pop((record.topic_id, partition.partition), None)
+                    self.unpreferred.pop((record.topic_id, partition.partition), None)
             case ProducerIdBlockRecord():
                 assert record.next_producer_id >= self.next_producer_id
                 self.next_producer_id = record.next_producer_id
@@ -327,6 +337,16 @@ class Image:
         partition.partition_epoch += 1
         assert partition.replicas, "somebody holds a partition"
         assert partition.leader_id in (NO_LEADER, *partition.replicas), "one of them leads"
+        self._note_leader(record.topic_id, partition)
+
+    def _note_leader(self, topic_id: bytes, partition: PartitionImage) -> None:
+        key = (topic_id, partition.partition)
+        self.leaderless.pop(key, None)
+        self.unpreferred.pop(key, None)
+        if partition.leader_id == NO_LEADER:
+            self.leaderless[key] = None
+        elif partition.leader_id != partition.replicas[0]:
+            self.unpreferred[key] = None
 
     def _replay_config(self, record: ConfigRecord) -> None:
         if record.key in RETIRED:

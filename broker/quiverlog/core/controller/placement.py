@@ -74,6 +74,7 @@ def _next(root: _Domain, replication_factor: int, leads: Counter[int]) -> tuple[
     assert len(found) == replication_factor
     assert len(set(found)) == replication_factor, "different brokers"
     leader = min(found, key=leads.__getitem__)
+    assert leads[leader] >= 0
     # Who comes next when it is gone: each of the others in turn, or one had to take all.
     at = found.index(leader)
     others = found[at + 1 :] + found[:at]
@@ -149,6 +150,7 @@ def _shares(chosen: Sequence[_Domain], count: int) -> list[int]:
             shares[at] += 1
         left -= min(left, len(able))
     assert sum(shares) == count
+    assert all(share <= child.size for share, child in zip(shares, chosen, strict=True))
     return shares
 
 

@@ -119,11 +119,10 @@ class Registrations:
         if _is_same(before, newcomer):
             return []
         self._stopping.pop(newcomer.node_id, None)
-        follows: list[Record] = []
-        if not before.fenced:
-            follows += elections.broker_fenced(pending, newcomer.node_id)
-        if not clean_incarnation or clean_incarnation != before.incarnation:
-            follows += elections.broker_restarted_uncleanly(pending, newcomer.node_id)
+        if clean_incarnation and clean_incarnation == before.incarnation:
+            follows = elections.broker_fenced(pending, newcomer.node_id)
+        else:
+            follows = elections.broker_restarted_uncleanly(pending, newcomer.node_id)
         return [_fenced(newcomer), *follows]
 
     def _check_unique(

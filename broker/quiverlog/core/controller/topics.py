@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Final
 from quiverlog.batch.key_columns import check_key_columns
 from quiverlog.batch.schema import check_schema, deserialize_schema, evolve, normalize_schema
 from quiverlog.batch.schema import serialize_schema as serialize
-from quiverlog.core.controller.configs import CONFIG_DEFS, check_configs, topic_config
+from quiverlog.core.controller import elections
+from quiverlog.core.controller.configs import (
+    CONFIG_DEFS,
+    TAKEN_AT_CREATION,
+    TopicConfig,
+    check_configs,
+    topic_config,
+)
 from quiverlog.core.controller.image import Image, TopicImage
 from quiverlog.core.controller.placement import Place, place
 from quiverlog.core.controller.records import (
@@ -128,6 +135,11 @@ def create_topic(
             f"a replication factor of {replication_factor} was asked for, allowed are 1 to"
             f" {REPLICATION_FACTOR_MAX}."
         )
+    if replication_factor > 1:
+        kept: dict[str, str] = {
+            k: image.defaults[k] for k in TAKEN_AT_CREATION if k in image.defaults
+        }
+        configs = {**kept, **configs}
     topic_config(configs, image.defaults, replication_factor)
     arrow_schema, schema_bytes = _checked_schema(schema)
     _check_key_columns(arrow_schema, key_columns)
@@ -162,6 +174,9 @@ def alter_topic(
     """
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
     records = _alter_configs(image, topic, set_configs, delete_configs)
+    if records:
+        config = _configured(image, topic, set_configs, delete_configs)
+        records.extend(elections.settings_changed(image, topic, config))
     if partitions != -1:
         have = len(topic.partitions)
         if partitions < have:
@@ -293,9 +308,7 @@ def _alter_configs(
         if key not in CONFIG_DEFS:
             raise InvalidConfig(f"{key!r} is not a topic configuration key.")
     assert topic.replication_factor >= 1
-    after = {k: v for k, v in topic.configs.items() if k not in delete_configs}
-    after.update(set_configs)
-    topic_config(after, image.defaults, topic.replication_factor)
+    _configured(image, topic, set_configs, delete_configs)
     records: list[Record] = [
         ConfigRecord(topic.topic_id, key, value)
         for key, value in set_configs.items()
@@ -306,6 +319,16 @@ def _alter_configs(
     )
     assert len(records) <= len(set_configs) + len(delete_configs)
     return records
+
+
+def _configured(
+    image: Image, topic: TopicImage, set_configs: Mapping[str, str], delete_configs: Sequence[str]
+) -> TopicConfig:
+    """The configuration after a change. Raises InvalidConfig."""
+    after = {k: v for k, v in topic.configs.items() if k not in delete_configs}
+    after.update(set_configs)
+    assert topic.replication_factor >= 1
+    return topic_config(after, image.defaults, topic.replication_factor)
 
 
 def _alter_schema(topic: TopicImage, schema: bytes, now_us: int) -> list[Record]:

@@ -1,0 +1,37 @@
+"""Which replicas have all that was ever readable, although they are out of sync (KIP-966).
+
+While fewer than the minimum are in sync no more rows become readable, so whoever leaves the in-sync
+replicas then, or is the last of them, has all that are: it may lead, should nobody in sync live.
+With enough in sync again that is over, and nobody is eligible.
+
+Must not know: who lives, who leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quiverlog.core.controller.configs import TopicConfig
+from quiverlog.core.controller.image import PartitionImage
+
+__all__ = ["eligible_after", "min_in_sync"]
+
+
+def min_in_sync(config: TopicConfig, partition: PartitionImage) -> int:
+    """With so many in sync rows become readable."""
+    found = min(config.min_in_sync_replicas, len(partition.replicas))
+    assert found >= 1
+    return found
+
+
+def eligible_after(
+    config: TopicConfig, partition: PartitionImage, in_sync: Sequence[int]
+) -> tuple[int, ...]:
+    """Who is eligible when these are in sync: out of those that are either now."""
+    assert set(in_sync) <= set(partition.replicas)
+    if len(in_sync) >= min_in_sync(config, partition):
+        return ()
+    before = (*partition.eligible_leader_replicas, *partition.in_sync_replicas)
+    found = tuple(member for member in dict.fromkeys(before) if member not in in_sync)
+    assert set(found) <= set(partition.replicas)
+    return found
