@@ -146,6 +146,8 @@ RAFT_OBSERVERS_MAX: Final = 1_000
 """Replicas without a vote that a leader sends the log to."""
 RAFT_WAITING_MESSAGES_MAX: Final = 1_000
 """Answers of a replica that wait for its disk; beyond, the oldest is as good as lost on the way."""
+QUORUM_SEEDS_MAX: Final = 16
+"""Controllers that a broker is told of in its configuration."""
 QUORUM_MESSAGES_MAX: Final = 64
 """Messages of the quorum in one QUORUM request; more go into the next one."""
 QUORUM_ENTRIES_MAX: Final = 32 * KIB

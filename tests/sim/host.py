@@ -25,6 +25,7 @@ from quiverlog.node.effects import (
     CloseConnection,
     ClosePeer,
     Effect,
+    ListenToBrokers,
     PeerAddresses,
     Respond,
     SendToPeer,
@@ -115,7 +116,7 @@ class Host:
         self._jobs, self.peers = JobRunner(self), SimPeers(self)
         self._tick_us: int | None = None
         self._shutdown_done = False
-        self._started = False
+        self._started = self._listens = False
         self._failures_seen = 0
 
     @property
@@ -130,7 +131,7 @@ class Host:
         assert self.node is None
         self.life += 1
         self._jobs, self.peers = JobRunner(self), SimPeers(self)
-        self._shutdown_done = self._started = False
+        self._shutdown_done = self._started = self._listens = False
         disk: Disk = self.disk
         node = Node(self.config(), disk, entropy=self.rng.randbytes, metrics=NodeMetrics())
         self.node = node
@@ -155,6 +156,11 @@ class Host:
 
     def made(self, node: Node) -> None:
         """For subclasses: a node was made, and is about to start."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Is there a process whose start is complete?"""
+        return self.node is not None and self._started
 
     @property
     def can_judge_clock(self) -> bool:
@@ -300,8 +306,10 @@ class Host:
                     self._close(effect.connection_id)
                 case ShutdownComplete():
                     self._shutdown_done = True
+                case ListenToBrokers():
+                    self._listens = True
                 case StartComplete():
-                    self._started = True
+                    self._listens = self._started = True
                     if not self._has_rows():
                         self.wall_offset_us = 0
                     self.world.started(self)
@@ -317,7 +325,7 @@ class Host:
     # --- connections ---------------------------------------------------------------------------
     def accept(self, connection: Connection) -> bool:
         """Somebody connects; False when nobody listens."""
-        if self.node is None or not self._started:
+        if self.node is None or not self._listens:
             return False
         self._inbound[connection.number] = _Inbound(connection, self._scratch, self._pool)
         return True

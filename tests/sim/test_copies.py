@@ -73,8 +73,6 @@ class Copying:
     def _started(self, host: Host) -> None:
         assert host.node is not None
         broker = host.node.broker
-        if not broker.quorum_inbox.is_served:
-            broker.quorum_inbox.serve(lambda messages, now: None)
         others = {h.node_id: Address(h.name, 1) for h in self.world.hosts if h is not host}
         broker.peers.addresses_changed(others)
         if TOPIC not in broker.metadata.image.topics_by_id:

@@ -58,7 +58,7 @@ class Pair:
     def _started(self, host: Host) -> None:
         assert host.node is not None
         broker = host.node.broker
-        broker.quorum_inbox.serve(self._take)
+        broker.quorum_inbox._receiver = self._take
         others = {h.node_id: Address(h.name, 1) for h in self.world.hosts if h is not host}
         broker.peers.addresses_changed(others)
 

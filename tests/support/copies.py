@@ -49,7 +49,6 @@ class Copies:
         assert self.copy.create(**configs) == self.topic
         for node in (self.leader, self.copy):
             broker = node.node.broker
-            broker.quorum_inbox.serve(lambda messages, now: None)
             others = {number: Address("other", 1) for number in BOTH}
             del others[node.config.node_id]
             broker.peers.addresses_changed(others)

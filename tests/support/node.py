@@ -115,11 +115,10 @@ class NodeDriver:
         """Flushes that were asked for; other jobs are done at once, unless `hold_jobs`."""
         self.jobs: list[StartJob] = []
         self.hold_jobs = False
-        self.started = False
+        self.started = self.shut_down = False
         self.lines: list[LogLine] = []
         self.responses: list[Respond] = []
         self.closed: list[CloseConnection] = []
-        self.shut_down = False
         self._correlation = itertools.count(1)
         self.start()
 
@@ -127,14 +126,16 @@ class NodeDriver:
     def start(self) -> None:
         self.metrics = NodeMetrics()
         self.disk = GuardedDisk(self._make_disk())
-        self.node = Node(
-            self.config, cast("Disk", self.disk), entropy=self._entropy, metrics=self.metrics
-        )
+        disk = cast("Disk", self.disk)
+        self.node = Node(self.config, disk, entropy=self._entropy, metrics=self.metrics)
         self.syncs.clear()
         self.jobs.clear()
         self.shut_down = self.started = False
         self._perform(self.node.start(self.now))
         self.run_until_idle()
+        self._greet()
+
+    def _greet(self) -> None:
         assert self.started
         for connection in (1, 2):
             self.call(m.HelloRequest(client_id=f"test-{connection}"), connection=connection)

@@ -49,7 +49,6 @@ class Cluster:
     def __init__(self, tmp_path: Path, *, min_in_sync: int = 2, partitions: int = 1) -> None:
         self.node = node = NodeDriver(tmp_path, node_id=LEADER)
         broker = node.node.broker
-        broker.quorum_inbox.serve(lambda messages, now: None)
         self.topic = node.create(durability="memory", partitions=partitions)
         image = broker.metadata.image
         for one in (image, broker.metadata.pending):
@@ -351,7 +350,7 @@ def test_who_may_not_ask(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     asked = entry(cluster, LEADER, COPY)
     assert ask(cluster, asked, broker_epoch=999).error_code == StaleBrokerEpoch.code
-    node = NodeDriver(tmp_path / "other")
+    node = NodeDriver(tmp_path / "other", inter_broker_listener="internal")
     response, _ = node.call(AlterPartitionRequest(broker_id=0, broker_epoch=1))
     assert response.error_code == WrongListener.code
 

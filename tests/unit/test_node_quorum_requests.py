@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from quiverlog.addresses import Address
+from quiverlog.core.controller.records import BrokerRecord
 from quiverlog.core.raft import messages as r
-from quiverlog.errors import WrongCluster, WrongListener, WrongNode
+from quiverlog.errors import InvalidRequest, WrongCluster, WrongListener, WrongNode
+from quiverlog.limits import RAFT_OBSERVERS_MAX
+from quiverlog.node.config import NodeConfig
 from quiverlog.node.events import ConnectionOpened, RequestReceived
 from quiverlog.node.quorum_wire import pack
+from quiverlog.node.whereabouts import Whereabouts
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.messages import Api
@@ -28,7 +33,7 @@ def driver(path: Path, **config: object) -> tuple[NodeDriver, list[r.Message]]:
     def take(messages: Sequence[r.Message], now: Now) -> None:
         arrived.extend(messages)
 
-    node.node.broker.quorum_inbox.serve(take)
+    node.node.broker.quorum_inbox._receiver = take
     node.send(ConnectionOpened(BETWEEN, "10.0.0.3:4", "internal"))
     node.call(m.HelloRequest(), connection=BETWEEN)
     return node, arrived
@@ -45,9 +50,14 @@ def vote(node_id: int) -> r.Vote:
 
 
 def ask(
-    node: NodeDriver, message: r.Message, *, cluster: str = CLUSTER, connection: int = 1
+    node: NodeDriver,
+    message: r.Message,
+    *,
+    cluster: str = CLUSTER,
+    connection: int = 1,
+    endpoint: str = "",
 ) -> m.Response:
-    (packed,) = pack(cluster, [message])
+    (packed,) = pack(cluster, [message], endpoint=endpoint)
     body = bytearray(b"".join(packed.body))
     number = 900_000 + len(node.responses)
     packed.request.correlation_id = number
@@ -96,7 +106,37 @@ def test_only_the_listener_between_brokers_serves_it(tmp_path: Path) -> None:
     assert not node.closed
 
 
-def test_a_broker_without_a_quorum_does_not_offer_it(tmp_path: Path) -> None:
-    node = NodeDriver(tmp_path, cluster_id=CLUSTER, node_id=2)
-    assert Api.QUORUM not in apis_of(node, 1)
-    assert ask(node, vote(2)).error_code == WrongListener.code
+def test_a_sender_says_where_it_is_and_only_a_voters_own_disk_is_believed(tmp_path: Path) -> None:
+    node, arrived = driver(tmp_path)
+    whereabouts = node.node.broker.whereabouts
+    assert ask(node, vote(2), endpoint="elsewhere:7").error_code == 0
+    assert whereabouts.known() == {1: Address("elsewhere", 7)}
+    whereabouts.voters_changed({r.ReplicaKey(1, "a"): "old:1", r.ReplicaKey(2, "b"): ""})
+    assert whereabouts.known() == {1: Address("elsewhere", 7)}, "the voter itself has said so"
+    whereabouts.voters_changed({r.ReplicaKey(1, "other"): "old:1"})
+    assert whereabouts.known() == {1: Address("old", 1)}
+    assert ask(node, vote(2), endpoint="elsewhere:7").error_code == 0
+    assert whereabouts.known() == {1: Address("old", 1)}, "another disk of a voter's node"
+    assert len(arrived) == 2
+
+
+def test_an_endpoint_that_is_none_is_refused(tmp_path: Path) -> None:
+    node, arrived = driver(tmp_path)
+    assert ask(node, vote(2), endpoint="nowhere").error_code == InvalidRequest.code
+    assert not arrived
+
+
+def test_of_those_who_say_where_they_are_a_bounded_number_is_remembered() -> None:
+    told: list[Mapping[int, Address]] = []
+    seeds = {1: Address("seed", 1), 2: Address("self", 2)}
+    found = Whereabouts(NodeConfig(data_dir="d", node_id=2, controllers=seeds), told.append)
+    for node_id in range(10, 10 + RAFT_OBSERVERS_MAX + 5):
+        found.heard(r.ReplicaKey(node_id, "a"), f"h:{node_id}")
+    assert len(found.known()) == RAFT_OBSERVERS_MAX + 1
+    assert found.known()[1] == Address("seed", 1)
+    assert 10 not in found.known()
+    assert told[-1] == found.known()
+    found.brokers_changed([BrokerRecord(1, b"", "clients", 9, "", (("default", "new", 4),))])
+    assert told[-1][1] == Address("new", 4)
+    found.voters_changed({r.ReplicaKey(1, "a"): "no address"})
+    assert told[-1][1] == Address("new", 4)

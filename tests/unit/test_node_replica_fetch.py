@@ -49,7 +49,6 @@ def led(tmp_path: Path) -> tuple[NodeDriver, bytes]:
     """A node that leads a partition with a follower, both in sync; rows need both."""
     node = NodeDriver(tmp_path / "leader", node_id=LEADER)
     topic = node.create(durability="memory")
-    node.node.broker.quorum_inbox.serve(lambda messages, now: None)
     node.node.broker.metadata.image.topics["t"].replication_factor = 2
     change(node, topic, replicas=BOTH, in_sync_replicas=BOTH, leader_id=LEADER, leader_epoch=3)
     return node, topic
@@ -275,7 +274,7 @@ def test_a_session_ends_what_waited_in_it(tmp_path: Path) -> None:
 
 
 def test_only_brokers_are_served(tmp_path: Path) -> None:
-    node = NodeDriver(tmp_path / "other")
+    node = NodeDriver(tmp_path / "other", inter_broker_listener="internal")
     response, _ = node.call(ReplicaFetchRequest(replica_id=COPY, broker_epoch=7))
     assert response.error_code == WrongListener.code
 

@@ -99,7 +99,6 @@ class Drawing:
 def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         node = NodeDriver(Path(directory), cluster_id="c")
-        node.node.broker.quorum_inbox.serve(lambda messages, now: None)
         topics = [node.create(name, partitions=2) for name in ("a", "b")]
         node.call(m.InitProducerIdRequest())
         for topic in topics:

@@ -11,7 +11,7 @@ from quiverlog.core.raft.election import Role
 from quiverlog.core.raft.messages import HardState, ReplicaKey
 from quiverlog.core.raft.quorum import majority, reached_by_majority, votes_suffice
 from quiverlog.core.raft.raft import Raft
-from tests.support.raft import CONFIG, MemoryStore, Replica, entries, grant, key, voters
+from tests.support.raft import CONFIG, MemoryStore, Replica, entries, grant, key, leader, voters
 
 NEW_DISK = ReplicaKey(1, "new disk")
 
@@ -287,3 +287,31 @@ def test_counting_agrees_with_counting_by_hand() -> None:
         assert votes_suffice(range(majority(count)), count)
         assert not votes_suffice(range(majority(count) - 1), count)
     assert not votes_suffice([], 0)
+
+
+# --- strangers ---------------------------------------------------------------------------------
+STRANGER = ReplicaKey(7, "unknown")
+
+
+@pytest.mark.parametrize("speaks", ["vote", "heartbeat"])
+def test_a_stranger_means_nothing_while_a_leader_is_heard(speaks: str) -> None:
+    replica = Replica(0, term=3)
+    replica.step(heartbeat(1, 0, 3))
+    message: m.Message = m.Heartbeat(source=STRANGER, target=key(0), term=9, commit=0)
+    if speaks == "vote":
+        message = m.Vote(source=STRANGER, target=key(0), term=9, last_index=99, last_term=8)
+    replica.step(message)
+    assert replica.raft.term == 3
+    assert replica.raft.leader == key(1)
+    replica.wait(1_000)
+    replica.step(message)
+    assert replica.raft.term == 9, "a voter that is not known here yet may be the only one left"
+
+
+def test_a_stranger_deposes_no_leader_and_one_that_follows_in_a_newer_term_does() -> None:
+    replica = leader()
+    term = replica.raft.term
+    replica.step(m.Vote(source=STRANGER, target=key(0), term=9, last_index=99, last_term=8))
+    assert replica.raft.role is Role.LEADER
+    replica.step(m.Observe(source=STRANGER, target=key(0), term=9))
+    assert replica.raft.term == 9 > term, "it could never follow an older one"

@@ -113,7 +113,6 @@ def test_every_field_is_read_or_said_to_be_ignored(
     requests = requests_of(topic, bytes(batch_of([2])))
     assert {request.API for request, _ in requests} == set(APIS)
     asked = [spec.request for spec in APIS.values()]
-    node.node.broker.quorum_inbox.serve(lambda messages, now: None)
     all_fields: Fields = set()
     for cls in {*asked, *(part for one in asked for part in parts_of(one))}:
         all_fields |= watch(cls, read, monkeypatch)

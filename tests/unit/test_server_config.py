@@ -168,3 +168,43 @@ def test_the_page_is_up_to_date() -> None:
     assert page == render(), "run: python -m quiverlog.server.config_docs > docs/config.md"
     for key in CONFIG_KEYS.values():
         assert f"| `{key.key}`" in page
+
+
+# --- the quorum -----------------------------------------------------------------------------------
+def test_roles_and_controllers(tmp_path: Path) -> None:
+    config = load_config()
+    assert config.process_roles == ("broker", "controller")
+    assert config.controller_quorum_bootstrap_servers == {}
+    path = tmp_path / "quiverlog.toml"
+    path.write_text(
+        "process.roles = 'controller, broker'\ncluster.id = 'c'\n"
+        "controller.quorum.bootstrap.servers = '1@a:9292, 2@[::1]:3,'\n"
+    )
+    config = load_config(path)
+    assert config.process_roles == ("broker", "controller")
+    found = config.controller_quorum_bootstrap_servers
+    assert found == {1: Address("a", 9292), 2: Address("::1", 3)}
+
+
+@pytest.mark.parametrize("text", ["a:9292", "x@a:9292", "-1@a:1", "1@a", "1@a:1,1@b:1", "²@a:1"])
+def test_a_controller_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    said = refusal(tmp_path, f"controller.quorum.bootstrap.servers = '{text}'\n")
+    assert "quiverlog.toml:1: controller.quorum.bootstrap.servers" in said
+
+
+def test_too_many_controllers_are_refused(tmp_path: Path) -> None:
+    many = ",".join(f"{n}@a:{n}" for n in range(1, 18))
+    assert "at most 16" in refusal(tmp_path, f"controller.quorum.bootstrap.servers = '{many}'\n")
+
+
+@pytest.mark.parametrize("text", ["", "leader", "broker,broker", "broker;controller"])
+def test_a_role_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    assert "broker,controller" in refusal(tmp_path, f"process.roles = '{text}'\n")
+
+
+def test_a_broker_that_could_belong_to_no_quorum_is_refused(tmp_path: Path) -> None:
+    seeds = "controller.quorum.bootstrap.servers = '1@a:1'\n"
+    assert "`cluster.id`" in refusal(tmp_path, seeds)
+    assert "bootstrap.servers" in refusal(tmp_path, "process.roles = 'broker'\n")
+    (tmp_path / "good.toml").write_text(f"{seeds}cluster.id = 'c'\nprocess.roles = 'broker'\n")
+    assert load_config(tmp_path / "good.toml").process_roles == ("broker",)

@@ -35,7 +35,7 @@ class Target(ScriptedBroker):
         super().__init__(**{"cluster_id": CLUSTER, "node_id": 1, **config})
         self.arrived: list[r.Message] = []
         inbox = self.node.broker.quorum_inbox
-        self.on_loop(lambda: inbox.serve(lambda messages, now: self.arrived.extend(messages)))
+        inbox._receiver = lambda messages, now: self.arrived.extend(messages)
 
     @property
     def terms(self) -> list[int]:
@@ -347,11 +347,12 @@ def test_an_idle_connection_that_ends_is_no_failure(run: Run, target: Target) ->
 
 def test_a_broker_that_serves_no_quorum_yet_is_asked_again(run: Run) -> None:
     async def scenario(c: Connections) -> None:
+        inbox = broker.node.broker.quorum_inbox
+        inbox._receiver = None
         c.tell(1)
         await c.until(lambda: c.metrics.peer_failures)
         assert c.metrics.peer_failures == {"unknown_api": 1}
-        inbox = broker.node.broker.quorum_inbox
-        broker.on_loop(lambda: inbox.serve(lambda messages, now: arrived.extend(messages)))
+        inbox._receiver = lambda messages, now: arrived.extend(messages)
 
         async def tell() -> bool:
             c.tell(2)

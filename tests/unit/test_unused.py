@@ -30,16 +30,8 @@ EXCEPTIONS: Final[dict[str, str]] = {
         [
             "broker/quiverlog/core/raft/raft.py:move_voter",
             "broker/quiverlog/core/raft/raft.py:remove_voter",
-            "broker/quiverlog/core/raft/raft.py:transfer_leadership",
         ],
         "administration of the quorum, which has no request yet",
-    ),
-    **dict.fromkeys(
-        [
-            "broker/quiverlog/node/peers.py:addresses_changed",
-            "broker/quiverlog/node/quorum_inbox.py:serve",
-        ],
-        "the host of the quorum will call it",
     ),
     **dict.fromkeys(
         [],

@@ -18,10 +18,12 @@ __all__ = ["Admission", "Phase"]
 class Phase(enum.Enum):
     """NEW -> STARTING -> RUNNING -> CLOSING -> CLOSED, and never back.
 
-    A stop may come before the start is through: STARTING -> CLOSING.
+    Where others must be asked for the metadata, JOINING comes before STARTING. A stop may come
+    before the start is through: JOINING -> CLOSING, STARTING -> CLOSING.
     """
 
     NEW = "new"
+    JOINING = "joining"
     STARTING = "starting"
     RUNNING = "running"
     CLOSING = "closing"
@@ -29,7 +31,8 @@ class Phase(enum.Enum):
 
 
 _AFTER: Final = {
-    Phase.NEW: (Phase.STARTING,),
+    Phase.NEW: (Phase.JOINING, Phase.STARTING),
+    Phase.JOINING: (Phase.STARTING, Phase.CLOSING),
     Phase.STARTING: (Phase.RUNNING, Phase.CLOSING),
     Phase.RUNNING: (Phase.CLOSING,),
     Phase.CLOSING: (Phase.CLOSED,),

@@ -44,6 +44,7 @@ from quiverlog.node.producer_ids import ProducerIds
 from quiverlog.node.purgatory import Purgatory
 from quiverlog.node.quorum import Quorum
 from quiverlog.node.quorum_inbox import QuorumInbox
+from quiverlog.node.quorum_link import sender
 from quiverlog.node.quorum_parts import Dice
 from quiverlog.node.registered import Registered
 from quiverlog.node.removal import Removal
@@ -56,6 +57,7 @@ from quiverlog.node.topic_order import TopicOrder
 from quiverlog.node.trims import Trims
 from quiverlog.node.waits import Waits
 from quiverlog.node.wakeups import Wakeups, Watched
+from quiverlog.node.whereabouts import Whereabouts
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now, TopicPartition
@@ -106,6 +108,7 @@ class Broker:
         "trims",
         "waits",
         "wakeups",
+        "whereabouts",
     )
 
     directory: DataDirectory
@@ -124,6 +127,7 @@ class Broker:
         self.clients = clients = Clients()
         self.outbox = outbox = Outbox(metrics)
         self.peers = Peers(outbox)
+        self.whereabouts = Whereabouts(config, self.peers.addresses_changed)
         self.quorum_inbox = QuorumInbox()
         self.jobs = jobs = Jobs(outbox)
         self.tasks = Tasks(outbox, self.fail)
@@ -152,9 +156,7 @@ class Broker:
         self.copying = Copying(self.replication, self.in_sync_changes, self.copied_starts)
         wakeups.listen(self._moved)
         self.assignment = self._make_assignment()
-        self.quorum = Quorum(
-            jobs, Dice(entropy), lambda level, event, why: outbox.log(level, event, why=why)
-        )
+        self.quorum = self._make_quorum()
         self.metadata = self._make_metadata()
         self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
         self.producer_ids = ProducerIds(self.metadata)
@@ -175,6 +177,17 @@ class Broker:
         )
         self.replica = self.lookup.replica
         self.waits = Waits(purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start)
+
+    def _make_quorum(self) -> Quorum:
+        config, outbox = self.config, self.outbox
+        return Quorum(
+            self.jobs,
+            Dice(self.entropy),
+            lambda level, event, why: outbox.log(level, event, why=why),
+            send=sender(config, self.peers, lambda: self.directory.cluster_id),
+            voters_changed=self.whereabouts.voters_changed,
+            seeds=tuple(node_id for node_id in config.controllers if node_id != config.node_id),
+        )
 
     def _make_replication(self) -> Replication:
         return Replication(
@@ -257,6 +270,8 @@ class Broker:
                 self.producer_ids.block_added(record)
             elif isinstance(record, BrokerRecord | BrokerChangeRecord):
                 self.in_sync_changes.look_at(self.replicas.values())
+        if any(isinstance(record, BrokerRecord) for record in records):
+            self.whereabouts.brokers_changed(self.metadata.image.brokers.values())
         topic_ids = dict.fromkeys(topic_id for record in records if (topic_id := topic_of(record)))
         if topic_ids:
             self.assignment.reconcile(self.metadata.image, topic_ids, now, made=made)

@@ -100,12 +100,13 @@ _AFTER: Final = {
 class Closing:
     """See the module docstring."""
 
-    __slots__ = ("_broker", "_clean", "_clock_us", "_open", "_step")
+    __slots__ = ("_broker", "_clean", "_clock_us", "_is_untouched", "_open", "_step")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._step = _Step.SERVING
         self._clean = True
+        self._is_untouched = False  # No log was opened: what the last stop knew is still true.
         self._clock_us: int | None = None  # The time that is believed; None: not yet known.
         self._open: dict[Replica, None] = {}
 
@@ -116,9 +117,10 @@ class Closing:
     def begin(self, now: Now) -> None:
         """Stop; a second call changes nothing."""
         broker = self._broker
-        if broker.admission.phase not in (Phase.RUNNING, Phase.STARTING):
+        if broker.admission.phase not in (Phase.RUNNING, Phase.STARTING, Phase.JOINING):
             return
-        self._clean = (
+        self._is_untouched = broker.admission.phase is Phase.JOINING
+        self._clean = (broker.directory.clean and self._is_untouched) or (
             broker.admission.phase is Phase.RUNNING
             and not broker.assignment.offline
             and not broker.metadata.owes
@@ -131,6 +133,7 @@ class Closing:
         broker.removal.stop()
         broker.peers.stop(now)
         broker.copied_starts.stop(now)
+        broker.quorum.hand_over(now)
         self._go_on(_Step.DRAINING)
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
         broker.tasks.refuse(BrokerShuttingDown())
@@ -144,13 +147,14 @@ class Closing:
             if replica.state.flushed_offset < replica.state.log_end_offset:
                 broker.flushes.want(replica)
 
-    def run(self) -> None:
+    def run(self, now: Now) -> None:
         """Go on, if what the next step waits for is there."""
         broker = self._broker
         if self._step is not _Step.DRAINING:
             return
         if not broker.flushes.idle or broker.tasks.live or broker.jobs.unfinished:
             return
+        broker.quorum.stop(now)
         assert not broker.staging.produces, "produces are admitted after the stop"
         assert broker.admission.phase is Phase.CLOSING
         self._go_on(_Step.CLOSING_LOGS)
@@ -196,11 +200,13 @@ class Closing:
         broker.metadata.log.close()
         assert broker.metadata.idle, "a decision would be logged behind the mark"
         every = broker.assignment.all_open()
-        written: dict[str, Bounds | None] = {
-            str(one.name): Bounds(one.log.log_start_offset, one.log.log_end_offset)
-            for one in every
-            if one.log.log_end_offset > 0
-        }
+        written: dict[str, Bounds | None] = dict(broker.directory.written)
+        if not self._is_untouched:
+            written = {
+                str(one.name): Bounds(one.log.log_start_offset, one.log.log_end_offset)
+                for one in every
+                if one.log.log_end_offset > 0
+            }
         job = MarkCleanJob(
             broker.directory,
             clean=self._clean,

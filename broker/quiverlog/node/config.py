@@ -17,10 +17,12 @@ from quiverlog.limits import (
     RETENTION_CHECK_MS,
 )
 
-__all__ = ["LISTENER_DEFAULT", "NodeConfig"]
+__all__ = ["LISTENER_DEFAULT", "ROLE_BROKER", "ROLE_CONTROLLER", "NodeConfig"]
 
 LISTENER_DEFAULT: Final = "default"
 """The listener that there always is."""
+ROLE_BROKER: Final = "broker"
+ROLE_CONTROLLER: Final = "controller"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,10 @@ class NodeConfig:
     inter_broker_listener: str = LISTENER_DEFAULT
     """Where brokers speak among themselves: no other listener serves the APIs between brokers."""
     rack: str = ""
-    roles: tuple[str, ...] = ("broker", "controller")
+    roles: tuple[str, ...] = (ROLE_BROKER, ROLE_CONTROLLER)
+    controllers: Mapping[int, Address] = field(default_factory=dict)
+    """Whom to ask for the metadata, by node id. A new data directory of a broker that knows any
+    joins their quorum; that of one that knows none becomes a quorum of one."""
     software_version: str = ""
     topic_defaults: Mapping[str, str] = field(default_factory=dict)
     """Defaults of topic configuration that differ from the table's (`core.controller.configs`)."""
@@ -71,8 +76,15 @@ class NodeConfig:
         told.update(self.listeners)
         return tuple((name, *address) for name, address in told.items())
 
+    @property
+    def endpoint(self) -> Address:
+        """Where other brokers reach this one."""
+        default = Address(self.advertised_host, self.advertised_port)
+        return self.listeners.get(self.inter_broker_listener, default)
+
     def __post_init__(self) -> None:
         assert self.node_id >= 0
+        assert self.roles
         assert self.partitions_default >= 1
         assert self.flushes_in_flight_max >= 1
         assert self.retention_check_ms >= 1

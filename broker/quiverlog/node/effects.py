@@ -18,6 +18,7 @@ __all__ = [
     "ClosePeer",
     "Effect",
     "Job",
+    "ListenToBrokers",
     "LogLine",
     "Peer",
     "PeerAddresses",
@@ -101,6 +102,10 @@ class PeerAddresses(msgspec.Struct, frozen=True):
     by_node: Mapping[int, Address]
 
 
+class ListenToBrokers(msgspec.Struct, frozen=True):
+    """Others are needed for the start: take connections where brokers meet, and no others yet."""
+
+
 class StartComplete(msgspec.Struct, frozen=True):
     """Every partition is open, or known not to be: clients may come."""
 
@@ -126,6 +131,7 @@ Effect = (
     | SendToPeer
     | ClosePeer
     | PeerAddresses
+    | ListenToBrokers
     | StartComplete
     | ShutdownComplete
     | LogLine

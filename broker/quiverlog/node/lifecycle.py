@@ -3,12 +3,15 @@
 Take the data directory, replay the metadata log, begin a new leader epoch everywhere after an
 unclean stop, remove what no topic owns; then open every partition that the image gives to this
 broker, by jobs. RUNNING begins when each is open or known not to be.
+
+A broker that is not the whole quorum knows from its own disk only what was decided once. It takes
+the directory and its place in the quorum, and goes on when it has the metadata (joining.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -20,19 +23,24 @@ from quiverlog.errors import QuiverlogError
 from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
 from quiverlog.node.effects import StartComplete
+from quiverlog.node.leftovers import Leftovers, LeftoversJob, owners_of, report
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.metadata_log import restore_error
 from quiverlog.storage.partition_files import printable
 from quiverlog.storage.quorum_log import QuorumLog
-from quiverlog.types import Now, TopicPartition
+from quiverlog.types import Now
 
-__all__ = ["disk_space", "run_if_started", "start"]
+__all__ = ["disk_space", "run_if_started", "start", "take_up"]
 
 _NAMES_SHOWN: Final = 3
 
 
-def start(broker: Broker, now: Now) -> None:
-    """See the module docstring. Blocks; called off the loop. Raises what `Node.start` says."""
+def start(broker: Broker, join: Callable[[Now], None], now: Now) -> None:
+    """See the module docstring. Blocks; called off the loop. Raises what `Node.start` says.
+
+    Args:
+        join: begins to wait for the metadata.
+    """
     assert broker.admission.phase is Phase.NEW
     config = broker.config
     directory = DataDirectory.open(
@@ -44,7 +52,7 @@ def start(broker: Broker, now: Now) -> None:
     )
     broker.take(directory)
     try:
-        _start_in(broker, directory, now)
+        _start_in(broker, directory, join, now)
     except BaseException:
         _give_back(broker, directory)
         raise
@@ -62,10 +70,17 @@ def _give_back(broker: Broker, directory: DataDirectory) -> None:
         )
 
 
-def _start_in(broker: Broker, directory: DataDirectory, now: Now) -> None:
+def _start_in(
+    broker: Broker, directory: DataDirectory, join: Callable[[Now], None], now: Now
+) -> None:
     config = broker.config
     broker.clock.load(directory)
     _load_metadata(broker, directory, now)
+    if not directory.clean:
+        broker.metrics.unclean_starts += 1
+    if not broker.quorum.is_alone:
+        join(now)
+        return
     records: list[Record] = [
         BrokerRecord(
             config.node_id,
@@ -79,16 +94,23 @@ def _start_in(broker: Broker, directory: DataDirectory, now: Now) -> None:
     ]
     image = broker.metadata.image
     if not directory.clean:
-        broker.metrics.unclean_starts += 1
         records.extend(decide.bump_leader_epochs(image, config.node_id))
     # Logged before any log is opened: an epoch that was begun must never be begun again.
     broker.metadata.commit_at_start(records, now)
     broker.producer_ids.start()
-    _remove_leftovers(broker)
-    disk_space(broker, broker.disk.free_bytes(config.data_dir), now)
+    job = LeftoversJob(broker)
+    take_up(broker, job.run(), job, now)
+
+
+def take_up(broker: Broker, found: Leftovers, job: LeftoversJob, now: Now) -> None:
+    """The metadata is known and what no topic owns is gone: open what the image gives us."""
+    assert broker.admission.phase in (Phase.NEW, Phase.JOINING)
+    report(broker, found, job)
+    disk_space(broker, found.free_bytes, now)
     broker.admission.enter(Phase.STARTING)
     assert not broker.replicas, "no log is open before the records of the start are logged"
-    broker.assignment.reconcile(image, image.topics_by_id, now, clean=directory.clean)
+    image = broker.metadata.image
+    broker.assignment.reconcile(image, image.topics_by_id, now, clean=broker.directory.clean)
 
 
 def _load_metadata(broker: Broker, directory: DataDirectory, now: Now) -> None:
@@ -97,11 +119,16 @@ def _load_metadata(broker: Broker, directory: DataDirectory, now: Now) -> None:
         directory.metadata_path,
         ReplicaKey(broker.config.node_id, directory.directory_id),
         create=not directory.partitions(),
+        founds=not broker.config.controllers,
         bytes_min=directory.metadata_bytes,
         before_cut=partial(_why_not_torn, broker, directory),
     )
     broker.quorum.start(log, broker.metadata, now)
+    broker.quorum_inbox.serve(broker.quorum.take)
+    broker.whereabouts.brokers_changed(broker.metadata.image.brokers.values())
     image = broker.metadata.image
+    if not broker.quorum.is_alone:
+        return  # What others have decided is in the image when they have told of it.
     if not image.topics and not image.removed_topic_ids:
         unknown = directory.unknown_rows({}, ())
         if unknown:
@@ -117,7 +144,7 @@ def _why_not_torn(broker: Broker, directory: DataDirectory, entries: Sequence[by
     image = Image({})
     for entry in entries:
         image.replay_entry(decode_entry(entry))
-    unknown = directory.unknown_rows(*_owners(broker, image))
+    unknown = directory.unknown_rows(*owners_of(broker, image))
     return f"yet no frame knows the topics of the rows in {_shown(unknown)}" if unknown else ""
 
 
@@ -125,42 +152,6 @@ def _shown(names: Sequence[str]) -> str:
     shown = ", ".join(printable(name) for name in names[:_NAMES_SHOWN])
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return f"{shown}{more} (to give them up, rename each directory to <name>.orphan)"
-
-
-def _owners(broker: Broker, image: Image) -> tuple[dict[str, bytes], set[bytes]]:
-    """Topic ids of the partitions that are here, by name; those of topics that are not."""
-    owners = {
-        str(TopicPartition(topic.name, partition.partition)): topic.topic_id
-        for topic in image.topics.values()
-        for partition in topic.partitions
-        if broker.config.node_id in partition.replicas
-    }
-    # A partition that went elsewhere is here no more, like one of a topic that was deleted.
-    elsewhere = {
-        topic.topic_id
-        for topic in image.topics.values()
-        if any(broker.config.node_id not in one.replicas for one in topic.partitions)
-    }
-    return owners, {*image.removed_topic_ids, *elsewhere}
-
-
-def _remove_leftovers(broker: Broker) -> None:
-    """Clear away what no topic owns; what nobody ever deleted is set aside, not removed."""
-    owners, deleted = _owners(broker, broker.metadata.image)
-    written = broker.directory.written
-    later: dict[str, bytes] = {}
-    removed, aside = broker.directory.remove_leftovers(
-        owners, deleted, written=written, later=later
-    )
-    if removed:
-        broker.outbox.log("info", "leftovers removed", count=len(removed))
-    if later:
-        broker.outbox.log("info", "leftovers are being removed", count=len(later))
-        broker.assignment.remove_leftovers(later)
-    for name in aside:
-        broker.outbox.log("error", "rows of an unknown topic set aside", name=name)
-    for note in broker.directory.notes:
-        broker.outbox.log("warning", "data directory", note=note)
 
 
 def disk_space(broker: Broker, free_bytes: int, now: Now) -> None:
@@ -178,7 +169,7 @@ def run_if_started(broker: Broker, now: Now) -> None:
     if broker.assignment.opening:
         return
     assert broker.admission.phase is Phase.STARTING
-    assert not broker.clients.accounts, "nobody may ask before the start is complete"
+    assert not broker.tasks.live, "nobody is served before the start is complete"
     broker.admission.enter(Phase.RUNNING)
     broker.retention.start(now)
     broker.outbox.log(

@@ -119,9 +119,9 @@ class Metadata(Decisions):
         Raises:
             StorageFault, OSError: not durable, nothing changed.
         """
-        if self._quorum.is_alone:  # Who leads otherwise, if anybody, will hear of this broker.
-            parts = range(0, len(records), _START_RECORDS)
-            self._owed.extend(records[at : at + _START_RECORDS] for at in parts)
+        assert self._quorum.is_alone
+        parts = range(0, len(records), _START_RECORDS)
+        self._owed.extend(records[at : at + _START_RECORDS] for at in parts)
         try:
             self._quorum.settle(now)
         except DiskFull:
@@ -129,6 +129,10 @@ class Metadata(Decisions):
             for part in self._owed:
                 self.image.replay_entry(part)
                 self.pending.replay_entry(part)
+        self._serving = True
+
+    def begin_to_serve(self) -> None:
+        """What is decided from now on is brought about at once; what was before, by the caller."""
         self._serving = True
 
     @property

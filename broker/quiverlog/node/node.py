@@ -21,14 +21,13 @@ from quiverlog.errors import (
     BrokerShuttingDown,
     CorruptFrame,
     FrameTooLarge,
-    InvalidRequest,
     NotNegotiated,
     QuiverlogError,
     StorageFault,
     UnknownApi,
     UnsupportedVersion,
 )
-from quiverlog.limits import CLIENT_ID_CHARS_MAX, PARKED_ENTRY_BYTES
+from quiverlog.limits import PARKED_ENTRY_BYTES
 from quiverlog.node import describe, lifecycle, offsets, topics
 from quiverlog.node.admission import Phase
 from quiverlog.node.alter_partition import handle_alter_partition
@@ -50,11 +49,13 @@ from quiverlog.node.events import (
     Tick,
 )
 from quiverlog.node.fetch import handle_fetch
+from quiverlog.node.hello import handle_hello
+from quiverlog.node.joining import Joining
 from quiverlog.node.list_offsets import handle_list_offsets
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.produce import handle_init_producer_id
 from quiverlog.node.purgatory import Waiter
-from quiverlog.node.quorum_requests import handle_quorum, serves_brokers
+from quiverlog.node.quorum_requests import handle_quorum
 from quiverlog.node.replica_fetch import handle_replica_fetch
 from quiverlog.node.tasks import Call, Steps
 from quiverlog.node.waiting_bytes import waiting_bytes
@@ -63,7 +64,7 @@ from quiverlog.storage.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.quorum_messages import QuorumRequest
-from quiverlog.wire.registry import APIS, api_ranges
+from quiverlog.wire.registry import APIS
 from quiverlog.wire.replica_messages import AlterPartitionRequest, ReplicaFetchRequest
 
 __all__ = ["Node"]
@@ -76,6 +77,8 @@ _PROTOCOL_ERRORS: Final = (
 # Looking a member up in its enum costs more than the comparison.
 _RUNNING: Final = Phase.RUNNING
 _STARTING: Final = Phase.STARTING
+_SERVED_ALWAYS: Final = frozenset((m.HelloRequest, QuorumRequest))
+"""What other brokers may wait for before this one serves clients, and while it stops."""
 _AT_ONCE_US: Final = 0
 """A deadline that has passed."""
 
@@ -93,7 +96,7 @@ class Node:
         metrics: counters that the caller exports.
     """
 
-    __slots__ = ("_closing", "_handlers", "_steps_handlers", "broker")
+    __slots__ = ("_closing", "_handlers", "_joining", "_steps_handlers", "broker")
 
     def __init__(
         self,
@@ -105,9 +108,10 @@ class Node:
     ) -> None:
         self.broker = Broker(config, disk, entropy, metrics)
         self._closing = Closing(self.broker)
+        self._joining = Joining(self.broker)
         # Answered (or parked) in the call that brings them.
         self._handlers: dict[type[m.Request], _Handler] = {
-            m.HelloRequest: _handle_hello,
+            m.HelloRequest: handle_hello,
             m.ProduceRequest: handle_produce,
             m.FetchRequest: handle_fetch,
             m.ListOffsetsRequest: handle_list_offsets,
@@ -142,7 +146,7 @@ class Node:
             CorruptLog: the metadata log is damaged.
             InvalidConfig: the broker's topic defaults contradict a topic.
         """
-        lifecycle.start(self.broker, now)
+        lifecycle.start(self.broker, self._joining.begin, now)
         return self._effects(now)
 
     def handle_many(self, events: Iterable[Event], now: Now) -> list[Effect]:
@@ -188,16 +192,19 @@ class Node:
             due_us = broker.peers.next_us()
             if due_us is not None and (earliest is None or due_us < earliest):
                 earliest = due_us
+            due_us = broker.quorum.next_us
+            if earliest is None or due_us < earliest:
+                earliest = due_us
+            due_us = self._joining.next_us
+            if due_us is not None and due_us < earliest:
+                earliest = due_us
             phase = broker.admission.phase
             if phase is _RUNNING or phase is _STARTING:
                 due_us = broker.assignment.next_us(starting=phase is _STARTING)
-                if due_us is not None and (earliest is None or due_us < earliest):
+                if due_us is not None and due_us < earliest:
                     earliest = due_us
             if phase is _RUNNING:
                 due_us = broker.retention.next_us
-                if earliest is None or due_us < earliest:
-                    earliest = due_us
-                due_us = broker.quorum.next_us
                 if due_us < earliest:
                     earliest = due_us
                 due_us = broker.copying.next_us()
@@ -235,10 +242,12 @@ class Node:
 
     def _go_on_with(self, phase: Phase, now: Now) -> None:
         """What a start or a stop waits for may have come."""
-        if phase is Phase.STARTING:
+        if phase is Phase.JOINING:
+            self._guarded(self._joining.run, now)
+        elif phase is Phase.STARTING:
             self._guarded(lambda now: lifecycle.run_if_started(self.broker, now), now)
         elif phase is Phase.CLOSING:
-            self._guarded(lambda _: self._closing.run(), now)
+            self._guarded(self._closing.run, now)
 
     def _guarded(self, work: Callable[[Now], None], now: Now) -> None:
         try:
@@ -290,8 +299,8 @@ class Node:
         self._expire(broker.purgatory.expired(now.mono_us), now)
         self._guarded(broker.peers.expire, now)
         self._guarded(broker.flushes.run, now)
+        self._guarded(broker.quorum.tick, now)
         if broker.admission.phase is Phase.RUNNING:
-            self._guarded(broker.quorum.tick, now)
             self._guarded(broker.retention.run, now)
             self._guarded(broker.assignment.tick, now)
         elif broker.admission.phase is Phase.STARTING:
@@ -314,7 +323,7 @@ class Node:
             if event.connection_id not in broker.clients.accounts:
                 if kind is not m.HelloRequest:
                     raise NotNegotiated
-            elif broker.admission.phase is not _RUNNING:
+            elif broker.admission.phase is not _RUNNING and kind not in _SERVED_ALWAYS:
                 raise BrokerShuttingDown
             if broker.staging.produces and kind is not m.ProduceRequest:
                 broker.staging.finish(now)
@@ -365,29 +374,6 @@ class Node:
         if not waiters:
             broker.outbox.internal_error(request.API.name, error)
             self._fail(event, QuiverlogError())
-
-
-def _handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Answer HELLO: the broker's name, its limits and API versions. It may be asked again."""
-    request = event.request
-    assert isinstance(request, m.HelloRequest)
-    if len(request.client_id) > CLIENT_ID_CHARS_MAX:
-        raise InvalidRequest(f"a client id has at most {CLIENT_ID_CHARS_MAX} characters.")
-    response = m.HelloResponse(
-        cluster_id=broker.directory.cluster_id,
-        node_id=broker.config.node_id,
-        roles=list(broker.config.roles),
-        software_version=broker.config.software_version,
-        apis=api_ranges(between_brokers=serves_brokers(broker, event.connection_id)),
-        frame_bytes_max=broker.config.frame_bytes_max,
-    )
-    if request.version > m.HelloRequest.VERSION:
-        # The client reads the versions spoken here and says HELLO again (KIP-511).
-        response.error_code = UnsupportedVersion.code
-        response.error_message = f"HELLO is spoken here up to version {m.HelloRequest.VERSION}."
-    else:
-        broker.clients.said_hello(event.connection_id, request.client_id)
-    broker.outbox.respond(event.connection_id, request.correlation_id, response)
 
 
 def _forget_connection(broker: Broker, connection_id: int) -> None:

@@ -7,6 +7,7 @@ received; what they ask is answered by messages of their own.
 
 from __future__ import annotations
 
+from quiverlog.core.raft.messages import ReplicaKey
 from quiverlog.errors import WrongCluster, WrongListener, WrongNode
 from quiverlog.node.broker import Broker
 from quiverlog.node.events import RequestReceived
@@ -35,5 +36,11 @@ def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
         raise WrongCluster(f"the request is for {request.cluster_id!r}, this is {cluster_id!r}.")
     if request.target_id != node_id:
         raise WrongNode(f"the request is for node {request.target_id}, this is {node_id}.")
-    broker.quorum_inbox.take(unpack(request, event.body), now)
+    messages = unpack(request, event.body)
+    source = ReplicaKey(request.source_id, request.source_directory)
+    assert source.directory_id, "unpack refuses a sender without a disk"
+    broker.whereabouts.heard(
+        source, request.source_endpoint, is_controller=request.source_is_controller
+    )
+    broker.quorum_inbox.take(messages, now)
     broker.outbox.respond(event.connection_id, request.correlation_id, QuorumResponse())

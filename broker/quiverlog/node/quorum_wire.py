@@ -73,19 +73,31 @@ class Packed(NamedTuple):
 
 
 # --- out ------------------------------------------------------------------------------------------
-def pack(cluster_id: str, messages: Iterable[r.Message]) -> list[Packed]:
+def pack(
+    cluster_id: str,
+    messages: Iterable[r.Message],
+    *,
+    endpoint: str = "",
+    is_controller: bool = True,
+) -> list[Packed]:
     """As few requests as the bounds allow; messages to one node keep their order.
+
+    Args:
+        endpoint: where the sender is; empty: it does not say.
+        is_controller: whether the sender may become a voter.
 
     Raises:
         FrameTooLarge: a message that no request can carry. The quorum's own bounds forbid it.
     """
     _check_length("cluster id", cluster_id, CLUSTER_ID_CHARS_MAX)
+    _check_length("endpoint", endpoint, ENDPOINT_CHARS_MAX)
+    sender = (endpoint, is_controller)
     builders: dict[tuple[int, r.ReplicaKey], _Builder] = {}
     for message in messages:
         key = (message.target.node_id, message.source)
         builder = builders.get(key)
         if builder is None:
-            builder = builders[key] = _Builder(cluster_id, message.source, key[0])
+            builder = builders[key] = _Builder(cluster_id, message.source, key[0], sender)
         builder.add(message)
     return [packed for builder in builders.values() for packed in builder.requests()]
 
@@ -93,9 +105,12 @@ def pack(cluster_id: str, messages: Iterable[r.Message]) -> list[Packed]:
 class _Builder:
     """The requests of one replica to one node."""
 
-    def __init__(self, cluster_id: str, source: r.ReplicaKey, target_id: int) -> None:
+    def __init__(
+        self, cluster_id: str, source: r.ReplicaKey, target_id: int, sender: tuple[str, bool]
+    ) -> None:
         _check_length("directory id", source.directory_id, DIRECTORY_ID_CHARS_MAX)
         self._head = (cluster_id, source.node_id, source.directory_id, target_id)
+        self._sender = sender
         self._done: list[Packed] = []
         self._messages: list[q.QuorumMessage] = []
         self._body: list[bytes] = []
@@ -141,6 +156,8 @@ class _Builder:
                 source_directory=source_directory,
                 target_id=target_id,
                 messages=self._messages,
+                source_endpoint=self._sender[0],
+                source_is_controller=self._sender[1],
             )
             self._done.append(Packed(target_id, request, tuple(self._body)))
         self._messages, self._body = [], []

@@ -130,8 +130,9 @@ class BrokerServer:
         http: socket.socket | None,
         *,
         entropy: Callable[[int], bytes],
-    ) -> None:
-        """Recover, then take clients on all of `listen`.
+        stop: asyncio.Event,
+    ) -> bool:
+        """Recover, then take clients on all of `listen`; False: `stop` was set before.
 
         Raises:
             QuiverlogError: the data directory cannot be used; the message says why.
@@ -165,9 +166,13 @@ class BrokerServer:
             metrics=self._metrics,
             log=self._log,
         )
+        context = self._connection_context(self._runner)
+        between = self._config.inter_broker_listener
+        self._runner.listen_to_brokers = lambda: self._listen({between: listen[between]}, context)
+        self._check_connections()
         self._runner.perform(effects)
-        self._runner.flush()
-        await self._runner.start_complete.wait()
+        if not await self._runner.has_started(stop):
+            return False
         self._disk_watch = DiskWatch(
             self._loop,
             is_owned=node.broker.directory.is_owned,
@@ -175,9 +180,8 @@ class BrokerServer:
             found=self._disk_looked_at,
         )
         self._probe_lag(self._loop.time())
-        self._check_connections()
         self._collector.start()
-        self._listen(listen, self._runner)
+        self._listen(listen, context)
         of_http = str(socket_address(http)) if http is not None else "off"
         self._addresses = (str(self._listeners.addresses[LISTENER_DEFAULT]), of_http)
         self._state = ""
@@ -189,6 +193,7 @@ class BrokerServer:
             recovery_ms=round((time.monotonic() - started) * 1000),
             version=VERSION,
         )
+        return True
 
     def _memory_holders(self) -> list[Holder]:
         peers = self._peers.links if self._peers is not None else ()
@@ -204,9 +209,9 @@ class BrokerServer:
         )
         await self._http.start(sock)
 
-    def _listen(self, listen: Mapping[str, socket.socket], runner: NodeRunner) -> None:
+    def _connection_context(self, runner: NodeRunner) -> ConnectionContext:
         data_dir = self._config.data_dir
-        context = ConnectionContext(
+        return ConnectionContext(
             runner=runner,
             connections=self._connections,
             metrics=self._metrics,
@@ -217,8 +222,11 @@ class BrokerServer:
             pool=BufferPool(),
             hide_paths=path_hider(data_dir, os.path.abspath(data_dir), os.path.realpath(data_dir)),
         )
+
+    def _listen(self, listen: Mapping[str, socket.socket], context: ConnectionContext) -> None:
         for name, sock in listen.items():
-            self._listeners.open(sock, context._replace(listener=name))
+            if name not in self._listeners.addresses:
+                self._listeners.open(sock, context._replace(listener=name))
 
     def ready_line(self) -> str:
         """The line on standard output that says where the broker listens, when it is ready."""

@@ -32,6 +32,7 @@ from quiverlog.server.listener_config import (
     parse_listeners,
     refuse_shared_ports,
 )
+from quiverlog.server.quorum_config import refuse_lost_brokers
 from quiverlog.settings import InvalidValue
 
 __all__ = ["BrokerConfig", "load_config"]
@@ -64,6 +65,8 @@ class BrokerConfig:
     node_id: int
     cluster_id: str
     rack: str
+    process_roles: tuple[str, ...]
+    controller_quorum_bootstrap_servers: Mapping[int, Address]
     connections_max: int
     connections_idle_ms: int
     connections_frame_timeout_ms: int
@@ -207,6 +210,7 @@ def _refuse_contradictions(
         )
     if advertise is not None and advertise.port == 0 and listen.port != 0:
         raise InvalidConfig(f"{source('advertise')}: port 0 can only go with `listen` on port 0.")
+    refuse_lost_brokers(values, source)
     if not values["data_dir"]:
         raise InvalidConfig(f"{source('data.dir')}: a directory is needed.")
     _refuse_topic_defaults(values, topic_defaults, source)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from quiverlog import limits
+from quiverlog.server.quorum_config import read_roles, read_seeds
 from quiverlog.settings import Kind, Setting, SettingsTable
 
 __all__ = ["CONFIG_KEYS", "ENV_PREFIX", "env_of", "flag_of"]
@@ -30,6 +31,7 @@ def env_of(key: str) -> str:
 
 
 _INT, _TEXT, _CHOICE, _ADDRESS = Kind.INTEGER, Kind.TEXT, Kind.CHOICE, Kind.ADDRESS
+_OTHER: Final = Kind.OTHER
 _DAY_MS: Final = 24 * 3_600_000
 
 _KEYS: Final = (
@@ -82,6 +84,26 @@ _KEYS: Final = (
         " one.",
     ),
     Setting("rack", _TEXT, "", "A label for the place where this broker stands."),
+    Setting(
+        "process.roles",
+        _OTHER,
+        "broker,controller",
+        "What this process is for: `broker` holds partitions and serves clients, `controller` may"
+        " become a voter of the metadata quorum.",
+        read=read_roles,
+        label="broker, controller or both",
+    ),
+    Setting(
+        "controller.quorum.bootstrap.servers",
+        _OTHER,
+        "",
+        "Controllers to ask for the cluster's metadata, as `id@host:port` of the listener between"
+        " brokers; all brokers may have the same list. A new data directory of a broker that has it"
+        " joins their quorum, without it the broker is a cluster of its own"
+        " ([cluster.md](cluster.md)). Needs `cluster.id`.",
+        read=read_seeds,
+        label="id@host:port,...",
+    ),
     Setting(
         "connections.max",
         _INT,

@@ -28,6 +28,8 @@ def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> Node
         listeners=dict(advertised),
         inter_broker_listener=config.inter_broker_listener,
         rack=config.rack,
+        roles=config.process_roles,
+        controllers=dict(config.controller_quorum_bootstrap_servers),
         software_version=VERSION,
         topic_defaults=dict(config.topic_defaults),
         disk_reserve_bytes=config.disk_reserve_bytes,

@@ -20,6 +20,7 @@ from quiverlog.node.effects import (
     ClosePeer,
     Effect,
     Job,
+    ListenToBrokers,
     LogLine,
     PeerAddresses,
     Respond,
@@ -85,6 +86,8 @@ class NodeRunner:
         )
         self.peers: PeerConnections | None = None
         """Performs what the node asks of other brokers; set before the node asks for it."""
+        self.listen_to_brokers: Callable[[], None] = lambda: None
+        """Takes connections where brokers meet; set before the node asks for it."""
         self._dirty: list[Connection] = []
         self._timer: asyncio.Handle | None = None
         self._timer_us = 0
@@ -93,6 +96,17 @@ class NodeRunner:
         self.start_complete = asyncio.Event()
         self.shutdown_complete = asyncio.Event()
         self.marked_clean = False
+
+    async def has_started(self, stop: asyncio.Event) -> bool:
+        """Begin to work, and wait until the start is complete; False: `stop` was set before."""
+        self.flush()
+        waits = [asyncio.ensure_future(one.wait()) for one in (self.start_complete, stop)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return self.start_complete.is_set()
 
     def handle_many(self, events: Iterable[Event], now: Now) -> None:
         """Events that came together. What they answer waits for `flush`.
@@ -130,6 +144,8 @@ class NodeRunner:
                     connection.close_soon(effect.why)
             elif isinstance(effect, SendToPeer | ClosePeer | PeerAddresses):
                 self._to_peers(effect)
+            elif type(effect) is ListenToBrokers:
+                self.listen_to_brokers()
             elif type(effect) is StartComplete:
                 self.start_complete.set()
             elif type(effect) is ShutdownComplete:

@@ -126,10 +126,10 @@ async def _run(
         advertised = {n: advertised_address(wanted[n], listen[n], log) for n in listen}
         server = BrokerServer(config, log, control=control, advertised=advertised)
         try:
-            await server.start(listen, http, entropy=secrets.token_bytes)
-            reloader.begin(server.reload)
-            say(server.ready_line(), STDOUT)
-            await stop.wait()
+            if await server.start(listen, http, entropy=secrets.token_bytes, stop=stop):
+                reloader.begin(server.reload)
+                say(server.ready_line(), STDOUT)
+                await stop.wait()
         except BaseException:
             await server.abandon()
             raise

@@ -92,18 +92,22 @@ class QuorumLog:
         key: ReplicaKey,
         *,
         create: bool = True,
+        founds: bool = True,
         bytes_min: int = 0,
         before_cut: Callable[[Sequence[bytes]], str] = lambda _records: "",
     ) -> QuorumLog:
-        """Open the log, or make that of a quorum of one.
+        """Open the log, or make a new one.
 
         Args: see `MetadataLog.open`; `before_cut` is asked with the records of the snapshot and
             those of the entries.
+            founds: a new log is that of a quorum of one; otherwise of a replica that no quorum
+                knows, and that has to be sent everything.
 
         Raises: what `MetadataLog.open` does.
         """
         try:
-            return cls._open(disk, directory, key, create, bytes_min, before_cut)
+            first = Snapshot(SnapshotMeta(0, 0, {key: ""} if founds else {}), b"")
+            return cls._open(disk, directory, key, create, first, bytes_min, before_cut)
         except OSError as error:
             raise StorageFault(f"{directory} cannot be opened: {error.strerror}.") from error
 
@@ -114,6 +118,7 @@ class QuorumLog:
         directory: str,
         key: ReplicaKey,
         create: bool,
+        first: Snapshot,
         bytes_min: int,
         before_cut: Callable[[Sequence[bytes]], str],
     ) -> QuorumLog:
@@ -134,7 +139,6 @@ class QuorumLog:
                 known = f"{STATE_FILE} knows of term {state.term}"
                 raise restore_error(path, f"is of a broker without a quorum, yet {known}")
 
-        first = Snapshot(SnapshotMeta(0, 0, {key: ""}), b"")
         file = MetadataLog.open(
             disk,
             directory,

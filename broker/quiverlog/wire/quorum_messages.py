@@ -205,6 +205,8 @@ class QuorumRequest(Request, array_like=True, gc=False):
     source_directory: DirectoryId = ""
     target_id: UInt31 = 0
     messages: PerMessage[QuorumMessage] = []
+    source_endpoint: Endpoint = ""
+    source_is_controller: bool = True
 
 
 class QuorumResponse(Response, array_like=True, gc=False):

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from tests.sim.host import Host, Plant
 from tests.sim.world import World
 
-from .glue import CLUSTER_ID, StandIn, connect_quorum, make_directories
+from .glue import CLUSTER_ID, StandIn, ask_controllers, make_directories
 from .host import ClusterHost
 from .invariants import Invariants
 from .scenario import ClusterScenario
@@ -46,7 +46,7 @@ class Cluster:
             host.cluster_id = CLUSTER_ID
             host.plant = plant if plant is not None and host.node_id in buggy else nullcontext
             host.looked = self.invariants.look
-            host.on_made = lambda host, node: connect_quorum(self.hosts, host, node)
+            host.on_made = ask_controllers
             host.may_lose_power = self.may_lose_power
 
     # --- looking -------------------------------------------------------------------------------

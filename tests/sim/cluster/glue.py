@@ -1,6 +1,6 @@
 """What stands in for parts of the cluster that the shipped broker does not wire up by itself yet.
 
-Owns the wiring of the quorum to the connections between brokers, its first voters, and a stand-in
+Owns the first voters of the quorum, the way to the controller, and a stand-in
 for the controller: who is dead, who leads which partition, who is in sync. Every decision is made
 by the shipped quorum; each of these goes when the shipped part is there.
 """
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from quiverlog.addresses import Address
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.image import Image, PartitionImage
 from quiverlog.core.controller.records import (
@@ -28,21 +27,17 @@ from quiverlog.core.controller.records import (
     SchemaRecord,
     TopicRecord,
 )
-from quiverlog.core.raft.messages import Entry, HardState, Message, ReplicaKey, SnapshotMeta
+from quiverlog.core.raft.messages import HardState, ReplicaKey, SnapshotMeta
 from quiverlog.errors import NotController, QuiverlogError
 from quiverlog.node.assignment import Assignment
 from quiverlog.node.effects import Peer, Purpose
 from quiverlog.node.jobs import Then
 from quiverlog.node.node import Node
 from quiverlog.node.peers import Answer
-from quiverlog.node.quorum import Quorum
-from quiverlog.node.quorum_parts import StateMachine
-from quiverlog.node.quorum_wire import pack
 from quiverlog.node.replica import Replica
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.metadata_frames import VERSION_QUORUM, file_header, pack_frame
 from quiverlog.storage.quorum_items import Snapshot, pack_snapshot
-from quiverlog.storage.quorum_log import QuorumLog
 from quiverlog.storage.quorum_state import STATE_FILE, pack_state
 from quiverlog.types import NO_EPOCH, Now
 from quiverlog.wire.replica_messages import AlterPartitionRequest
@@ -55,7 +50,7 @@ from .host import ClusterHost
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["CLUSTER_ID", "StandIn", "connect_quorum", "make_directories"]
+__all__ = ["CLUSTER_ID", "StandIn", "ask_controllers", "make_directories"]
 
 CLUSTER_ID = "the-cluster"
 _LOOK_US = 100_000
@@ -72,7 +67,7 @@ def make_directories(hosts: Sequence[ClusterHost]) -> None:
         for host in hosts
     ]  # fmt: skip
     voters = {
-        ReplicaKey(host.node_id, directory.directory_id): host.name
+        ReplicaKey(host.node_id, directory.directory_id): f"{host.name}:9292"
         for host, directory in zip(hosts, directories, strict=True)
     }
     item = pack_snapshot(Snapshot(SnapshotMeta(0, 0, voters), b""))
@@ -86,18 +81,9 @@ def make_directories(hosts: Sequence[ClusterHost]) -> None:
         host.disk.process_death()
 
 
-def connect_quorum(hosts: Sequence[ClusterHost], host: ClusterHost, node: Node) -> None:
-    """Messages of the quorum travel over the connections between brokers."""
+def ask_controllers(host: ClusterHost, node: Node) -> None:
+    """Who is in sync is asked of whoever leads the quorum."""
     broker = node.broker
-    others = {h.node_id: Address(h.name, 1) for h in hosts if h is not host}
-
-    def send(messages: Sequence[Message]) -> None:
-        for packed in pack(CLUSTER_ID, messages):
-            broker.peers.tell(packed.node_id, packed.request, packed.body)
-
-    def receive(messages: Sequence[Message], now: Now) -> None:
-        for message in messages:
-            broker.quorum.step(message, now)
 
     def ask_controller(request: AlterPartitionRequest, then: Then, now: Now) -> None:
         if broker.quorum.is_leading:
@@ -114,32 +100,8 @@ def connect_quorum(hosts: Sequence[ClusterHost], host: ClusterHost, node: Node) 
         broker.peers.ask(peer, request, answered, now)
 
     broker.in_sync_changes._ask = ask_controller
-    broker.quorum.__class__ = _GluedQuorum
     broker.assignment.__class__ = _GluedAssignment
     _GluedAssignment.waiting.add(host.node_id)
-    broker.quorum._send = send
-    broker.quorum_inbox.serve(receive)
-    broker.peers.addresses_changed(others)
-
-
-class _GluedQuorum(Quorum):
-    """Knows at its start what is decided of what its log holds: see `decided`."""
-
-    __slots__ = ()
-
-    decided: ClassVar[dict[int, int]] = {}
-    """Terms of the entries that somebody has applied."""
-
-    def start(self, log: QuorumLog, machine: StateMachine, now: Now) -> None:
-        super().start(log, machine, now)
-        for entry in log.entries(log.first_index, 1 << 62):
-            if self.decided.get(entry.index) != entry.term:
-                break
-            self._apply(entry, now)
-
-    def _apply(self, entry: Entry, now: Now) -> None:
-        self.decided[entry.index] = entry.term
-        super()._apply(entry, now)
 
 
 class _GluedAssignment(Assignment):
@@ -162,7 +124,6 @@ class StandIn:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        _GluedQuorum.decided.clear()
         _GluedAssignment.waiting.clear()
         self._rng = random.Random(f"stand-in-{cluster.scenario.seed}")
         self._dead_since: dict[int, int] = {}

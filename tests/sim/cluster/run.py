@@ -71,6 +71,9 @@ class _Run:
         for host in cluster.hosts:
             host.start()
         self._until(lambda: cluster.controller() is not None, _START_US, "a quorum leader")
+        self._until(
+            lambda: all(host.is_serving for host in cluster.hosts), _START_US, "every start"
+        )
         self._until(cluster.stand_in.create, _START_US, "the topics")
         cluster.stand_in.begin()
         self._until(self._all_open, _START_US, "every copy is open and in sync")

@@ -126,6 +126,16 @@ class Election:
             return False
         return now_us - self._heard_us < self._config.election_timeout_us
 
+    def ignores(self, source: ReplicaKey, now_us: int) -> bool:
+        """True for somebody who is no voter here, while a leader is heard: its term means nothing.
+
+        It may be a voter that is not known here yet. Then the leader that is heard falls silent, or
+        steps down, and the stranger is believed an election timeout later.
+        """
+        if self._membership.is_voter(source) or source == self.leader:
+            return False
+        return self.has_live_leader(now_us)
+
     # --- following -----------------------------------------------------------------------------
     def follow(self, term: int, leader: ReplicaKey | None, now_us: int) -> None:
         """Be a follower, in this term or a newer one."""

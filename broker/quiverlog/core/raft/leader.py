@@ -17,7 +17,9 @@ from quiverlog.core.raft.messages import (
     AppendResponse,
     EntryKind,
     HeartbeatResponse,
+    ProposalRefused,
     RaftConfig,
+    Refusal,
     ReplicaKey,
     SnapshotChunkResponse,
     Voters,
@@ -83,8 +85,11 @@ class Leader:
         assert self._membership.voters == voters, "a set counts from the moment it is appended"
         return Place(index, self._term)
 
-    def transfer(self, target: ReplicaKey, now_us: int) -> None:
+    def transfer(self, target: ReplicaKey | None, now_us: int) -> None:
         """See `Raft.transfer_leadership`."""
+        target = target or self._replication.closest_voter()
+        if target is None:
+            raise ProposalRefused(Refusal.LAST_VOTER)
         self._replication.transfer(target, now_us)
 
     def hand_over_now(self) -> None:

@@ -67,6 +67,8 @@ from quiverlog.core.raft.snapshots import SnapshotRead
 __all__ = ["Raft", "Ready"]
 
 _NEVER_US: Final = 1 << 62
+_OF_LEADERS: Final = (Vote, Append, Heartbeat, SnapshotChunk)
+"""What is sent by replicas that lead, or want to."""
 
 
 class Ready(NamedTuple):
@@ -168,6 +170,8 @@ class Raft:
                 self._leader.on_observe(message.source, now_us)
             return
         if message.term > self.term:
+            if isinstance(message, _OF_LEADERS) and self._election.ignores(message.source, now_us):
+                return  # Who has lost its vote may speak all the same: it only wants to follow.
             self._step_down(message.term, now_us)
         if isinstance(message, Append | Heartbeat | SnapshotChunk):
             self._on_leader_message(message, now_us)
@@ -299,8 +303,8 @@ class Raft:
         leader = self._must_lead(now_us)
         return leader.propose_voters(self._membership.with_endpoint(key, endpoint), now_us)
 
-    def transfer_leadership(self, target: ReplicaKey, now_us: int) -> None:
-        """Hand leadership to another voter; if that fails, this replica goes on leading."""
+    def transfer_leadership(self, target: ReplicaKey | None, now_us: int) -> None:
+        """Hand leadership to another voter (None: the one that lags least), or go on leading."""
         self._must_lead(now_us).transfer(target, now_us)
 
     def _must_lead(self, now_us: int) -> Leader:
