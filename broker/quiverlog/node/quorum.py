@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from quiverlog.core.raft.election import Role
@@ -132,9 +133,12 @@ class Quorum(Duties):
     def take(self, messages: Sequence[Message], now: Now) -> None:
         """Messages of another replica arrived, in this order."""
         assert self.log is not None, "messages come when the log is open"
-        for message in messages:
-            self.raft.step(message, now.mono_us)
-        self.go_on(now)
+
+        def step() -> None:
+            for message in messages:
+                self.raft.step(message, now.mono_us)
+
+        self._drive(step, now)
 
     def tick(self, now: Now) -> None:
         """`next_us` has come; calling it early does nothing."""
@@ -143,8 +147,7 @@ class Quorum(Duties):
         if self._error is not None:
             self._retry(now)
         else:
-            self.raft.tick(now.mono_us)
-            self.go_on(now)
+            self._drive(partial(self.raft.tick, now.mono_us), now)
 
     def hand_over(self, now: Now) -> None:
         """The broker stops: let another voter lead, if this one does."""

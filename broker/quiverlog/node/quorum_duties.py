@@ -9,6 +9,7 @@ Must not know: what entries mean, how messages travel, who asks for what.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -112,9 +113,27 @@ class Duties:
 
     def _retry(self, now: Now) -> None:
         if self._is_stopped or self._snapshotting or self._writing is not None:
-            return  # The Raft would begin with what is about to be replaced.
+            # The Raft would begin with what is about to be replaced.
+            self._retry_us = self.next_us = now.mono_us + _RETRY_US
+            return
         self._begin(now)
+        # The last one may have ended before the machine was told of a snapshot.
+        self._drive(partial(self._take_restored, now), now)
+
+    def _drive(self, step: Callable[[], None], now: Now) -> None:
+        """Do a step, and what the Raft wants done then; what goes wrong ends the Raft."""
+        try:
+            step()
+        except Exception as error:
+            self._met_bug(error, now)
         self.go_on(now)
+
+    def _met_bug(self, error: Exception, now: Now) -> None:
+        """A bug of ours. What the Raft believes to be done may not be: it begins anew."""
+        if self._starting:
+            raise error
+        self._report("error", "the quorum met a bug", traceback_of(error))
+        self._stop(error, now, out_of_service=False)
 
     # --- duties --------------------------------------------------------------------------------
     def go_on(self, now: Now) -> None:
@@ -133,11 +152,7 @@ class Duties:
                 self._look_at_role(now)
             self._snapshot_if_long(now)
         except Exception as error:
-            if self._starting:
-                raise
-            # A bug of ours. What the Raft believes to be done may not be: it begins anew.
-            self._report("error", "the quorum met a bug", traceback_of(error))
-            self._stop(error, now, out_of_service=False)
+            self._met_bug(error, now)
         finally:
             self._pumping = False
         self.next_us = self._retry_us if self._error is not None else self.raft.next_deadline_us
@@ -173,13 +188,20 @@ class Duties:
         for read in ready.reads:
             self._start_read(read)
         if ready.restore is not None:
-            restored, self._restored = self._restored, None
-            assert restored is not None
-            assert restored.meta == ready.restore
-            self.applied_index = restored.meta.index
-            self._machine.restore(restored, now)
+            assert self._restored is not None
+            assert self._restored.meta == ready.restore
+            self._take_restored(now)
         for entry in ready.committed:
             self._apply(entry, now)
+
+    def _take_restored(self, now: Now) -> None:
+        """Have the machine become what a snapshot from elsewhere says; tried until it succeeds."""
+        restored = self._restored
+        if restored is not None:
+            assert restored.meta.index > self.applied_index, "a snapshot takes nothing back"
+            self._machine.restore(restored, now)
+            self.applied_index = restored.meta.index
+            self._restored = None
 
     def _apply(self, entry: Entry, now: Now) -> None:
         if entry.index <= self.applied_index:
@@ -216,10 +238,13 @@ class Duties:
         self.go_on(now)
 
     def _stop(self, error: BaseException, now: Now, *, out_of_service: bool) -> None:
-        """This Raft writes no more."""
-        if self._error is not None:
+        """This Raft writes no more; out of service: nor does any after it."""
+        if self._error is not None and not out_of_service:
             return
-        self.raft.fail(now.mono_us)
+        if self._error is None:
+            # What broke it may keep it from handing over.
+            with contextlib.suppress(Exception):
+                self.raft.fail(now.mono_us)
         if out_of_service and not isinstance(error, QuiverlogError):
             error = StorageFault(f"the decision cannot be made durable: {why(error)}.")
         self._error = error
