@@ -88,7 +88,13 @@ DURABILITY = (
         "storage.trimmable_log:TrimmableLog._is_given_up",
         "segment.end_offset <= start_offset and not next_name",
         "segment.end_offset <= start_offset",
-        shape={**TRIMMED, "producers": 1, "slow_job": 0.5, "full_segments": 0.5},
+        shape={
+            **TRIMMED,
+            "producers": 1,
+            "trimmers": 4,
+            "full_segments": 0.5,
+            "death_interval_ms": 3_000,
+        },
     ),
     make_bug(
         "a flush behind a trim whose fsync failed acknowledges its rows",
@@ -104,7 +110,7 @@ DURABILITY = (
         shape={
             **TRIMMED,
             "topics": LOSSY_TOPIC,
-            "failed_trim": 0.3,
+            "failed_trim": 1.0,
             "rows_max": 8,
             "death_interval_ms": 300,
         },
