@@ -35,6 +35,7 @@ from quiverlog.storage.log_files import own_offset
 
 __all__ = [
     "LOG_START_FILE",
+    "LOG_START_FILES",
     "RECOVERY_COPY_FILE",
     "RECOVERY_FILE",
     "SNAPSHOTS_KEPT",
@@ -57,7 +58,7 @@ __all__ = [
 ]
 
 LOG_START_FILE: Final = "log-start"
-_LOG_START_COPY: Final = "log-start-copy"
+LOG_START_FILES: Final = (LOG_START_FILE, "log-start-copy")
 TRUNCATION_FILE: Final = "truncate-to"
 RECOVERY_FILE: Final = "recovery-point"
 RECOVERY_COPY_FILE: Final = "recovery-point-copy"
@@ -161,7 +162,7 @@ def pack_log_start(offset: int) -> bytes:
 def save_log_start(disk: Disk, directory: str, offset: int) -> None:
     """Write the log start to both files, durably. Raises DiskFull or StorageFault."""
     data = pack_log_start(offset)
-    for name in (LOG_START_FILE, _LOG_START_COPY):
+    for name in LOG_START_FILES:
         disk.write_file_atomic(f"{directory}/{name}", data)
 
 
@@ -169,7 +170,7 @@ def load_log_start(disk: Disk, directory: str, names: Sequence[str]) -> int | No
     """The log start by the newest good file; 0 if none was written, None if all are damaged."""
     found = [
         _load(disk, f"{directory}/{name}", _LOG_START_MAGIC, _OFFSET.size)
-        for name in (LOG_START_FILE, _LOG_START_COPY)
+        for name in LOG_START_FILES
         if name in names
     ]
     good = [max(0, int(_OFFSET.unpack_from(payload)[0])) for payload in found if payload]

@@ -8,7 +8,7 @@ missing. What is not the log's is left alone. Both are told by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -64,13 +64,15 @@ def _is_own(name: str) -> bool:
     return number is None or int(number[0]) <= _OFFSET_MAX
 
 
-def set_aside(disk: Disk, directory: str) -> SetAside:
+def set_aside(disk: Disk, directory: str, entries: Mapping[str, bool]) -> SetAside:
     """Move what is in the place of a file, and is none, out of the way.
+
+    Args:
+        entries: what is in the directory, in order: names, and which of them are files.
 
     Raises:
         StorageFault: it cannot be moved.
     """
-    entries = disk.entries(directory)
     names = list(entries)
     moved: list[str] = []
     notes: list[str] = []

@@ -1,8 +1,9 @@
 """Opening a log: from the files of a directory to what the log knows of them.
 
-Owns the order: carry out a truncation that was interrupted, read the small files, drop what was
-given up, then believe the recovery point (clean) or scan (recovery.py), and say loudly what the
-files should hold and do not. Rows are missing where
+Owns the order: where all is as a clean stop leaves it, take that (clean_opening.py); otherwise
+carry out a truncation that was interrupted, read the small files, drop what was given up, then
+believe the recovery point (clean) or scan (recovery.py), and say loudly what the files should hold
+and do not. Rows are missing where
 
 - the first segment begins after the log start that is written down,
 - the log ends before what is known to be on the disk: by the recovery point, the bounds beside it
@@ -15,50 +16,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from quiverlog.errors import CorruptLog, QuiverlogError
 from quiverlog.storage import checkpoint, header_walk, truncation
 from quiverlog.storage.boundaries import Boundary
 from quiverlog.storage.byte_source import is_unreadable
-from quiverlog.storage.checkpoint import Bounds, RecoveryPoint
+from quiverlog.storage.checkpoint import Bounds
+from quiverlog.storage.clean_opening import open_as_left
 from quiverlog.storage.disk import Disk, short_name
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.log_files import set_aside
 from quiverlog.storage.lost_names import lost_unflushed
 from quiverlog.storage.marks import Marks
+from quiverlog.storage.opened_files import OpenedFiles
 from quiverlog.storage.partition_files import EMPTIED_FILE, sync_partition_file
-from quiverlog.storage.recovery import RecoveryReport, assign_epochs, recover_segments
+from quiverlog.storage.recovery import assign_epochs, recover_segments
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark, read_header
 from quiverlog.storage.stray_segments import set_aside_strays
 from quiverlog.types import Now
 
-__all__ = ["OpenedFiles", "given_up_files", "open_files"]
-
-
-@dataclass(slots=True)
-class OpenedFiles:
-    """The files of a log as found. `writable`: the last segment takes more appends.
-
-    `given_up`: files below the log start, which go once nothing needs to be read from them.
-    `start_durable`: `log-start` or its copy says where the log starts. Where neither does, files
-    must stay, and every start tells it again until the next trim: the broker may die before it is
-    heard.
-    """
-
-    segments: list[Segment]
-    marks: Marks
-    given_up: list[Segment] = field(default_factory=list)
-    log_start_offset: int = 0
-    log_end_offset: int = 0
-    start_saved: int = 0
-    start_durable: bool = True
-    writable: bool = False
-    changed: bool = False
-    point: RecoveryPoint = field(default_factory=RecoveryPoint)
-    snapshots: list[int] = field(default_factory=list)
-    report: RecoveryReport = field(default_factory=RecoveryReport)
+__all__ = ["given_up_files", "open_files"]
 
 
 def open_files(
@@ -73,7 +51,14 @@ def open_files(
 ) -> OpenedFiles:
     """See the module docstring; arguments and errors as `Log.open`. Fills `epochs`."""
     try:
-        aside = set_aside(disk, directory)
+        entries = disk.entries(directory)
+        if clean:
+            as_left = open_as_left(
+                disk, directory, entries, epochs, epoch_newest=epoch_newest, known=known
+            )
+            if as_left is not None:
+                return as_left
+        aside = set_aside(disk, directory, entries)
     except FileNotFoundError as error:
         why = "the partition's directory is missing"
         raise FileNotFoundError(error.errno, why, directory) from error
