@@ -71,6 +71,9 @@ TOPIC_NAME_CHARS_MAX: Final = 249
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 PARTITIONS_PER_BROKER_MAX: Final = 20_000
 TOPICS_MAX: Final = 10_000
+LEADER_BALANCE_PERIOD_MS: Final = 60_000
+LEADER_BALANCE_MOVES_MAX: Final = 200
+"""In a period: 2,000 partitions that a restart has moved are back in ten minutes."""
 SCHEMA_BYTES_MAX: Final = 256 * KIB
 SCHEMA_FIELDS_MAX: Final = 2_000
 SCHEMA_NESTING_MAX: Final = 32

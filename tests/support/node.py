@@ -105,9 +105,9 @@ class NodeDriver:
         self._make_disk = make_disk
         self._root = root
         self._lives = 1
-        self.config = NodeConfig(
-            data_dir=str(root / "data-1"), **{"disk_reserve_bytes": 0, **config}
-        )
+        # Who leads is the test's decision.
+        usual = {"disk_reserve_bytes": 0, "leader_balance_period_ms": 0}
+        self.config = NodeConfig(data_dir=str(root / "data-1"), **{**usual, **config})
         self._random = itertools.count(1)
         self.mono_us = 1_000_000
         self.wall_us = START_WALL_US

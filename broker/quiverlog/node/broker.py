@@ -30,6 +30,7 @@ from quiverlog.node.copy_sessions import CopySessions
 from quiverlog.node.copying import Copying
 from quiverlog.node.directory_jobs import CreateDirectoriesJob
 from quiverlog.node.effects import Job
+from quiverlog.node.elections import Elections
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.followed_starts import FollowedStarts
 from quiverlog.node.in_sync_changes import InSyncChanges
@@ -81,6 +82,7 @@ class Broker:
         "copying",
         "directory",
         "disk",
+        "elections",
         "entropy",
         "flushes",
         "held_produces",
@@ -159,6 +161,7 @@ class Broker:
         self.quorum = self._make_quorum()
         self.metadata = self._make_metadata()
         self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
+        self.elections = self._make_elections()
         self.producer_ids = ProducerIds(self.metadata)
         self.clock = Clock(jobs, outbox)
         self.retention = Retention(
@@ -232,6 +235,17 @@ class Broker:
             on_applied=self._applied,
         )
 
+    def _make_elections(self) -> Elections:
+        return Elections(
+            self.quorum,
+            self.metadata,
+            self.outbox,
+            self.metrics,
+            self.entropy,
+            period_ms=self.config.leader_balance_period_ms,
+            moves_max=self.config.leader_balance_moves_max,
+        )
+
     def _make_in_sync_changes(self) -> InSyncChanges:
         return InSyncChanges(
             self.config.node_id,
@@ -272,6 +286,7 @@ class Broker:
                 self.in_sync_changes.look_at(self.replicas.values())
         if any(isinstance(record, BrokerRecord) for record in records):
             self.whereabouts.brokers_changed(self.metadata.image.brokers.values())
+        self.elections.applied(records, now)
         topic_ids = dict.fromkeys(topic_id for record in records if (topic_id := topic_of(record)))
         if topic_ids:
             self.assignment.reconcile(self.metadata.image, topic_ids, now, made=made)

@@ -11,6 +11,8 @@ from quiverlog.limits import (
     DISK_RESERVE_BYTES_DEFAULT,
     FETCH_BYTES_DEFAULT,
     FRAME_BYTES_MAX,
+    LEADER_BALANCE_MOVES_MAX,
+    LEADER_BALANCE_PERIOD_MS,
     PARKED_ENTRIES_MAX,
     PRODUCER_EXPIRY_MS,
     PRODUCERS_PER_PARTITION_MAX,
@@ -66,6 +68,11 @@ class NodeConfig:
     parked_entries_max: int = PARKED_ENTRIES_MAX
     """Partitions that these ask for together; beyond, they are answered with what there is."""
 
+    leader_balance_period_ms: int = LEADER_BALANCE_PERIOD_MS
+    """Between rounds in which partitions get their preferred leaders; 0: never by itself."""
+    leader_balance_moves_max: int = LEADER_BALANCE_MOVES_MAX
+    """Partitions that get another leader in one round."""
+
     requests_waiting_max: int = 200_000
     """Long polls and unflushed produces together; beyond, a produce gets ThrottledBroker."""
 
@@ -88,4 +95,6 @@ class NodeConfig:
         assert self.partitions_default >= 1
         assert self.flushes_in_flight_max >= 1
         assert self.retention_check_ms >= 1
+        assert self.leader_balance_period_ms >= 0
+        assert self.leader_balance_moves_max >= 1
         assert self.parked_requests_max <= self.requests_waiting_max

@@ -44,6 +44,7 @@ class NodeMetrics:
         "sync_failures",
         "syncs_completed",
         "topics",
+        "unclean_elections",
         "unclean_starts",
     )
 
@@ -68,6 +69,7 @@ class NodeMetrics:
         self.retention_segments_deleted = 0
         self.sync_failures = 0
         self.syncs_completed = 0
+        self.unclean_elections = 0
         self.unclean_starts = 0
 
     def topic(self, name: str) -> TopicCounters:

@@ -79,6 +79,8 @@ class BrokerConfig:
     frame_bytes_max: int
     disk_reserve_bytes: int
     fsync_threads: int
+    leader_balance_period_ms: int
+    leader_balance_moves_max: int
     work_threads: int
     shutdown_timeout_ms: int
     metrics_topics_max: int

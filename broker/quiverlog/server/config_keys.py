@@ -214,6 +214,25 @@ _KEYS: Final = (
         maximum=2**50,
     ),
     Setting(
+        "leader.balance.period.ms",
+        _INT,
+        limits.LEADER_BALANCE_PERIOD_MS,
+        "The controller gives partitions back to the first of their replicas, where it is in sync"
+        " again, so often, give or take a tenth. 0: only when it is asked to.",
+        unit="ms",
+        minimum=0,
+        maximum=_DAY_MS,
+    ),
+    Setting(
+        "leader.balance.moves.max",
+        _INT,
+        limits.LEADER_BALANCE_MOVES_MAX,
+        "Partitions that get another leader in one such round: each sends its clients elsewhere.",
+        unit="partitions",
+        minimum=1,
+        maximum=10_000,
+    ),
+    Setting(
         "fsync.threads",
         _INT,
         4,

@@ -1,0 +1,123 @@
+"""Rounds of preferred leaders, and what is told of unclean elections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiverlog.core.controller.records import (
+    BrokerRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    Record,
+    TopicRecord,
+)
+from quiverlog.node.events import Tick
+from tests.support.node import NodeDriver
+
+HERE, OTHER = 0, 7
+TOPIC = b"t" * 16
+PERIOD_MS = 10_000
+
+
+def driver(tmp_path: Path, **config: Any) -> NodeDriver:
+    options = {"leader_balance_period_ms": PERIOD_MS, "leader_balance_moves_max": 3, **config}
+    return NodeDriver(tmp_path, **options)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeDriver:
+    return driver(tmp_path)
+
+
+def decide(node: NodeDriver, *records: Record) -> None:
+    told: list[Any] = []
+    node.node.broker.metadata.propose(
+        list(records), node.now, lambda _result, error, _now: told.append(error)
+    )
+    node.send(Tick())
+    assert told == [None]
+
+
+def displaced(
+    node: NodeDriver, count: int, in_sync: tuple[int, ...] = (OTHER, HERE), fenced: bool = False
+) -> None:
+    """Partitions that are led here, and should be led there."""
+    decide(
+        node,
+        BrokerRecord(OTHER, b"theirs", "other", fenced=fenced),
+        TopicRecord(TOPIC, "t", 1, 2),
+        *(PartitionRecord(TOPIC, n, (OTHER, HERE), in_sync, HERE) for n in range(count)),
+    )
+
+
+def leaders(node: NodeDriver) -> list[int]:
+    topic = node.node.broker.metadata.image.topics_by_id[TOPIC]
+    return [partition.leader_id for partition in topic.partitions]
+
+
+def test_a_round_moves_a_few_and_the_next_ones_the_rest(node: NodeDriver) -> None:
+    displaced(node, 7)
+    node.advance(PERIOD_MS * 9 // 10 - 100)
+    assert leaders(node) == [HERE] * 7, "not at once: they are moved together"
+    node.advance(PERIOD_MS * 2 // 10 + 200)
+    assert leaders(node).count(OTHER) == 3
+    node.advance(4 * PERIOD_MS)
+    assert leaders(node).count(OTHER) == 7
+    image = node.node.broker.metadata.image
+    assert not image.unpreferred
+    assert {one.leader_epoch for one in image.topics_by_id[TOPIC].partitions} == {1}
+    assert node.node.broker.elections.next_us() is None, "a cluster in order has no rounds"
+
+
+@pytest.mark.parametrize(
+    "why", [{"in_sync": (HERE,)}, {"fenced": True}], ids=["out of sync", "fenced"]
+)
+def test_a_preferred_leader_that_cannot_lead_is_not_elected(
+    node: NodeDriver, why: dict[str, Any]
+) -> None:
+    displaced(node, 5, **why)
+    node.advance(5 * PERIOD_MS)
+    assert leaders(node) == [HERE] * 5
+    assert node.node.broker.elections.next_us() is not None
+
+
+def test_those_that_cannot_be_moved_do_not_keep_the_others(tmp_path: Path) -> None:
+    """A round looks at a bounded number: the next one goes on behind these."""
+    node = driver(tmp_path, leader_balance_moves_max=5_000)
+    displaced(node, 1_500, in_sync=(HERE,))
+    last = PartitionChangeRecord(TOPIC, 1_400, in_sync_replicas=(HERE, OTHER))
+    decide(node, last)
+    node.advance(3 * PERIOD_MS)
+    assert leaders(node)[1_400] == OTHER
+    assert leaders(node).count(OTHER) == 1
+
+
+def test_without_a_period_nothing_moves_by_itself(tmp_path: Path) -> None:
+    node = driver(tmp_path, leader_balance_period_ms=0)
+    displaced(node, 2)
+    node.advance(10 * PERIOD_MS)
+    assert leaders(node) == [HERE] * 2
+    assert node.node.broker.elections.next_us() is None
+
+
+def test_a_single_broker_has_no_rounds(node: NodeDriver) -> None:
+    node.create(partitions=8)
+    assert node.node.broker.elections.next_us() is None
+
+
+def test_an_unclean_election_is_told(node: NodeDriver) -> None:
+    displaced(node, 1)
+    assert node.metrics.unclean_elections == 0
+    decide(
+        node,
+        PartitionChangeRecord(
+            TOPIC, 0, OTHER, 4, (OTHER,), eligible_leader_replicas=(), unclean=True
+        ),
+    )
+    assert node.metrics.unclean_elections == 1
+    (line,) = [one for one in node.lines if one.event == "unclean election"]
+    assert line.level == "error"
+    assert line.fields == {"partition": "t-0", "leader": OTHER, "leader_epoch": 4}
