@@ -85,7 +85,13 @@ class Cluster:
         return image.topics_by_id[self.topic].partitions[0].in_sync_replicas
 
     def fetch(
-        self, broker_id: int, offset: int, *, flushed: int = 0, epoch: int | None = None
+        self,
+        broker_id: int,
+        offset: int,
+        *,
+        flushed: int = 0,
+        epoch: int | None = None,
+        max_wait_ms: int = 0,
     ) -> ReplicaFetchResponse:
         """Of a new session, each time."""
         latest = self.node.node.broker.replicas[self.topic, 0].log.epochs.latest()[0]
@@ -93,7 +99,9 @@ class Cluster:
             self.topic, 0, self.state.leader_epoch, offset, latest if offset else -1, flushed, 0
         )
         own = self.epoch(broker_id) if epoch is None else epoch
-        request = ReplicaFetchRequest(replica_id=broker_id, broker_epoch=own, partitions=[entry])
+        request = ReplicaFetchRequest(
+            replica_id=broker_id, broker_epoch=own, max_wait_ms=max_wait_ms, partitions=[entry]
+        )
         response, _ = self.node.call(request)
         assert isinstance(response, ReplicaFetchResponse)
         assert not response.error_code, response

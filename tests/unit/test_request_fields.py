@@ -87,7 +87,16 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
             ),
             b"",
         ),
-        (ask(r.AlterPartitionRequest, 0, 2, [r.AlterPartition(topic, 0, 0, 0, [0], [-1])]), b""),
+        (
+            ask(
+                r.AlterPartitionRequest,
+                0,
+                2,
+                [r.AlterPartition(topic, 0, 0, 0, [0], [-1])],
+                [r.PartitionKey(topic, 1)],
+            ),
+            b"",
+        ),
         (ask(m.ListOffsetsRequest, 1, -1, 0, [m.ListOffsetsPartition(topic, 0, 0, -1, 0)]), b""),
         (ask(m.InitProducerIdRequest, "", -1, -1), b""),
         (ask(m.CreateTopicsRequest, [m.NewTopic("u", serialize_schema(SCHEMA))], True), b""),

@@ -21,7 +21,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
-from quiverlog.core.partition.partition import Assigned
 from quiverlog.errors import (
     NotLeader,
     QuiverlogError,
@@ -39,7 +38,7 @@ from quiverlog.node.openings import Openings
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.recovered import report_recovery
 from quiverlog.node.removal import Removal
-from quiverlog.node.replica import Replica, log_config
+from quiverlog.node.replica import Replica, assigned, log_config
 from quiverlog.node.replication import Replication
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.data_directory import DataDirectory
@@ -61,6 +60,7 @@ class Assignment:
         "_held",
         "_in_sync_changes",
         "_metrics",
+        "_on_offline",
         "_openings",
         "_outbox",
         "_removal",
@@ -84,8 +84,10 @@ class Assignment:
         wakeups: Wakeups,
         outbox: Outbox,
         metrics: NodeMetrics,
+        on_offline: Callable[[Key, bool], None],
     ) -> None:
         self._config = config
+        self._on_offline = on_offline
         self._flushes = flushes
         self._removal = removal
         self._replication = replication
@@ -186,7 +188,7 @@ class Assignment:
             return  # When its log is cut, the image is looked at again.
         state = replica.state
         begins = not state.leads or partition.leader_epoch != state.leader_epoch
-        moved = state.lead(_assigned(replica.topic, partition), now.mono_us)
+        moved = state.lead(assigned(replica.topic, partition), now.mono_us)
         if begins:
             # On becoming leader, not with the first row: a reader that asks where the epoch before
             # ended must be answered even when nothing was written since (KAFKA-10706).
@@ -249,7 +251,8 @@ class Assignment:
             counters,
             node_id=self._config.node_id,
         )
-        report_recovery(replica, self._outbox, self._metrics)
+        self._on_offline(key, False)
+        report_recovery(replica, self._flushes, self._outbox, self._metrics)
         self.offline.pop(key, None)
         self._metrics.partitions_offline = len(self.offline)
         self._followed[key] = replica
@@ -277,6 +280,7 @@ class Assignment:
                 "error", "partition offline", partition=str(name), why=reason.message, retry=passing
             )
         self.offline[key] = Offline(reason, opening, lost)
+        self._on_offline(key, True)
         self._metrics.partitions_offline = len(self.offline)
         if passing:
             self._retry[key] = now.mono_us + _RETRY_US
@@ -388,13 +392,3 @@ class Assignment:
             raise ThrottledBroker(
                 "the deleted topic of this name is still being opened: try again."
             )
-
-
-def _assigned(topic: TopicImage, partition: PartitionImage) -> Assigned:
-    return Assigned(
-        partition.leader_epoch,
-        partition.partition_epoch,
-        partition.replicas,
-        partition.in_sync_replicas,
-        min(topic.config.min_in_sync_replicas, len(partition.replicas)),
-    )

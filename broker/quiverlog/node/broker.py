@@ -39,6 +39,7 @@ from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.lookup import Lookup
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.offline_replicas import OfflineReplicas
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.peers import Peers
 from quiverlog.node.producer_ids import ProducerIds
@@ -92,6 +93,7 @@ class Broker:
         "lookup",
         "metadata",
         "metrics",
+        "offline_replicas",
         "outbox",
         "peers",
         "producer_ids",
@@ -153,9 +155,8 @@ class Broker:
         )
         self.trims = Trims(jobs, wakeups, flushes, admission, outbox)
         self.replication = self._make_replication()
-        self.in_sync_changes = self._make_in_sync_changes()
-        self.copied_starts = CopiedStarts(self.registered, outbox)
-        self.copying = Copying(self.replication, self.in_sync_changes, self.copied_starts)
+        self.copying = self._make_copying()
+        flushes.listen(self._took_fault)
         wakeups.listen(self._moved)
         self.assignment = self._make_assignment()
         self.quorum = self._make_quorum()
@@ -175,9 +176,7 @@ class Broker:
             period_ms=config.retention_check_ms,
         )
         self.replicas = self.assignment.replicas
-        self.lookup = Lookup(
-            self.assignment, self.replication, self.metadata, jobs, outbox, metrics, config
-        )
+        self.lookup = self._make_lookup()
         self.replica = self.lookup.replica
         self.waits = Waits(purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start)
 
@@ -221,6 +220,7 @@ class Broker:
             self.wakeups,
             self.outbox,
             self.metrics,
+            lambda key, is_offline: self.offline_replicas.changed(key, is_offline=is_offline),
         )
 
     def _make_metadata(self) -> Metadata:
@@ -246,6 +246,26 @@ class Broker:
             moves_max=self.config.leader_balance_moves_max,
         )
 
+    def _make_copying(self) -> Copying:
+        self.in_sync_changes = self._make_in_sync_changes()
+        self.copied_starts = CopiedStarts(self.registered, self.outbox)
+        self.offline_replicas = self._make_offline_replicas()
+        return Copying(
+            self.replication, self.in_sync_changes, self.copied_starts, self.offline_replicas
+        )
+
+    def _make_lookup(self) -> Lookup:
+        return Lookup(
+            self.assignment,
+            self.replication,
+            self.metadata,
+            self.jobs,
+            self.outbox,
+            self.metrics,
+            self.config,
+            self._took_damage,
+        )
+
     def _make_in_sync_changes(self) -> InSyncChanges:
         return InSyncChanges(
             self.config.node_id,
@@ -255,6 +275,27 @@ class Broker:
             self.wakeups,
             self.outbox,
         )
+
+    def _make_offline_replicas(self) -> OfflineReplicas:
+        return OfflineReplicas(
+            self.config.node_id,
+            lambda: self.registered.own_epoch,
+            lambda: self.metadata.image,
+            lambda request, then, now: self.in_sync_decisions.decide(request, then, now),
+            self.outbox,
+        )
+
+    def _took_fault(self, replica: Replica) -> None:
+        """A replica takes no writes from now on: it is no copy any more, and others lead."""
+        self.replication.went_offline(replica)
+        self.offline_replicas.changed(
+            (replica.topic.topic_id, replica.name.partition), is_offline=True
+        )
+
+    def _took_damage(self, replica: Replica, why: str) -> None:
+        """A read has met damage: where others have the rows, they lead."""
+        if len(replica.topic.partitions[replica.name.partition].replicas) > 1:
+            self.flushes.declare_fault(replica, f"rows are damaged: {why}")
 
     def _moved(self, watched: Watched) -> None:
         """A partition has moved: who copies it, or from whom it is copied, is to know."""

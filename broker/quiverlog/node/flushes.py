@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -39,6 +40,7 @@ class Flushes:
         "_due",
         "_jobs",
         "_metrics",
+        "_on_fault",
         "_outbox",
         "_queue",
         "_retry",
@@ -59,10 +61,16 @@ class Flushes:
         self._outbox = outbox
         self._metrics = metrics
         self._queue = FlushQueue(in_flight_max)
+        # Who else is to hear of a replica that takes no writes.
+        self._on_fault: Callable[[Replica], None] = lambda replica: None
         # Replicas with rows that the disk may not have: when each is to be flushed at the latest.
         self._due: dict[Replica, int] = {}
         # Replicas whose flush could not be tried: when it is tried again.
         self._retry: dict[Replica, int] = {}
+
+    def listen(self, on_fault: Callable[[Replica], None]) -> None:
+        """Have somebody else hear of each replica that takes no writes from now on."""
+        self._on_fault = on_fault
 
     @property
     def idle(self) -> bool:
@@ -219,6 +227,7 @@ class Flushes:
             replica.fault = StorageFault(f"{replica.name} takes no writes: {why}.")
             self._metrics.partitions_with_faults += 1
             self._outbox.log("error", "partition fault", partition=str(replica.name), why=why)
+            self._on_fault(replica)
         self._due.pop(replica, None)
         self._retry.pop(replica, None)
         self._queue.drop(replica)

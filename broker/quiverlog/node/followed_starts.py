@@ -51,6 +51,7 @@ class FollowedStarts:
     def said(self, replica: Replica, start_offset: int, saved_offset: int, now: Now) -> None:
         """The leader's log begins there, and rows below `saved_offset` never come back."""
         log = replica.log
+        assert not replica.state.leads, "a leader decides itself"
         if start_offset <= log.log_start_offset and saved_offset <= log.start_saved:
             self._said.pop(replica, None)
             return

@@ -20,6 +20,7 @@ from quiverlog.core.controller.alter_partition import (
     find_partition,
 )
 from quiverlog.core.controller.records import Record
+from quiverlog.core.controller.replica_offline import replica_offline
 from quiverlog.errors import InvalidRequest, NotController, QuiverlogError, ThrottledBroker
 from quiverlog.node.jobs import Then
 from quiverlog.node.metadata import Metadata
@@ -30,6 +31,7 @@ from quiverlog.wire.replica_messages import (
     AlterPartitionRequest,
     AlterPartitionResponse,
     AlterPartitionResult,
+    PartitionKey,
 )
 
 __all__ = ["InSyncDecisions"]
@@ -57,31 +59,44 @@ class InSyncDecisions:
         records: list[Record] = []
         taken: list[AlterPartitionResult] = []
         response = AlterPartitionResponse()
-        response.partitions = []
+        response.partitions, response.offline = [], []
         seen: set[tuple[bytes, int]] = set()
-        for asked in request.partitions:
+
+        def take(asked: AlterPartition | PartitionKey, results: list[AlterPartitionResult]) -> None:
             key = (asked.topic_id, asked.partition)
             result = AlterPartitionResult(*key)
-            response.partitions.append(result)
+            results.append(result)
             try:
                 if key in seen:
                     raise InvalidRequest(f"partition {asked.partition} comes twice.")
-                records += self._decide(request, asked)
+                records.extend(self._decide(request, asked))
                 taken.append(result)
             except QuiverlogError as error:
                 _fail(result, error)
             seen.add(key)
-        assert len(response.partitions) == len(request.partitions)
-        assert len(records) == len(taken), "each is one change"
-        if records:
-            self._metadata.propose(records, now, partial(self._decided, response, taken, then))
-        else:
-            then(response, None, now)
 
-    def _decide(self, request: AlterPartitionRequest, asked: AlterPartition) -> list[Record]:
+        for proposed in request.partitions:
+            take(proposed, response.partitions)
+        for key in request.offline:
+            take(key, response.offline)
+        assert len(response.partitions) == len(request.partitions)
+        assert len(records) <= len(taken), "each is one change at most"
+        decided = partial(self._decided, response, taken, then)
+        if records:
+            self._metadata.propose(records, now, decided)
+        else:
+            decided(None, None, now)
+
+    def _decide(
+        self, request: AlterPartitionRequest, asked: AlterPartition | PartitionKey
+    ) -> list[Record]:
         image, pending = self._metadata.image, self._metadata.pending
+        broker_id, broker_epoch = request.broker_id, request.broker_epoch
+        if isinstance(asked, PartitionKey):
+            key = (asked.topic_id, asked.partition)
+            return replica_offline(pending, broker_id, broker_epoch, *key)
         try:
-            return alter_partition(pending, request.broker_id, request.broker_epoch, asked)
+            return alter_partition(pending, broker_id, broker_epoch, asked)
         except QuiverlogError as error:
             try:
                 _, held = find_partition(image, asked.topic_id, asked.partition)
@@ -103,7 +118,7 @@ class InSyncDecisions:
     ) -> None:
         """What was taken holds, or nobody can say."""
         failed = error if error is None or isinstance(error, QuiverlogError) else QuiverlogError()
-        assert taken, "whoever proposes nothing waits for nothing"
+        assert len(taken) <= len(response.partitions) + len(response.offline)
         for result in taken:
             assert not result.error_code, "it was taken"
             try:

@@ -10,6 +10,8 @@ Must not know: requests.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quiverlog.errors import (
     CorruptLog,
     NotLeader,
@@ -43,6 +45,7 @@ class Lookup:
         "_metadata",
         "_metrics",
         "_node_id",
+        "_on_damage",
         "_outbox",
         "_replicas",
         "_replication",
@@ -58,7 +61,9 @@ class Lookup:
         outbox: Outbox,
         metrics: NodeMetrics,
         config: NodeConfig,
+        on_damage: Callable[[Replica, str], None],
     ) -> None:
+        self._on_damage = on_damage
         self._assignment = assignment
         self._replicas = assignment.replicas
         self._replication = replication
@@ -138,6 +143,7 @@ class Lookup:
         self._metrics.corrupt_reads += 1
         if replica is not None and replica.found_corrupt():
             self._outbox.log("error", "corrupt log", partition=str(replica.name), why=error.message)
+            self._on_damage(replica, error.message)
 
     def internal_error(self, where: str, error: BaseException) -> None:
         """An exception that nobody expected: a bug of ours, counted and logged with its trace."""

@@ -14,8 +14,8 @@ from functools import lru_cache
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.configs import TopicConfig
-from quiverlog.core.controller.image import TopicImage
-from quiverlog.core.partition.partition import PartitionState
+from quiverlog.core.controller.image import PartitionImage, TopicImage
+from quiverlog.core.partition.partition import Assigned, PartitionState
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import (
     DiskFull,
@@ -30,7 +30,7 @@ from quiverlog.node.wakeups import Watched
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now, TopicPartition
 
-__all__ = ["Replica", "log_config"]
+__all__ = ["Replica", "assigned", "log_config"]
 
 
 @lru_cache(256)
@@ -42,6 +42,18 @@ def log_config(config: TopicConfig) -> LogConfig:
         index_interval_bytes=config.index_interval_bytes,
         retention_ms=config.retention_ms,
         retention_bytes=config.retention_bytes,
+    )
+
+
+def assigned(topic: TopicImage, partition: PartitionImage) -> Assigned:
+    """What the metadata say of a partition, to the broker that leads it."""
+    assert partition.replicas, "somebody holds it"
+    return Assigned(
+        partition.leader_epoch,
+        partition.partition_epoch,
+        partition.replicas,
+        partition.in_sync_replicas,
+        min(topic.config.min_in_sync_replicas, len(partition.replicas)),
     )
 
 

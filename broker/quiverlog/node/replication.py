@@ -110,6 +110,8 @@ class Replication:
         copy = self._copies.get(key)
         if copy is None:
             copy = self._copies[key] = Copy(key, replica)
+            if replica.fault is not None:
+                copy.follower.went_offline()
         copy.follower.led_by(leader_epoch, has_leader=leader_id >= 0)
         if leader_id != copy.leader_id:
             self._leave_leader(copy)
@@ -165,6 +167,14 @@ class Replication:
             self._flushing.pop(copy.key, None)
         if copy.leader_id >= 0 and copy.follower.may_fetch:
             self._fetchers[copy.leader_id].told(copy.key, 0)
+
+    def went_offline(self, replica: Replica) -> None:
+        """A replica takes no writes in this life of the broker: if it is a copy, no more rows."""
+        copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
+        if copy is not None:
+            copy.follower.went_offline()
+            if copy.leader_id >= 0:
+                self._fetchers[copy.leader_id].told(copy.key, 0)
 
     def start_failed(self, replica: Replica, now: Now) -> None:
         """The start of a copy could not follow its leader's: ask the leader again, later."""
@@ -265,8 +275,7 @@ class Replication:
                 self._told(copy, now)
         except StorageFault as error:
             self._flushes.declare_fault(replica, error.message)
-            copy.follower.went_offline()
-            self._told(copy, now)
+            self.went_offline(replica)
             return
         except QuiverlogError as error:
             self._outbox.log(
@@ -294,6 +303,11 @@ class Replication:
     def _begin_cut(self, copy: Copy, now: Now) -> None:
         replica = copy.replica
         if replica.flush_running or replica.jobs_running:
+            return
+        if copy.follower.phase is Phase.OFFLINE:
+            del self._to_cut[copy.key]
+            replica.cutting = False  # The log stays as it is, for a restart to look at.
+            self._cut_done(copy.key[0], now)
             return
         del self._to_cut[copy.key]
         assert replica.cutting
@@ -337,7 +351,7 @@ class Replication:
             elif job is not None:
                 log.fail_trim(job, error)
             self._flushes.declare_fault(replica, f"its end could not be cut: {error}")
-            copy.follower.went_offline()
+            self.went_offline(replica)
         elif isinstance(job, TruncateJob):
             assert isinstance(result, TruncateResult)
             state.truncated(log.complete_truncate(job, result))
@@ -347,7 +361,7 @@ class Replication:
             state.skipped(log.log_start_offset)
             if removal is not None:
                 self._jobs.start(removal, lambda _result, _error, _now: None)
-        if error is None:
+        if error is None and copy.follower.is_busy:
             copy.follower.cut()
             self._told(copy, now)
             self._starts.go_on(replica, now)

@@ -33,8 +33,8 @@ _T = TypeVar("_T")
 PerReplica = Annotated[list[_T], Meta(max_length=REPLICATION_FACTOR_MAX)]
 PerChange = Annotated[list[_T], Meta(max_length=ALTER_PARTITION_ENTRIES_MAX)]
 
-ALTER_PARTITION_CONTAINERS_MAX: Final = 2 + 3 * ALTER_PARTITION_ENTRIES_MAX
-"""Arrays in the largest ALTER_PARTITION: the message, its list, and three of each entry."""
+ALTER_PARTITION_CONTAINERS_MAX: Final = 3 + 4 * ALTER_PARTITION_ENTRIES_MAX
+"""Arrays in the largest ALTER_PARTITION: the message, its lists, three of each entry, and keys."""
 
 
 class PartitionKey(Part, array_like=True, gc=False):
@@ -122,13 +122,15 @@ class AlterPartition(Part, array_like=True, gc=False):
 
 class AlterPartitionRequest(Request, array_like=True, gc=False):
     """A leader asks the controller to change who is in sync (KIP-497). Each partition is decided
-    on its own.
+    on its own. Of those in `offline` the asker's replica takes no writes: it leaves, and where it
+    leads another one does.
     """
 
     API: ClassVar[Api] = Api.ALTER_PARTITION
     broker_id: Int32 = -1
     broker_epoch: Int64 = -1
     partitions: PerChange[AlterPartition] = []
+    offline: PerChange[PartitionKey] = []
 
 
 class AlterPartitionResult(Part, array_like=True, gc=False):
@@ -144,7 +146,10 @@ class AlterPartitionResult(Part, array_like=True, gc=False):
 
 
 class AlterPartitionResponse(Response, array_like=True, gc=False):
-    """One entry per partition of the request, in its order."""
+    """One entry per partition of the request, in its order; those of `offline` have a list of
+    their own.
+    """
 
     API: ClassVar[Api] = Api.ALTER_PARTITION
     partitions: PerChange[AlterPartitionResult] = []
+    offline: PerChange[AlterPartitionResult] = []

@@ -1,0 +1,77 @@
+"""A broker says that its replica of a partition takes no writes: it leaves, and others lead.
+
+Owns that one decision. The replica is out of sync from then on, and not eligible either: what its
+disk has lost nobody knows before it is read again. Where it leads, the next leader is in sync, or
+eligible where nobody in sync lives. With neither it stays the leader: others would have fewer
+rows, and readers are served what can still be read.
+
+Must not know: what is wrong with the replica, how the broker asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quiverlog.core.controller.alter_partition import check_broker, find_partition, fit_epoch
+from quiverlog.core.controller.image import Image, PartitionImage
+from quiverlog.core.controller.records import LEADER_STAYS, PartitionChangeRecord, Record
+from quiverlog.errors import InvalidRequest
+from quiverlog.types import NO_EPOCH
+
+__all__ = ["replica_offline"]
+
+
+def replica_offline(
+    image: Image, broker_id: int, broker_epoch: int, topic_id: bytes, number: int
+) -> list[Record]:
+    """The change by which others hold the partition; none where nobody can, or all is so already.
+
+    Raises:
+        StaleBrokerEpoch, UnknownTopicId, UnknownPartition
+        InvalidRequest: the broker has no replica of it.
+    """
+    check_broker(image, broker_id, broker_epoch)
+    topic, partition = find_partition(image, topic_id, number)
+    if broker_id not in partition.replicas:
+        raise InvalidRequest(f"broker {broker_id} has no replica of {topic.name}-{number}.")
+    in_sync = _without(partition.in_sync_replicas, broker_id)
+    eligible = _without(partition.eligible_leader_replicas, broker_id)
+    leader_id, leader_epoch = LEADER_STAYS, NO_EPOCH
+    if partition.leader_id == broker_id:
+        leader_id = _first_fit(image, partition, in_sync)
+        if leader_id == LEADER_STAYS:
+            leader_id = _first_fit(image, partition, eligible)
+            if leader_id == LEADER_STAYS:
+                return []
+            in_sync = (leader_id,)
+        leader_epoch = partition.leader_epoch + 1
+        assert leader_id in in_sync, "a leader is in sync"
+    if in_sync == partition.in_sync_replicas and eligible == partition.eligible_leader_replicas:
+        return []
+    min_in_sync = min(topic.config.min_in_sync_replicas, len(partition.replicas))
+    if len(in_sync) >= min_in_sync:
+        eligible = ()
+    assert broker_id not in (*in_sync, *eligible)
+    return [
+        PartitionChangeRecord(
+            topic_id,
+            number,
+            leader_id=leader_id,
+            leader_epoch=leader_epoch,
+            in_sync_replicas=in_sync,
+            eligible_leader_replicas=tuple(one for one in eligible if one not in in_sync),
+        )
+    ]
+
+
+def _first_fit(image: Image, partition: PartitionImage, members: Iterable[int]) -> int:
+    """The first of the replicas that is among the members and may lead; LEADER_STAYS: none."""
+    among = frozenset(members)
+    for node_id in partition.replicas:
+        if node_id in among and fit_epoch(image, node_id) is not None:
+            return node_id
+    return LEADER_STAYS
+
+
+def _without(members: tuple[int, ...], broker_id: int) -> tuple[int, ...]:
+    return tuple(member for member in members if member != broker_id)

@@ -1,0 +1,201 @@
+"""A replica that takes no writes leaves the in-sync replicas, and one that leads hands over."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from quiverlog.core.controller.image import Image, PartitionImage
+from quiverlog.core.controller.records import BrokerChangeRecord
+from quiverlog.core.controller.replica_offline import replica_offline
+from quiverlog.core.replication.follower import Phase
+from quiverlog.errors import (
+    InvalidRequest,
+    NotLeader,
+    StaleBrokerEpoch,
+    StorageFault,
+    UnknownPartition,
+)
+from quiverlog.node.events import Tick
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.types import Durability
+from quiverlog.wire.replica_messages import AlterPartitionRequest, PartitionKey
+from tests.support.node import NodeDriver, batch_of
+
+from .test_alter_partition import EPOCHS, TOPIC, cluster, partition
+from .test_node_in_sync import COPY, LEADER, OTHER, Cluster
+from .test_node_replica_fetch import change
+
+
+# --- the decision --------------------------------------------------------------------------------
+def leave(image: Image, broker: int, *, epoch: int | None = None, number: int = 0) -> int:
+    records = replica_offline(
+        image, broker, EPOCHS[broker] if epoch is None else epoch, TOPIC, number
+    )
+    if records:
+        image.replay_entry(records)
+    return len(records)
+
+
+def shape(one: PartitionImage) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    return one.leader_id, one.leader_epoch, one.in_sync_replicas, one.eligible_leader_replicas
+
+
+def test_a_copy_leaves_and_the_leader_stays() -> None:
+    image = cluster()
+    assert leave(image, 1) == 1
+    assert shape(partition(image)) == (0, 3, (0, 2), ())
+    assert leave(image, 1) == 0, "it has left"
+    assert leave(image, 2) == 1
+    assert shape(partition(image)) == (0, 3, (0,), ()), "who has lost rows is not eligible"
+
+
+def test_a_leader_hands_over_to_who_is_in_sync_and_lives() -> None:
+    image = cluster()
+    image.replay_entry([BrokerChangeRecord(1, 11, fenced=True)])
+    assert leave(image, 0) == 1
+    assert shape(partition(image)) == (2, 4, (1, 2), ())
+
+
+def test_a_leader_hands_over_to_who_is_eligible_where_nobody_is_in_sync() -> None:
+    image = cluster(in_sync=(0,))
+    partition(image).eligible_leader_replicas = (1,)
+    assert leave(image, 0) == 1
+    assert shape(partition(image)) == (1, 4, (1,), ())
+
+
+def test_a_leader_that_nobody_can_follow_stays_for_readers() -> None:
+    image = cluster(in_sync=(0,))
+    assert leave(image, 0) == 0
+    image = cluster(in_sync=(0, 1))
+    image.replay_entry([BrokerChangeRecord(1, 11, fenced=True)])
+    assert leave(image, 0) == 0
+    assert shape(partition(image)) == (0, 3, (0, 1), ())
+
+
+def test_who_may_not_say_so() -> None:
+    with pytest.raises(StaleBrokerEpoch):
+        leave(cluster(), 1, epoch=10)
+    with pytest.raises(UnknownPartition):
+        leave(cluster(), 1, number=4)
+    image = cluster(in_sync=(0, 1))
+    partition(image).replicas = (0, 1)
+    with pytest.raises(InvalidRequest):
+        leave(image, 2)
+
+
+# --- whole nodes ---------------------------------------------------------------------------------
+def test_a_leader_whose_flush_fails_hands_over(tmp_path: Path) -> None:
+    leading = Cluster(tmp_path)
+    asked = leading.write(1, level=Durability.FLUSHED)
+    leading.node.flush(OSError(5, "no such luck"))
+    leading.node.send(Tick())
+    assert leading.code(asked) == StorageFault.code
+    image = leading.node.node.broker.metadata.image.topics["t"].partitions[0]
+    assert image.leader_id == COPY
+    assert image.in_sync_replicas == (COPY, OTHER)
+    assert leading.code(leading.write(2)) == NotLeader.code
+    copy = leading.node.node.broker.replication._copies[leading.topic, 0]
+    assert copy.follower.phase is Phase.OFFLINE, "and copies nothing before a restart"
+
+
+def test_a_leader_with_one_replica_goes_on_as_it_did(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path)
+    topic = node.create()
+    node.produce(topic, batch_of([1]))
+    node.flush(OSError(5, "no such luck"))
+    broker = node.node.broker
+    assert not broker.offline_replicas.is_needed
+    assert broker.metadata.image.topics["t"].partitions[0].leader_id == 0
+    answer = node.answer(node.produce(topic, batch_of([1])))
+    assert answer is not None
+    assert answer[0].partitions[0].error_code == StorageFault.code
+
+
+def copying(tmp_path: Path) -> tuple[NodeDriver, bytes]:
+    """A node with a copy that has rows which are not flushed."""
+    node = NodeDriver(tmp_path, node_id=COPY)
+    topic = node.create(durability="memory")
+    node.produce(topic, batch_of([1]))
+    both = (LEADER, COPY)
+    change(node, topic, replicas=both, in_sync_replicas=both, leader_id=LEADER, leader_epoch=3)
+    return node, topic
+
+
+def test_a_copy_whose_flush_fails_leaves_at_once(tmp_path: Path) -> None:
+    node, topic = copying(tmp_path)
+    replica = node.node.broker.assignment.find((topic, 0))
+    assert replica is not None
+    node.node.broker.flushes.want(replica)
+    node.send(Tick())
+    node.flush(OSError(5, "no such luck"))
+    node.send(Tick())
+    assert node.node.broker.metadata.image.topics["t"].partitions[0].in_sync_replicas == (LEADER,)
+    assert node.node.broker.replication._copies[topic, 0].follower.phase is Phase.OFFLINE
+    node.advance(10_000)
+    assert not node.node.broker.offline_replicas.is_needed
+
+
+def test_a_replica_that_cannot_be_opened_leaves(tmp_path: Path) -> None:
+    node, _ = copying(tmp_path)
+    node.stop()
+    shutil.rmtree(Path(node.config.data_dir) / "data" / "t-0")
+    node.start()
+    node.send(Tick())
+    assert node.node.broker.assignment.offline
+    assert node.node.broker.metadata.image.topics["t"].partitions[0].in_sync_replicas == (LEADER,)
+
+
+def damage(node: NodeDriver) -> None:
+    """Break the second header; a later batch is whole, so it is no torn tail."""
+    (path,) = (Path(node.config.data_dir) / "data" / "t-0").glob("*.log")
+    data = bytearray(path.read_bytes())
+    first = len(batch_of([0] * 50))
+    data[SEGMENT_HEADER_BYTES + first : SEGMENT_HEADER_BYTES + first + 16] = bytes(16)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_replica_with_damaged_rows_is_fenced_where_others_have_them(
+    tmp_path: Path, is_read: bool
+) -> None:
+    leading = Cluster(tmp_path)
+    node, topic = leading.node, leading.topic
+    for number in range(3):
+        node.produce(topic, batch_of([number] * 50))
+    if is_read:
+        damage(node)
+        for offset in (0, 50):
+            leading.fetch(COPY, offset, max_wait_ms=100)
+    else:
+        damage(node)
+        for name in ("recovery-point", "flushed"):
+            for path in (Path(node.config.data_dir) / "data" / "t-0").glob(f"{name}*"):
+                path.unlink()
+        node.crash()
+    node.send(Tick())
+    partition = node.node.broker.metadata.image.topics["t"].partitions[0]
+    assert partition.leader_id in (COPY, OTHER)
+    assert LEADER not in partition.in_sync_replicas
+
+
+def test_the_controller_is_asked_until_it_answers(tmp_path: Path) -> None:
+    leading = Cluster(tmp_path)
+    broker = leading.node.node.broker
+    asked: list[AlterPartitionRequest] = []
+    decide = broker.offline_replicas._ask
+    broker.offline_replicas._ask = lambda request, then, now: (
+        asked.append(request),
+        then(None, NotLeader("nobody decides"), now),
+    )[0]
+    leading.write(1, level=Durability.FLUSHED)
+    leading.node.flush(OSError(5, "no such luck"))
+    leading.node.advance(5_000)
+    assert len(asked) == 3
+    assert asked[0].offline == [PartitionKey(leading.topic, 0)]
+    broker.offline_replicas._ask = decide
+    leading.node.advance(5_000)
+    assert leading.in_sync == (COPY, OTHER)
+    assert not broker.offline_replicas.is_needed
