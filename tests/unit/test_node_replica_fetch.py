@@ -289,7 +289,8 @@ def test_news_of_a_partition_whose_rows_are_being_read_asks_the_disk_for_nothing
         node.produced(topic, batch_of([value]))
         node.advance(2_000)
     node.restart()
-    node.node.broker.quorum_inbox.serve(lambda messages, now: None)
+    if not node.node.broker.quorum_inbox.is_served:
+        node.node.broker.quorum_inbox.serve(lambda messages, now: None)
     node.node.broker.metadata.image.topics["t"].replication_factor = 2
     change(node, topic, replicas=BOTH, in_sync_replicas=BOTH, leader_id=LEADER, leader_epoch=30)
     node.hold_jobs = True
