@@ -154,11 +154,30 @@ def test_the_readers_epochs_are_checked_as_at_the_leader(copies: Copies) -> None
     write(copies, 3)
     copies.later()
     assert read(copies, 2, last_epoch=3)[0].error_code == 0
-    for offset, last_epoch in ((3, 3), (4, 3), (3, 4), (3, 6)):
+    for offset, last_epoch in ((3, 3), (4, 3), (3, 4)):
         result, body = read(copies, offset, last_epoch=last_epoch)
         assert (result.error_code, body) == (errors.LogTruncated.code, b""), (offset, last_epoch)
+    assert read(copies, 3, last_epoch=6)[0].error_code == errors.UnknownLeaderEpoch.code
     result, _ = read(copies, 9, last_epoch=6)
     assert result.error_code == errors.OffsetNotAvailable.code, "it may not have come so far"
+
+
+@pytest.mark.parametrize("follower", [False, True])
+def test_who_has_not_heard_of_the_newest_leader_calls_nothing_lost(
+    copies: Copies, follower: bool
+) -> None:
+    """A leader that was deposed and does not know it: the reader has rows of its successor."""
+    write(copies, 1, 2)
+    copies.settle()
+    node = copies.copy if follower else copies.leader
+    request = node.fetch_request(copies.topic, 2, leader_epoch=3, last_epoch=4)
+    request.partitions[0].from_follower = follower
+    result = node.call(request)[0].partitions[0]
+    assert result.error_code == errors.UnknownLeaderEpoch.code
+    assert result.diverging_end_offset == -1
+    asked = m.EpochEndOffsetsPartition(copies.topic, 0, 3, 4)
+    result = copies.leader.call(m.EpochEndOffsetsRequest(partitions=[asked]))[0].partitions[0]
+    assert result.error_code == errors.UnknownLeaderEpoch.code
 
 
 # --- copies that may not be read ---------------------------------------------------------------

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .async_producer import AsyncProducer
     from .async_producer_host import AsyncProducerHost
     from .consumer_options import End, StartAt
+    from .replica_choice import FetchFrom
 
 __all__ = ["AsyncClient", "connect"]
 
@@ -233,6 +234,8 @@ class AsyncClient(AsyncMethods):
         partitions=optional(sequence(INT32)),
         fetch_bytes=INT64,
         skip_corrupt=BOOLEAN,
+        fetch_from=one_of(NAME, "leader", "follower", "nearest"),
+        client_rack=NAME,
     )
     def consumer(
         self,
@@ -245,6 +248,8 @@ class AsyncClient(AsyncMethods):
         partitions: Sequence[int] | None = None,
         fetch_bytes: int = FETCH_BYTES_DEFAULT,
         skip_corrupt: bool = False,
+        fetch_from: FetchFrom = "leader",
+        client_rack: str = "",
     ) -> AsyncConsumer:
         """Read a topic: `async for batch in client.consumer(...)`.
 
@@ -259,6 +264,11 @@ class AsyncClient(AsyncMethods):
             fetch_bytes: stored bytes per request; about twice as many are held at most.
             skip_corrupt: step over batches that cannot be decoded, with a warning in the log
                 `quiverlog`; by default they raise CorruptBatch at every call until `seek`.
+            fetch_from: whose rows are read: the "leader"'s; a "follower"'s, in sync and of the
+                rack if there is one; or those of the "nearest", which is the leader unless a
+                follower in sync is in the rack and the leader is not. Whatever a follower fails at
+                the leader is asked, for a while.
+            client_rack: where this program runs, as the brokers' `rack` says it.
 
         Raises:
             UnknownTopic, UnknownPartition, InvalidArgument. While iterating: OffsetOutOfRange
@@ -277,5 +287,7 @@ class AsyncClient(AsyncMethods):
             partitions=partitions,
             fetch_bytes=fetch_bytes,
             skip_corrupt=skip_corrupt,
+            fetch_from=fetch_from,
+            client_rack=client_rack,
         )
         return AsyncConsumer(ConsumerCore(self.cluster, topic, options), self.driver)

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .consumer_options import End, StartAt
     from .producer import Producer
     from .producer_host import ProducerHost
+    from .replica_choice import FetchFrom
 
 __all__ = ["Client", "connect"]
 
@@ -231,6 +232,8 @@ class Client(BlockingMethods):
         partitions=optional(sequence(INT32)),
         fetch_bytes=INT64,
         skip_corrupt=BOOLEAN,
+        fetch_from=one_of(NAME, "leader", "follower", "nearest"),
+        client_rack=NAME,
     )
     def consumer(
         self,
@@ -243,6 +246,8 @@ class Client(BlockingMethods):
         partitions: Sequence[int] | None = None,
         fetch_bytes: int = FETCH_BYTES_DEFAULT,
         skip_corrupt: bool = False,
+        fetch_from: FetchFrom = "leader",
+        client_rack: str = "",
     ) -> Consumer:
         """Read a topic: `for batch in client.consumer(...)`.
 
@@ -257,6 +262,11 @@ class Client(BlockingMethods):
             fetch_bytes: stored bytes per request; about twice as many are held at most.
             skip_corrupt: step over batches that cannot be decoded, with a warning in the log
                 `quiverlog`; by default they raise CorruptBatch at every call until `seek`.
+            fetch_from: whose rows are read: the "leader"'s; a "follower"'s, in sync and of the
+                rack if there is one; or those of the "nearest", which is the leader unless a
+                follower in sync is in the rack and the leader is not. Whatever a follower fails at
+                the leader is asked, for a while.
+            client_rack: where this program runs, as the brokers' `rack` says it.
 
         Raises:
             UnknownTopic, UnknownPartition, InvalidArgument. While iterating: OffsetOutOfRange
@@ -275,5 +285,7 @@ class Client(BlockingMethods):
             partitions=partitions,
             fetch_bytes=fetch_bytes,
             skip_corrupt=skip_corrupt,
+            fetch_from=fetch_from,
+            client_rack=client_rack,
         )
         return Consumer(ConsumerCore(self.cluster, topic, options), self.driver)

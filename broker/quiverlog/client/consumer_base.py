@@ -55,6 +55,7 @@ class ConsumerBase:
 
     def _abandon(self) -> Operation[None]:
         """Drop the requests under way."""
-        requests, self._core.requests = self._core.requests, []
+        requests = list(self._core.requests)
+        self._core.requests.clear()
         for request in requests:
             yield Abandon(request.pending)

@@ -1,6 +1,7 @@
 """The consumer's machine: from positions to batches, as operations.
 
-Owns how positions advance, fairness, and the requests under way (one per leader).
+Owns how positions advance, what waits to be handed out, and which errors are raised. The requests
+are in consumer_fetches.py.
 
 Invariants:
 - A partition is in at most one request at a time, and rows of it are handed out in offset order.
@@ -10,14 +11,17 @@ Invariants:
   are bounded by twice `fetch_bytes` (plus one batch where a batch alone is larger).
 - A partition that brought rows goes to the end of the next request: as the broker fills a reply
   from the front, every partition gets its turn.
-- A leader that answers long polls early and without rows is asked again after a growing pause; a
+- A broker that answers long polls early and without rows is asked again after a growing pause; a
   partition that has rows and brings none for the request timeout is an error.
+- What a follower says of errors and ends is not believed: the leader is asked (replica_choice.py).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
+from collections.abc import Sequence
 
 from quiverlog.errors import (
     CorruptBatch,
@@ -27,28 +31,25 @@ from quiverlog.errors import (
     OffsetOutOfRange,
     QuiverlogError,
     UnknownPartition,
-    UnknownTopic,
-    UnknownTopicId,
 )
-from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, MIB
 from quiverlog.types import NO_EPOCH
-from quiverlog.wire import messages as m
 
 from .answers import about, named
-from .commands import Call, Finish, FinishAny, Operation, PendingReply, Reply, Sleep, Start
+from .commands import Operation, PendingReply, Sleep
+from .consumer_fetches import ROUND_S, Fetches
 from .consumer_options import ConsumerOptions
 from .consumer_positions import Position, PositionFinder
-from .consumer_requests import Pause, Request
+from .consumer_requests import Request, Source
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
-from .results import Address, ConsumerBatch, FetchedPartition, TopicInfo
-from .routing import Cluster, backoff_s, empty_pause_s, partition_info
-from .stored_batches import split_fetch
+from .replica_choice import LEADER
+from .results import ConsumerBatch, FetchedPartition
+from .routing import Cluster, backoff_s, partition_info
 
-__all__ = ["ConsumerCore"]
+__all__ = ["ROUND_S", "ConsumerCore"]
 
 NEW_PARTITIONS_EVERY_S = 2.0
-ROUND_S = 1.0
-"""How long one wait lasts at most: a consumer that was closed meanwhile sees it then."""
+IN_SYNC_EVERY_S = 30.0
+"""A follower that comes back in sync may be nearer than who is asked now."""
 
 logger = logging.getLogger("quiverlog")
 
@@ -58,22 +59,25 @@ class ConsumerCore:
 
     def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions) -> None:
         self.topic = topic
-        self.requests: list[Request] = []
         self.clock = cluster.clock
         self._cluster = cluster
         self._options = options
-        self._topic_id = b""
         self._finder = PositionFinder(cluster, topic, b"", options)
         self._positions: dict[int, Position] = {}
         self._order: list[int] = []
         self._decoder = BatchDecoder(cluster, topic, b"")
         self._ready: deque[StoredBatch] = deque()
-        self._pauses: dict[Address, Pause] = {}
+        self._fetches = Fetches(cluster, topic, options)
         self._failures = 0
         self._failing_since_s: float | None = None
         self._look_again_s = 0.0
         self._deferred: QuiverlogError | None = None
         """An error of one partition that came with rows of others: raised after these rows."""
+
+    @property
+    def requests(self) -> list[Request]:
+        """The fetches under way."""
+        return self._fetches.requests
 
     @property
     def positions(self) -> dict[int, int]:
@@ -94,7 +98,7 @@ class ConsumerCore:
         self._ready = deque(b for b in self._ready if b.partition != partition)
         self._deferred = None  # an error that still holds comes with the next answer
         position.offset = position.delivered = offset
-        position.last_epoch = NO_EPOCH
+        position.last_epoch = position.delivered_epoch = NO_EPOCH
         position.is_from_earliest = False
         position.empty_since_s = None
 
@@ -105,7 +109,7 @@ class ConsumerCore:
 
     def _open(self) -> Operation[None]:
         topic = yield from self._cluster.topic(self.topic, fresh=True)
-        self._topic_id = topic.topic_id
+        self._fetches.topic_id = topic.topic_id
         self._finder = PositionFinder(self._cluster, self.topic, topic.topic_id, self._options)
         self._decoder = BatchDecoder(
             self._cluster, self.topic, topic.topic_id, columns=self._options.columns
@@ -117,7 +121,7 @@ class ConsumerCore:
             partition_info(topic, partition)
         self._positions = yield from self._finder.resolve(chosen)
         self._order = list(chosen)
-        self._look_again_s = self._cluster.clock() + NEW_PARTITIONS_EVERY_S
+        self._look_again_s = self.clock() + self._look_every_s()
 
     # --- reading --------------------------------------------------------------------------------
     def next(self, timeout_s: float) -> Operation[ConsumerBatch | None]:
@@ -141,12 +145,13 @@ class ConsumerCore:
             pause_s = 0.0
             round_began_s = self.clock()
             try:
-                yield from self._look_for_new_partitions()
-                yield from self._start_fetches()
-                pending = yield from self._wait(deadline_s)
+                yield from self._look_around()
+                yield from self._fetches.start(self._positions, self._order)
+                pending = yield from self._fetches.wait(deadline_s)
                 if pending is not None:
                     yield from self._receive(pending)
-                    yield from self._start_fetches()  # under way while these rows are used
+                    # Under way while these rows are used.
+                    yield from self._fetches.start(self._positions, self._order)
             except QuiverlogError as error:
                 pause_s = self._after_failure(error, round_began_s)
             if self._ready:
@@ -169,110 +174,93 @@ class ConsumerCore:
             batch: ConsumerBatch | None = None
             try:
                 batch = yield from self._decoder.decode(stored)
-            except CorruptBatch as error:
-                if not self._options.skip_corrupt:
+            except QuiverlogError as error:
+                if stored.follower != LEADER:
+                    self._read_again(stored, error)
+                    continue
+                if not (isinstance(error, CorruptBatch) and self._options.skip_corrupt):
                     raise
                 logger.warning("stepping over rows (skip_corrupt): %s", error.message)
             self._ready.popleft()
             position = self._positions[stored.partition]
             assert position.delivered < stored.next_offset <= position.offset
             position.delivered = stored.next_offset
+            position.delivered_epoch = stored.header.leader_epoch
             if batch is not None:
                 return batch
         return None
 
-    def _wait(self, deadline_s: float) -> Operation[PendingReply | None]:
-        """The first request that is answered; None when it is time to look around."""
-        began_s = self.clock()
-        pending: PendingReply | None = yield FinishAny(
-            [r.pending for r in self.requests], self._wait_s(deadline_s)
-        )
-        for request in self.requests:
-            request.waited_s += self.clock() - began_s
-        return pending
-
-    def _wait_s(self, deadline_s: float) -> float:
-        now_s = self.clock()
-        moments = [now_s + ROUND_S, deadline_s]
-        moments.extend(p.until_s for p in self._pauses.values() if p.until_s > now_s)
-        return max(0.0, min(moments) - now_s)
-
-    def _start_fetches(self) -> Operation[None]:
-        busy = {p for request in self.requests for p in request.offsets}
-        free = [p for p in self._order if p not in busy and not self._positions[p].is_done]
-        if not free:
-            return
-        topic = yield from self._current_topic()
-        leaders: dict[Address, list[int]] = {}
-        for p in free:
-            leaders.setdefault(self._cluster.leader_address(topic, p), []).append(p)
-        asked = {request.address for request in self.requests}
-        share = max(MIB, self._options.fetch_bytes // max(1, len(leaders.keys() | asked)))
-        for address, partitions in leaders.items():
-            pause = self._pauses.get(address)
-            if address in asked or (pause is not None and pause.until_s > self.clock()):
-                continue  # its partitions that are free join the next request
-            request = self._request(topic, partitions, min(share, self._options.fetch_bytes))
-            timeout_s = self._cluster.settings.request_timeout_s + request.max_wait_ms / 1000
-            try:
-                pending = yield Start(Call(address, request, timeout_s, channel="fetch"))
-            except QuiverlogError as error:
-                named(error, self.topic, *partitions)
-                raise
-            offsets = {p: self._positions[p].offset for p in partitions}
-            self.requests.append(Request(pending, address, offsets, self.clock()))
-
-    def _request(self, topic: TopicInfo, partitions: list[int], bytes_max: int) -> m.FetchRequest:
-        entries = []
-        for p in partitions:
-            position = self._positions[p]
-            end = -1 if position.end is None else position.end
-            entries.append(
-                m.FetchPartition(
-                    self._topic_id,
-                    p,
-                    partition_info(topic, p).leader_epoch,
-                    position.offset,
-                    position.last_epoch,
-                    bytes_max,
-                    end,
-                )
-            )
-        return m.FetchRequest(
-            max_wait_ms=FETCH_MAX_WAIT_MS_DEFAULT, bytes_max=bytes_max, partitions=entries
-        )
-
-    def _current_topic(self) -> Operation[TopicInfo]:
-        try:
-            topic = yield from self._cluster.topic(self.topic)
-        except UnknownTopic as error:
-            raise UnknownTopicId(f"Topic {self.topic!r} is gone.", topic=self.topic) from error
-        if topic.topic_id != self._topic_id:
-            raise UnknownTopicId(
-                f"Topic {self.topic!r} was deleted and created again.", topic=self.topic
-            )
-        return topic
+    def _read_again(self, stored: StoredBatch, error: QuiverlogError) -> None:
+        """What a follower has sent cannot be decoded: the leader's rows may be whole."""
+        position = self._positions[stored.partition]
+        logger.warning("rows of a follower are read again from the leader: %s", error.message)
+        self._fetches.choice.failed(stored.partition, stored.follower, self.clock())
+        self._ready = deque(b for b in self._ready if b.partition != stored.partition)
+        position.offset, position.last_epoch = position.delivered, position.delivered_epoch
 
     def _receive(self, pending: PendingReply) -> Operation[None]:
-        request = next(r for r in self.requests if r.pending is pending)
-        self.requests.remove(request)
+        request = self._fetches.take(pending)
         assert request.offsets.keys() <= self._positions.keys()
         try:
-            reply: Reply = yield Finish(pending)
-            parts = split_fetch(reply)
-        except QuiverlogError as error:
+            parts = yield from self._fetches.finish(request)
+        except QuiverlogError:
             if self._failing_since_s is None:  # The wait counts, though it took several rounds.
                 self._failing_since_s = self.clock() - request.waited_s
-            named(error, self.topic, *request.offsets)
             raise
+        current = [
+            fetched
+            for fetched in parts
+            if self._positions[fetched.partition].offset == request.offsets[fetched.partition]
+        ]  # Of the others somebody has called `seek` meanwhile.
+        if request.source.is_follower:
+            self._receive_copies(request, current)
+        else:
+            self._receive_rows(request, current)
+
+    def _receive_copies(self, request: Request, parts: Sequence[FetchedPartition]) -> None:
+        """What a follower says. Rows are progress; all else is between the leader and us."""
+        source = request.source
+        behind: list[int] = []
+        brought = failed = False
+        for fetched in parts:
+            position = self._positions[fetched.partition]
+            offset = position.offset
+            try:
+                has_rows = self._take(position, fetched, source)
+            except QuiverlogError as error:
+                failed = True
+                self._fetches.leave_follower(source, (fetched.partition,), error)
+                continue
+            brought = brought or has_rows
+            self._fetches.choice.follower_answered(
+                fetched.partition,
+                source.follower,
+                offset=offset,
+                next_offset=position.offset,
+                high_watermark=fetched.high_watermark,
+                now_s=self.clock(),
+            )
+            if position.offset < position.known_end and not has_rows:
+                behind.append(fetched.partition)
+        if not brought:  # Else others may have filled the answer.
+            for p in behind:
+                self._fetches.choice.failed(p, source.follower, self.clock())
+        self._fetches.pauses.answered(request, brought=brought, failed=failed or bool(behind))
+        if brought:
+            self._failures = 0
+            self._failing_since_s = None
+
+    def _receive_rows(self, request: Request, parts: Sequence[FetchedPartition]) -> None:
         failure: QuiverlogError | None = None
         brought = False
         for fetched in parts:
             position = self._positions[fetched.partition]
-            if position.offset != request.offsets[fetched.partition]:
-                continue  # somebody has called `seek` meanwhile
             try:
-                brought = self._take(position, fetched) or brought
+                has_rows = self._take(position, fetched, request.source)
+                self._fetches.choice.leader_answered(
+                    fetched.partition, brought=has_rows, now_s=self.clock()
+                )
+                brought = brought or has_rows
                 continue
             except QuiverlogError as why:
                 partial = why
@@ -285,7 +273,7 @@ class ConsumerCore:
             # error that time may heal must not hide one that it cannot.
             if failure is None or failure.retriable:
                 failure = partial
-        self._pace(request, brought=brought, failed=failure is not None)
+        self._fetches.pauses.answered(request, brought=brought, failed=failure is not None)
         if failure is not None and not self._ready:
             raise failure
         if failure is not None and failure.refresh_metadata:
@@ -295,15 +283,19 @@ class ConsumerCore:
         self._failures = 0
         self._failing_since_s = None
 
-    def _take(self, position: Position, fetched: FetchedPartition) -> bool:
+    def _take(self, position: Position, fetched: FetchedPartition, source: Source) -> bool:
         """Keep what a partition brought; True if there was anything. Raises its error."""
         error = fetch_error(fetched, self.topic, position.offset)
         if error is not None:
             raise error
-        batches = stored_batches(fetched, self.topic, position.offset, position.end)
-        position.known_end = max(position.known_end, fetched.high_watermark)
+        batches = stored_batches(
+            fetched, self.topic, position.offset, position.end, follower=source.follower
+        )
+        if not source.is_follower:
+            position.known_end = max(position.known_end, fetched.high_watermark)
         if not batches:
-            self._check_stalled(position)
+            if not source.is_follower:
+                self._check_stalled(position)
             return False
         self._ready.extend(batches)
         assert batches[-1].next_offset > position.offset, "a reader that does not move spins"
@@ -333,18 +325,6 @@ class ConsumerCore:
                 partition=position.partition,
                 offset=position.offset,
             )
-
-    def _pace(self, request: Request, *, brought: bool, failed: bool) -> None:
-        """A long poll that comes back early with nothing must not become a loop without rest."""
-        if brought:
-            self._pauses.pop(request.address, None)
-            return
-        now_s = self.clock()
-        if failed or now_s - request.sent_s >= FETCH_MAX_WAIT_MS_DEFAULT / 2000:
-            return
-        pause = self._pauses.setdefault(request.address, Pause())
-        pause.until_s = now_s + empty_pause_s(pause.streak, self._cluster.jitter())
-        pause.streak += 1
 
     def _moved_start(
         self, position: Position, error: QuiverlogError, fetched: FetchedPartition
@@ -381,14 +361,24 @@ class ConsumerCore:
         self._failures += 1
         return backoff_s(self._failures, self._cluster.jitter())
 
-    def _look_for_new_partitions(self) -> Operation[None]:
+    def _look_every_s(self) -> float:
+        if self._follows_all:
+            return NEW_PARTITIONS_EVERY_S
+        return IN_SYNC_EVERY_S if self._fetches.choice.wants_followers else math.inf
+
+    @property
+    def _follows_all(self) -> bool:
+        return self._options.follow and self._options.partitions is None
+
+    def _look_around(self) -> Operation[None]:
         """A topic may have grown: its new partitions are read from their first row on."""
-        follows_all = self._options.follow and self._options.partitions is None
-        if not follows_all or self._cluster.clock() < self._look_again_s:
+        if self.clock() < self._look_again_s:
             return
-        self._look_again_s = self._cluster.clock() + NEW_PARTITIONS_EVERY_S
+        self._look_again_s = self.clock() + self._look_every_s()
         yield from self._cluster.refresh([self.topic])
-        topic = yield from self._current_topic()
+        topic = yield from self._fetches.current_topic()
+        if not self._follows_all:
+            return
         new = [p.partition for p in topic.partitions if p.partition not in self._positions]
         if new:
             self._positions.update((yield from self._finder.added(new)))

@@ -14,6 +14,7 @@ from quiverlog.errors import InvalidArgument
 from quiverlog.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 
 from .partition_questions import at_us
+from .replica_choice import FetchFrom, check_fetch_from
 
 __all__ = ["ConsumerOptions", "End", "StartAt", "consumer_options"]
 
@@ -39,6 +40,8 @@ class ConsumerOptions:
     partitions: tuple[int, ...] | None
     fetch_bytes: int
     skip_corrupt: bool
+    fetch_from: FetchFrom = "leader"
+    client_rack: str = ""
 
     def __post_init__(self) -> None:
         if self.follow and self.end is not None:
@@ -50,6 +53,7 @@ class ConsumerOptions:
             )
         if not isinstance(self.start, Mapping):
             at_us(self.start)
+        check_fetch_from(self.fetch_from, self.client_rack)
         if self.columns is not None and not self.columns:
             raise InvalidArgument("columns is empty: leave it out, or name at least one.")
         if self.end is not None and self.end != "latest" and not isinstance(self.end, Mapping):
@@ -67,6 +71,8 @@ def consumer_options(
     partitions: Sequence[int] | None,
     fetch_bytes: int,
     skip_corrupt: bool,
+    fetch_from: FetchFrom,
+    client_rack: str,
 ) -> ConsumerOptions:
     """Check the arguments of `Client.consumer`. Raises InvalidArgument."""
     for name, value in (("start", start), ("end", end)):
@@ -85,6 +91,8 @@ def consumer_options(
         partitions=_tuple(partitions),
         fetch_bytes=fetch_bytes,
         skip_corrupt=skip_corrupt,
+        fetch_from=fetch_from,
+        client_rack=client_rack,
     )
 
 

@@ -34,6 +34,7 @@ class Position:
     last_epoch: int = NO_EPOCH
     delivered: int = 0
     """The offset after the last row that was handed out."""
+    delivered_epoch: int = NO_EPOCH
     is_from_earliest: bool = False
     """Nothing was read yet and the start was the first row kept, which may move on any time."""
     known_end: int = 0

@@ -33,6 +33,7 @@ from quiverlog.limits import BATCH_ROWS_MAX
 
 from .answers import OFFSET_MAX, named
 from .commands import Operation
+from .replica_choice import LEADER
 from .results import ConsumerBatch, FetchedPartition
 from .routing import Cluster
 
@@ -45,13 +46,14 @@ __all__ = ["BatchDecoder", "StoredBatch", "stored_batches"]
 
 
 class StoredBatch(NamedTuple):
-    """A batch as it came, and the part of it that was asked for."""
+    """A batch as it came, and the part of it that was asked for. `follower`: who sent it."""
 
     partition: int
     header: BatchHeader
     view: memoryview
     start: int
     end: int
+    follower: int = LEADER
 
     @property
     def next_offset(self) -> int:
@@ -59,7 +61,12 @@ class StoredBatch(NamedTuple):
 
 
 def stored_batches(
-    fetched: FetchedPartition, topic: str, start: int, end: int | None
+    fetched: FetchedPartition,
+    topic: str,
+    start: int,
+    end: int | None,
+    *,
+    follower: int = LEADER,
 ) -> list[StoredBatch]:
     """The batches of one partition that hold rows in [start, end).
 
@@ -78,7 +85,12 @@ def stored_batches(
             upper = header.next_offset if end is None else min(end, header.next_offset)
             found.append(
                 StoredBatch(
-                    fetched.partition, header, view, max(expected, header.base_offset), upper
+                    fetched.partition,
+                    header,
+                    view,
+                    max(expected, header.base_offset),
+                    upper,
+                    follower,
                 )
             )
             expected = header.next_offset

@@ -18,8 +18,10 @@ from quiverlog.wire import messages as m
 
 from .answers import named
 from .commands import Abandon, Call, Finish, Operation, PendingReply, Reply, Sleep, Start
+from .consumer_requests import FOLLOWER_TIMEOUT_S
 from .deadline import within
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
+from .replica_choice import LEADER, FetchFrom, ReplicaChoice
 from .results import ConsumerBatch
 from .routing import Cluster, backoff_s, empty_pause_s, partition_info
 from .stored_batches import split_fetch
@@ -46,6 +48,7 @@ class FetchCore:
         *,
         bytes_max: int,
         last_epoch: int,
+        choice: ReplicaChoice,
     ) -> None:
         assert start_offset >= 0
         self.position = start_offset
@@ -62,6 +65,24 @@ class FetchCore:
         self._failures = 0
         self._sent_s = 0.0
         self._empty_streak = 0
+        self._choice = choice
+        self._follower = LEADER
+        """Who was asked last."""
+
+    def go_back(self, batch: StoredBatch, epoch: int) -> PendingReply | None:
+        """Read the batch again, from its leader: what a follower has sent cannot be decoded.
+
+        Args:
+            epoch: leader epoch of the row before.
+
+        Returns:
+            The request under way, to be abandoned.
+        """
+        assert batch.follower != LEADER
+        self._choice.failed(self._partition, batch.follower, self._cluster.clock())
+        self.position, self._last_epoch = batch.start, epoch
+        pending, self.pending = self.pending, None
+        return pending
 
     def next(self) -> Operation[list[StoredBatch]]:
         """The next reply's batches, with the following request on its way; [] at the end.
@@ -85,7 +106,8 @@ class FetchCore:
             try:
                 batches = yield from self._take()
             except QuiverlogError as error:
-                yield from self._recover(error)
+                if not self._leaves_follower(error):
+                    yield from self._recover(error)
                 continue
             if batches:
                 return batches
@@ -101,24 +123,55 @@ class FetchCore:
         if self.pending is None:
             self.pending = yield from self._start()
         pending, self.pending = self.pending, None
+        offset, follower = self.position, self._follower
         reply: Reply = yield Finish(pending)
         fetched = split_fetch(reply)[0]
         error = fetch_error(fetched, self._topic, self.position)
         if error is not None:
             raise error
-        batches = stored_batches(fetched, self._topic, self.position, self._end)
+        batches = stored_batches(fetched, self._topic, self.position, self._end, follower=follower)
         if batches:
             self._failures = self._empty_streak = 0
             self.position = batches[-1].next_offset
             self._last_epoch = batches[-1].header.leader_epoch
-            if self.position < self._end:
-                try:
-                    self.pending = yield from self._start()
-                except QuiverlogError as start_error:
-                    if not start_error.retriable:
-                        raise
-                    # These batches are good; the next call meets the failure again, or not.
+        self._heard(follower, offset, fetched.high_watermark)
+        if batches and self.position < self._end:
+            try:
+                self.pending = yield from self._start()
+            except QuiverlogError as start_error:
+                if not (self._leaves_follower(start_error) or start_error.retriable):
+                    raise
+                # These batches are good; the next call meets the failure again, or not.
         return batches
+
+    def _heard(self, follower: int, offset: int, high_watermark: int) -> None:
+        """An answer without an error: rows from `offset` on, perhaps none."""
+        now_s = self._cluster.clock()
+        brought = self.position > offset
+        if follower == LEADER:
+            self._choice.leader_answered(self._partition, brought=brought, now_s=now_s)
+        elif not brought:
+            # Rows up to the end are known to exist.
+            self._choice.failed(self._partition, follower, now_s)
+        else:
+            self._choice.follower_answered(
+                self._partition,
+                follower,
+                offset=offset,
+                next_offset=self.position,
+                high_watermark=high_watermark,
+                now_s=now_s,
+            )
+
+    def _leaves_follower(self, error: QuiverlogError) -> bool:
+        """True when it is a follower that has failed: its leader is asked next, at once."""
+        if self._follower == LEADER:
+            return False
+        self._choice.failed(self._partition, self._follower, self._cluster.clock())
+        self._follower = LEADER
+        if error.refresh_metadata:
+            self._cluster.forget_topics()
+        return True
 
     def _pause_if_early(self) -> Operation[None]:
         """A long poll that came back early with nothing must not become a loop without rest."""
@@ -127,12 +180,16 @@ class FetchCore:
             self._empty_streak += 1
 
     def _start(self) -> Operation[PendingReply]:
+        self._follower = LEADER
         topic = yield from self._cluster.topic(self._topic)
         if topic.topic_id != self._topic_id:
             # The cached picture may be older than the topic that is meant.
             topic = yield from self._cluster.topic(self._topic, fresh=True)
         if topic.topic_id != self._topic_id:
             raise UnknownTopicId(f"Topic {self._topic!r} is not the one that was to be read.")
+        info = partition_info(topic, self._partition)
+        now_s = self._cluster.clock()
+        follower = self._choice.choose(info, self._cluster.metadata, now_s)
         request = m.FetchRequest(
             max_wait_ms=FETCH_MAX_WAIT_MS_DEFAULT,
             bytes_max=self._bytes_max,
@@ -140,16 +197,24 @@ class FetchCore:
                 m.FetchPartition(
                     self._topic_id,
                     self._partition,
-                    partition_info(topic, self._partition).leader_epoch,
+                    info.leader_epoch,
                     self.position,
                     self._last_epoch,
                     self._bytes_max,
                     self._end,
+                    follower != LEADER,
                 )
             ],
         )
-        address = self._cluster.leader_address(topic, self._partition)
-        timeout_s = self._cluster.settings.request_timeout_s + FETCH_MAX_WAIT_MS_DEFAULT / 1000
+        timeout_s = self._cluster.settings.request_timeout_s
+        if follower == LEADER:
+            address = self._cluster.leader_address(topic, self._partition)
+        else:
+            address = self._cluster.address_of(follower)
+            timeout_s = min(timeout_s, FOLLOWER_TIMEOUT_S)
+        self._follower = follower
+        self._choice.asked(self._partition, follower, now_s)
+        timeout_s += FETCH_MAX_WAIT_MS_DEFAULT / 1000
         pending: PendingReply = yield Start(Call(address, request, timeout_s, channel="fetch"))
         self._sent_s = self._cluster.clock()
         return pending
@@ -179,6 +244,7 @@ class PartitionFetcher:
         last_epoch: leader epoch of the row before `start_offset`, if known: a log that was
             truncated below it is noticed.
         verify_crc: check each batch's checksum.
+        fetch_from, client_rack: as for `Client.consumer`.
 
     Raises (while iterating):
         OffsetOutOfRange: rows of the range are not kept any more; names what is.
@@ -199,7 +265,13 @@ class PartitionFetcher:
         bytes_max: int = FETCH_PARTITION_BYTES_DEFAULT,
         last_epoch: int = NO_EPOCH,
         verify_crc: bool = True,
+        fetch_from: FetchFrom = "leader",
+        client_rack: str = "",
     ) -> None:
+        spread = int(client.cluster.jitter() * 1_000)
+        choice = ReplicaChoice(fetch_from, client_rack, spread)
+        self._epoch = last_epoch
+        """Leader epoch of the last row that was handed out."""
         self._client = client
         cluster = client.cluster
         if topic_id is None:
@@ -221,6 +293,7 @@ class PartitionFetcher:
             end_offset,
             bytes_max=bytes_max,
             last_epoch=last_epoch,
+            choice=choice,
         )
         self.schema: pa.Schema = client.run(cluster.retrying(self._decoder.prepare))
         """What the batches look like (until a newer schema turns up, if none was asked for)."""
@@ -233,8 +306,17 @@ class PartitionFetcher:
         while True:
             if self._batches:
                 # Taken away only when decoded: a batch that cannot be is met by every call.
-                batch = self._client.run(self._decoder.decode(self._batches[0]))
+                stored = self._batches[0]
+                try:
+                    batch = self._client.run(self._decoder.decode(stored))
+                except QuiverlogError:
+                    if stored.follower == LEADER:
+                        raise
+                    self._batches.clear()
+                    self._abandon(self._core.go_back(stored, self._epoch))
+                    continue
                 self._batches.popleft()
+                self._epoch = stored.header.leader_epoch
                 return batch
             found = self._client.run(self._core.next())
             if not found:
@@ -245,6 +327,9 @@ class PartitionFetcher:
         """Drop the request under way."""
         pending, self._core.pending = self._core.pending, None
         self._batches.clear()
+        self._abandon(pending)
+
+    def _abandon(self, pending: PendingReply | None) -> None:
         if pending is not None:
             self._client.run(_abandon(pending))
 

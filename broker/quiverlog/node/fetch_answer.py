@@ -275,6 +275,7 @@ def _check_divergence(
     """Tell a reader whose row before `offset` was truncated where the epochs part (KIP-320)."""
     if entry.last_epoch == NO_EPOCH:
         return
+    replica.state.check_seen_epoch(entry.last_epoch)
     epoch, end_offset = replica.log.epochs.end_offset_for(entry.last_epoch)
     if end_offset < 0:
         # The reader has seen an epoch that this log never had: everything after its end is lost.

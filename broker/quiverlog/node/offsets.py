@@ -79,6 +79,7 @@ def _fill_epoch_end(
     replica.state.check_leader_epoch(entry.leader_epoch)
     if entry.epoch < 0:
         raise InvalidRequest(f"{entry.epoch} is no leader epoch.")
+    replica.state.check_seen_epoch(entry.epoch)
     result.epoch, result.end_offset = replica.log.epochs.end_offset_for(entry.epoch)
     assert result.epoch <= replica.state.leader_epoch
     assert result.end_offset <= replica.log.log_end_offset

@@ -175,6 +175,20 @@ class PartitionState:
             raise FencedLeaderEpoch(text)
         raise UnknownLeaderEpoch(text)
 
+    def check_seen_epoch(self, epoch: int) -> None:
+        """Refuse to judge rows of a leader of which this replica has not heard: it was deposed.
+
+        With one replica nobody else can have led: the rows were lost with an earlier log.
+
+        Raises:
+            UnknownLeaderEpoch: rows of this epoch were read elsewhere.
+        """
+        leadership = self.leadership
+        if epoch > self.leader_epoch and (leadership is None or leadership.is_replicated):
+            raise UnknownLeaderEpoch(
+                f"{self.name}: rows of leader epoch {epoch} were read, this is {self.leader_epoch}."
+            )
+
     def required_level(self, asked: int) -> Durability:
         """The level that an acknowledgement must rest on.
 

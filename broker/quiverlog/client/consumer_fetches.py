@@ -1,0 +1,184 @@
+"""The requests of a consumer: what is asked of whom, and what comes back.
+
+Owns the fetches under way (one per broker and role), the choice of replicas and the pauses. A
+follower that cannot be asked, or does not answer, is left for the leader: its failures end here.
+
+Must not know: what rows mean to the consumer, decoding.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from quiverlog.errors import QuiverlogError, UnknownTopic, UnknownTopicId
+from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, MIB
+from quiverlog.wire import messages as m
+
+from .answers import named
+from .commands import Call, Finish, FinishAny, Operation, PendingReply, Reply, Start
+from .consumer_options import ConsumerOptions
+from .consumer_positions import Position
+from .consumer_requests import FOLLOWER_TIMEOUT_S, Pauses, Request, Source
+from .replica_choice import LEADER, ReplicaChoice
+from .results import FetchedPartition, TopicInfo
+from .routing import Cluster, partition_info
+from .stored_batches import split_fetch
+
+__all__ = ["ROUND_S", "Fetches"]
+
+ROUND_S = 1.0
+"""How long one wait lasts at most: a consumer that was closed meanwhile sees it then."""
+
+logger = logging.getLogger("quiverlog")
+
+
+class Fetches:
+    """See the module docstring. `topic_id`: of the topic that is meant, once it is known."""
+
+    def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions) -> None:
+        self.topic_id = b""
+        self.requests: list[Request] = []
+        self.pauses = Pauses(cluster.clock, cluster.jitter)
+        spread = int(cluster.jitter() * 1_000)
+        self.choice = ReplicaChoice(options.fetch_from, options.client_rack, spread)
+        self._cluster = cluster
+        self._clock = cluster.clock
+        self._topic = topic
+        self._bytes_max = options.fetch_bytes
+
+    def current_topic(self) -> Operation[TopicInfo]:
+        """The topic, from the cache or asked for.
+
+        Raises:
+            UnknownTopicId: it is gone, or another one has its name.
+        """
+        try:
+            topic = yield from self._cluster.topic(self._topic)
+        except UnknownTopic as error:
+            raise UnknownTopicId(f"Topic {self._topic!r} is gone.", topic=self._topic) from error
+        if topic.topic_id != self.topic_id:
+            raise UnknownTopicId(
+                f"Topic {self._topic!r} was deleted and created again.", topic=self._topic
+            )
+        return topic
+
+    # --- asking ---------------------------------------------------------------------------------
+    def start(self, positions: Mapping[int, Position], order: Sequence[int]) -> Operation[None]:
+        """Ask for what is in no request, in this order."""
+        while True:
+            busy = {p for request in self.requests for p in request.offsets}
+            free = [positions[p] for p in order if p not in busy and not positions[p].is_done]
+            if not free or (yield from self._start_free(free)):
+                return
+
+    def _start_free(self, free: Sequence[Position]) -> Operation[bool]:
+        """False: a follower cannot be asked, so its leader is to be."""
+        topic = yield from self.current_topic()
+        sources: dict[Source, list[Position]] = {}
+        for position in free:
+            source = self._source(topic, position.partition)
+            sources.setdefault(source, []).append(position)
+        asked = {request.source for request in self.requests}
+        share = max(MIB, self._bytes_max // max(1, len(sources.keys() | asked)))
+        for source, positions in sources.items():
+            if source in asked or self.pauses.holds(source):
+                continue  # its partitions that are free join the next request
+            if not (yield from self._ask(topic, source, positions, min(share, self._bytes_max))):
+                return False
+        return True
+
+    def _ask(
+        self, topic: TopicInfo, source: Source, positions: Sequence[Position], bytes_max: int
+    ) -> Operation[bool]:
+        request = self._request(topic, source, positions, bytes_max)
+        timeout_s = self._cluster.settings.request_timeout_s
+        if source.is_follower:
+            timeout_s = min(timeout_s, FOLLOWER_TIMEOUT_S)
+        offsets = {position.partition: position.offset for position in positions}
+        for partition in offsets:
+            self.choice.asked(partition, source.follower, self._clock())
+        timeout_s += request.max_wait_ms / 1000
+        try:
+            pending = yield Start(Call(source.address, request, timeout_s, channel="fetch"))
+        except QuiverlogError as error:
+            if source.is_follower:
+                self.leave_follower(source, offsets, error)
+                return False
+            named(error, self._topic, *offsets)
+            raise
+        self.requests.append(Request(pending, source, offsets, self._clock()))
+        return True
+
+    def _source(self, topic: TopicInfo, partition: int) -> Source:
+        info = partition_info(topic, partition)
+        node_id = self.choice.choose(info, self._cluster.metadata, self._clock())
+        if node_id == LEADER:
+            return Source(self._cluster.leader_address(topic, partition))
+        return Source(self._cluster.address_of(node_id), node_id)
+
+    def leave_follower(
+        self, source: Source, partitions: Iterable[int], error: QuiverlogError
+    ) -> None:
+        """A follower has failed: these are read from the leader for a while."""
+        assert source.is_follower
+        logger.debug("%s is read from the leader: %s", self._topic, error)
+        for p in partitions:
+            self.choice.failed(p, source.follower, self._clock())
+        if error.refresh_metadata:
+            self._cluster.forget_topics()
+
+    def _request(
+        self, topic: TopicInfo, source: Source, positions: Sequence[Position], bytes_max: int
+    ) -> m.FetchRequest:
+        entries = [
+            m.FetchPartition(
+                self.topic_id,
+                position.partition,
+                partition_info(topic, position.partition).leader_epoch,
+                position.offset,
+                position.last_epoch,
+                bytes_max,
+                -1 if position.end is None else position.end,
+                source.is_follower,
+            )
+            for position in positions
+        ]
+        return m.FetchRequest(
+            max_wait_ms=FETCH_MAX_WAIT_MS_DEFAULT, bytes_max=bytes_max, partitions=entries
+        )
+
+    # --- answers --------------------------------------------------------------------------------
+    def wait(self, deadline_s: float) -> Operation[PendingReply | None]:
+        """The first request that is answered; None when it is time to look around."""
+        began_s = self._clock()
+        pending: PendingReply | None = yield FinishAny(
+            [r.pending for r in self.requests], self._wait_s(deadline_s)
+        )
+        for request in self.requests:
+            request.waited_s += self._clock() - began_s
+        return pending
+
+    def _wait_s(self, deadline_s: float) -> float:
+        now_s = self._clock()
+        moments = [now_s + ROUND_S, deadline_s]
+        moments.extend(self.pauses.ends_s())
+        return max(0.0, min(moments) - now_s)
+
+    def take(self, pending: PendingReply) -> Request:
+        """The request that is answered: it is under way no more."""
+        request = next(r for r in self.requests if r.pending is pending)
+        self.requests.remove(request)
+        return request
+
+    def finish(self, request: Request) -> Operation[list[FetchedPartition]]:
+        """What was answered; nothing, where a follower has failed. Raises a leader's error."""
+        try:
+            reply: Reply = yield Finish(request.pending)
+            return split_fetch(reply)
+        except QuiverlogError as error:
+            if request.source.is_follower:
+                self.leave_follower(request.source, request.offsets, error)
+                return []
+            named(error, self._topic, *request.offsets)
+            raise
