@@ -199,3 +199,10 @@ class ClusterSetup(_Routed, Setup):
         parts = getattr(response, "partitions", ())
         if any(part.error_code in _ELSEWHERE for part in parts):
             self._ask_for_leader()
+
+    def call(self, request: m.Request) -> tuple[m.Response, bytes]:
+        """Whoever was told of an error waits a little."""
+        response, body = super().call(request)
+        if response.error_code or any(p.error_code for p in getattr(response, "partitions", ())):
+            self.world.run(100_000)
+        return response, body

@@ -68,11 +68,11 @@ class Cluster:
         leader = self.controller()
         if leader is None or leader.node is None:
             return False
-        partitions = [
-            one
-            for topic in leader.node.broker.metadata.image.topics.values()
-            for one in topic.partitions
-        ]
+        image = leader.node.broker.metadata.image
+        known = {node_id: one.incarnation for node_id, one in image.brokers.items()}
+        if any(known.get(host.node_id) != host.incarnation for host in self.hosts):
+            return False
+        partitions = [one for topic in image.topics.values() for one in topic.partitions]
         return bool(partitions) and all(
             one.leader_id >= 0 and set(one.in_sync_replicas) == set(one.replicas)
             for one in partitions
@@ -81,7 +81,7 @@ class Cluster:
     def may_lose_power(self, host: ClusterHost) -> bool:
         """Is everything that this machine alone would lose on others?"""
         if self.frail - {host.node_id}:
-            if not self.all_in_sync() or self.stand_in.must_leave:
+            if not self.all_in_sync():
                 return False
             self.frail.clear()
         return self.scenario.power_interval_ms > 0 and not self.world.calm
@@ -173,7 +173,7 @@ class Cluster:
     def _died(self, host: Host, clean: bool) -> None:
         assert isinstance(host, ClusterHost)
         host.resume()
-        self.stand_in.died(host)
+        self.stand_in.died(host, clean)
         if host.disk.lost_power:
             self.frail.add(host.node_id)
 

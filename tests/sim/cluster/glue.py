@@ -1,34 +1,33 @@
 """What stands in for parts of the cluster that the shipped broker does not wire up by itself yet.
 
-Owns the first voters of the quorum, the way to the controller, and a stand-in
-for the controller: who is dead, who leads which partition, who is in sync. Every decision is made
-by the shipped quorum; each of these goes when the shipped part is there.
+Owns the first voters of the quorum, the way to the controller, and a stand-in for what hosts the
+shipped decisions of a controller: registrations, heartbeats, elections. Every decision is made by
+the shipped quorum; each of these goes when the shipped part is there.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from quiverlog.batch.schema import serialize_schema
-from quiverlog.core.controller.image import Image, PartitionImage
+from quiverlog.core.controller.image import PartitionImage
 from quiverlog.core.controller.records import (
-    LEADER_STAYS,
     NO_LEADER,
-    BrokerChangeRecord,
     BrokerRecord,
     ConfigRecord,
-    PartitionChangeRecord,
     PartitionRecord,
     Record,
     SchemaRecord,
     TopicRecord,
 )
+from quiverlog.core.controller.registrations import Heartbeat, Registrations
 from quiverlog.core.raft.messages import HardState, ReplicaKey, SnapshotMeta
 from quiverlog.errors import NotController, QuiverlogError
+from quiverlog.limits import BROKER_SESSION_MS_DEFAULT
 from quiverlog.node.assignment import Assignment
 from quiverlog.node.effects import Peer, Purpose
 from quiverlog.node.jobs import Then
@@ -39,9 +38,8 @@ from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.metadata_frames import VERSION_QUORUM, file_header, pack_frame
 from quiverlog.storage.quorum_items import Snapshot, pack_snapshot
 from quiverlog.storage.quorum_state import STATE_FILE, pack_state
-from quiverlog.types import NO_EPOCH, Now
+from quiverlog.types import Now
 from quiverlog.wire.replica_messages import AlterPartitionRequest
-from tests.sim.checker import Key
 from tests.sim.host import DATA_DIR
 from tests.sim.rows import schema_of
 
@@ -54,7 +52,7 @@ __all__ = ["CLUSTER_ID", "StandIn", "ask_controllers", "make_directories"]
 
 CLUSTER_ID = "the-cluster"
 _LOOK_US = 100_000
-_SILENT_US = 1_000_000
+_SESSION_US = BROKER_SESSION_MS_DEFAULT * 1000
 
 
 def make_directories(hosts: Sequence[ClusterHost]) -> None:
@@ -120,45 +118,46 @@ class _GluedAssignment(Assignment):
 
 
 class StandIn:
-    """The controller's decisions, by somebody who sees who lives."""
+    """Hosts the shipped decisions of a controller, without the requests that lead to them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         _GluedAssignment.waiting.clear()
         self._rng = random.Random(f"stand-in-{cluster.scenario.seed}")
-        self._dead_since: dict[int, int] = {}
-        self.must_leave: set[tuple[int, Key]] = set()
-        """Copies of processes that have died: out of sync until they have caught up."""
-        self._keys: list[Key] = []
+        self._clean: dict[int, bytes] = {}
         self._asked: object = None
-        self._asked_term = 0
+        self._term = 0
+        self._registrations: Registrations | None = None
 
     def begin(self) -> None:
         """Look again and again."""
         self._look()
         self._cluster.world.at(self._rng.randrange(1, 2 * _LOOK_US), self.begin)
 
-    def died(self, host: ClusterHost) -> None:
+    def died(self, host: ClusterHost, clean: bool) -> None:
         """A process is gone, and perhaps what it had not flushed."""
-        self.must_leave |= {(host.node_id, key) for key in self._keys}
+        if clean:
+            self._clean[host.node_id] = host.incarnation
 
     # --- topics --------------------------------------------------------------------------------
     def create(self) -> bool:
-        """Register all brokers and create the topics. False: nobody decides yet."""
+        """Create the topics. False: nobody decides yet, or somebody is not known."""
         cluster = self._cluster
         leader = cluster.controller()
-        if leader is None:
+        if leader is None or leader.node is None:
             return False
-        if any(host.node is None for host in cluster.hosts):
+        if leader.node.broker.metadata.pending.topics:
+            return True
+        live = leader.node.broker.metadata.image.live_brokers()
+        if len(live) < len(cluster.hosts):
             return False
-        records = [one for host in cluster.hosts for one in self._register(Image({}), host)]
+        records: list[Record] = []
         for place, topic in enumerate(cluster.scenario.topics):
             topic_id = bytes([place + 1]) * 16
             records.append(TopicRecord(topic_id, topic.name, 1, topic.replicas))
             records += [ConfigRecord(topic_id, *config) for config in topic.configs]
             records.append(SchemaRecord(topic_id, 1, 1, bytes(serialize_schema(schema_of(1)))))
             for partition in range(topic.partitions):
-                self._keys.append((topic_id, partition))
                 first = self._rng.randrange(len(cluster.hosts))
                 count = min(topic.replicas, len(cluster.hosts))
                 replicas = tuple((first + n) % len(cluster.hosts) for n in range(count))
@@ -167,17 +166,13 @@ class StandIn:
                 )
         return self._decide(leader, records)
 
-    def _decide(
-        self, leader: ClusterHost, records: list[Record], leaving: Collection[tuple[int, Key]] = ()
-    ) -> bool:
+    def _decide(self, leader: ClusterHost, records: list[Record]) -> bool:
         assert leader.node is not None
         self._asked = asked = object()
 
-        def then(_result: object, error: BaseException | None, _now: Now) -> None:
+        def then(_result: object, _error: BaseException | None, _now: Now) -> None:
             if self._asked is asked:
                 self._asked = None
-            if error is None:
-                self.must_leave.difference_update(leaving)
 
         try:
             leader.node.broker.propose(records, leader.now, then)
@@ -187,111 +182,64 @@ class StandIn:
         leader.feed()
         return True
 
-    # --- who leads, who is in sync -------------------------------------------------------------
+    # --- who lives -----------------------------------------------------------------------------
     def _look(self) -> None:
-        cluster = self._cluster
-        leader = cluster.controller()
-        for host in cluster.hosts:
-            if host.node is not None and not host.is_paused and self._reaches(leader, host):
-                self._dead_since.pop(host.node_id, None)
-            else:
-                self._dead_since.setdefault(host.node_id, cluster.world.mono_us)
-        term = 0 if leader is None or leader.node is None else leader.node.broker.quorum.raft.term
+        self._welcome()
+        leader = self._cluster.controller()
         if leader is None or leader.is_paused or leader.node is None:
             return
-        if self._asked is not None and term == self._asked_term:
+        broker = leader.node.broker
+        term = broker.quorum.raft.term
+        if self._registrations is None or term != self._term:
+            self._term, self._asked = term, None
+            self._registrations = Registrations(leader.node_id, leader.incarnation, _SESSION_US)
+            self._registrations.begin(broker.metadata.image, leader.now.mono_us, {})
+        if self._asked is not None:
             return
-        self._asked_term = term
-        image = leader.node.broker.metadata.pending
-        records: list[Record] = []
-        for host in cluster.hosts:
-            records += self._register(image, host)
-        for topic in image.topics.values():
-            for one in topic.partitions:
-                records += self._change(topic.topic_id, one)
-        if not records:
-            self._welcome(leader)
-            return
-        about = {(r.topic_id, r.partition) for r in records if isinstance(r, PartitionChangeRecord)}
-        leaving = {one for one in self.must_leave if one[1] in about}
-        self._decide(leader, records, leaving)
+        for host in self._cluster.hosts:
+            if host.node is not None and not host.is_paused and self._reaches(leader, host):
+                records = self._heard(self._registrations, leader, host)
+                if records:
+                    self._decide(leader, records)
+                    return
+        records = self._registrations.silent(broker.metadata.pending, leader.now.mono_us)
+        if records:
+            self._decide(leader, records)
 
-    def _register(self, image: Image, host: ClusterHost) -> list[Record]:
-        """A broker that is there and not known, or known and not there any more."""
-        known = image.brokers.get(host.node_id)
-        if not self._is_alive(host.node_id):
-            if known is None or known.fenced:
-                return []
-            return [BrokerChangeRecord(host.node_id, known.broker_epoch, fenced=True)]
-        if host.node is None or host.node_id in self._dead_since:
-            return []
-        directory = getattr(host.node.broker, "directory", None)
-        if directory is None:
-            return []
-        if known is None or known.incarnation != directory.incarnation:
-            return [BrokerRecord(host.node_id, directory.incarnation, host.name, 9292,
-                                 directory_id=directory.directory_id)]  # fmt: skip
-        if known.fenced:
-            return [BrokerChangeRecord(host.node_id, known.broker_epoch, fenced=False)]
-        return []
-
-    def _welcome(self, leader: ClusterHost) -> None:
-        """Whoever has heard of all decisions may lead."""
+    def _heard(
+        self, registrations: Registrations, leader: ClusterHost, host: ClusterHost
+    ) -> list[Record]:
+        """What follows from a registration, or from a heartbeat."""
         assert leader.node is not None
-        version = leader.node.broker.metadata.image.version
+        assert host.node is not None
+        metadata, now_us = leader.node.broker.metadata, leader.now.mono_us
+        known = metadata.pending.brokers.get(host.node_id)
+        if known is None or known.incarnation != host.incarnation:
+            newcomer = BrokerRecord(
+                host.node_id, host.incarnation, host.name, 9292,
+                directory_id=host.node.broker.directory.directory_id,
+            )  # fmt: skip
+            clean = self._clean.get(host.node_id, b"")
+            return registrations.register(metadata.pending, newcomer, clean, now_us)
+        if known.broker_epoch < 0:
+            return []
+        version = host.node.broker.metadata.image.version
+        beat = Heartbeat(host.node_id, known.broker_epoch, version)
+        return registrations.heartbeat(metadata.image, metadata.pending, beat, now_us).records
+
+    def _reaches(self, leader: ClusterHost, host: ClusterHost) -> bool:
+        network = self._cluster.world.network
+        return not (
+            network.is_cut(leader.name, host.name) or network.is_cut(host.name, leader.name)
+        )
+
+    def _welcome(self) -> None:
+        """Whoever has heard of its own registration may lead."""
         for host in self._cluster.living:
-            left = any(node_id == host.node_id for node_id, _ in self.must_leave)
-            if host.node_id in _GluedAssignment.waiting and not left and host.node is not None:
+            if host.node_id in _GluedAssignment.waiting and host.node is not None:
                 broker = host.node.broker
-                is_known = broker.registered.own_epoch >= 0
-                if is_known and broker.metadata.image.version >= version and not host.is_paused:
+                if broker.registered.own_epoch >= 0 and not host.is_paused:
                     _GluedAssignment.waiting.discard(host.node_id)
                     image = broker.metadata.image
                     broker.assignment.reconcile(image, image.topics_by_id, host.now)
                     host.feed()
-
-    def _reaches(self, leader: ClusterHost | None, host: ClusterHost) -> bool:
-        network = self._cluster.world.network
-        return leader is None or not (
-            network.is_cut(leader.name, host.name) or network.is_cut(host.name, leader.name)
-        )
-
-    def _is_alive(self, node_id: int) -> bool:
-        since_us = self._dead_since.get(node_id)
-        return since_us is None or self._cluster.world.mono_us - since_us < _SILENT_US
-
-    def _change(self, topic_id: bytes, one: PartitionImage) -> list[Record]:
-        key = (topic_id, one.partition)
-        gone = {node_id for node_id, left in self.must_leave if left == key}
-        in_sync = tuple(n for n in one.in_sync_replicas if self._is_alive(n) and n not in gone)
-        if not in_sync:
-            longest = self._longest(key, one)
-            if longest is None:
-                return []
-            in_sync = (longest,)
-        leader_id = one.leader_id if one.leader_id in in_sync else self._rng.choice(in_sync)
-        restarted = bool(gone)
-        if leader_id == one.leader_id and not restarted:
-            if set(in_sync) == set(one.in_sync_replicas):
-                return []
-            return [PartitionChangeRecord(topic_id, one.partition, in_sync_replicas=in_sync)]
-        return [
-            PartitionChangeRecord(
-                topic_id,
-                one.partition,
-                leader_id=leader_id if leader_id != one.leader_id else LEADER_STAYS,
-                leader_epoch=one.leader_epoch + 1 if leader_id >= 0 else NO_EPOCH,
-                in_sync_replicas=in_sync,
-            )
-        ]
-
-    def _longest(self, key: Key, one: PartitionImage) -> int | None:
-        """Nobody in sync has been there all the time: who has most, when all are back."""
-        ends: list[tuple[int, int]] = []
-        for node_id in one.in_sync_replicas:
-            node = self._cluster.hosts[node_id].node
-            replica = None if node is None else node.broker.assignment.find(key)
-            if replica is None or not self._is_alive(node_id):
-                return None
-            ends.append((replica.log.log_end_offset, node_id))
-        return max(ends)[1]

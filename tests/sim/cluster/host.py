@@ -52,6 +52,7 @@ class ClusterHost(Host):
         super().__init__(self._clock, node_id)  # type: ignore[arg-type]
         self.disk.loop_may_block = False
         self.down_until_us = 0
+        self._incarnation = b""
         self.looked: Callable[[ClusterHost], None] = lambda host: None
         """Called whenever code of the node has run."""
         self.on_made: Callable[[ClusterHost, Node], None] = lambda host, node: None
@@ -79,6 +80,14 @@ class ClusterHost(Host):
         if not self.may_lose_power(self):
             self.disk.die_after(None, power=False)
         super().cut_short(where)
+
+    @property
+    def incarnation(self) -> bytes:
+        """Of this life, or of the last one."""
+        directory = getattr(self.node.broker, "directory", None) if self.node else None
+        if directory is not None:
+            self._incarnation = bytes(directory.incarnation)
+        return self._incarnation
 
     # --- pauses --------------------------------------------------------------------------------
     @property
@@ -117,5 +126,6 @@ class ClusterHost(Host):
     # --- being looked at -----------------------------------------------------------------------
     def look_after(self) -> None:
         super().look_after()
+        assert self.incarnation or self.node is None
         if self.node is not None:
             self.looked(self)

@@ -74,8 +74,8 @@ class _Run:
         self._until(
             lambda: all(host.is_serving for host in cluster.hosts), _START_US, "every start"
         )
-        self._until(cluster.stand_in.create, _START_US, "the topics")
         cluster.stand_in.begin()
+        self._until(cluster.stand_in.create, _START_US, "the topics")
         self._until(self._all_open, _START_US, "every copy is open and in sync")
         self._know_topics()
         world.calm = False
