@@ -197,7 +197,7 @@ class StandIn:
         if self._asked is not None:
             return
         for host in self._cluster.hosts:
-            if host.node is not None and not host.is_paused and self._reaches(leader, host):
+            if host.is_serving and not host.is_paused and self._reaches(leader, host):
                 records = self._heard(self._registrations, leader, host)
                 if records:
                     self._decide(leader, records)
