@@ -147,6 +147,8 @@ RAFT_CHUNK_BYTES_MAX: Final = 1 * MIB
 """Bytes of a snapshot in one message: a follower holds one chunk at a time."""
 RAFT_OBSERVERS_MAX: Final = 1_000
 """Replicas without a vote that a leader sends the log to."""
+RAFT_TERM_JUMP_MAX: Final = 1 << 32
+"""A term that is so far ahead is no term: with one election a second it takes a hundred years."""
 RAFT_WAITING_MESSAGES_MAX: Final = 1_000
 """Answers of a replica that wait for its disk; beyond, the oldest is as good as lost on the way."""
 QUORUM_SEEDS_MAX: Final = 16

@@ -12,6 +12,7 @@ import pytest
 from quiverlog.core.raft import messages as r
 from quiverlog.core.raft.membership import pack_voters
 from quiverlog.core.raft.outbox import Write
+from quiverlog.core.raft.raft import Raft
 from quiverlog.node.effects import Job
 from quiverlog.node.jobs import Then, Urgency
 from quiverlog.node.quorum import Quorum
@@ -163,14 +164,21 @@ def test_a_snapshot_that_was_written_for_a_raft_that_is_gone_is_taken_over(world
     world.check_follows()
 
 
-def test_a_message_that_breaks_a_raft_ends_it_and_the_next_one_goes_on() -> None:
-    """Two disks with one id, say: both lead in one term."""
+def test_a_message_that_breaks_a_raft_ends_it_and_the_next_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World({KEY: ""})
     world.work()
     assert world.quorum.is_leading
     term = world.quorum.raft.term
     broken = world.quorum.raft
-    world.quorum.step(r.Heartbeat(source=OTHER, target=KEY, term=term, commit=0), world.now)
+
+    def bug(*_: object) -> None:
+        raise AssertionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Raft, "step", bug)
+        world.quorum.step(r.HeartbeatResponse(source=OTHER, target=KEY, term=term), world.now)
     assert world.lines == ["the quorum met a bug"]
     assert world.machine.interruptions == 1
     assert not world.quorum.is_leading
@@ -205,3 +213,63 @@ def test_nobody_is_woken_again_and_again_while_a_write_hangs(world: World) -> No
     world.wait(SECOND_US)
     assert world.quorum.raft.term == 7
     assert not world.quorum.raft.is_failed
+
+
+# --- what nobody can have sent --------------------------------------------------------------------
+def told(kind: type[Any], **fields: Any) -> r.Message:
+    found: r.Message = kind(**{"source": OTHER, "target": KEY, **fields})
+    return found
+
+
+def appended(term: int, prev_term: int, *terms: int) -> r.Message:
+    added = tuple(entry(2 + n, each) for n, each in enumerate(terms))
+    return told(r.Append, term=term, prev_index=1, prev_term=prev_term, commit=0, entries=added)
+
+
+VOTE = {"last_index": 9, "last_term": 2}
+CHUNK = {"offset": 0, "data": b"x", "done": False}
+STRANGERS = [
+    told(r.Vote, term=7, **VOTE),
+    told(r.Heartbeat, term=7, commit=0),
+    appended(7, 1, 7),
+    told(r.SnapshotChunk, term=7, snapshot=SNAPSHOT, **CHUNK),
+    told(r.TimeoutNow, term=2),
+    told(r.HeartbeatResponse, term=1 << 62),
+    told(r.VoteResponse, source=KEY, term=2, granted=True),
+    told(r.AppendResponse, term=2, accepted=True, index=99),
+]
+
+
+@pytest.mark.parametrize("message", STRANGERS, ids=lambda m: type(m).__name__)
+def test_nobody_takes_the_log_from_an_only_voter(message: r.Message) -> None:
+    """Whoever reached the listener could put other voters into the log, for good."""
+    world = World({KEY: ""})
+    world.work()
+    before = (world.quorum.raft.term, world.quorum.raft.log.last)
+    world.quorum.step(message, world.now)
+    world.work()
+    assert world.lines == ["message refused"]
+    assert world.quorum.is_leading
+    assert (world.quorum.raft.term, world.quorum.raft.log.last) == before
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        told(r.Vote, term=2, last_index=9, last_term=3),
+        told(r.PreVote, term=2, last_index=9, last_term=3),
+        appended(2, 1, 2, 1),
+        appended(2, 1, 3),
+        appended(2, 3),
+        told(r.SnapshotChunk, term=4, snapshot=SNAPSHOT, **CHUNK),
+        told(r.Heartbeat, source=r.ReplicaKey(5, "disk"), term=1, commit=0),
+    ],
+)
+def test_what_contradicts_itself_or_the_leader_is_refused(world: World, message: r.Message) -> None:
+    world.hear(entries=(), commit=0, term=1, prev_index=1, prev_term=1)
+    world.work()
+    assert world.quorum.raft.leader == OTHER
+    before = (world.quorum.raft.term, world.quorum.raft.log.last)
+    world.quorum.step(message, world.now)
+    assert world.lines == ["message refused"]
+    assert (world.quorum.raft.term, world.quorum.raft.log.last) == before

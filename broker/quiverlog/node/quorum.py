@@ -35,6 +35,7 @@ from quiverlog.core.raft.election import Role
 from quiverlog.core.raft.log import Place
 from quiverlog.core.raft.messages import Message, ProposalRefused, Refusal
 from quiverlog.errors import BrokerShuttingDown, NotController, ThrottledBroker
+from quiverlog.node.quorum_door import contradiction
 from quiverlog.node.quorum_duties import NEVER, Duties
 from quiverlog.node.quorum_parts import InlineRunner, StateMachine
 from quiverlog.storage.quorum_items import Snapshot
@@ -136,7 +137,14 @@ class Quorum(Duties):
 
         def step() -> None:
             for message in messages:
-                self.raft.step(message, now.mono_us)
+                why_not = contradiction(self.raft, message)
+                if why_not:
+                    kind, node_id = type(message).__name__, message.source.node_id
+                    self._report(
+                        "warning", "message refused", f"{kind} of node {node_id}: {why_not}"
+                    )
+                else:
+                    self.raft.step(message, now.mono_us)
 
         self._drive(step, now)
 
