@@ -47,20 +47,20 @@ def _completion(setting: Setting) -> Callable[..., list[str]] | None:
 def _import_server() -> Callable[..., int]:
     """What runs a broker, and no more than it needs: importing is most of a small broker's start.
 
-    pyarrow imports numpy where that is installed, for conversions that no broker makes: as long as
-    all of pyarrow, twice, and 12 MB. It takes a numpy that cannot be imported for one that is not
-    there.
+    pyarrow imports numpy where that is installed, for conversions that no broker makes (as long as
+    all of pyarrow, twice, and 20 MB), and structlog imports rich, for tracebacks in colours. They
+    take what cannot be imported for what is not there.
     """
-    hidden = "numpy" not in sys.modules
-    if hidden:
-        sys.modules["numpy"] = cast("ModuleType", None)
+    hidden = [name for name in ("numpy", "rich") if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = cast("ModuleType", None)
     gc.disable()  # What an import makes lives for ever: a tenth of a start.
     try:
         from quiverlog.server.run import run_broker
     finally:
         gc.enable()
-        if hidden:
-            del sys.modules["numpy"]
+        for name in hidden:
+            del sys.modules[name]
     return run_broker
 
 

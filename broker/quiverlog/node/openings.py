@@ -44,7 +44,7 @@ _PATIENCE_US: Final = 50_000
 """A job that is not back after so long is slow."""
 _SIDE_BY_SIDE: Final = 16
 """So many jobs run side by side before the next one is timed alone."""
-_PER_JOB_MAX: Final = 16
+_PER_JOB_MAX: Final = 32
 """Opening a log takes less than waking a thread and the loop for it."""
 _NEW_PER_TICK: Final = 4
 """Making the log of a new partition takes some 40 us of the loop."""

@@ -27,7 +27,6 @@ from quiverlog.server.connections import (
 from quiverlog.server.context import ConnectionContext
 from quiverlog.server.descriptors import DescriptorPlan, plan_descriptors, raise_file_limit
 from quiverlog.server.disk_watch import DiskLook, DiskWatch
-from quiverlog.server.http import HttpServer
 from quiverlog.server.http_guard import HttpLimits
 from quiverlog.server.listeners import Listeners, socket_address
 from quiverlog.server.logs import LogControl, Logger
@@ -45,6 +44,7 @@ from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES
 
 if TYPE_CHECKING:
+    from quiverlog.server.http import HttpServer
     from quiverlog.server.metrics_text import MetricsExporter
 
 __all__ = ["BrokerServer"]
@@ -200,6 +200,9 @@ class BrokerServer:
         return [*self._connections.by_id.values(), *peers]
 
     async def _start_http(self, sock: socket.socket) -> None:
+        # Without the port, a start is spared the library, a quarter of all that it imports.
+        from quiverlog.server.http import HttpServer
+
         self._http = HttpServer(
             render_metrics=self._render_metrics,
             not_ready=lambda: self._state,

@@ -83,13 +83,15 @@ def _open(
     for name, is_file in entries.items():
         if not is_file:
             return None
+        if name in _NAMED:
+            continue
         if (offset := own_offset(name, "log")) is not None:
             bases.append(offset)
         elif (offset := own_offset(name, "index")) is not None:
             indexed.add(offset)
         elif (offset := own_offset(name, "snapshot")) is not None:
             snapshots.append(offset)
-        elif name not in _NAMED:
+        else:
             return None
     if not bases or any(name not in entries for name in _REQUIRED):
         return None

@@ -28,7 +28,9 @@ __all__ = ["check_version", "pack_file", "unpack_file"]
 
 _HEAD: Final = struct.Struct("<8sHHI")
 _CRC: Final = struct.Struct("<I")
+_WHOLE_HEAD: Final = struct.Struct("<8sHHII")
 _PAYLOAD_AT: Final = _HEAD.size + _CRC.size
+assert _WHOLE_HEAD.size == _PAYLOAD_AT
 
 
 def pack_file(magic: bytes, version: int, payload: bytes) -> bytes:
@@ -48,8 +50,7 @@ def unpack_file(path: str, data: bytes, magic: bytes, version: int) -> bytes:
     """
     if len(data) < _PAYLOAD_AT or data[:8] != magic:
         raise CorruptLog(f"{path} is not a {magic.decode()} file.", file=path)
-    _, found, _, size = _HEAD.unpack_from(data)
-    (crc,) = _CRC.unpack_from(data, _HEAD.size)
+    _, found, _, size, crc = _WHOLE_HEAD.unpack_from(data)
     payload = data[_PAYLOAD_AT:]
     # Before the version is believed: a flipped bit in it is damage, no message from the future.
     if len(payload) != size or crc32c(payload, crc32c(data[: _HEAD.size])) != crc:

@@ -6,8 +6,8 @@ thread than the one that owns the segment.
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from quiverlog.batch.checksum import crc32c
@@ -110,7 +110,12 @@ def read_header(file: File, base_offset: int) -> SegmentHeader:
         CorruptLog: the header is damaged, or is another segment's.
         UnsupportedFormat: a newer version wrote it.
     """
-    head = bytes(FileBytes(file, min(file.size, SEGMENT_HEADER_BYTES)).read(0, 64))
+    head = b""
+    if file.size >= SEGMENT_HEADER_BYTES:
+        with contextlib.suppress(OSError):  # Asked again below, around what cannot be read.
+            head = file.read_copy(0, SEGMENT_HEADER_BYTES)
+    if len(head) < SEGMENT_HEADER_BYTES:
+        head = bytes(FileBytes(file, min(file.size, SEGMENT_HEADER_BYTES)).read(0, 64))
     if len(head) < SEGMENT_HEADER_BYTES or head[:8] != SEGMENT_MAGIC:
         raise _damaged_header(file, "is not a segment.")
     _, version, _, crc = _HEAD.unpack_from(head)
@@ -139,8 +144,7 @@ def _is_flipped(version: int, intact: bool) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedIndex:
+class LoadedIndex(NamedTuple):
     """The result of a load, for the first `size` bytes of the file.
 
     `created_us`: 0 when the header does not tell. `header_damage`: why it does not.
@@ -175,8 +179,7 @@ class IndexBuilder:
         self.newest_us = max(self.newest_us, timestamp_max_us)
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentFiles:
+class SegmentFiles(NamedTuple):
     """A segment as a job may know it: its files, and what it should hold.
 
     `finished`: it takes no more appends, so an unfinished batch at its end is damage.
