@@ -22,6 +22,7 @@ from quiverlog.core.controller.records import (
     SchemaRecord,
     TopicRecord,
 )
+from quiverlog.limits import REPLICA_LAG_MS_MAX
 from quiverlog.node.events import ConnectionOpened, RequestReceived
 from quiverlog.node.replica import Replica
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
@@ -45,6 +46,8 @@ RECOVER_US = 15_000_000
 
 class Copying:
     """Two hosts, and a client that writes to the leader."""
+
+    created = CREATED
 
     def __init__(self, seed: int, *, lossy: bool = False) -> None:
         self.lossy = lossy
@@ -76,7 +79,7 @@ class Copying:
         others = {h.node_id: Address(h.name, 1) for h in self.world.hosts if h is not host}
         broker.peers.addresses_changed(others)
         if TOPIC not in broker.metadata.image.topics_by_id:
-            self._decide(host, CREATED)
+            self._decide(host, self.created)
         self.world.at(1, self._agree)
 
     def _decide(self, host: Host, records: list[Record]) -> None:
@@ -115,12 +118,23 @@ class Copying:
     def _write_for_ever(self) -> None:
         leader = self.world.hosts[LEADER]
         if leader.node is not None and (TOPIC, 0) in leader.node.broker.replicas:
+            # Each batch is another one, so its checksum names it.
             count = self.rng.choice((1, 3, 400))
             body = bytes(batch_of(range(self.produced, self.produced + count)))
             self.produced += count
             entry = m.ProducePartition(TOPIC, 0, -1, len(body))
-            self.ask(m.ProduceRequest(durability=-1, timeout_ms=1_000, partitions=[entry]), body)
+            level = self.level(body)
+            request = m.ProduceRequest(durability=level, timeout_ms=1_000, partitions=[entry])
+            self.asked(level, body)
+            self.ask(request, body)
         self.world.at(self.rng.randrange(1_000, 60_000), self._write_for_ever)
+
+    def level(self, body: bytes) -> int:
+        """That the next rows are written with; -1: the topic's."""
+        return -1
+
+    def asked(self, level: int, body: bytes) -> None:
+        """Rows are on their way."""
 
     def ask(self, request: m.Request, body: bytes = b"") -> None:
         """Of the leader, over a connection of its own."""
@@ -187,6 +201,30 @@ class Copying:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_copy_becomes_equal_again_after_every_fault(seed: int) -> None:
     suffer(Copying(seed))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_copy_that_is_cut_off_leaves_and_joins_again(seed: int) -> None:
+    copying = Copying(seed)
+    copying.world.run(RECOVER_US, until=copying.becomes_equal)
+    leader, copy = copying.world.hosts
+    for _ in range(2):
+        copying.world.network.cut(leader.name, copy.name)
+        copying.world.run(REPLICA_LAG_MS_MAX * 1_500)
+        replica = copying.replica(LEADER)
+        assert replica is not None
+        assert replica.state.leadership is not None
+        assert replica.state.leadership.in_sync.committed == {LEADER}
+        shown = replica.state.high_watermark
+        copying.world.run(1_000_000)
+        assert replica.state.high_watermark == shown, "fewer than the minimum are in sync"
+        copying.world.network.heal()
+        copying.world.run(RECOVER_US, until=copying.becomes_equal)
+        assert replica.state.leadership.in_sync.committed == {LEADER, COPY}
+        assert replica.state.high_watermark > shown
+        copying.check()
+    changes = [line for line in leader.log_lines if "in-sync replicas changed" in line]
+    assert len(changes) == 4
 
 
 def test_rows_that_are_deleted_are_deleted_on_the_copy() -> None:
