@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from typing import ClassVar
 
 import pytest
 
@@ -47,7 +48,7 @@ RECOVER_US = 15_000_000
 class Copying:
     """Two hosts, and a client that writes to the leader."""
 
-    created = CREATED
+    created: ClassVar = CREATED
 
     def __init__(self, seed: int, *, lossy: bool = False) -> None:
         self.lossy = lossy

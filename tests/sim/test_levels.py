@@ -9,7 +9,7 @@ and where its acknowledgement said.
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import pytest
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 class Writing(Copying):
     """A writer that draws levels, and remembers what it was told."""
 
-    created = [*CREATED, ConfigRecord(TOPIC, "durability", "memory")]
+    created: ClassVar = [*CREATED, ConfigRecord(TOPIC, "durability", "memory")]
 
     def __init__(self, seed: int) -> None:
         self.acknowledged: dict[int, list[Row]] = {int(level): [] for level in LEVELS}
