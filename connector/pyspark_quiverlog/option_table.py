@@ -420,6 +420,31 @@ _SETTINGS: Final = (
         where=Use.ALL,
         attribute="client_id",
     ),
+    Setting(
+        "fetchFrom",
+        Kind.CHOICE,
+        "leader",
+        "Which replica a task reads: the partition's leader; a follower in sync; or the nearest, a "
+        "follower in sync in the task's rack where the leader is in another. The leader is read "
+        "whenever a follower fails. The driver asks leaders alone.",
+        choices=("leader", "follower", "nearest"),
+        ignore_case=True,
+        where=Use.READ,
+        attribute="fetch_from",
+    ),
+    Setting(
+        "client.rack",
+        Kind.OTHER,
+        None,
+        "The rack of all tasks, in the words of the brokers' `rack`. By default each executor's "
+        "own: the environment variable `QUIVERLOG_CLIENT_RACK`, which "
+        "`spark.executorEnv.QUIVERLOG_CLIENT_RACK` sets. `nearest` needs one of them.",
+        read=parse_text,
+        label="name",
+        default_doc="of the executor",
+        where=Use.READ,
+        attribute="client_rack",
+    ),
 )
 
 
@@ -432,9 +457,6 @@ REFUSED: Final = {
     "isolation.level": "there are no transactions yet, every row that can be read is committed; "
     "leave it out",
     "kafka.isolation.level": "there are no transactions yet; leave it out",
-    "fetchfrom": "reads are served by the leader; leave it out",
-    "kafka.client.rack": "reads are served by the leader; leave it out",
-    "client.rack": "reads are served by the leader, so a rack has no effect yet; leave it out",
     "deliverymode": "the sink writes at least once, exactly once is not built yet; leave it out",
     "kafkaconsumer.polltimeoutms": "use `request.timeout`, such as 30s",
     "fetchoffset.numretries": "retries go on until `request.timeout`, such as 30s",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from quiverlog.errors import InvalidOption
 from quiverlog.settings import InvalidValue, Setting
@@ -74,6 +74,8 @@ class ReadOptions:
     request_timeout: float
     connect_timeout: float
     client_id: str
+    fetch_from: Literal["leader", "follower", "nearest"]
+    client_rack: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +251,10 @@ def _check_read_limits(options: ReadOptions) -> None:
     if least is not None and most is not None and least > most:
         raise InvalidOption(
             f"option `minOffsetsPerTrigger` ({least}) is above `maxOffsetsPerTrigger` ({most})."
+        )
+    if options.client_rack is not None and options.fetch_from == "leader":
+        raise InvalidOption(
+            "option `client.rack` says which replica is near; give `fetchFrom` nearest or follower."
         )
     if options.columns is not None and any(c in _METADATA for c in options.columns):
         raise InvalidOption(

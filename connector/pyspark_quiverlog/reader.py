@@ -12,6 +12,7 @@ range that a fetch answers with, by the leader epoch it carries, by the topic id
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
     IncompatibleSchema,
+    InvalidOption,
     LogTruncated,
     OffsetOutOfRange,
     QuiverlogError,
@@ -36,12 +38,29 @@ from .options import ReadOptions
 from .planning import Range
 from .schema import Normalizer, unreadable
 
-__all__ = ["COALESCE_BYTES", "COALESCE_ROWS", "LogSplit", "SplitReader", "coalesce"]
+__all__ = ["COALESCE_BYTES", "COALESCE_ROWS", "LogSplit", "SplitReader", "coalesce", "rack"]
 
 COALESCE_ROWS: Final = 65_536
 COALESCE_BYTES: Final = 4 * 1024 * 1024
+RACK: Final = "QUIVERLOG_CLIENT_RACK"
+"""Environment variable of an executor: the rack that it stands in."""
 
 logger = logging.getLogger("pyspark_quiverlog")
+
+
+def rack(options: ReadOptions) -> str:
+    """Where this task runs: as the query says for all tasks, or as this executor's machine does.
+
+    Raises:
+        InvalidOption: the nearest replica is wanted, and nobody says where this is.
+    """
+    found = options.client_rack or os.environ.get(RACK, "").strip()
+    if options.fetch_from == "nearest" and not found:
+        raise InvalidOption(
+            f"option `fetchFrom`: nearest to what? This executor has no rack: set {RACK} in its"
+            f" environment (spark.executorEnv.{RACK}), or give the option `client.rack`."
+        )
+    return found
 
 
 class LogSplit(InputPartition):  # type: ignore[misc]
@@ -111,6 +130,8 @@ class SplitReader(worker_process.SentToTasks):
             reader_schema=normalizer.stored_target,
             bytes_max=self.options.fetch_bytes,
             last_epoch=piece.epoch,
+            fetch_from=self.options.fetch_from,
+            client_rack=rack(self.options),
         )
         next_offset = piece.start
         with fetcher:

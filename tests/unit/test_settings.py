@@ -115,7 +115,7 @@ def test_every_option_of_the_connector_is_read() -> None:
 
 def refused() -> Iterator[tuple[str, str]]:
     yield "topic", "cleanup.policy"
-    for key in ("isolation.level", "fetchFrom", "deliveryMode"):
+    for key in ("isolation.level", "deliveryMode"):
         yield "connector", key
 
 

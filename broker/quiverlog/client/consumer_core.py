@@ -41,15 +41,13 @@ from .consumer_options import ConsumerOptions
 from .consumer_positions import Position, PositionFinder
 from .consumer_requests import Request, Source
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
-from .replica_choice import LEADER
+from .replica_choice import IN_SYNC_EVERY_S, LEADER
 from .results import ConsumerBatch, FetchedPartition
 from .routing import Cluster, backoff_s, partition_info
 
 __all__ = ["ROUND_S", "ConsumerCore"]
 
 NEW_PARTITIONS_EVERY_S = 2.0
-IN_SYNC_EVERY_S = 30.0
-"""A follower that comes back in sync may be nearer than who is asked now."""
 
 logger = logging.getLogger("quiverlog")
 

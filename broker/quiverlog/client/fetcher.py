@@ -6,6 +6,7 @@ and reader work at the same time. Never more than one reply is held and one is u
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -21,7 +22,7 @@ from .commands import Abandon, Call, Finish, Operation, PendingReply, Reply, Sle
 from .consumer_requests import FOLLOWER_TIMEOUT_S
 from .deadline import within
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
-from .replica_choice import LEADER, FetchFrom, ReplicaChoice
+from .replica_choice import IN_SYNC_EVERY_S, LEADER, FetchFrom, ReplicaChoice
 from .results import ConsumerBatch
 from .routing import Cluster, backoff_s, empty_pause_s, partition_info
 from .stored_batches import split_fetch
@@ -181,7 +182,8 @@ class FetchCore:
 
     def _start(self) -> Operation[PendingReply]:
         self._follower = LEADER
-        topic = yield from self._cluster.topic(self._topic)
+        age_max_s = IN_SYNC_EVERY_S if self._choice.wants_followers else math.inf
+        topic = yield from self._cluster.topic(self._topic, age_max_s=age_max_s)
         if topic.topic_id != self._topic_id:
             # The cached picture may be older than the topic that is meant.
             topic = yield from self._cluster.topic(self._topic, fresh=True)

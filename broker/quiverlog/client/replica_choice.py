@@ -25,13 +25,15 @@ from quiverlog.errors import InvalidArgument
 
 from .results import ClusterMetadata, PartitionInfo
 
-__all__ = ["LEADER", "FetchFrom", "ReplicaChoice", "check_fetch_from"]
+__all__ = ["IN_SYNC_EVERY_S", "LEADER", "FetchFrom", "ReplicaChoice", "check_fetch_from"]
 
 FetchFrom: TypeAlias = Literal["leader", "follower", "nearest"]
 
 LEADER: Final = -1
 """In place of a follower's node id."""
 CHECK_S: Final = 5.0
+IN_SYNC_EVERY_S: Final = 30.0
+"""How old what is known of replicas may be: one that is back in sync may be nearer."""
 REST_S_MIN: Final = 2.0
 REST_S_MAX: Final = 60.0
 

@@ -13,6 +13,7 @@ together). `refresh_metadata` errors drop the cached topics first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -143,6 +144,8 @@ class Cluster:
         self._histories: dict[bytes, SchemaHistory] = {}
         self._good_address: Address | None = None
         self._avoided: Address | None = None
+        self._heard_s: dict[str, float] = {}
+        """When each topic of the picture was asked for last."""
 
     # --- addresses ------------------------------------------------------------------------------
     def addresses(self) -> list[Address]:
@@ -254,6 +257,7 @@ class Cluster:
         kept = {} if names is None else dict(self.metadata.topics)
         for name in names or ():
             kept.pop(name, None)
+        self._heard_s.update(dict.fromkeys(found, self.clock()))
         self.metadata = ClusterMetadata(
             cluster_id=response.cluster_id,
             controller_id=response.controller_id,
@@ -264,13 +268,17 @@ class Cluster:
         )
         return replace(self.metadata, topics=found)
 
-    def topic(self, name: str, *, fresh: bool = False) -> Operation[TopicInfo]:
-        """A topic, from the cache or asked for. No retry.
+    def topic(
+        self, name: str, *, fresh: bool = False, age_max_s: float = math.inf
+    ) -> Operation[TopicInfo]:
+        """A topic, from the cache (unless that is older) or asked for. No retry.
 
         Raises:
             UnknownTopic: there is none of this name.
         """
         known = None if fresh else self.metadata.topics.get(name)
+        if known is not None and self.clock() - self._heard_s.get(name, -math.inf) > age_max_s:
+            known = None
         if known is None:
             metadata = yield from self.refresh([name])
             known = metadata.topics.get(name)
@@ -281,6 +289,7 @@ class Cluster:
     def forget_topics(self) -> None:
         """Drop the cached topics: the next operation asks for those that it needs."""
         self.metadata = replace(self.metadata, topics={})
+        self._heard_s.clear()
 
     # --- schemas --------------------------------------------------------------------------------
     def history(
