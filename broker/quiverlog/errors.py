@@ -332,6 +332,23 @@ class NotEnoughReplicasAfterAppend(QuiverlogError):
 
 
 # --- between brokers ----------------------------------------------------------------------------
+class VoterChangePending(QuiverlogError):
+    code = 64
+    retriable = True
+    hint = "Another change of the quorum's voters is not committed yet, or the leader is new."
+
+
+class VoterNotReady(QuiverlogError):
+    code = 65
+    retriable = True
+    hint = "Start the broker with the cluster's controllers in its configuration, and let it join."
+
+
+class InvalidVoterChange(QuiverlogError):
+    code = 66
+    hint = "`quiverlog cluster voters list` shows the quorum as it is."
+
+
 class WrongCluster(QuiverlogError):
     code = 70
     hint = "The two brokers belong to different clusters: check `cluster.id` and the addresses."

@@ -151,6 +151,8 @@ RAFT_TERM_JUMP_MAX: Final = 1 << 32
 """A term that is so far ahead is no term: with one election a second it takes a hundred years."""
 RAFT_WAITING_MESSAGES_MAX: Final = 1_000
 """Answers of a replica that wait for its disk; beyond, the oldest is as good as lost on the way."""
+QUORUM_REPLICAS_SHOWN_MAX: Final = 1_300
+"""Replicas of the metadata log in an answer to CHANGE_VOTERS: all voters and observers."""
 QUORUM_SEEDS_MAX: Final = 16
 """Controllers that a broker is told of in its configuration."""
 QUORUM_MESSAGES_MAX: Final = 64

@@ -43,6 +43,8 @@ class Member(NodeDriver):
         **config: Any,
     ) -> None:
         self._members = members
+        members.made += 1
+        self._salt = members.made
         self.addresses: dict[int, Address] = {}
         self.sent: list[SendToPeer] = []
         self.listens = False
@@ -78,7 +80,7 @@ class Member(NodeDriver):
         """A start that waits for others is over some time."""
 
     def _entropy(self, count: int) -> bytes:
-        return (next(self._random) + (self.config.node_id << 20)).to_bytes(count, "big")
+        return (next(self._random) + (self._salt << 20)).to_bytes(count, "big")
 
     def _perform(self, effects: list[Effect]) -> list[Effect]:
         for effect in super()._perform(effects):
@@ -100,7 +102,7 @@ class Members:
         self.by_id: dict[int, Member] = {}
         self.down: set[int] = set()
         self.cut: set[frozenset[int]] = set()
-        self.undelivered = 0
+        self.undelivered = self.made = 0
         self._correlation = 1 << 20
 
     def add(self, node_id: int, *, seeds: tuple[int, ...] = (), **config: Any) -> Member:

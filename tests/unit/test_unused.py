@@ -28,7 +28,6 @@ EXCEPTIONS: Final[dict[str, str]] = {
     **dict.fromkeys(
         [
             "broker/quiverlog/core/raft/raft.py:move_voter",
-            "broker/quiverlog/core/raft/raft.py:remove_voter",
         ],
         "administration of the quorum, which has no request yet",
     ),

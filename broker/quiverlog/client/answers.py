@@ -380,6 +380,7 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.DELETE_RECORDS: _check_delete_records,
     m.Api.EPOCH_END_OFFSETS: _check_epoch_end_offsets,
     m.Api.DESCRIBE_RANGES: _check_describe_ranges,
+    m.Api.CHANGE_VOTERS: lambda _request, _response, _body_bytes: None,  # Nothing is done with it.
 }
 assert _CHECKS.keys() == {spec.api for spec in APIS.values() if not spec.between_brokers}
 assert BATCH_ROWS_MAX < EPOCH_MAX

@@ -58,6 +58,7 @@ from quiverlog.node.purgatory import Waiter
 from quiverlog.node.quorum_requests import handle_quorum
 from quiverlog.node.replica_fetch import handle_replica_fetch
 from quiverlog.node.tasks import Call, Steps
+from quiverlog.node.voters import handle_change_voters
 from quiverlog.node.waiting_bytes import waiting_bytes
 from quiverlog.node.wide_produce import handle_produce
 from quiverlog.storage.disk import Disk
@@ -66,6 +67,7 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.quorum_messages import QuorumRequest
 from quiverlog.wire.registry import APIS
 from quiverlog.wire.replica_messages import AlterPartitionRequest, ReplicaFetchRequest
+from quiverlog.wire.voters_messages import ChangeVotersRequest
 
 __all__ = ["Node"]
 
@@ -130,6 +132,7 @@ class Node:
             m.DeleteRecordsRequest: offsets.handle_delete_records,
             m.EpochEndOffsetsRequest: offsets.handle_epoch_end_offsets,
             m.DescribeRangesRequest: offsets.handle_describe_ranges,
+            ChangeVotersRequest: handle_change_voters,
             AlterPartitionRequest: handle_alter_partition,
         }
         assert len(self._handlers) + len(self._steps_handlers) == len(APIS)

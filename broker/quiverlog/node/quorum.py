@@ -35,6 +35,7 @@ from quiverlog.core.raft.election import Role
 from quiverlog.core.raft.log import Place
 from quiverlog.core.raft.messages import Message, ProposalRefused, Refusal
 from quiverlog.errors import BrokerShuttingDown, NotController, ThrottledBroker
+from quiverlog.node.jobs import Then
 from quiverlog.node.quorum_door import contradiction
 from quiverlog.node.quorum_duties import NEVER, Duties
 from quiverlog.node.quorum_parts import InlineRunner, StateMachine
@@ -126,6 +127,12 @@ class Quorum(Duties):
             if refused.refusal in (Refusal.NOT_LEADER, Refusal.TRANSFERRING):
                 raise NotController from refused
             raise ThrottledBroker("too many decisions wait for the quorum.") from refused
+
+    def when_decided(self, place: Place, then: Then, now: Now) -> None:
+        """Call `then` when what was proposed there holds, or with NotController if it is lost."""
+        assert self._change is None, "one change of the voters at a time"
+        self._change = (place, then)
+        self.go_on(now)
 
     def step(self, message: Message, now: Now) -> None:
         """A message of another replica arrived."""

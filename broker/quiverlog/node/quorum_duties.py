@@ -15,13 +15,14 @@ from functools import partial
 from typing import Final
 
 from quiverlog.core.raft.election import Role
+from quiverlog.core.raft.log import Place
 from quiverlog.core.raft.messages import Entry, Message, RaftConfig, RandomSource, Voters
 from quiverlog.core.raft.outbox import Write
 from quiverlog.core.raft.raft import Raft, Ready
 from quiverlog.core.raft.snapshots import SnapshotRead
 from quiverlog.errors import NotController, QuiverlogError, StorageFault
 from quiverlog.node.decision import why
-from quiverlog.node.jobs import Urgency
+from quiverlog.node.jobs import Then, Urgency
 from quiverlog.node.quorum_parts import Runner, StateMachine, traceback_of
 from quiverlog.storage.quorum_items import Snapshot
 from quiverlog.storage.quorum_jobs import Chunk, SnapshotJob, WriteJob, Written
@@ -48,8 +49,8 @@ class Duties:
         seeds: node ids to ask for the log while it names no voters.
     """
 
-    __slots__ = ("_config", "_error", "_is_stopped", "_machine", "_pumping", "_random",
-                 "_report", "_restored", "_retry_us", "_runner", "_seeds", "_send",
+    __slots__ = ("_change", "_config", "_error", "_is_stopped", "_machine", "_pumping",
+                 "_random", "_report", "_restored", "_retry_us", "_runner", "_seeds", "_send",
                  "_snapshotting", "_starting", "_told_term", "_told_voters", "_voters_changed",
                  "_writing", "applied_index", "log", "next_us", "raft")  # fmt: skip
 
@@ -81,6 +82,7 @@ class Duties:
         self._told_term = 0  # The term in which the machine was told that it leads.
         self._starting = True
         self._is_stopped = False
+        self._change: tuple[Place, Then] | None = None  # Of the voters; who waits for it.
         self._pumping = False
         self._snapshotting = False
         self._writing: Write | None = None
@@ -176,6 +178,7 @@ class Duties:
         if self._told_term and not (leads and raft.term == self._told_term):
             self._told_term = 0
             self._machine.interrupted(NotController(), now)
+            self._lose_change(now)
         if leads and not self._told_term and (self.is_alone or self.knows_all):
             self._told_term = raft.term
             self._machine.leads(now)
@@ -191,6 +194,7 @@ class Duties:
             assert self._restored is not None
             assert self._restored.meta == ready.restore
             self._take_restored(now)
+            self._end_change(NotController(), now)
         for entry in ready.committed:
             self._apply(entry, now)
 
@@ -209,6 +213,24 @@ class Duties:
         assert entry.index == self.applied_index + 1, "entries are applied in order"
         self._machine.apply(entry, now)
         self.applied_index = entry.index
+        if self._change is not None and entry.index >= self._change[0].index:
+            is_it = (entry.index, entry.term) == (self._change[0].index, self._change[0].term)
+            self._end_change(None if is_it else NotController(), now)
+
+    def _end_change(self, error: BaseException | None, now: Now) -> None:
+        """What somebody waits for holds, or is lost (it may hold all the same)."""
+        change, self._change = self._change, None
+        if change is not None:
+            change[1](None, error, now)
+
+    def _lose_change(self, now: Now) -> None:
+        """This replica does not lead any more; what it knows to be committed will be applied."""
+        change = self._change
+        if change is not None:
+            log = self.raft.log
+            place = change[0]
+            if log.commit < place.index or not log.matches(place.index, place.term):
+                self._end_change(NotController(), now)
 
     # --- writing -------------------------------------------------------------------------------
     def _start_write(self, write: Write) -> None:
@@ -253,6 +275,7 @@ class Duties:
         self.next_us = self._retry_us
         self.go_on(now)
         self._machine.interrupted(error, now)
+        self._end_change(error, now)
 
     # --- snapshots -----------------------------------------------------------------------------
     def _snapshot_if_long(self, now: Now) -> None:

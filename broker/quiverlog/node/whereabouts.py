@@ -28,12 +28,12 @@ from quiverlog.errors import InvalidRequest
 from quiverlog.limits import RAFT_OBSERVERS_MAX
 from quiverlog.node.config import NodeConfig
 
-__all__ = ["Whereabouts"]
+__all__ = ["Said", "Whereabouts"]
 
 _HEARD_MAX: Final = RAFT_OBSERVERS_MAX
 
 
-class _Said(NamedTuple):
+class Said(NamedTuple):
     """What a replica has said of itself."""
 
     key: ReplicaKey
@@ -70,7 +70,7 @@ class Whereabouts:
         self._changed = changed
         self._voters: Voters = {}
         self._registered: Mapping[int, Address] = {}
-        self._heard: dict[int, _Said] = {}
+        self._heard: dict[int, Said] = {}
 
     def voters_changed(self, voters: Voters) -> None:
         """The metadata log names other voters, or other endpoints of them."""
@@ -105,7 +105,7 @@ class Whereabouts:
             raise InvalidRequest(f"the sender's endpoint {error}.") from None
         if key.node_id == self._node_id or not self._is_believed(key):
             return
-        said = _Said(key, address, is_controller)
+        said = Said(key, address, is_controller)
         if self._heard.get(key.node_id) != said:
             self._heard.pop(key.node_id, None)
             while len(self._heard) >= _HEARD_MAX:
@@ -116,6 +116,10 @@ class Whereabouts:
 
     def _is_believed(self, key: ReplicaKey) -> bool:
         return key in self._voters or all(key.node_id != one.node_id for one in self._voters)
+
+    def said_by(self, node_id: int) -> Said | None:
+        """What a node has said of itself since this process began."""
+        return self._heard.get(node_id)
 
     def known(self) -> dict[int, Address]:
         """Where each other node is, by all that is known."""

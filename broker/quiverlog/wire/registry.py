@@ -15,6 +15,7 @@ from quiverlog.limits import HEADER_BYTES_MAX
 from . import messages as m
 from . import quorum_messages as q
 from . import replica_messages as r
+from . import voters_messages as v
 
 __all__ = ["APIS", "ApiSpec", "api_ranges"]
 
@@ -74,6 +75,7 @@ APIS: dict[int, ApiSpec] = {
         _spec(m.DeleteRecordsRequest, m.DeleteRecordsResponse),
         _spec(m.EpochEndOffsetsRequest, m.EpochEndOffsetsResponse),
         _spec(m.DescribeRangesRequest, m.DescribeRangesResponse),
+        _spec(v.ChangeVotersRequest, v.ChangeVotersResponse),
         _spec(
             q.QuorumRequest,
             q.QuorumResponse,

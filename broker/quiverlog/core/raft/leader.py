@@ -34,7 +34,7 @@ __all__ = ["Leader"]
 class Leader:
     """See the module docstring."""
 
-    __slots__ = ("_log", "_membership", "_replication", "_sender", "_term")
+    __slots__ = ("_key", "_log", "_membership", "_replication", "_sender", "_term")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Leader:
         outbox: Outbox,
         now_us: int,
     ) -> None:
+        self._key = key
         self._term = term
         self._log = log
         self._membership = membership
@@ -68,9 +69,16 @@ class Leader:
         assert index == self._log.last_index
         return Place(index, self._term)
 
-    def add_voter(self, key: ReplicaKey, endpoint: str, now_us: int) -> Place:
+    @property
+    def match_indexes(self) -> dict[ReplicaKey, int]:
+        """See `Raft.match_indexes`."""
+        return {key: one.match for key, one in self._replication.progress.items()}
+
+    def add_voter(self, key: ReplicaKey, endpoint: str, own_endpoint: str, now_us: int) -> Place:
         """See `Raft.add_voter`."""
         voters = self._membership.with_voter(key, endpoint)
+        if own_endpoint and self._key in voters:
+            voters[self._key] = own_endpoint
         self._replication.check_caught_up(key, now_us)
         return self.propose_voters(voters, now_us)
 

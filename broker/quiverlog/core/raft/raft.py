@@ -142,6 +142,11 @@ class Raft:
         return self._membership.voters
 
     @property
+    def match_indexes(self) -> dict[ReplicaKey, int]:
+        """Where this leader knows others' logs to equal its own, durably."""
+        return {} if self._leader is None else self._leader.match_indexes
+
+    @property
     def log(self) -> LogView:
         """To look at only."""
         return self._log
@@ -289,9 +294,11 @@ class Raft:
         """
         return self._must_lead(now_us).propose(data, now_us)
 
-    def add_voter(self, key: ReplicaKey, endpoint: str, now_us: int) -> Place:
+    def add_voter(
+        self, key: ReplicaKey, endpoint: str, now_us: int, *, own_endpoint: str = ""
+    ) -> Place:
         """Propose one voter more: a replica that has observed and caught up."""
-        return self._must_lead(now_us).add_voter(key, endpoint, now_us)
+        return self._must_lead(now_us).add_voter(key, endpoint, own_endpoint, now_us)
 
     def remove_voter(self, key: ReplicaKey, now_us: int) -> Place:
         """Propose one voter less; it may be the leader itself."""

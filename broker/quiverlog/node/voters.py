@@ -1,0 +1,139 @@
+"""CHANGE_VOTERS: one voter more or less in the metadata quorum, or who they are.
+
+Owns what is asked before a change is proposed (which disk of a node is meant, may it vote, where is
+it), and the error of the table for each of the Raft's refusals. A change is answered when it is
+committed; one is under way at a time, which the Raft sees to.
+
+Must not know: how a change becomes durable, what else is decided.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from quiverlog.core.raft.log import Place
+from quiverlog.core.raft.messages import ProposalRefused, Refusal, ReplicaKey
+from quiverlog.errors import (
+    InvalidRequest,
+    InvalidVoterChange,
+    NotController,
+    QuiverlogError,
+    VoterChangePending,
+    VoterNotReady,
+)
+from quiverlog.limits import QUORUM_REPLICAS_SHOWN_MAX
+from quiverlog.node.broker import Broker
+from quiverlog.node.jobs import Then
+from quiverlog.node.tasks import Call, Steps
+from quiverlog.types import Now
+from quiverlog.wire.voters_messages import (
+    ChangeVotersRequest,
+    ChangeVotersResponse,
+    QuorumReplica,
+    VoterChange,
+)
+
+__all__ = ["handle_change_voters"]
+
+_KINDS: dict[Refusal, type[QuiverlogError]] = {
+    Refusal.NOT_LEADER: NotController,
+    Refusal.TRANSFERRING: NotController,
+    Refusal.NOTHING_COMMITTED_YET: VoterChangePending,
+    Refusal.CHANGE_PENDING: VoterChangePending,
+    Refusal.TOO_MUCH_UNCOMMITTED: VoterChangePending,
+    Refusal.NOT_CAUGHT_UP: VoterNotReady,
+    Refusal.TOO_LARGE: InvalidVoterChange,
+    Refusal.ALREADY_VOTER: InvalidVoterChange,
+    Refusal.NOT_VOTER: InvalidVoterChange,
+    Refusal.TOO_MANY_VOTERS: InvalidVoterChange,
+    Refusal.LAST_VOTER: InvalidVoterChange,
+}
+assert _KINDS.keys() == set(Refusal), "every refusal has its error"
+
+
+def handle_change_voters(broker: Broker, call: Call) -> Steps:
+    """Answer the quorum as it is when the change, if there is one, is committed."""
+    request = call.request
+    assert isinstance(request, ChangeVotersRequest)
+    if request.change not in set(VoterChange):
+        raise InvalidRequest(f"there is no change {request.change} of the voters.")
+    change, asked = VoterChange(request.change), ReplicaKey(request.node_id, request.directory_id)
+    if change is not VoterChange.NOTHING:
+        if not broker.quorum.check_leading(call.now):
+            raise NotController
+        key = _replica_of(broker, asked, change)
+        yield partial(_propose, broker, change, key, call.now)
+        done = "voter added" if change is VoterChange.ADD else "voter removed"
+        broker.outbox.log("info", done, node=key.node_id, directory=key.directory_id)
+    return describe(broker)
+
+
+def _replica_of(broker: Broker, asked: ReplicaKey, change: VoterChange) -> ReplicaKey:
+    """The replica that is meant: with an empty directory id, the only one of its node."""
+    voters = broker.quorum.raft.voters
+    if change is VoterChange.REMOVE:
+        known = {key for key in voters if key.node_id == asked.node_id}
+    else:
+        said = broker.whereabouts.said_by(asked.node_id)
+        known = set() if said is None else {said.key}
+        if any(key.node_id == asked.node_id for key in voters):
+            raise InvalidVoterChange(
+                f"node {asked.node_id}, or another disk of it, is a voter already."
+            )
+    found = [key for key in known if asked.directory_id in ("", key.directory_id)]
+    if not found:
+        which = f"node {asked.node_id}"
+        if asked.directory_id:
+            which += f" with the directory {asked.directory_id}"
+        if change is VoterChange.REMOVE:
+            raise InvalidVoterChange(f"{which} is no voter.")
+        raise VoterNotReady(f"{which} does not follow the metadata log of this controller.")
+    assert len(found) == 1, "two disks of one node are never known at once"
+    return found[0]
+
+
+def _propose(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now, then: Then) -> None:
+    """Propose it; `then` is called when it holds, or is lost."""
+    try:
+        place = _place(broker, change, key, now)
+    except ProposalRefused as refused:
+        raise _KINDS[refused.refusal](f"{refused.refusal.value}.") from refused
+    broker.quorum.when_decided(place, then, now)
+
+
+def _place(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now) -> Place:
+    raft = broker.quorum.raft
+    if change is VoterChange.REMOVE:
+        return raft.remove_voter(key, now.mono_us)
+    said = broker.whereabouts.said_by(key.node_id)
+    assert said is not None
+    if not said.is_controller:
+        raise InvalidVoterChange(f"node {key.node_id} does not have the role `controller`.")
+    # A quorum of one has written down no address of its own.
+    own = str(broker.config.endpoint)
+    return raft.add_voter(key, str(said.address), now.mono_us, own_endpoint=own)
+
+
+def describe(broker: Broker) -> ChangeVotersResponse:
+    """The quorum, as far as this node knows: a leader knows where each replica stands."""
+    raft = broker.quorum.raft
+    assert broker.quorum.log is not None
+    indexes = {broker.quorum.log.key: raft.log.durable_index, **raft.match_indexes}
+    voters = raft.voters
+    addresses = broker.whereabouts.known()
+    replicas = [
+        QuorumReplica(
+            key.node_id,
+            key.directory_id,
+            voters.get(key) or str(addresses.get(key.node_id, "")),
+            key in voters,
+            indexes.get(key, -1),
+        )
+        for key in sorted({*voters, *indexes})
+    ]
+    return ChangeVotersResponse(
+        leader_id=raft.leader.node_id if raft.leader is not None else -1,
+        term=raft.term,
+        committed_index=raft.log.commit,
+        replicas=replicas[:QUORUM_REPLICAS_SHOWN_MAX],
+    )

@@ -1,0 +1,59 @@
+"""The request about the voters of the metadata quorum: typed values, by the rules of `messages`.
+
+Must not know: what makes a change of the voters allowed (`core.raft`).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from quiverlog.limits import QUORUM_REPLICAS_SHOWN_MAX
+
+from .messages import Api, Int32, Part, Request, Response, UInt31
+from .quorum_messages import DirectoryId, Endpoint, UInt63
+
+__all__ = ["ChangeVotersRequest", "ChangeVotersResponse", "QuorumReplica", "VoterChange"]
+
+
+class VoterChange(enum.IntEnum):
+    """What is to be done."""
+
+    NOTHING = 0
+    ADD = 1
+    REMOVE = 2
+
+
+class ChangeVotersRequest(Request, array_like=True, gc=False):
+    """Adds a voter to the metadata quorum, removes one, or only asks who they are.
+
+    Whoever leads the quorum changes it; any broker says what it knows of it. A change is answered
+    when it is committed.
+    """
+
+    API: ClassVar[Api] = Api.CHANGE_VOTERS
+    change: UInt31 = 0
+    node_id: UInt31 = 0
+    directory_id: DirectoryId = ""
+
+
+class QuorumReplica(Part, array_like=True, gc=False):
+    """One replica of the metadata log."""
+
+    node_id: UInt31 = 0
+    directory_id: DirectoryId = ""
+    endpoint: Endpoint = ""
+    is_voter: bool = False
+    last_index: Annotated[int, Meta(ge=-1, le=2**63 - 1)] = -1
+
+
+class ChangeVotersResponse(Response, array_like=True, gc=False):
+    """The quorum as it is now, as far as this broker knows."""
+
+    API: ClassVar[Api] = Api.CHANGE_VOTERS
+    leader_id: Int32 = -1
+    term: UInt63 = 0
+    committed_index: UInt63 = 0
+    replicas: Annotated[list[QuorumReplica], Meta(max_length=QUORUM_REPLICAS_SHOWN_MAX)] = []
