@@ -267,7 +267,7 @@ class ClientConsumer(_ShippedClient):
                 batch = await consumer.poll(0.2)
                 if batch is None:
                     continue
-                if consumer._core._topic_id != topic.topic_id:
+                if consumer._core._fetches.topic_id != topic.topic_id:
                     return None  # The name belongs to another topic by now.
                 key = (topic.topic_id, batch.partition)
                 if key not in self.checker.partitions:
