@@ -74,3 +74,16 @@ def test_numpy_is_hidden_from_the_broker_alone() -> None:
         "from quiverlog.cli.broker import _import_server; _import_server()\n"
         "assert pyarrow.array([1]).to_numpy().sum() == 1"
     )
+
+
+def test_certificates_are_left_unread_by_that_one_import() -> None:
+    script = (
+        "import os, ssl\n"
+        "from quiverlog.server.http_import import http_server_class\n"
+        "os.environ['SSL_CERT_FILE'] = '/x'; http_server_class()\n"
+        "assert os.environ.pop('SSL_CERT_FILE') == '/x'; http_server_class()\n"
+        "assert 'SSL_CERT_FILE' not in os.environ\n"
+        "from aiohttp.connector import _SSL_CONTEXT_VERIFIED as contexts\n"
+        "assert contexts.cert_store_stats()['x509'] == 0\n"
+    )
+    assert "aiohttp" in loaded_by(script)

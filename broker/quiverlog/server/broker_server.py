@@ -28,6 +28,7 @@ from quiverlog.server.context import ConnectionContext
 from quiverlog.server.descriptors import DescriptorPlan, plan_descriptors, raise_file_limit
 from quiverlog.server.disk_watch import DiskLook, DiskWatch
 from quiverlog.server.http_guard import HttpLimits
+from quiverlog.server.http_import import http_server_class
 from quiverlog.server.listeners import Listeners, socket_address
 from quiverlog.server.logs import LogControl, Logger
 from quiverlog.server.memory import Holder, MemoryBudget
@@ -200,10 +201,7 @@ class BrokerServer:
         return [*self._connections.by_id.values(), *peers]
 
     async def _start_http(self, sock: socket.socket) -> None:
-        # Without the port, a start is spared the library, a quarter of all that it imports.
-        from quiverlog.server.http import HttpServer
-
-        self._http = HttpServer(
+        self._http = http_server_class()(
             render_metrics=self._render_metrics,
             not_ready=lambda: self._state,
             limits=self._http_limits,
