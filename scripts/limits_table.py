@@ -23,6 +23,10 @@ LIMITS: Final[dict[str, tuple[str, str]]] = {
     "QUORUM_VOTERS_MAX": ("voters of a snapshot in a QUORUM", "CORRUPT_FRAME"),
     "REPLICA_FETCH_ENTRIES_MAX": ("partitions in a REPLICA_FETCH", "INVALID_REQUEST"),
     "ALTER_PARTITION_ENTRIES_MAX": ("partitions in an ALTER_PARTITION", "CORRUPT_FRAME"),
+    "BROKER_LISTENERS_MAX": ("listeners in a REGISTER_BROKER", "CORRUPT_FRAME"),
+    "BROKERS_MAX": ("brokers of a cluster", "POLICY_VIOLATION"),
+    "HOST_CHARS_MAX": ("characters of a host name in a REGISTER_BROKER", "CORRUPT_FRAME"),
+    "RACK_CHARS_MAX": ("characters of a rack", "CORRUPT_FRAME"),
     "TOPICS_PER_REQUEST_MAX": ("topics in a request", "CORRUPT_FRAME or INVALID_REQUEST"),
     "CONFIGS_PER_REQUEST_MAX": (
         "settings, settings to reset, names of key columns or replicas in a list of a request",

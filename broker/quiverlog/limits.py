@@ -205,8 +205,13 @@ BROKER_SUSPECT_MS: Final = 100
 """Who seems silent is fenced when the controller has looked at its sockets for so long again."""
 BROKER_SUSPICIONS_MAX: Final = 5
 """A controller that is late so often in a row believes its clock."""
+BROKER_RETRY_MS: Final = 100
+"""A broker that could not tell the controller something tries again after so long."""
+BROKER_STOP_MS_MAX: Final = 10_000
+"""A broker that stops waits so long at most until others have taken over what it leads."""
 BROKER_LISTENERS_MAX: Final = 16
 """Named addresses of one broker."""
+LISTENER_NAME_CHARS_MAX: Final = 31
 HOST_CHARS_MAX: Final = 255
 RACK_CHARS_MAX: Final = 255
 

@@ -149,6 +149,8 @@ class Host:
             node_id=self.node_id,
             cluster_id=self.cluster_id,
             disk_reserve_bytes=0,
+            # Where two nodes are each a quorum of its own, neither hears the other's heartbeats.
+            broker_session_ms=10**9,
             retention_check_ms=self.world.scenario.retention_check_ms,
             topic_defaults={},
             advertised_host=self.name,

@@ -16,7 +16,7 @@ from quiverlog.core.raft.messages import ReplicaKey
 from quiverlog.errors import PeerUnreachable
 from quiverlog.node.admission import Phase
 from quiverlog.node.effects import NO_TOKEN, Effect, ListenToBrokers, PeerAddresses, SendToPeer
-from quiverlog.node.events import PeerClosed, RequestReceived, ResponseReceived, Tick
+from quiverlog.node.events import PeerClosed, RequestReceived, ResponseReceived, Shutdown, Tick
 from quiverlog.node.quorum import Quorum
 from quiverlog.storage.disk import Disk
 from quiverlog.storage.posix import PosixDisk
@@ -76,6 +76,12 @@ class Member(NodeDriver):
     def version(self) -> int:
         return self.node.broker.metadata.image.version
 
+    def stop(self) -> None:
+        """Stop in order, with whatever others have to do for that."""
+        self.send(Shutdown())
+        self._members.run_until(lambda: self.shut_down, 15_000)
+        assert not self.jobs
+
     def _greet(self) -> None:
         """A start that waits for others is over some time."""
 
@@ -103,6 +109,7 @@ class Members:
         self.down: set[int] = set()
         self.cut: set[frozenset[int]] = set()
         self.undelivered = self.made = 0
+        self.asked: list[tuple[Member, SendToPeer, Member, int]] = []
         self._correlation = 1 << 20
 
     def add(self, node_id: int, *, seeds: tuple[int, ...] = (), **config: Any) -> Member:
@@ -118,9 +125,11 @@ class Members:
     # --- the way -------------------------------------------------------------------------------
     def deliver(self) -> None:
         """All that is under way, and all that comes of it."""
+        self._answer()
         while self.wire:
             source, effect = self.wire.popleft()
             self._deliver(source, effect)
+            self._answer()
 
     def _deliver(self, source: Member, effect: SendToPeer) -> None:
         target_id = effect.peer.node_id
@@ -148,11 +157,20 @@ class Members:
         if connection not in target.node.broker.clients.accounts:
             target.call(m.HelloRequest(client_id="peer"), connection=connection)
         target.send(RequestReceived(connection, request, memoryview(bytearray(body))))
-        answer = target.answer(number)
-        if answer is not None and effect.token != NO_TOKEN:
-            source.send(
-                ResponseReceived(effect.peer, effect.token, answer[0], memoryview(answer[1]))
-            )
+        if effect.token != NO_TOKEN:
+            self.asked.append((source, effect, target, number))
+
+    def _answer(self) -> None:
+        """Whoever was asked may have answered meanwhile."""
+        asked, self.asked = self.asked, []
+        for source, effect, target, number in asked:
+            answer = target.answer(number)
+            if answer is None:
+                self.asked.append((source, effect, target, number))
+            else:
+                source.send(
+                    ResponseReceived(effect.peer, effect.token, answer[0], memoryview(answer[1]))
+                )
 
     # --- time ----------------------------------------------------------------------------------
     @property

@@ -56,6 +56,8 @@ def test_the_json_says_what_the_classes_say() -> None:
     names = {part["name"] for part in (*document["parts"], *document["unions"])}
     assert {a["name"] for a in document["apis"] if a["between_brokers"]} == {
         "QUORUM",
+        "REGISTER_BROKER",
+        "BROKER_HEARTBEAT",
         "REPLICA_FETCH",
         "ALTER_PARTITION",
     }

@@ -15,6 +15,7 @@ from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.partition.partition import Assigned
 from quiverlog.node.events import RequestReceived
+from quiverlog.wire import broker_messages as b
 from quiverlog.wire import messages as m
 from quiverlog.wire import quorum_messages as q
 from quiverlog.wire import replica_messages as r
@@ -98,6 +99,21 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
             ),
             b"",
         ),
+        (
+            ask(
+                b.RegisterBrokerRequest,
+                CLUSTER,
+                4,
+                b"i" * 16,
+                "d",
+                b"c" * 16,
+                "h",
+                1,
+                "r",
+                [b.RegisteredListener("default", "h", 1)],
+            ),
+            b"",
+        ),
         (ask(m.ListOffsetsRequest, 1, -1, 0, [m.ListOffsetsPartition(topic, 0, 0, -1, 0)]), b""),
         (ask(m.InitProducerIdRequest, "", -1, -1), b""),
         (ask(m.CreateTopicsRequest, [m.NewTopic("u", serialize_schema(SCHEMA))], True), b""),
@@ -110,6 +126,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(m.DeleteTopicsRequest, ["t"]), b""),
         (ask(v.ChangeVotersRequest, 0, 0, ""), b""),
         (ask(q.QuorumRequest, CLUSTER, 1, "d", 0, QUORUM_MESSAGES), b"dataxyz"),
+        (ask(b.BrokerHeartbeatRequest, CLUSTER, 0, 2, 9, True), b""),
     ]
 
 

@@ -37,9 +37,9 @@ EXCEPTIONS: Final[dict[str, str]] = {
     ),
     **dict.fromkeys(
         [
-            "broker/quiverlog/core/controller/registrations.py:Registrations",
+            "broker/quiverlog/node/registration.py:may_lead",
         ],
-        "the controller's side of registrations, whose requests come next",
+        "leaders of replicated topics will ask it before they acknowledge",
     ),
     **dict.fromkeys(
         [

@@ -37,6 +37,7 @@ from quiverlog.node.in_sync_changes import InSyncChanges
 from quiverlog.node.in_sync_decisions import InSyncDecisions
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.lookup import Lookup
+from quiverlog.node.membership import Membership
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.offline_replicas import OfflineReplicas
@@ -65,6 +66,7 @@ from quiverlog.storage.disk import Disk
 from quiverlog.types import Now, TopicPartition
 from quiverlog.wire import messages as m
 from quiverlog.wire.registry import APIS
+from quiverlog.wire.replica_messages import AlterPartitionRequest
 
 __all__ = ["Broker"]
 
@@ -91,6 +93,7 @@ class Broker:
         "in_sync_decisions",
         "jobs",
         "lookup",
+        "membership",
         "metadata",
         "metrics",
         "offline_replicas",
@@ -163,6 +166,7 @@ class Broker:
         self.metadata = self._make_metadata()
         self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
         self.elections = self._make_elections()
+        self.membership = self._make_membership()
         self.producer_ids = ProducerIds(self.metadata)
         self.clock = Clock(jobs, outbox)
         self.retention = Retention(
@@ -271,7 +275,7 @@ class Broker:
             self.config.node_id,
             lambda: self.registered.own_epoch,
             self.registered,
-            lambda request, then, now: self.in_sync_decisions.decide(request, then, now),
+            lambda request, then, now: self.membership.controller.ask(request, then, now),
             self.wakeups,
             self.outbox,
         )
@@ -281,7 +285,7 @@ class Broker:
             self.config.node_id,
             lambda: self.registered.own_epoch,
             lambda: self.metadata.image,
-            lambda request, then, now: self.in_sync_decisions.decide(request, then, now),
+            lambda request, then, now: self.membership.controller.ask(request, then, now),
             self.outbox,
         )
 
@@ -296,6 +300,21 @@ class Broker:
         """A read has met damage: where others have the rows, they lead."""
         if len(replica.topic.partitions[replica.name.partition].replicas) > 1:
             self.flushes.declare_fault(replica, f"rows are damaged: {why}")
+
+    def _make_membership(self) -> Membership:
+        return Membership(
+            self.config,
+            self.quorum,
+            self.metadata,
+            self.peers,
+            self.outbox,
+            lambda: self.directory,
+            {AlterPartitionRequest: self._decide_in_sync},
+        )
+
+    def _decide_in_sync(self, request: m.Request, then: Then, now: Now) -> None:
+        assert isinstance(request, AlterPartitionRequest)
+        self.in_sync_decisions.decide(request, then, now)
 
     def _moved(self, watched: Watched) -> None:
         """A partition has moved: who copies it, or from whom it is copied, is to know."""
@@ -324,6 +343,7 @@ class Broker:
             if isinstance(record, ProducerIdBlockRecord):
                 self.producer_ids.block_added(record)
             elif isinstance(record, BrokerRecord | BrokerChangeRecord):
+                self.membership.registration.changed()
                 self.in_sync_changes.look_at(self.replicas.values())
         if any(isinstance(record, BrokerRecord) for record in records):
             self.whereabouts.brokers_changed(self.metadata.image.brokers.values())
@@ -360,6 +380,12 @@ class Broker:
         assert bool(directories) == bool(topic_names)
         self.assignment.check_free(directories, topic_names)
         self.metadata.propose(records, now, then, directories)
+
+    def forget_connection(self, connection_id: int) -> None:
+        """A connection is gone: what it has asked for is dropped."""
+        self.clients.forget(connection_id)
+        self.tasks.forget(connection_id)
+        self.purgatory.forget(connection_id)
 
     # --- failing -------------------------------------------------------------------------------
     def fail(self, connection_id: int, request: m.Request, error: QuiverlogError) -> None:

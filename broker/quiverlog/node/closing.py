@@ -131,6 +131,7 @@ class Closing:
         broker.assignment.stop(now)
         broker.retention.stop()
         broker.removal.stop()
+        broker.membership.stop()
         broker.peers.stop(now)
         broker.copied_starts.stop(now)
         broker.quorum.hand_over(now)

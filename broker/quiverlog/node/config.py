@@ -8,6 +8,7 @@ from typing import Final
 
 from quiverlog.addresses import Address
 from quiverlog.limits import (
+    BROKER_SESSION_MS_DEFAULT,
     DISK_RESERVE_BYTES_DEFAULT,
     FETCH_BYTES_DEFAULT,
     FRAME_BYTES_MAX,
@@ -44,6 +45,8 @@ class NodeConfig:
     inter_broker_listener: str = LISTENER_DEFAULT
     """Where brokers speak among themselves: no other listener serves the APIs between brokers."""
     rack: str = ""
+    broker_session_ms: int = BROKER_SESSION_MS_DEFAULT
+    """A broker that was silent for so long is fenced; the controller's counts."""
     roles: tuple[str, ...] = (ROLE_BROKER, ROLE_CONTROLLER)
     controllers: Mapping[int, Address] = field(default_factory=dict)
     """Whom to ask for the metadata, by node id. A new data directory of a broker that knows any

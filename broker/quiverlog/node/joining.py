@@ -2,7 +2,8 @@
 
 Owns what happens between JOINING and STARTING. This node's replica of the metadata log votes, leads
 and follows from the first moment, for others may wait for it; clients are not served, and no
-partition is opened, before all is applied that was decided before the present leader was elected.
+partition is opened, before all is applied that was decided before the present leader was elected,
+and this life of the broker is registered: what an earlier one has led is not its own to lead.
 
 Must not know: who leads, how partitions are opened (lifecycle.py).
 """
@@ -58,6 +59,7 @@ class Joining:
         broker.outbox.log("info", "waiting for the metadata of the cluster", asks=asks or "nobody")
         broker.outbox.emit(ListenToBrokers())
         broker.quorum.follow(now)
+        broker.membership.begin(now)
 
     def run(self, now: Now) -> None:
         """Go on, if the metadata is there."""
@@ -65,6 +67,8 @@ class Joining:
         assert broker.admission.phase is Phase.JOINING
         if self._is_looking or not broker.quorum.knows_all:
             return
+        if not broker.membership.registration.is_registered:
+            return  # What an earlier life led may be led by others when it is.
         if broker.metadata.image.version != broker.quorum.applied_index:
             return  # A snapshot is being made of it, and what came since waits.
         if self.next_us is not None and now.mono_us < self.next_us:

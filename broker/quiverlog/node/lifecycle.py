@@ -172,6 +172,7 @@ def run_if_started(broker: Broker, now: Now) -> None:
     assert not broker.tasks.live, "nobody is served before the start is complete"
     broker.admission.enter(Phase.RUNNING)
     broker.retention.start(now)
+    broker.membership.serve(now)
     broker.outbox.log(
         "info",
         "started",

@@ -32,6 +32,7 @@ from quiverlog.node import describe, lifecycle, offsets, topics
 from quiverlog.node.admission import Phase
 from quiverlog.node.alter_partition import handle_alter_partition
 from quiverlog.node.broker import Broker
+from quiverlog.node.broker_requests import handle_broker_heartbeat, handle_register_broker
 from quiverlog.node.closing import Closing
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import Effect
@@ -64,6 +65,7 @@ from quiverlog.node.wide_produce import handle_produce
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
+from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
 from quiverlog.wire.registry import APIS
 from quiverlog.wire.replica_messages import AlterPartitionRequest, ReplicaFetchRequest
@@ -79,7 +81,9 @@ _PROTOCOL_ERRORS: Final = (
 # Looking a member up in its enum costs more than the comparison.
 _RUNNING: Final = Phase.RUNNING
 _STARTING: Final = Phase.STARTING
-_SERVED_ALWAYS: Final = frozenset((m.HelloRequest, QuorumRequest))
+_SERVED_ALWAYS: Final = frozenset(
+    (m.HelloRequest, QuorumRequest, RegisterBrokerRequest, BrokerHeartbeatRequest)
+)
 """What other brokers may wait for before this one serves clients, and while it stops."""
 _AT_ONCE_US: Final = 0
 """A deadline that has passed."""
@@ -119,6 +123,8 @@ class Node:
             m.ListOffsetsRequest: handle_list_offsets,
             QuorumRequest: handle_quorum,
             ReplicaFetchRequest: handle_replica_fetch,
+            RegisterBrokerRequest: handle_register_broker,
+            BrokerHeartbeatRequest: handle_broker_heartbeat,
         }
         # Answered in steps.
         self._steps_handlers: dict[type[m.Request], _StepsHandler] = {
@@ -201,6 +207,9 @@ class Node:
             due_us = self._joining.next_us
             if due_us is not None and due_us < earliest:
                 earliest = due_us
+            due_us = broker.membership.next_us()
+            if due_us is not None and due_us < earliest:
+                earliest = due_us
             phase = broker.admission.phase
             if phase is _RUNNING or phase is _STARTING:
                 due_us = broker.assignment.next_us(starting=phase is _STARTING)
@@ -280,7 +289,7 @@ class Node:
             case ConnectionOpened():
                 broker.clients.opened(event.connection_id, event.peer, event.listener)
             case ConnectionClosed():
-                _forget_connection(broker, event.connection_id)
+                broker.forget_connection(event.connection_id)
             case RequestsEnded():
                 self._expire(broker.purgatory.of_connection(event.connection_id), now)
             case ResponseReceived():
@@ -298,7 +307,8 @@ class Node:
                 else:
                     broker.admission.directory_lost()
             case Shutdown():
-                self._closing.begin(now)
+                if not broker.membership.registration.leave(now):
+                    self._closing.begin(now)
 
     def _tick(self, now: Now) -> None:
         broker = self.broker
@@ -306,6 +316,9 @@ class Node:
         self._guarded(broker.peers.expire, now)
         self._guarded(broker.flushes.run, now)
         self._guarded(broker.quorum.tick, now)
+        self._guarded(broker.membership.tick, now)
+        if broker.membership.registration.has_left(now):
+            self._closing.begin(now)
         if broker.admission.phase is Phase.RUNNING:
             self._guarded(broker.retention.run, now)
             self._guarded(broker.elections.run, now)
@@ -381,9 +394,3 @@ class Node:
         if not waiters:
             broker.outbox.internal_error(request.API.name, error)
             self._fail(event, QuiverlogError())
-
-
-def _forget_connection(broker: Broker, connection_id: int) -> None:
-    broker.clients.forget(connection_id)
-    broker.tasks.forget(connection_id)
-    broker.purgatory.forget(connection_id)

@@ -96,6 +96,11 @@ class Quorum(Duties):
         """True from `leads` to `interrupted`."""
         return self._told_term != 0
 
+    @property
+    def leading_term(self) -> int:
+        """The term in which this node decides; 0 while it does not."""
+        return self._told_term
+
     def check_leading(self, now: Now) -> bool:
         """True: propose; False: wait for `leads`, or for `interrupted`.
 

@@ -67,6 +67,7 @@ class BrokerConfig:
     rack: str
     process_roles: tuple[str, ...]
     controller_quorum_bootstrap_servers: Mapping[int, Address]
+    broker_session_ms: int
     connections_max: int
     connections_idle_ms: int
     connections_frame_timeout_ms: int

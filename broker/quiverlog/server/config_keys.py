@@ -105,6 +105,17 @@ _KEYS: Final = (
         label="id@host:port,...",
     ),
     Setting(
+        "broker.session.ms",
+        _INT,
+        limits.BROKER_SESSION_MS_DEFAULT,
+        "A broker of a cluster that the controller has not heard for so long is fenced: others take"
+        " over what it leads. The controller's setting counts. Less makes failover faster, and a"
+        " broker that stands still for a moment more likely to be taken for dead.",
+        unit="ms",
+        minimum=500,
+        maximum=600_000,
+    ),
+    Setting(
         "connections.max",
         _INT,
         limits.CONNECTIONS_MAX,

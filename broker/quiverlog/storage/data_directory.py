@@ -59,6 +59,7 @@ _UNFINISHED: Final = (
 class DataDirectory(PartitionDirectories):
     """See the module docstring. `incarnation` is new at every start.
 
+    `clean_incarnation`: of the life before this one, if it ended cleanly.
     `metadata_bytes`: length of the metadata log at the last clean stop; 0 when that is not known.
     `written`: the partitions that had rows at that stop, by name, so that they have files; and
     which rows, if the mark tells. Whoever opens a log takes it out: from then on the log knows.
@@ -68,6 +69,7 @@ class DataDirectory(PartitionDirectories):
     __slots__ = (
         "_lock",
         "clean",
+        "clean_incarnation",
         "cluster_id",
         "directory_id",
         "incarnation",
@@ -95,6 +97,7 @@ class DataDirectory(PartitionDirectories):
         self.directory_id = node.directory_id
         self.incarnation = incarnation
         self.clean = False
+        self.clean_incarnation = b""
         self.metadata_bytes = 0
         self.written: dict[str, Bounds | None] = {}
 
@@ -139,7 +142,8 @@ class DataDirectory(PartitionDirectories):
                 directory._use_or_make_reserve()
                 directory.directory_id = identify(disk, path, node, entropy)
                 # Last: of a start that fails before this the next one is to know as much.
-                directory.metadata_bytes, directory.written = _consume_clean_mark(disk, path)
+                mark = _consume_clean_mark(disk, path)
+                directory.metadata_bytes, directory.written, directory.clean_incarnation = mark
             except BaseException:
                 lock.release()
                 raise
@@ -272,18 +276,21 @@ class DataDirectory(PartitionDirectories):
             self._disk.write_file_atomic(path, mark)
 
 
-def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds | None]]:
-    """(length of the metadata log, partitions with rows) at the last stop; 0 if it was not clean.
+def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds | None], bytes]:
+    """(length of the metadata log, partitions with rows, incarnation) at the last stop.
+
+    The length is 0 if it was not clean.
 
     The mark is gone, durably, before anything is written that it speaks of.
     """
     mark = f"{path}/clean-shutdown"
     if not disk.exists(mark):
-        return 0, {}
+        return 0, {}, b""
+    incarnation = b""
     written: dict[str, Bounds | None] = {}
     try:
         payload = unpack_file(mark, disk.read_file(mark), _CLEAN_MAGIC, _CLEAN_VERSION)
-        metadata_bytes = int(_CLEAN.unpack_from(payload)[1])
+        incarnation, metadata_bytes = _CLEAN.unpack_from(payload)
         for line in payload[_CLEAN.size :].decode().splitlines():
             name, *offsets = line.split(" ")
             written[name] = Bounds(*map(int, offsets)) if offsets else None
@@ -296,4 +303,4 @@ def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds | 
     disk.remove(mark)
     disk.sync_dir(path)
     assert metadata_bytes >= 0
-    return (metadata_bytes, written) if metadata_bytes else (0, {})
+    return (metadata_bytes, written, incarnation) if metadata_bytes else (0, {}, b"")

@@ -12,6 +12,7 @@ import msgspec
 
 from quiverlog.limits import HEADER_BYTES_MAX
 
+from . import broker_messages as b
 from . import messages as m
 from . import quorum_messages as q
 from . import replica_messages as r
@@ -82,6 +83,13 @@ APIS: dict[int, ApiSpec] = {
             between_brokers=True,
             request_containers_max=q.QUORUM_CONTAINERS_MAX,
         ),
+        _spec(
+            b.RegisterBrokerRequest,
+            b.RegisterBrokerResponse,
+            between_brokers=True,
+            request_containers_max=b.REGISTER_CONTAINERS_MAX,
+        ),
+        _spec(b.BrokerHeartbeatRequest, b.BrokerHeartbeatResponse, between_brokers=True),
         _spec(r.ReplicaFetchRequest, r.ReplicaFetchResponse, between_brokers=True),
         _spec(
             r.AlterPartitionRequest,

@@ -68,6 +68,10 @@ class Sessions:
         self._sessions.pop(node_id, None)
         assert node_id not in self._sessions
 
+    def has(self, node_id: int) -> bool:
+        """True while its silence would be noticed."""
+        return node_id in self._sessions
+
     def version_of(self, node_id: int) -> int:
         """What it has said of its metadata; UNKNOWN_VERSION while it has said nothing."""
         session = self._sessions.get(node_id)

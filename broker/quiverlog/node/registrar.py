@@ -1,0 +1,235 @@
+"""The controller's side of registrations: hosts the decisions of core.controller.registrations.
+
+Owns when these are asked: by a broker's request, and when somebody may have been silent for long.
+What they answer is proposed like every decision; a broker that registers is answered when that is
+decided. Before this node leads, and after it has, everything here is refused.
+
+A single broker has nobody to wait for: it is asked nothing, and has no deadline.
+
+Must not know: how requests travel, what a broker does when it is told that it is fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from quiverlog.core.controller.records import BrokerChangeRecord, BrokerRecord, Record
+from quiverlog.core.controller.registrations import Heartbeat, Registrations
+from quiverlog.errors import InvalidRequest, NotController, QuiverlogError, ThrottledBroker
+from quiverlog.node.config import LISTENER_DEFAULT, NodeConfig
+from quiverlog.node.jobs import Then
+from quiverlog.node.metadata import Metadata
+from quiverlog.node.outbox import Outbox
+from quiverlog.node.quorum import Quorum
+from quiverlog.types import Now
+from quiverlog.wire.broker_messages import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+)
+
+__all__ = ["Registrar"]
+
+_ENTRY_RECORDS: Final = 5_000
+"""Of one entry: what follows from a broker that has more partitions takes several."""
+_INCARNATION_BYTES: Final = 16
+
+
+class Registrar:
+    """See the module docstring.
+
+    Args:
+        incarnation: of this life of this node.
+        controller_heard_us: which other node decided last, and when it last answered this one.
+    """
+
+    __slots__ = (
+        "_config",
+        "_due_us",
+        "_heard",
+        "_incarnation",
+        "_machine",
+        "_metadata",
+        "_outbox",
+        "_quorum",
+        "_term",
+    )
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        quorum: Quorum,
+        metadata: Metadata,
+        outbox: Outbox,
+        incarnation: Callable[[], bytes],
+        controller_heard_us: Callable[[], dict[int, int]],
+    ) -> None:
+        self._config = config
+        self._quorum = quorum
+        self._metadata = metadata
+        self._outbox = outbox
+        self._incarnation = incarnation
+        self._heard = controller_heard_us
+        self._machine: Registrations | None = None
+        self._term = 0  # In which the machine has begun to decide; 0: it has not.
+        self._due_us: int | None = None
+
+    # --- when ----------------------------------------------------------------------------------
+    def next_us(self) -> int | None:
+        """When `tick` is to be called at the latest; 0: at once; None: when something happens."""
+        return self._due_us if self._quorum.leading_term == self._term else 0
+
+    def tick(self, now: Now) -> None:
+        """Begin or end to decide with the quorum; fence whoever was silent."""
+        machine = self._follow_quorum(now)
+        if machine is None:
+            return
+        if self._due_us is not None and now.mono_us >= self._due_us:
+            while records := machine.silent(self._metadata.pending, now.mono_us):
+                change = records[0]
+                assert isinstance(change, BrokerChangeRecord)
+                self._outbox.log("warning", "broker fenced", node=change.node_id, why="silent")
+                self._propose(records, now)
+        self._due_us = machine.sessions.next_us()
+
+    def _follow_quorum(self, now: Now) -> Registrations | None:
+        """The machine, while this node decides."""
+        term = self._quorum.leading_term
+        if term != self._term:
+            if self._machine is None:
+                session_us = self._config.broker_session_ms * 1000
+                node_id, incarnation = self._config.node_id, self._incarnation()
+                self._machine = Registrations(node_id, incarnation, session_us)
+            self._machine.end()
+            self._due_us = None
+            if term:
+                self._machine.begin(self._metadata.image, now.mono_us, self._heard())
+                self._due_us = self._machine.sessions.next_us()
+            self._term = term
+        assert self._term == self._quorum.leading_term
+        return self._machine if term else None
+
+    def _deciding(self, now: Now) -> Registrations:
+        machine = self._follow_quorum(now)
+        if machine is None:
+            raise NotController
+        return machine
+
+    # --- requests ------------------------------------------------------------------------------
+    def register(self, request: RegisterBrokerRequest, then: Then, now: Now) -> None:
+        """`then` gets the response when the registration is decided.
+
+        Raises:
+            NotController, InvalidRequest, DuplicateNodeId, PolicyViolation.
+        """
+        machine = self._deciding(now)
+        assert self._quorum.is_leading
+        newcomer = _newcomer(request)
+        clean, pending = request.clean_incarnation, self._metadata.pending
+        records = machine.register(pending, newcomer, clean, now.mono_us)
+        self._due_us = machine.sessions.next_us()
+
+        def decided(_image: object, error: BaseException | None, now: Now) -> None:
+            broker = self._metadata.image.brokers.get(newcomer.node_id)
+            if error is not None:
+                then(None, error, now)
+            elif broker is None or broker.incarnation != newcomer.incarnation:
+                then(None, ThrottledBroker("the registration was not decided."), now)
+            else:
+                session_ms = self._config.broker_session_ms
+                then(
+                    RegisterBrokerResponse(broker_epoch=broker.broker_epoch, session_ms=session_ms),
+                    None,
+                    now,
+                )
+
+        if records:
+            self._outbox.log("info", "broker registers", node=newcomer.node_id, host=newcomer.host)
+            self._propose(records, now, decided)
+        else:
+            self._metadata.after_pending(now)(decided)
+
+    def heartbeat(self, request: BrokerHeartbeatRequest, then: Then, now: Now) -> None:
+        """`then` gets the response at once. Raises what `beat` raises."""
+        then(self.beat(request, now), None, now)
+
+    def beat(self, request: BrokerHeartbeatRequest, now: Now) -> BrokerHeartbeatResponse:
+        """A broker is alive. What follows from that is proposed.
+
+        Raises:
+            NotController, StaleBrokerEpoch.
+        """
+        machine = self._deciding(now)
+        version = min(request.metadata_version, self._metadata.image.version)
+        beat = Heartbeat(request.node_id, request.broker_epoch, version, request.wants_to_stop)
+        metadata = self._metadata
+        verdict = machine.heartbeat(metadata.image, metadata.pending, beat, now.mono_us)
+        if self._due_us is None:
+            self._due_us = machine.sessions.next_us()
+        if verdict.records:
+            self._tell(verdict.records[0])
+            self._propose(verdict.records, now)
+        return BrokerHeartbeatResponse(
+            is_caught_up=verdict.is_caught_up,
+            is_fenced=verdict.is_fenced,
+            may_stop=verdict.may_stop,
+            session_ms=self._config.broker_session_ms,
+        )
+
+    # --- parts ---------------------------------------------------------------------------------
+    def _tell(self, change: Record) -> None:
+        assert isinstance(change, BrokerChangeRecord)
+        assert change.fenced is not None or change.in_shutdown is not None
+        if change.in_shutdown:
+            self._outbox.log("info", "broker stops", node=change.node_id)
+        elif change.fenced:
+            self._outbox.log("info", "broker fenced", node=change.node_id, why="it has stopped")
+        else:
+            self._outbox.log("info", "broker unfenced", node=change.node_id)
+
+    def _propose(self, records: list[Record], now: Now, then: Then | None = None) -> None:
+        """One entry, unless that would be too large: then what is said of the broker is first."""
+        assert records
+        parts = [records[at : at + _ENTRY_RECORDS] for at in range(0, len(records), _ENTRY_RECORDS)]
+        for number, part in enumerate(parts, start=1):
+            is_last = number == len(parts)
+            try:
+                self._metadata.propose(part, now, then if then and is_last else self._proposed)
+            except QuiverlogError as error:
+                self._outbox.log("error", "a decision about a broker is refused", why=str(error))
+                raise
+
+    def _proposed(self, _image: object, error: BaseException | None, now: Now) -> None:
+        """Nobody waits for it. What failed is looked at again: by the next heartbeat or silence."""
+        if error is not None and self._machine is not None and self._term:
+            # Whoever is not fenced, and has no session, would never be.
+            known = self._machine.sessions
+            for broker in self._metadata.image.live_brokers():
+                if broker.node_id != self._config.node_id and not known.has(broker.node_id):
+                    known.heard(broker.node_id, now.mono_us)
+            self._due_us = known.next_us()
+
+
+def _newcomer(request: RegisterBrokerRequest) -> BrokerRecord:
+    """Raises InvalidRequest."""
+    if len(request.incarnation) != _INCARNATION_BYTES:
+        raise InvalidRequest(f"an incarnation has {_INCARNATION_BYTES} bytes.")
+    if not request.directory_id:
+        raise InvalidRequest("a registration names its data directory.")
+    assert request.node_id >= 0
+    names = [one.name for one in request.listeners]
+    if LISTENER_DEFAULT not in names or len(set(names)) != len(names):
+        raise InvalidRequest(f"a broker has a listener {LISTENER_DEFAULT!r}, and each name once.")
+    if not request.host or any(not one.host or not one.name for one in request.listeners):
+        raise InvalidRequest("each listener has a name and a host.")
+    return BrokerRecord(
+        request.node_id,
+        request.incarnation,
+        request.host,
+        request.port,
+        request.rack,
+        tuple((one.name, one.host, one.port) for one in request.listeners),
+        directory_id=request.directory_id,
+    )

@@ -1,0 +1,284 @@
+"""This broker's own registration: registers, heartbeats, and learns whether it may lead.
+
+Owns when the controller is told what, and how long a leader may go on without hearing from it. A
+broker that is the controller, registered and not fenced, says nothing to anybody: it has no timer.
+
+```
+ serving ──▶ registering ──decided──▶ heartbeats ──told to stop──▶ leaving ──▶ may stop
+                                          │
+                                          └── another life of this node id has registered: over
+```
+
+A leader that has not been answered for a session must take itself for fenced. Its session begins
+when a heartbeat is sent, the controller's when it arrives, so the leader stops first.
+
+Must not know: what follows from fencing, who reads `may_lead`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.records import UNKNOWN_BROKER_EPOCH
+from quiverlog.errors import NotController, PeerUnreachable, QuiverlogError
+from quiverlog.limits import (
+    BROKER_HEARTBEATS_PER_SESSION,
+    BROKER_RETRY_MS,
+    BROKER_STOP_MS_MAX,
+    RAFT_ELECTION_TIMEOUT_MS,
+)
+from quiverlog.node.config import ROLE_BROKER, NodeConfig
+from quiverlog.node.controller_link import ControllerLink
+from quiverlog.node.outbox import Outbox
+from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.types import Now
+from quiverlog.wire.broker_messages import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    RegisteredListener,
+)
+
+__all__ = ["Registration"]
+
+_OFTEN: Final = (NotController, PeerUnreachable)
+"""The controller is about to be another one: said by the log of the quorum, and not here."""
+
+
+class Registration:
+    """See the module docstring.
+
+    Args:
+        image: the metadata as they hold.
+        directory: the data directory of this broker, once it is taken.
+        is_alone: true while no other node could decide anything.
+    """
+
+    __slots__ = (
+        "_config",
+        "_directory",
+        "_epoch",
+        "_give_up_us",
+        "_image",
+        "_in_flight",
+        "_is_alone",
+        "_is_fenced",
+        "_is_replaced",
+        "_lease_us",
+        "_led",
+        "_link",
+        "_next_us",
+        "_outbox",
+        "_serves",
+        "_session_us",
+        "_stop_us",
+        "_told",
+        "_was_registered",
+        "controller_heard",
+        "may_stop",
+    )
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        link: ControllerLink,
+        outbox: Outbox,
+        image: Callable[[], Image],
+        directory: Callable[[], DataDirectory],
+        is_alone: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._link = link
+        self._outbox = outbox
+        self._image = image
+        self._directory = directory
+        self._is_alone = is_alone
+        self._session_us = config.broker_session_ms * 1000
+        self._epoch = UNKNOWN_BROKER_EPOCH
+        self._is_fenced = True
+        self._was_registered = False
+        self._is_replaced = False
+        self._in_flight = False
+        self._next_us: int | None = None  # None: nothing is served yet.
+        self._lease_us = 0
+        self._led = False
+        self._serves = False
+        self._stop_us: int | None = None
+        self._give_up_us = 0  # Nobody to hand over to was heard until then.
+        self._told = ""
+        self.may_stop = False
+        # Which other node answered as the controller last, and when.
+        self.controller_heard: dict[int, int] = {}
+
+    # --- what the metadata say -----------------------------------------------------------------
+    def begin(self, now: Now) -> None:
+        """The broker has a quorum to ask: it registers, and is fenced until it serves."""
+        assert self._next_us is None, "a broker begins once"
+        if ROLE_BROKER in self._config.roles:
+            self._next_us = now.mono_us
+
+    def serve(self, now: Now) -> None:
+        """The broker serves from now on: it heartbeats."""
+        self._serves = True
+        self.changed()
+        if ROLE_BROKER in self._config.roles:
+            self._next_us = now.mono_us
+
+    @property
+    def is_registered(self) -> bool:
+        """True when the metadata name this life of the broker, or it is no broker."""
+        self.changed()
+        return self._epoch >= 0 or ROLE_BROKER not in self._config.roles
+
+    def changed(self) -> None:
+        """The metadata say something new of brokers."""
+        broker = self._image().brokers.get(self._config.node_id)
+        own = broker is not None and broker.incarnation == self._directory().incarnation
+        assert not (own and self._is_replaced), "a life that was replaced is over"
+        self._epoch = broker.broker_epoch if broker is not None and own else UNKNOWN_BROKER_EPOCH
+        self._is_fenced = broker is None or not own or broker.fenced
+        if self._was_registered and not own and not self._is_replaced:
+            self._is_replaced = True
+            self._outbox.log("error", "another process is registered with this node id")
+        self._was_registered = self._was_registered or own
+
+    def may_lead(self, now: Now) -> bool:
+        """True while nobody else can have been made leader of what this broker leads.
+
+        False as soon as the controller has been out of reach for a session.
+        """
+        assert now.mono_us >= 0
+        if self._is_alone():
+            return True
+        if self._is_fenced or self._is_replaced:
+            return False
+        return self._link.leads or now.mono_us < self._lease_us
+
+    # --- when ----------------------------------------------------------------------------------
+    @property
+    def _is_quiet(self) -> bool:
+        """The controller knows of itself what it has to know."""
+        if self._is_fenced or self._stop_us is not None:
+            return False
+        return (self._link.leads and self._led) or self._is_alone()
+
+    def next_us(self) -> int | None:
+        """When `tick` is to be called at the latest; None: when something happens."""
+        if self._next_us is None or self._in_flight or self._is_quiet or self._is_replaced:
+            return self._stop_us
+        return None if self._epoch >= 0 and not self._serves else self._next_us
+
+    def tick(self, now: Now) -> None:
+        """Tell the controller what is to be told."""
+        if self._next_us is None:
+            return
+        self._follow_leadership(now)
+        if not self._serves:
+            self.changed()
+            if self._epoch >= 0:
+                return
+        due = now.mono_us >= self._next_us and not self._in_flight
+        if due and not self._is_quiet and not self._is_replaced:
+            self._send(now)
+
+    def _follow_leadership(self, now: Now) -> None:
+        """Who has just lost the majority may have lost it some time ago."""
+        if self._led and not self._link.leads:
+            unheard_us = 2 * RAFT_ELECTION_TIMEOUT_MS * 1000
+            self._lease_us = now.mono_us + max(0, self._session_us - unheard_us)
+            self._next_us = now.mono_us
+        self._led = self._link.leads
+
+    # --- asking --------------------------------------------------------------------------------
+    def _send(self, now: Now) -> None:
+        assert not self._in_flight, "one question at a time"
+        self._in_flight = True
+        then = partial(self._answered, self._link.controller_id, now.mono_us)
+        timeout_ms = max(1, self._session_us // 2000)
+        if self._epoch < 0:
+            self._link.ask(self._registering(), then, now, timeout_ms=timeout_ms)
+            return
+        beat = BrokerHeartbeatRequest(
+            cluster_id=self._directory().cluster_id,
+            node_id=self._config.node_id,
+            broker_epoch=self._epoch,
+            metadata_version=self._image().version,
+            wants_to_stop=self._stop_us is not None,
+        )
+        self._link.ask(beat, then, now, timeout_ms=timeout_ms)
+
+    def _registering(self) -> RegisterBrokerRequest:
+        config, directory = self._config, self._directory()
+        return RegisterBrokerRequest(
+            cluster_id=directory.cluster_id,
+            node_id=config.node_id,
+            incarnation=directory.incarnation,
+            directory_id=directory.directory_id,
+            clean_incarnation=directory.clean_incarnation,
+            host=config.advertised_host,
+            port=config.advertised_port,
+            rack=config.rack,
+            listeners=[RegisteredListener(*one) for one in config.endpoints],
+        )
+
+    def _answered(
+        self, asked: int, sent_us: int, answer: object, error: BaseException | None, now: Now
+    ) -> None:
+        assert self._in_flight
+        self._in_flight = False
+        if error is not None:
+            self._next_us = now.mono_us + BROKER_RETRY_MS * 1000
+            self._tell(error)
+            return
+        self._told = ""
+        if asked not in (-1, self._config.node_id):
+            self.controller_heard = {asked: now.mono_us}
+        assert isinstance(answer, BrokerHeartbeatResponse | RegisterBrokerResponse)
+        if answer.session_ms:
+            self._session_us = answer.session_ms * 1000
+        self._next_us = sent_us + self._session_us // BROKER_HEARTBEATS_PER_SESSION
+        if isinstance(answer, BrokerHeartbeatResponse):
+            self._lease_us = max(self._lease_us, sent_us + self._session_us)
+            self.may_stop = self._stop_us is not None and answer.may_stop
+        if self._epoch < 0 or self._is_fenced or self._stop_us is not None:
+            # What it waits for comes with the metadata, in a moment.
+            self._next_us = min(self._next_us, now.mono_us + BROKER_RETRY_MS * 1000)
+
+    def _tell(self, error: BaseException) -> None:
+        text = str(error)
+        if isinstance(error, _OFTEN) or text == self._told:
+            return
+        self._told = text
+        level = "warning" if isinstance(error, QuiverlogError) else "error"
+        self._outbox.log(level, "the controller does not take this broker", why=text)
+
+    # --- leaving -------------------------------------------------------------------------------
+    def leave(self, now: Now) -> bool:
+        """Ask to stop. False: nobody needs to hear of it, or somebody wants to stop at once."""
+        others = [
+            one for one in self._image().live_brokers() if one.node_id != self._config.node_id
+        ]
+        if not others or not self._serves or self._epoch < 0 or self._stop_us is not None:
+            return False
+        self._give_up_us = now.mono_us + self._session_us
+        self._stop_us = now.mono_us + BROKER_STOP_MS_MAX * 1000
+        self._next_us = now.mono_us
+        self._outbox.log("info", "handing over", others=len(others))
+        return True
+
+    def has_left(self, now: Now) -> bool:
+        """True once, when the broker may stop, or has waited long enough."""
+        if self._stop_us is None:
+            return False
+        unheard = not self._link.leads and now.mono_us >= max(self._lease_us, self._give_up_us)
+        if not (self.may_stop or unheard or now.mono_us >= self._stop_us):
+            return False
+        if not self.may_stop:
+            self._outbox.log("warning", "stopping without having handed over")
+        assert self._serves, "who leaves has served"
+        self._stop_us, self._next_us, self.may_stop = None, None, False
+        return True

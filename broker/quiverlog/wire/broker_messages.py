@@ -1,0 +1,96 @@
+"""What brokers say to the controller of themselves: typed values, as in `messages`.
+
+Owns the field lists of REGISTER_BROKER and BROKER_HEARTBEAT; clients send neither.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final, TypeVar
+
+from msgspec import Meta
+
+from quiverlog.limits import (
+    BROKER_LISTENERS_MAX,
+    CLUSTER_ID_CHARS_MAX,
+    DIRECTORY_ID_CHARS_MAX,
+    HOST_CHARS_MAX,
+    LISTENER_NAME_CHARS_MAX,
+    RACK_CHARS_MAX,
+)
+
+from .messages import Api, Int64, Part, Request, Response, UInt31
+
+__all__ = [
+    "REGISTER_CONTAINERS_MAX",
+    "BrokerHeartbeatRequest",
+    "BrokerHeartbeatResponse",
+    "RegisterBrokerRequest",
+    "RegisterBrokerResponse",
+    "RegisteredListener",
+]
+
+_T = TypeVar("_T")
+
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+Incarnation = Annotated[bytes, Meta(max_length=16)]
+ClusterId = Annotated[str, Meta(max_length=CLUSTER_ID_CHARS_MAX)]
+DirectoryId = Annotated[str, Meta(max_length=DIRECTORY_ID_CHARS_MAX)]
+Host = Annotated[str, Meta(max_length=HOST_CHARS_MAX)]
+Rack = Annotated[str, Meta(max_length=RACK_CHARS_MAX)]
+ListenerName = Annotated[str, Meta(max_length=LISTENER_NAME_CHARS_MAX)]
+PerListener = Annotated[list[_T], Meta(max_length=BROKER_LISTENERS_MAX)]
+
+REGISTER_CONTAINERS_MAX: Final = 2 + BROKER_LISTENERS_MAX
+"""Arrays in the largest REGISTER_BROKER: the message, its list, and one for each listener."""
+
+
+class RegisteredListener(Part, array_like=True, gc=False):
+    """Where those who ask at a listener of this name are told to connect to."""
+
+    name: ListenerName = ""
+    host: Host = ""
+    port: Port = 0
+
+
+class RegisterBrokerRequest(Request, array_like=True, gc=False):
+    """A broker that begins to serve. Asked again by the same life, it is given the same epoch."""
+
+    API: ClassVar[Api] = Api.REGISTER_BROKER
+    cluster_id: ClusterId = ""
+    node_id: UInt31 = 0
+    incarnation: Incarnation = b""
+    directory_id: DirectoryId = ""
+    clean_incarnation: Incarnation = b""
+    host: Host = ""
+    port: Port = 0
+    rack: Rack = ""
+    listeners: PerListener[RegisteredListener] = []
+
+
+class RegisterBrokerResponse(Response, array_like=True, gc=False):
+    """The registration is decided."""
+
+    API: ClassVar[Api] = Api.REGISTER_BROKER
+    broker_epoch: Int64 = -1
+    session_ms: UInt31 = 0
+
+
+class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
+    """The broker is alive, and knows the metadata up to `metadata_version`."""
+
+    API: ClassVar[Api] = Api.BROKER_HEARTBEAT
+    cluster_id: ClusterId = ""
+    node_id: UInt31 = 0
+    broker_epoch: Int64 = -1
+    metadata_version: Int64 = 0
+    wants_to_stop: bool = False
+
+
+class BrokerHeartbeatResponse(Response, array_like=True, gc=False):
+    """What the controller knows of the broker. `session_ms`: silent for so long it is fenced."""
+
+    API: ClassVar[Api] = Api.BROKER_HEARTBEAT
+    is_caught_up: bool = False
+    is_fenced: bool = True
+    may_stop: bool = False
+    session_ms: UInt31 = 0

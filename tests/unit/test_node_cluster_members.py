@@ -1,0 +1,102 @@
+"""Brokers that register with a controller, over the real bytes: alive, silent, stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quiverlog.node.effects import SendToPeer
+from quiverlog.wire.broker_messages import BrokerHeartbeatRequest
+from tests.support.members import Member, Members
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Members:
+    """A controller and two brokers that have joined it."""
+    found = Members(tmp_path)
+    found.add(1)
+    for node_id in (2, 3):
+        member = found.add(node_id, seeds=(1,))
+        found.run_until(lambda member=member: member.started)
+    found.run_until(lambda: live(found, 1) == [1, 2, 3])
+    return found
+
+
+def live(members: Members, node_id: int) -> list[int]:
+    """Who lives, as this node knows it."""
+    image = members.by_id[node_id].node.broker.metadata.image
+    return [one.node_id for one in image.live_brokers()]
+
+
+def may_lead(member: Member) -> bool:
+    return member.node.broker.membership.registration.may_lead(member.now)
+
+
+def test_all_know_who_lives_and_may_lead(members: Members) -> None:
+    members.run(500)
+    for node_id, member in members.by_id.items():
+        assert live(members, node_id) == [1, 2, 3]
+        assert may_lead(member)
+
+
+def test_a_broker_that_is_cut_off_stops_leading_before_it_is_fenced(members: Members) -> None:
+    members.run(500)
+    two = members.by_id[2]
+    members.cut.add(frozenset((1, 2)))
+    stopped_ms = members.run_until(lambda: not may_lead(two))
+    assert 1_500 <= stopped_ms <= 2_000
+    assert live(members, 1) == [1, 2, 3], "it is not fenced yet"
+    fenced_ms = members.run_until(lambda: live(members, 1) == [1, 3])
+    assert stopped_ms + fenced_ms <= 2_400
+    members.cut.clear()
+    assert members.run_until(lambda: may_lead(two)) <= 1_500
+    assert live(members, 2) == [1, 2, 3]
+
+
+def test_a_broker_that_stops_is_fenced_at_once_and_one_that_is_killed_after_a_session(
+    members: Members,
+) -> None:
+    members.run(500)
+    members.by_id[2].stop()
+    members.down.add(2)
+    assert members.run_until(lambda: live(members, 1) == [1, 3]) == 0
+    members.down.add(3)
+    assert 1_500 <= members.run_until(lambda: live(members, 1) == [1]) <= 2_300
+
+
+def test_a_broker_that_is_started_again_is_another_life(members: Members) -> None:
+    image = members.by_id[1].node.broker.metadata.image
+    two = members.by_id[2]
+    before = image.brokers[2].broker_epoch
+    two.crash()
+    members.run_until(lambda: two.started and live(members, 1) == [1, 2, 3])
+    assert image.brokers[2].broker_epoch > before
+    assert image.brokers[2].incarnation == two.node.broker.directory.incarnation
+
+
+def test_the_controller_asks_nothing_of_itself(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, SendToPeer]] = []
+    deliver = members._deliver
+
+    def note(source: Member, effect: SendToPeer) -> None:
+        if isinstance(effect.request, BrokerHeartbeatRequest):
+            sent.append((source.config.node_id, effect))
+        deliver(source, effect)
+
+    monkeypatch.setattr(members, "_deliver", note)
+    members.run(4_000)
+    senders = [node_id for node_id, _ in sent]
+    assert set(senders) == {2, 3}
+    assert 18 <= len(senders) <= 24, "five of each in a session"
+
+
+def test_without_a_controller_nobody_may_lead_and_all_are_back_with_it(members: Members) -> None:
+    members.run(500)
+    members.down.add(1)
+    members.run(2_500)
+    assert not may_lead(members.by_id[2])
+    members.down.clear()
+    members.run_until(lambda: may_lead(members.by_id[2]) and may_lead(members.by_id[3]))

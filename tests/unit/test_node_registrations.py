@@ -1,0 +1,233 @@
+"""Registrations at the node: the controller's side, as other brokers see it, and a broker alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiverlog.addresses import Address
+from quiverlog.errors import (
+    CorruptFrame,
+    DuplicateNodeId,
+    InvalidRequest,
+    QuiverlogError,
+    StaleBrokerEpoch,
+    WrongCluster,
+    WrongListener,
+)
+from quiverlog.node.events import ConnectionOpened
+from quiverlog.wire import broker_messages as b
+from quiverlog.wire import frames
+from quiverlog.wire import messages as m
+from quiverlog.wire.messages import Request
+from tests.support.node import NodeDriver
+
+CLUSTER = "the-cluster"
+BETWEEN = 7
+"""A connection that came to the listener between brokers."""
+ENDPOINTS = [b.RegisteredListener("default", "two.example", 9292)]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeDriver:
+    """A controller that is its quorum, where other brokers are to register."""
+    listeners = {"internal": Address("127.0.0.1", 9293)}
+    driver = NodeDriver(
+        tmp_path, cluster_id=CLUSTER, listeners=listeners, inter_broker_listener="internal"
+    )
+    driver.send(ConnectionOpened(BETWEEN, "10.0.0.3:4", "internal"))
+    driver.call(m.HelloRequest(), connection=BETWEEN)
+    return driver
+
+
+def ask(node: NodeDriver, request: Request, *, connection: int = BETWEEN) -> Any:
+    response, _ = node.call(request, connection=connection)
+    return response
+
+
+def registering(node_id: int = 2, life: int = 1, **changes: Any) -> b.RegisterBrokerRequest:
+    fields: dict[str, Any] = {
+        "cluster_id": CLUSTER,
+        "node_id": node_id,
+        "incarnation": life.to_bytes(16, "big"),
+        "directory_id": f"disk {node_id}",
+        "host": "two.example",
+        "port": 9292,
+        "rack": "r2",
+        "listeners": ENDPOINTS,
+    }
+    return b.RegisterBrokerRequest(**{**fields, **changes})
+
+
+def beat(epoch: int, node_id: int = 2, **changes: Any) -> b.BrokerHeartbeatRequest:
+    fields: dict[str, Any] = {
+        "cluster_id": CLUSTER,
+        "node_id": node_id,
+        "broker_epoch": epoch,
+        "metadata_version": 10**9,
+    }
+    return b.BrokerHeartbeatRequest(**{**fields, **changes})
+
+
+def live(node: NodeDriver) -> list[int]:
+    return [one.node_id for one in node.node.broker.metadata.image.live_brokers()]
+
+
+def unfenced(node: NodeDriver, node_id: int = 2) -> int:
+    epoch: int = ask(node, registering(node_id)).broker_epoch
+    assert ask(node, beat(epoch, node_id)).is_fenced
+    node.run_until_idle()
+    assert not ask(node, beat(epoch, node_id)).is_fenced
+    return epoch
+
+
+def test_a_broker_registers_and_is_unfenced_when_it_has_the_metadata(node: NodeDriver) -> None:
+    answer = ask(node, registering())
+    image = node.node.broker.metadata.image
+    assert answer.error_code == 0
+    assert answer.broker_epoch == image.version == image.brokers[2].broker_epoch
+    assert (image.brokers[2].rack, image.brokers[2].listeners) == (
+        "r2", (("default", "two.example", 9292),)
+    )  # fmt: skip
+    assert live(node) == [0]
+    behind = ask(node, beat(answer.broker_epoch, metadata_version=answer.broker_epoch - 1))
+    assert (behind.is_caught_up, behind.is_fenced) == (False, True)
+    node.run_until_idle()
+    assert live(node) == [0]
+    assert ask(node, beat(answer.broker_epoch)).is_caught_up
+    node.run_until_idle()
+    assert live(node) == [0, 2]
+    (_, two) = ask(node, m.MetadataRequest(topics=[]), connection=1).brokers
+    assert (two.node_id, two.host, two.port, two.rack) == (2, "two.example", 9292, "r2")
+
+
+def test_who_is_asked_twice_answers_with_the_same_epoch(node: NodeDriver) -> None:
+    first = ask(node, registering())
+    version = node.node.broker.metadata.image.version
+    assert ask(node, registering()).broker_epoch == first.broker_epoch
+    assert node.node.broker.metadata.image.version == version
+    assert ask(node, registering(life=2)).broker_epoch > first.broker_epoch
+
+
+def test_silence_fences_and_a_heartbeat_brings_back(node: NodeDriver) -> None:
+    epoch = unfenced(node)
+    node.advance(1_900)
+    assert live(node) == [0, 2]
+    node.advance(100)
+    node.advance(100)
+    node.run_until_idle()
+    assert live(node) == [0]
+    assert ask(node, beat(epoch)).is_fenced
+    node.run_until_idle()
+    assert live(node) == [0, 2]
+
+
+def test_heartbeats_keep_the_session(node: NodeDriver) -> None:
+    epoch = unfenced(node)
+    for _ in range(20):
+        node.advance(400)
+        assert not ask(node, beat(epoch)).is_fenced
+    assert live(node) == [0, 2]
+
+
+def test_a_stop_is_allowed_when_all_have_heard_of_it(node: NodeDriver) -> None:
+    two, three = unfenced(node), unfenced(node, 3)
+    assert not ask(node, beat(two, wants_to_stop=True)).may_stop
+    node.run_until_idle()
+    known = node.node.broker.metadata.image.version
+    assert node.node.broker.metadata.image.brokers[2].in_shutdown
+    ask(node, beat(three, 3, metadata_version=known - 1))
+    assert not ask(node, beat(two, wants_to_stop=True)).may_stop
+    ask(node, beat(three, 3, metadata_version=known))
+    assert ask(node, beat(two, wants_to_stop=True)).may_stop
+    node.run_until_idle()
+    assert live(node) == [0, 3]
+
+
+REFUSED: dict[str, tuple[Request, type[QuiverlogError]]] = {
+    "another cluster registers": (registering(cluster_id="other"), WrongCluster),
+    "another cluster's heartbeat": (
+        beat(1, cluster_id="other"), WrongCluster,
+    ),
+    "a heartbeat of nobody": (beat(5, 77), StaleBrokerEpoch),
+    "a negative epoch": (beat(-1), StaleBrokerEpoch),
+    "a huge epoch": (beat(2**63 - 1), StaleBrokerEpoch),
+    "the controller's node id": (registering(0), DuplicateNodeId),
+    "no incarnation": (registering(incarnation=b""), InvalidRequest),
+    "a short incarnation": (registering(incarnation=b"x" * 15), InvalidRequest),
+    "no directory": (registering(directory_id=""), InvalidRequest),
+    "no host": (registering(host=""), InvalidRequest),
+    "no listener": (registering(listeners=[]), InvalidRequest),
+    "no default listener": (
+        registering(listeners=[b.RegisteredListener("x", "h", 1)]), InvalidRequest,
+    ),
+    "a listener twice": (registering(listeners=ENDPOINTS * 2), InvalidRequest),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_makes_no_sense_is_refused(node: NodeDriver, name: str) -> None:
+    unfenced(node)
+    before = dict(node.node.broker.metadata.image.brokers)
+    request, error = REFUSED[name]
+    assert ask(node, request).error_code == error.code
+    assert node.node.broker.metadata.image.brokers == before
+
+
+def test_names_have_bounds(node: NodeDriver) -> None:
+    assert ask(node, registering(rack="r" * 255, host="h" * 255)).error_code == 0
+    listeners = [b.RegisteredListener(f"l{n}", "h", 1) for n in range(15)]
+    assert ask(node, registering(3, listeners=ENDPOINTS + listeners)).error_code == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"node_id": -1},
+        {"node_id": 2**31},
+        {"rack": "r" * 256},
+        {"host": "h" * 256},
+        {"port": 65_536},
+        {"port": -1},
+        {"listeners": ENDPOINTS * 17},
+        {"listeners": ENDPOINTS * 10_000},
+        {"incarnation": b"x" * 17},
+        {"directory_id": "d" * 65},
+        {"listeners": [b.RegisteredListener("n" * 32, "h", 1)]},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_is_too_large_is_no_frame_of_ours(changes: dict[str, Any]) -> None:
+    data = frames.encode(registering(**changes), 1)
+    with pytest.raises(CorruptFrame):
+        frames.decode_request(memoryview(data)[8:])
+
+
+def test_only_the_listener_between_brokers_serves_them(node: NodeDriver) -> None:
+    assert ask(node, registering(), connection=1).error_code == WrongListener.code
+    assert ask(node, beat(1), connection=1).error_code == WrongListener.code
+
+
+def test_another_disk_under_a_live_node_id_waits_for_the_end_of_its_session(
+    node: NodeDriver,
+) -> None:
+    epoch = unfenced(node)
+    other = registering(life=9, directory_id="new disk")
+    assert ask(node, other).error_code == DuplicateNodeId.code
+    node.advance(2_000)
+    node.advance(100)
+    assert ask(node, other).error_code == 0
+    assert ask(node, beat(epoch)).error_code == StaleBrokerEpoch.code
+
+
+def test_a_broker_alone_asks_nobody_and_has_no_timer(tmp_path: Path) -> None:
+    alone = NodeDriver(tmp_path)
+    membership = alone.node.broker.membership
+    alone.advance(10)
+    assert membership.next_us() is None
+    assert membership.registration.may_lead(alone.now)
+    image = alone.node.broker.metadata.image
+    assert image.brokers[0].broker_epoch >= 0
+    assert live(alone) == [0]
