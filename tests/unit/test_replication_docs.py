@@ -1,0 +1,42 @@
+"""docs/replication.md names tests for what it promises: each of them exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from quiverlog.types import Durability
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "replication.md").read_text()
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def defined(path: Path) -> set[str]:
+    return {
+        node.name for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }  # fmt: skip
+
+
+def test_every_test_that_is_named_exists() -> None:
+    named = NAMED.findall(PAGE)
+    assert len(named) > 10
+    missing = [f"{path}::{name}" for path, name in named if name not in defined(ROOT / path)]
+    assert missing == []
+
+
+def test_every_level_is_in_the_table_and_has_its_tests() -> None:
+    table = PAGE[PAGE.index("## Durability") : PAGE.index("### Too few")]
+    for level in Durability:
+        if level >= 0:
+            assert f"\n| `{level.label}` | " in table, level
+            tests = [line for line in table.splitlines() if f"| `{level.label}`" in line]
+            assert any("survives |" in line and NAMED.search(line) for line in tests), level
+            assert any("acknowledged" in line and NAMED.search(line) for line in tests), level
+
+
+def test_what_is_not_there_is_noticed() -> None:
+    assert "test_every_test_that_is_named_exists" in defined(Path(__file__))
+    assert "no_such_test" not in defined(Path(__file__))
