@@ -34,7 +34,7 @@ def logged_events() -> Iterator[tuple[str, str]]:
                 if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
                     continue
                 texts = [a.value for a in call.args if isinstance(a, ast.Constant)]
-                if call.func.attr == "log" and len(texts) >= 2:
+                if call.func.attr in ("log", "_report") and len(texts) >= 2:
                     yield path.name, texts[1]
                 elif call.func.attr in LEVELS and "log" in ast.unparse(call.func.value) and texts:
                     yield path.name, texts[0]

@@ -56,7 +56,8 @@ _LISTENER_HEAD = f"""
 ## Listeners
 
 `listen` and `advertise` are the listener `default`. A broker may have up to {LISTENERS_MAX} more,
-each with a name of small letters and digits, for networks that see it under other addresses.
+each with a name of at most 31 small letters and digits, a letter first, for networks that see it
+under other addresses.
 METADATA names the broker's address of the listener at which it was asked. In the file:
 
 ```toml

@@ -85,7 +85,7 @@ def parse_listeners(given: Mapping[str, tuple[object, str]]) -> dict[str, Listen
             keys = "`, `".join(f"{LISTENERS_PREFIX}<name>.{key}" for key in LISTENER_KEYS)
             raise InvalidConfig(
                 f"{source}: a listener has `{keys}`, and a name of 1 to 31 small letters and"
-                " digits."
+                " digits, a letter first."
             )
         if listener == LISTENER_DEFAULT:
             raise InvalidConfig(f"{source}: `listen` and `advertise` say where the default is.")
