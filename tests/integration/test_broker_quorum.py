@@ -1,0 +1,204 @@
+"""Three broker processes form a quorum; its leader is killed again and again."""
+
+from __future__ import annotations
+
+import statistics
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from quiverlog.errors import QuiverlogError, VoterChangePending, VoterNotReady
+from quiverlog.wire import messages as m
+from quiverlog.wire.voters_messages import ChangeVotersRequest, ChangeVotersResponse, VoterChange
+from tests.support.broker import BrokerProcess
+from tests.support.rawclient import RawClient
+
+pytestmark = pytest.mark.process
+
+CLUSTER = "three-brokers"
+KILLS = 10
+DECIDES_WITHIN_S = 2.0
+BOUND_S = 30.0
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {BOUND_S} s: {what}"
+        time.sleep(0.01)
+
+
+class Three:
+    """Three brokers on this machine, numbered from `first.config["node.id"]` on."""
+
+    def __init__(self, stack: ExitStack, first: BrokerProcess, cluster_id: str) -> None:
+        first.start()
+        stack.callback(first.kill)
+        self.ids = (int(str(first.config.get("node.id", 0))), 11, 12)
+        self.by_id = {self.ids[0]: first}
+        told = {
+            "cluster.id": cluster_id,
+            "controller.quorum.bootstrap.servers": f"{self.ids[0]}@{first.bootstrap}",
+        }
+        for node_id in self.ids[1:]:
+            broker = BrokerProcess(config={"node.id": node_id, **told})
+            self.by_id[node_id] = stack.enter_context(broker)
+            self.add_voter(node_id)
+        seeds = ",".join(f"{n}@{one.bootstrap}" for n, one in self.by_id.items())
+        for one in self.by_id.values():  # What they are told at their next start.
+            one.config |= {**told, "controller.quorum.bootstrap.servers": seeds}
+
+    def ask(self, node_id: int, request: m.Request) -> m.Response | None:
+        """The answer; None where nobody answers, or another broker is to be asked."""
+        try:
+            with RawClient(address(self.by_id[node_id]), timeout=5.0) as client:
+                found: m.Response = client.ask(request)
+                return found
+        except (OSError, QuiverlogError):
+            return None
+
+    def quorum(self, node_id: int) -> ChangeVotersResponse | None:
+        found = self.ask(node_id, ChangeVotersRequest())
+        assert found is None or isinstance(found, ChangeVotersResponse)
+        return found
+
+    @property
+    def running(self) -> list[int]:
+        return [node_id for node_id, one in self.by_id.items() if one.running]
+
+    @property
+    def leader(self) -> int:
+        """Who says of itself that it leads."""
+        found: list[int] = []
+
+        def look() -> bool:
+            for node_id in self.running:
+                quorum = self.quorum(node_id)
+                if quorum is not None and quorum.leader_id == node_id:
+                    found.append(node_id)
+            return bool(found)
+
+        until(look, "a leader")
+        return found[-1]
+
+    def add_voter(self, node_id: int) -> None:
+        deadline = time.monotonic() + BOUND_S
+        while True:
+            with RawClient(address(self.by_id[self.leader])) as client:
+                try:
+                    client.ask(ChangeVotersRequest(change=int(VoterChange.ADD), node_id=node_id))
+                    return
+                except (VoterNotReady, VoterChangePending):
+                    assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def decide(self, name: str, among: list[int]) -> int:
+        """Have a topic created by whoever can; returns by whom."""
+        done: list[int] = []
+
+        def try_all() -> bool:
+            for node_id in among:
+                try:
+                    with RawClient(address(self.by_id[node_id]), timeout=5.0) as client:
+                        client.create_topic(name)
+                except (OSError, QuiverlogError) as error:
+                    if getattr(error, "code", 0) != 23:  # It exists: an answer was lost.
+                        continue
+                done.append(node_id)
+                return True
+            return False
+
+        until(try_all, f"the topic {name}")
+        return done[0]
+
+    def is_equal(self) -> bool:
+        """Do all three know the same topics under the same version?"""
+        found = set()
+        for node_id in self.by_id:
+            answer = self.ask(node_id, m.MetadataRequest(topics=None))
+            if not isinstance(answer, m.MetadataResponse):
+                return False
+            names = tuple(sorted(topic.name for topic in answer.topics))
+            found.add((answer.metadata_version, names))
+        return len(found) == 1
+
+
+def address(broker: BrokerProcess) -> tuple[str, int]:
+    host, _, port = broker.bootstrap.rpartition(":")
+    return host, int(port)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+def test_a_killed_leader_is_replaced_and_catches_up(
+    stack: ExitStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    three = Three(stack, BrokerProcess(config={"node.id": 10, "cluster.id": CLUSTER}), CLUSTER)
+    until(three.is_equal, "equal metadata")
+    took_s = []
+    for number in range(KILLS):
+        old = three.leader
+        others = [node_id for node_id in three.ids if node_id != old]
+        three.by_id[old].kill9()
+        begin = time.monotonic()
+        three.decide(f"t{number}", others)
+        took_s.append(time.monotonic() - begin)
+        three.by_id[old].start()
+        until(three.is_equal, "equal metadata")
+    took_s.sort()
+    with capsys.disabled():
+        shown = " ".join(f"{one:.2f}" for one in took_s)
+        print(f"\n  until a decision after kill -9 of the leader, s: {shown}", end="")
+    assert statistics.median(took_s) < DECIDES_WITHIN_S
+    for node_id in three.ids:
+        quorum = three.quorum(node_id)
+        assert quorum is not None
+        assert {one.node_id for one in quorum.replicas if one.is_voter} == set(three.ids)
+    for one in three.by_id.values():
+        one.stop()
+        assert "internal error" not in one.log_text
+        assert "event=stopped" in one.log_text
+
+
+def test_a_directory_from_before_there_were_quorums_becomes_the_first_of_three(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    with tarfile.open(DATA / "single-killed.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    first = BrokerProcess(data_dir=tmp_path / "data", start_timeout=120)
+    first.start()
+    stack.callback(first.kill)
+    with RawClient(address(first)) as client:
+        answer = client.ask(m.MetadataRequest(topics=None))
+    before = {topic.name for topic in answer.topics}
+    first.stop()
+    three = Three(stack, first, answer.cluster_id)
+    assert before
+    three.decide("new", list(three.ids))
+    until(three.is_equal, "equal metadata")
+    found = three.ask(12, m.MetadataRequest(topics=None))
+    assert isinstance(found, m.MetadataResponse)
+    assert {topic.name for topic in found.topics} == before | {"new"}
+
+
+def test_a_broker_that_waits_for_others_stops_when_it_is_told_to(tmp_path: Path) -> None:
+    told = {
+        "node.id": 2,
+        "cluster.id": CLUSTER,
+        "controller.quorum.bootstrap.servers": "1@127.0.0.1:1",
+    }
+    broker = BrokerProcess(data_dir=tmp_path / "data", config=told)
+    for life in (1, 2):
+        broker.launch()
+        until(lambda: broker.log_text.count("waiting for the metadata") == life, "the line")  # noqa: B023
+        assert broker.stop() == 0, broker.log_text
+    assert broker.log_text.count("waiting for the metadata") == 2
