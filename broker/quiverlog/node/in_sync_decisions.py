@@ -81,7 +81,7 @@ class InSyncDecisions:
             take(key, response.offline)
         assert len(response.partitions) == len(request.partitions)
         assert len(records) <= len(taken), "each is one change at most"
-        decided = partial(self._decided, response, taken, then)
+        decided = partial(self._decided, response, taken, [then])
         if records:
             self._metadata.propose(records, now, decided)
         else:
@@ -111,12 +111,14 @@ class InSyncDecisions:
         self,
         response: AlterPartitionResponse,
         taken: list[AlterPartitionResult],
-        then: Then,
+        waiting: list[Then],
         _image: object,
         error: BaseException | None,
         now: Now,
     ) -> None:
         """What was taken holds, or nobody can say."""
+        if not waiting:
+            return  # Called again after a bug of ours.
         failed = error if error is None or isinstance(error, QuiverlogError) else QuiverlogError()
         assert len(taken) <= len(response.partitions) + len(response.offline)
         for result in taken:
@@ -133,7 +135,7 @@ class InSyncDecisions:
             result.leader_epoch = partition.leader_epoch
             result.partition_epoch = partition.partition_epoch
             result.in_sync_replicas = list(partition.in_sync_replicas)
-        then(response, None, now)
+        waiting.pop()(response, None, now)
 
 
 def _fail(result: AlterPartitionResult, error: QuiverlogError) -> None:
