@@ -203,6 +203,17 @@ def test_trim(cli: Command, topic: str, rows_csv: Path):
     assert cli.rows(topic) == []
 
 
+def test_elect(cli: Command, topic: str, rows_csv: Path):
+    cli("produce", str(rows_csv), "-t", topic, "--create", "-p", "2")
+    assert cli.json("topic", "elect", topic)["leaders"] == {"0": 0, "1": 0}
+    unclean = cli.json("topic", "elect", topic, "--partition", "1", "--unclean", "--yes")
+    assert unclean == {"name": topic, "leaders": {"1": 0}}
+    assert "LEADER" in cli("topic", "elect", topic)
+    code, err = cli.fails("topic", "elect", topic, "--partition", "7")
+    assert code == ExitCode.FAILED
+    assert "no partition 7" in err
+
+
 def test_what_does_not_fit_is_refused_whole(cli: Command, topic: str, tmp_path: Path):
     cli("topic", "create", topic, "--schema", "id long, name string")
     wrong = tmp_path / "wrong.csv"

@@ -244,6 +244,13 @@ class ClientScenarios:
         with pytest.raises(quiverlog.InvalidArgument, match="nope"):
             read(client, topic, columns=["nope"])
 
+    def test_leaders_are_elected(self, client: Any, topic: str) -> None:
+        client.create_topic(topic, SCHEMA, partitions=2)
+        assert client.elect_leaders(topic) == {0: 0, 1: 0}
+        assert client.elect_leaders(topic, [1, 1], unclean=True) == {1: 0}
+        with pytest.raises(quiverlog.UnknownPartition):
+            client.elect_leaders(topic, [2])
+
     def test_an_offset_out_of_range_names_the_range(self, client: Any, topic: str) -> None:
         client.create_topic(topic, SCHEMA)
         with client.producer(topic, batch_rows=5) as producer:

@@ -95,6 +95,7 @@ CLIENT: dict[str, dict[str, Any]] = {
     "schemas": {"topic": "t"},
     "list_offsets": {"topic": "t"},
     "delete_records": {"topic": "t", "before": {0: 0}},
+    "elect_leaders": {"topic": "t", "partitions": [0], "unclean": True},
     "offsets_with_epochs": {"at": {PLACE: -1}},
     "epoch_end_offsets": {"epochs": {PLACE: 0}},
     "describe_ranges": {"ranges": {PLACE: (0, 0)}},

@@ -8,18 +8,22 @@ from typing import Any
 import pytest
 
 from quiverlog.core.controller.records import (
+    LEADER_GONE,
     BrokerRecord,
     PartitionChangeRecord,
     PartitionRecord,
     Record,
     TopicRecord,
 )
+from quiverlog.errors import QuiverlogError, UnknownPartition, UnknownTopic
 from quiverlog.node.events import Tick
+from quiverlog.wire.election_messages import ElectLeadersRequest
 from tests.support.node import NodeDriver
 
 HERE, OTHER = 0, 7
 TOPIC = b"t" * 16
-PERIOD_MS = 10_000
+PERIOD_MS = 1_000
+"""A copy that never asks for rows is in sync for longer than a few of these."""
 
 
 def driver(tmp_path: Path, **config: Any) -> NodeDriver:
@@ -34,7 +38,7 @@ def node(tmp_path: Path) -> NodeDriver:
 
 def decide(node: NodeDriver, *records: Record) -> None:
     told: list[Any] = []
-    node.node.broker.metadata.propose(
+    node.node.broker.propose(
         list(records), node.now, lambda _result, error, _now: told.append(error)
     )
     node.send(Tick())
@@ -121,3 +125,59 @@ def test_an_unclean_election_is_told(node: NodeDriver) -> None:
     (line,) = [one for one in node.lines if one.event == "unclean election"]
     assert line.level == "error"
     assert line.fields == {"partition": "t-0", "leader": OTHER, "leader_epoch": 4}
+
+
+# --- by request ---------------------------------------------------------------------------------
+def elected(node: NodeDriver, **request: Any) -> Any:
+    return node.call(ElectLeadersRequest(**{"name": "t", **request}))[0]
+
+
+def test_partitions_are_given_back_when_somebody_asks(tmp_path: Path) -> None:
+    node = driver(tmp_path, leader_balance_period_ms=0)
+    displaced(node, 4)
+    answer = elected(node, partitions=[2])
+    assert (answer.error_code, leaders(node)) == (0, [HERE, HERE, OTHER, HERE])
+    assert [(one.partition, one.leader_id, one.elected) for one in answer.leaders] == [
+        (2, OTHER, True)
+    ]
+    answer = elected(node)
+    assert leaders(node) == [OTHER] * 4
+    assert [one.elected for one in answer.leaders] == [True, True, False, True]
+    version = node.node.broker.metadata.image.version
+    assert not any(one.elected for one in elected(node).leaders), "a repeated request"
+    assert node.node.broker.metadata.image.version == version
+
+
+def test_what_is_led_by_nobody_is_led_uncleanly_if_that_is_asked(tmp_path: Path) -> None:
+    """Eligible is a broker that is gone; this one is out of sync, and all that lives."""
+    node = driver(tmp_path, leader_balance_period_ms=0)
+    displaced(node, 2, fenced=True)
+    gone = {"leader_id": LEADER_GONE, "leader_epoch": 3, "in_sync_replicas": ()}
+    decide(node, PartitionChangeRecord(TOPIC, 0, **gone, eligible_leader_replicas=(OTHER,)))
+    assert [one.leader_id for one in elected(node).leaders] == [-1, HERE]
+    answer = elected(node, unclean=True)
+    assert [(one.leader_id, one.elected) for one in answer.leaders] == [
+        (HERE, True),
+        (HERE, False),
+    ]
+    partition = node.node.broker.metadata.image.topics_by_id[TOPIC].partitions[0]
+    assert (partition.in_sync_replicas, partition.eligible_leader_replicas) == ((HERE,), ())
+    assert partition.leader_epoch == 4
+    assert node.metrics.unclean_elections == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        ({"name": "nope"}, UnknownTopic),
+        ({"partitions": [1, 9]}, UnknownPartition),
+        ({"partitions": [-1]}, UnknownPartition),
+    ],
+)
+def test_what_an_election_refuses(
+    tmp_path: Path, request_: dict[str, Any], error: type[QuiverlogError]
+) -> None:
+    node = driver(tmp_path, leader_balance_period_ms=0)
+    displaced(node, 2)
+    assert elected(node, **request_).error_code == error.code
+    assert leaders(node) == [HERE] * 2

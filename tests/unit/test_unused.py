@@ -20,7 +20,6 @@ PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog")
 EXCEPTIONS: Final[dict[str, str]] = {
     **dict.fromkeys(
         [
-            "broker/quiverlog/core/controller/elections.py:unclean_leader",
             "broker/quiverlog/core/controller/elections.py:unregistered",
         ],
         "elections that are asked for, which have no request yet",

@@ -225,6 +225,45 @@ def _confirm(question: str) -> None:
 @topic.command()
 @click.argument("name", shell_complete=complete_topics)
 @click.option(
+    "--partition",
+    "partitions",
+    type=click.IntRange(0, PARTITIONS_PER_TOPIC_MAX - 1),
+    multiple=True,
+    help="Only this one; may be given several times.",
+)
+@click.option(
+    "--unclean",
+    is_flag=True,
+    help="Where nobody leads, let any replica that lives: rows may be lost.",
+)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@bootstrap_option
+@format_option()
+@debug_option
+def elect(
+    name: str,
+    partitions: tuple[int, ...],
+    unclean: bool,
+    yes: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """Let the first replica of each partition lead it again, where it is in sync."""
+    if unclean and not yes:
+        _confirm(f"Give up rows of {name} that no living replica has?")
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        leaders = client.elect_leaders(name, partitions or None, unclean=unclean)
+    if output_format == "json":
+        print_json({"name": name, "leaders": {str(p): node for p, node in leaders.items()}})
+        return
+    rows = [(p, "none" if node is None else node) for p, node in sorted(leaders.items())]
+    print_table(["PARTITION", "LEADER"], rows, right=["PARTITION", "LEADER"])
+
+
+@topic.command()
+@click.argument("name", shell_complete=complete_topics)
+@click.option(
     "--before",
     "before",
     required=True,

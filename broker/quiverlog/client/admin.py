@@ -18,6 +18,7 @@ from quiverlog.errors import (
     UnknownTopic,
 )
 from quiverlog.wire import messages as m
+from quiverlog.wire.election_messages import ElectLeadersRequest, ElectLeadersResponse
 
 from .answers import about, check_topic_count
 from .arguments import shown
@@ -197,6 +198,23 @@ def alter_topic(
         assert isinstance(reply.response, m.AlterTopicResponse)
         cluster.forget_topics()
         return reply.response.schema_id
+
+    return (yield from about(name, cluster.retrying(attempt)))
+
+
+def elect_leaders(
+    cluster: Cluster, name: str, partitions: Sequence[int] | None, *, unclean: bool
+) -> Operation[dict[int, int | None]]:
+    """Give partitions the leaders that they should have; returns who leads them."""
+    wanted = None if partitions is None else list(dict.fromkeys(partitions))
+    request = ElectLeadersRequest(name=name, partitions=wanted, unclean=unclean)
+
+    def attempt() -> Operation[dict[int, int | None]]:
+        reply = yield from cluster.call_any(request)
+        assert isinstance(reply.response, ElectLeadersResponse)
+        cluster.forget_topics()
+        leaders = {one.partition: one.leader_id for one in reply.response.leaders}
+        return {number: None if n < 0 else n for number, n in leaders.items()}
 
     return (yield from about(name, cluster.retrying(attempt)))
 

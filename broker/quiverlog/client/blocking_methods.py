@@ -166,6 +166,20 @@ class BlockingMethods:
             )
         )
 
+    @checked(topic=NAME, partitions=optional(sequence(INT32)), unclean=BOOLEAN)
+    def elect_leaders(
+        self, topic: str, partitions: Sequence[int] | None = None, *, unclean: bool = False
+    ) -> dict[int, int | None]:
+        """Let the first replica of each partition lead it again, where that is in sync.
+
+        Args:
+            unclean: let any replica that lives lead where nobody does; rows may be lost.
+
+        Returns:
+            Partition -> node id of its leader now; None where nobody leads.
+        """
+        return self.run(admin.elect_leaders(self.cluster, topic, partitions, unclean=unclean))
+
     @checked(name=NAME)
     def describe_topic(self, name: str) -> TopicDetail:
         """Schema history, settings, and each partition's offsets and size.

@@ -36,6 +36,7 @@ from quiverlog.node.broker_requests import handle_broker_heartbeat, handle_regis
 from quiverlog.node.closing import Closing
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import Effect
+from quiverlog.node.elect_leaders import handle_elect_leaders
 from quiverlog.node.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -66,6 +67,7 @@ from quiverlog.storage.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
+from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
 from quiverlog.wire.registry import APIS
 from quiverlog.wire.replica_messages import AlterPartitionRequest, ReplicaFetchRequest
@@ -140,6 +142,7 @@ class Node:
             m.DescribeRangesRequest: offsets.handle_describe_ranges,
             ChangeVotersRequest: handle_change_voters,
             AlterPartitionRequest: handle_alter_partition,
+            ElectLeadersRequest: handle_elect_leaders,
         }
         assert len(self._handlers) + len(self._steps_handlers) == len(APIS)
         assert not self._handlers.keys() & self._steps_handlers.keys(), "one handler each"

@@ -1,0 +1,73 @@
+"""ELECT_LEADERS: who leads the partitions of a topic, because somebody asks for it.
+
+Owns the order of the request: all partitions are decided together, and the answer says who leads
+when that holds.
+"""
+
+from __future__ import annotations
+
+from quiverlog.core.controller.elections import preferred_leader, unclean_leader
+from quiverlog.core.controller.image import TopicImage
+from quiverlog.core.controller.records import Record
+from quiverlog.core.controller.topics import find_topic
+from quiverlog.errors import NotController, UnknownPartition
+from quiverlog.node.broker import Broker
+from quiverlog.node.tasks import Call, Steps
+from quiverlog.wire.election_messages import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionLeader,
+)
+
+__all__ = ["handle_elect_leaders"]
+
+
+def handle_elect_leaders(broker: Broker, call: Call) -> Steps:
+    """The whole request or nothing."""
+    request = call.request
+    assert isinstance(request, ElectLeadersRequest)
+    if not broker.quorum.is_leading:
+        raise NotController
+    return _elect_leaders(broker, call, request)
+
+
+def _elect_leaders(broker: Broker, call: Call, request: ElectLeadersRequest) -> Steps:
+    pending = broker.metadata.pending
+    topic = find_topic(pending, request.name)
+    numbers = _numbers(topic, request)
+    elect, some = preferred_leader, pending.unpreferred
+    if request.unclean:
+        elect, some = unclean_leader, pending.leaderless
+    changes: list[Record] = []
+    elected: set[int] = set()
+    for number in numbers:
+        # Most partitions are led as they should be.
+        if (topic.topic_id, number) in some:
+            change = elect(pending, topic.topic_id, number)
+            changes += change
+            elected.update([number] if change else [])
+    assert len(changes) == len(elected)
+    if changes:
+        yield broker.metadata.proposal(changes, call.now)
+        broker.outbox.log(
+            "info", "leaders elected", topic=topic.name, count=len(changes), unclean=request.unclean
+        )
+    topic = find_topic(broker.metadata.image, request.name)
+    return ElectLeadersResponse(
+        leaders=[
+            PartitionLeader(number, one.leader_id, one.leader_epoch, number in elected)
+            for number, one in enumerate(topic.partitions)
+            if number in numbers
+        ]
+    )
+
+
+def _numbers(topic: TopicImage, request: ElectLeadersRequest) -> set[int]:
+    """Raises UnknownPartition."""
+    numbers = set(range(len(topic.partitions)))
+    if request.partitions is None:
+        return numbers
+    unknown = set(request.partitions) - numbers
+    if unknown:
+        raise UnknownPartition(f"topic {topic.name!r} has no partition {min(unknown)}.")
+    return set(request.partitions)
