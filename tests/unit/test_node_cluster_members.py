@@ -100,3 +100,10 @@ def test_without_a_controller_nobody_may_lead_and_all_are_back_with_it(members: 
     assert not may_lead(members.by_id[2])
     members.down.clear()
     members.run_until(lambda: may_lead(members.by_id[2]) and may_lead(members.by_id[3]))
+
+
+def test_a_broker_that_joins_late_knows_where_those_are_who_came_before(members: Members) -> None:
+    members.run(500)
+    for node_id, member in members.by_id.items():
+        known = member.node.broker.whereabouts.known()
+        assert set(known) == {1, 2, 3} - {node_id}

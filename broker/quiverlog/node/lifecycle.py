@@ -110,6 +110,8 @@ def take_up(broker: Broker, found: Leftovers, job: LeftoversJob, now: Now) -> No
     broker.admission.enter(Phase.STARTING)
     assert not broker.replicas, "no log is open before the records of the start are logged"
     image = broker.metadata.image
+    # Nobody was told of what was decided while the metadata was on its way here.
+    broker.whereabouts.brokers_changed(image.brokers.values())
     broker.assignment.reconcile(image, image.topics_by_id, now, clean=broker.directory.clean)
 
 
