@@ -130,6 +130,13 @@ class Controller:
             self.eligible.discard(self.leader)
             self.in_sync.add(self.leader)
 
+    def lead(self, broker: int) -> None:
+        """Somebody wants this one, which is in sync, to lead."""
+        assert broker in self.in_sync
+        self.leader_epoch += 1
+        self.leader = broker
+        self.publish()
+
     def alter(self, asked: Alter) -> int:
         """Rule 7, in its order. Returns an error's code, or 0."""
         proposal = asked.proposal

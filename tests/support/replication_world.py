@@ -14,16 +14,13 @@ from quiverlog.errors import NotEnoughReplicas
 from quiverlog.types import Durability
 
 from .replication import LAG_US, ModelBroker, Row
+from .replication_checks import Checks, Violation
 from .replication_controller import Alter, Altered, Controller, Fetch, Fetched, Message
 
 __all__ = ["ReplicationWorld", "Violation"]
 
 
-class Violation(AssertionError):
-    """A promise was broken."""
-
-
-class ReplicationWorld:
+class ReplicationWorld(Checks):
     """See the module docstring. Raises Violation."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -34,6 +31,10 @@ class ReplicationWorld:
         self.brokers = [ModelBroker(n) for n in range(count)]
         self.now_us = 1_000_000
         self.network: list[Message] = []
+        self.late: list[Fetch | Alter] = []
+        """Requests that nobody waits for any more, and that will arrive all the same."""
+        self.paused: ModelBroker | None = None
+        self.pause_ends = self.steps_made = 0
         self.committed: list[Row] = []
         """What readers may have seen, from the first row on."""
         self.acknowledged: dict[int, int] = {}
@@ -49,6 +50,7 @@ class ReplicationWorld:
             self.give_up,
             self.fence_or_not,
             self.fence_proposed,
+            self.pause,
             self.prefer,
             self.die,
             self.rise,
@@ -76,14 +78,15 @@ class ReplicationWorld:
         for _ in range(steps):
             faulty = self.rng.random() < self.trouble
             self.rng.choice(self.faults if faulty else self.steps)()
+            self.release()
+            self.steps_made += 1
+            if self.paused is not None and self.steps_made >= self.pause_ends:
+                self._go_on()
             self.check()
         self.heal()
 
     def wait(self) -> None:
         self.now_us += self.rng.choice((1_000, 20_000, LAG_US // 2))
-
-    def up(self) -> list[ModelBroker]:
-        return [one for one in self.brokers if one.up]
 
     # --- the network ---------------------------------------------------------------------------
     def fetch(self) -> None:
@@ -106,7 +109,7 @@ class ReplicationWorld:
                 self.network.append(message)
         if isinstance(message, Fetch):
             target = self.brokers[message.target]
-            if target.up:
+            if target.up and target is not self.paused:
                 answer = target.serve(
                     message.source, message.source_epoch, message.plan, self.now_us
                 )
@@ -152,6 +155,21 @@ class ReplicationWorld:
         if self.network:
             self._unanswered(self.rng.choice(self.network))
 
+    def _hold_back(self, message: Fetch | Alter) -> None:
+        """It gets stuck in the network: nobody waits for it any more, and it will arrive."""
+        self.network = [one for one in self.network if one is not message]
+        self._unanswered(message)
+        self.late.append(message)
+
+    def release(self) -> None:
+        """What was stuck arrives, by now perhaps at a leader of a later epoch."""
+        if self.late and self.rng.random() < 0.03:
+            message = self.late.pop(self.rng.randrange(len(self.late)))
+            if isinstance(message, Alter):
+                for broker in message.proposal.members:
+                    self._unfence(self.brokers[broker])
+            self.deliver(message)
+
     def _unanswered(self, message: Message) -> None:
         asked = message.asked if isinstance(message, Fetched | Altered) else message
         one = self.brokers[asked.source]
@@ -185,7 +203,7 @@ class ReplicationWorld:
     def apply(self) -> None:
         one = self.rng.choice(self.brokers)
         history = self.controller.history
-        if one.up and not one.jobs and one.version + 1 < len(history):
+        if one is not self.paused and one.up and not one.jobs and one.version + 1 < len(history):
             self._apply(one, self.rng.randint(one.version + 1, len(history) - 1))
 
     def _apply(self, one: ModelBroker, version: int) -> None:
@@ -226,6 +244,11 @@ class ReplicationWorld:
         if proposal is not None:
             one.asked = Alter(one.broker_id, one.lives, one.broker_epoch, proposal)
             self.network.append(one.asked)
+            joins = set(proposal.members) - self.controller.in_sync - self.controller.fenced
+            if joins and not self.calm and self.rng.random() < 0.1:
+                # Its repetition is refused, and then the first one may come true.
+                self._hold_back(one.asked)
+                self.controller.fence(self.rng.choice(sorted(joins)))
 
     # --- faults --------------------------------------------------------------------------------
     def fence_or_not(self) -> None:
@@ -252,6 +275,33 @@ class ReplicationWorld:
         if self.rng.random() < 0.3:
             self.controller.elect()
             self.controller.publish()
+
+    def pause(self) -> None:
+        """A leader stands still while another one leads, and leads again: it has not heard of it.
+
+        A fetch that was on its way to it arrives then.
+        """
+        controller = self.controller
+        others = [b for b in controller.in_sync - {controller.leader} if b not in controller.fenced]
+        if self.paused is None and controller.leader is not None and others:
+            self.paused = self.brokers[controller.leader]
+            self.pause_ends = self.steps_made + self.rng.randint(20, 120)
+            asked = [m for m in self.network if isinstance(m, Fetch)]
+            for message in [m for m in asked if m.target == controller.leader]:
+                self._hold_back(message)
+            controller.lead(min(others, key=lambda b: len(self.brokers[b].log.rows)))
+
+    def _go_on(self) -> None:
+        one, self.paused = self.paused, None
+        assert one is not None
+        number = one.broker_id
+        if one.up and number in self.controller.in_sync and number not in self.controller.fenced:
+            self.controller.lead(number)
+            self._apply(one, len(self.controller.history) - 1)
+            for message in list(self.late):
+                if isinstance(message, Fetch) and message.target == number:
+                    self.late.remove(message)
+                    self.deliver(message)
 
     def die(self) -> None:
         if self.rng.random() < 0.5:
@@ -292,65 +342,11 @@ class ReplicationWorld:
         one.asked = None
         one.start(epoch, history[-1], len(history) - 1, self.now_us)
 
-    # --- what must hold ------------------------------------------------------------------------
-    def check(self) -> None:
-        for member in self.controller.in_sync:
-            if self.lossy.get(member) and member not in self.controller.fenced:
-                del self.lossy[member]
-        for one in self.up():
-            self._check_watermark(one)
-            for done in one.acknowledge():
-                self._acknowledge(one, done.start, done.end)
-        for member in self.controller.in_sync | self.controller.eligible:
-            if member not in self.lossy:
-                self._check_has_all(self.brokers[member], "counts as a copy")
-
-    def _check_watermark(self, one: ModelBroker) -> None:
-        """What may be read is the same everywhere, and never becomes less."""
-        state, rows = one.state, one.log.rows
-        end = state.high_watermark
-        if end > len(rows):
-            raise Violation(f"broker {one.broker_id} shows {end} rows and has {len(rows)}")
-        life = (one.broker_id, one.lives, state.leader_epoch)
-        if end < self.watermarks.get(life, 0):
-            raise Violation(f"the high watermark of broker {one.broker_id} fell to {end}")
-        self.watermarks[life] = end
-        if state.leads:
-            self.committed += rows[len(self.committed) : end]
-        seen = min(end, len(self.committed))
-        if rows[:seen] != self.committed[:seen] or end > seen:
-            raise Violation(f"broker {one.broker_id} shows other rows below {end} than others have")
-
-    def _acknowledge(self, one: ModelBroker, start: int, end: int) -> None:
-        for offset in range(start, end):
-            value = one.log.rows[offset][1]
-            if self.acknowledged.setdefault(offset, value) != value:
-                raise Violation(f"two rows were acknowledged at {offset}")
-
-    def _check_has_all(self, one: ModelBroker, what: str) -> None:
-        rows = one.log.rows
-        if rows[: len(self.committed)] != self.committed:
-            raise Violation(f"broker {one.broker_id} {what}, and lacks rows that were shown")
-        for offset, value in self.acknowledged.items():
-            if offset >= len(rows) or rows[offset][1] != value:
-                raise Violation(f"broker {one.broker_id} {what}, and lacks an acknowledged row")
-
-    def _check_leader(self, one: ModelBroker) -> None:
-        meta = self.controller.history[-1]
-        if meta.leader == one.broker_id and one.state.leader_epoch == meta.leader_epoch:
-            self._check_has_all(one, "leads")
-
-    def _check_proposal(self, one: ModelBroker, before: frozenset[int], proposal: Proposal) -> None:
-        """Nobody joins whom the leader cannot know to be fit, nobody leaves before his time."""
-        for member, epoch in zip(proposal.members, proposal.broker_epochs, strict=True):
-            if member not in before and one.meta.fit_epoch(member) != epoch:
-                raise Violation(f"broker {member} is to be in sync: fenced, or an earlier life")
-        if before - set(proposal.members) and self.now_us - one.elected_us <= LAG_US:
-            raise Violation("a follower is to leave before the new leader can know its lag")
-
+    # --- the end -------------------------------------------------------------------------------
     def heal(self) -> None:
         """No more faults: all copies become equal, and everything readable."""
         self.calm = True
+        self.paused = None
         for _ in range(400):
             for one in self.brokers:
                 if not one.up:
