@@ -156,7 +156,7 @@ class ReplicationWorld(Checks):
             self._unanswered(self.rng.choice(self.network))
 
     def _hold_back(self, message: Fetch | Alter) -> None:
-        """It gets stuck in the network: nobody waits for it any more, and it will arrive."""
+        """The request gets stuck in the network: nobody waits for it, and it will arrive."""
         self.network = [one for one in self.network if one is not message]
         self._unanswered(message)
         self.late.append(message)
