@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -202,3 +205,27 @@ def test_a_broker_that_waits_for_others_stops_when_it_is_told_to(tmp_path: Path)
         until(lambda: broker.log_text.count("waiting for the metadata") == life, "the line")  # noqa: B023
         assert broker.stop() == 0, broker.log_text
     assert broker.log_text.count("waiting for the metadata") == 2
+
+
+def test_voters_on_the_command_line(stack: ExitStack) -> None:
+    config = {"node.id": 1, "cluster.id": CLUSTER}
+    first = stack.enter_context(BrokerProcess(config=config))
+    seeds = {"controller.quorum.bootstrap.servers": f"1@{first.bootstrap}"}
+    second = stack.enter_context(BrokerProcess(config=config | {"node.id": 2} | seeds))
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        where = ("--bootstrap-server", f"{second.bootstrap},{first.bootstrap}")
+        command = (sys.executable, "-m", "quiverlog", "cluster", "voters", *words, *where)
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    added = run("add", "2", "--format", "json")
+    assert added.returncode == 0, added.stderr
+    roles = {one["node_id"]: one["role"] for one in json.loads(added.stdout)["replicas"]}
+    assert roles == {1: "leader", 2: "voter"}
+    assert run("remove", "2").returncode == 0
+    shown = run("list")
+    assert "leader" in shown.stdout
+    assert "observer" in shown.stdout
+    refused = run("remove", "9")
+    assert refused.returncode == 1
+    assert "INVALID_VOTER_CHANGE" in refused.stderr

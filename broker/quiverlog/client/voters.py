@@ -1,0 +1,53 @@
+"""Administration of the metadata quorum's voters, as an operation.
+
+Owns the way to whoever leads the quorum: each broker that is known is asked in turn.
+"""
+
+from __future__ import annotations
+
+from quiverlog.errors import ConnectionFailed, NotController, QuiverlogError, error_from_code
+from quiverlog.wire.messages import Response
+from quiverlog.wire.voters_messages import ChangeVotersRequest, ChangeVotersResponse
+
+from .commands import Operation
+from .routing import Cluster
+
+__all__ = ["change_voters"]
+
+
+def change_voters(
+    cluster: Cluster, request: ChangeVotersRequest
+) -> Operation[ChangeVotersResponse]:
+    """The quorum when the change, if there is one, is committed; what passes is tried again."""
+
+    def attempt() -> Operation[ChangeVotersResponse]:
+        last: QuiverlogError = NotController()
+        best: ChangeVotersResponse | None = None
+        for address in cluster.addresses():
+            try:
+                reply = yield cluster.call(address, request)
+                found = _checked(reply.response)
+            except (ConnectionFailed, NotController) as error:
+                last = error
+                continue
+            if request.change:
+                return found
+            if best is None or _knowledge(found) > _knowledge(best):
+                best = found
+        if best is None:
+            raise last
+        return best
+
+    return (yield from cluster.retrying(attempt))
+
+
+def _checked(response: Response) -> ChangeVotersResponse:
+    assert isinstance(response, ChangeVotersResponse)
+    if response.error_code:
+        raise error_from_code(response.error_code, response.error_message)
+    return response
+
+
+def _knowledge(found: ChangeVotersResponse) -> tuple[int, int]:
+    """The leader of the newest term knows most."""
+    return found.term, sum(one.last_index >= 0 for one in found.replicas)
