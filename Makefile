@@ -4,10 +4,11 @@
 #   make PYTHON=/path/to/python   the interpreter that .venv is made of
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs sim-bugs setup clean
+.PHONY: help demo test lint bench docs sim sim-bugs setup clean
 export PYTHON
 
 ARGS ?=
+HOURS ?= 1
 RUN := scripts/with-env.sh
 RUN_NO_JAVA := scripts/with-env.sh --no-java
 
@@ -35,9 +36,14 @@ docs:  ## Regenerate the generated pages and check every link
 	@scripts/setup.sh
 	@$(RUN_NO_JAVA) python scripts/build_docs.py $(ARGS)
 
+sim:  ## Simulated clusters with fresh seeds: make sim HOURS=8 (simulated hours)
+	@scripts/setup.sh
+	@$(RUN_NO_JAVA) python -m tests.sim.cluster --hours $(HOURS) $(ARGS)
+
 sim-bugs:  ## The table of planted bugs and the checks that catch them
 	@scripts/setup.sh
 	@$(RUN_NO_JAVA) python -m tests.sim.raft --bugs --duration-ms 4000
+	@$(RUN_NO_JAVA) python -m tests.sim.cluster --bugs
 	@$(RUN_NO_JAVA) python -m tests.sim --bugs $(ARGS)
 
 setup:  ## Only make .venv ready

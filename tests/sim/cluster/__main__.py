@@ -8,10 +8,13 @@ import time
 import traceback
 from collections import Counter
 
+from tests.sim.bugs import hunt, print_table
 from tests.sim.checker import Violation
 from tests.sim.stats import report
 
+from .planted import BUGS, NOT_YET, UNPROVEN
 from .run import simulate
+from .soak import soak
 
 __all__ = ["main"]
 
@@ -24,8 +27,22 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="first seed of many")
     parser.add_argument("--duration-ms", type=int, default=20_000, help="simulated work per run")
     parser.add_argument("--stats", action="store_true", help="count what happened in all runs")
+    parser.add_argument("--open", action="append", default=[], help="open a gate (gates.py)")
+    parser.add_argument("--bugs", action="store_true", help="plant each bug and show who finds it")
+    parser.add_argument("--bug", help="plant the bugs with this text in their name")
+    parser.add_argument("--hours", type=float, help="run fresh seeds for so many simulated hours")
     parser.add_argument("--cluster", action="store_true", help="for `python -m tests.sim`")
     options = parser.parse_args()
+    if options.hours is not None:
+        return 1 if soak(options.hours, first=options.first or None) else 0
+    if options.bugs or options.bug is not None:
+        chosen = [bug for bug in BUGS if (options.bug or "") in bug.name]
+        seeds = range(options.first, options.first + options.seeds)
+        caught = (hunt(b, seeds=seeds, duration_ms=6_000, run=simulate) for b in chosen)
+        missed = print_table(caught)
+        for name, why in NOT_YET.items():
+            print(f"{name:60} {'NOT YET':>14}  {why}")
+        return 1 if missed > sum(bug.name in UNPROVEN for bug in chosen) else 0
     first = options.first if options.seed is None else options.seed
     count = options.seeds if options.seed is None else 1
     failed = 0
@@ -34,7 +51,7 @@ def main() -> int:
     for seed in range(first, first + count):
         began = time.process_time()
         try:
-            result = simulate(seed, duration_ms=options.duration_ms)
+            result = simulate(seed, duration_ms=options.duration_ms, opened=frozenset(options.open))
         except Violation as violation:
             failed += 1
             print(f"FAILED {violation}", flush=True)

@@ -7,7 +7,13 @@ then they stay with one that leads no more. What they check is the single node's
 
 from __future__ import annotations
 
-from quiverlog.errors import FencedLeaderEpoch, NotLeader, UnknownLeaderEpoch, UnknownTopicId
+from quiverlog.errors import (
+    FencedLeaderEpoch,
+    NotLeader,
+    ReplicaNotAvailable,
+    UnknownLeaderEpoch,
+    UnknownTopicId,
+)
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 from tests.sim.actors import Actor, Reader
@@ -46,10 +52,10 @@ class ClusterChecker(Checker):
         else:
             super().acked(key, base_offset, values, at_us, flushed=True)
 
-    def all_lost_power(self) -> None:
+    def all_lost_power(self, *, is_flushed_kept: bool) -> None:
         """Rows that are on too few disks may be gone, and others in their place."""
         for model in self.partitions.values():
-            if "replicated_flushed" in model.topic.durabilities and not model.topic.lossy:
+            if is_flushed_kept and model.topic.durabilities == {"replicated_flushed"}:
                 kept = set(model.acknowledged)
             else:
                 kept = set()
@@ -168,7 +174,7 @@ class ClusterProducer(_Routed, Producer):
 
 
 class ClusterReader(_Routed, Reader):
-    """Reads one partition at odd places."""
+    """Reads one partition at odd places, sometimes from a copy of it."""
 
     def __init__(self, world: World, checker: Checker, number: int, key: Key) -> None:
         self._ends = {}
@@ -176,6 +182,21 @@ class ClusterReader(_Routed, Reader):
 
     def keys(self) -> list[Key]:
         return [self.key]
+
+    def _entry(self, key: Key) -> m.FetchPartition:
+        entry = super()._entry(key)
+        entry.from_follower = self.rng.random() < 0.5
+        return entry
+
+    def _failed(self, key: Key, got: m.FetchPartitionResult) -> None:
+        if got.error_code == ReplicaNotAvailable.code:
+            self.hang_up_later(self.rng.randrange(1, 100_000))
+        else:
+            super()._failed(key, got)
+
+    def led_by(self, response: m.MetadataResponse) -> None:
+        if self.rng.random() < 0.5:
+            super().led_by(response)
 
     def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:
         if isinstance(response, m.MetadataResponse):

@@ -34,6 +34,7 @@ class Cluster:
         self.hosts: list[ClusterHost] = [h for h in self.world.hosts if isinstance(h, ClusterHost)]
         self.invariants = Invariants()
         self.stand_in = StandIn(self)
+        self.invariants.on_elected = self._elected
         self.on_all_power: list[Callable[[], None]] = []
         self.frail: set[int] = set()
         """Nodes that lost rows with their power, and have not got all of them back yet."""
@@ -70,7 +71,7 @@ class Cluster:
             return False
         image = leader.node.broker.metadata.image
         known = {node_id: one.incarnation for node_id, one in image.brokers.items()}
-        if any(known.get(host.node_id) != host.incarnation for host in self.hosts):
+        if not all(h.is_serving and known.get(h.node_id) == h.incarnation for h in self.hosts):
             return False
         partitions = [one for topic in image.topics.values() for one in topic.partitions]
         return bool(partitions) and all(
@@ -169,6 +170,23 @@ class Cluster:
                 host.power_loss()
             else:
                 host.disk.power_loss()
+
+    def _elected(self, host: ClusterHost) -> None:
+        if self.world.calm or self.rng.random() >= self.scenario.newborn_faults:
+            return
+        life = host.life
+
+        def lose() -> None:
+            if host.life != life or host.node is None or self.world.calm:
+                return
+            self.world.faults["newborn leader lost"] += 1
+            self._goes_down(host)
+            if self.may_lose_power(host):
+                host.power_loss()
+            else:
+                host.kill()
+
+        self.world.at(self.rng.randrange(1, self.rng.choice((2_000, 20_000, 200_000))), lose)
 
     def _died(self, host: Host, clean: bool) -> None:
         assert isinstance(host, ClusterHost)

@@ -29,6 +29,7 @@ from quiverlog.core.raft.messages import HardState, ReplicaKey, SnapshotMeta
 from quiverlog.errors import NotController, QuiverlogError
 from quiverlog.limits import BROKER_SESSION_MS_DEFAULT
 from quiverlog.node.assignment import Assignment
+from quiverlog.node.broker import Broker
 from quiverlog.node.effects import Peer, Purpose
 from quiverlog.node.jobs import Then
 from quiverlog.node.node import Node
@@ -194,8 +195,12 @@ class StandIn:
             self._term, self._asked = term, None
             self._registrations = Registrations(leader.node_id, leader.incarnation, _SESSION_US)
             self._registrations.begin(broker.metadata.image, leader.now.mono_us, {})
-        if self._asked is not None:
-            return
+        if self._asked is None:
+            with leader.plant():
+                self._decide_something(leader, broker)
+
+    def _decide_something(self, leader: ClusterHost, broker: Broker) -> None:
+        assert self._registrations is not None
         for host in self._cluster.hosts:
             if host.is_serving and not host.is_paused and self._reaches(leader, host):
                 records = self._heard(self._registrations, leader, host)

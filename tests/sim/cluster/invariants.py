@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quiverlog.batch.header import BatchHeader
@@ -63,6 +64,7 @@ class Invariants:
         self.leaders: dict[tuple[Key, int], int] = {}
         self.terms: dict[int, int] = {}
         self.elections = 0
+        self.on_elected: Callable[[ClusterHost], None] = lambda host: None
         self.compared = 0
         """Batches of all copies that were compared."""
         self._copies: dict[tuple[int, Key], _Copy] = {}
@@ -96,9 +98,13 @@ class Invariants:
         assert host.node is not None
         raft = host.node.broker.quorum.raft
         if raft.role is Role.LEADER:
-            known = self.terms.setdefault(raft.term, host.node_id)
-            if known != host.node_id:
-                raise Violation(f"nodes {known} and {host.node_id} lead the quorum in {raft.term}")
+            self.check_term(raft.term, host.node_id)
+
+    def check_term(self, term: int, node_id: int) -> None:
+        """Rule 6."""
+        known = self.terms.setdefault(term, node_id)
+        if known != node_id:
+            raise Violation(f"nodes {known} and {node_id} lead the quorum in {term}")
 
     def _look_at_image(self, host: ClusterHost) -> None:
         assert host.node is not None
@@ -109,8 +115,7 @@ class Invariants:
         self._versions[host.node_id] = seen
         records = [encode_entry([record]) for record in image.snapshot_records()]
         digest = hashlib.blake2b(b"".join(sorted(records)), digest_size=12).digest()
-        if self._images.setdefault(image.version, digest) != digest:
-            raise Violation(f"{host.name} has other metadata at version {image.version}")
+        self.check_image(host.name, image.version, digest)
         for topic in image.topics.values():
             for one in topic.partitions:
                 self.check_in_sync(
@@ -120,6 +125,11 @@ class Invariants:
                     getattr(one, "eligible_leader_replicas", ()),
                     one.leader_id,
                 )
+
+    def check_image(self, name: str, version: int, digest: bytes) -> None:
+        """Rule 5."""
+        if self._images.setdefault(version, digest) != digest:
+            raise Violation(f"{name} has other metadata at version {version}")
 
     @staticmethod
     def check_in_sync(
@@ -165,6 +175,7 @@ class Invariants:
             return
         self.check_one_leader(key, epoch, host.node_id)
         self.elections += 1
+        self.on_elected(host)
         # Whatever anybody was shown before must be in the log of who leads now.
         self.check_complete(str(replica.name), replica.log.log_end_offset, self.partitions[key].end)
         copy.path, copy.offset = "", 0

@@ -144,7 +144,7 @@ class _Run:
 
     def _all_power(self) -> None:
         """What may be gone, and what must not be: told before it happens."""
-        self.checker.all_lost_power()
+        self.checker.all_lost_power(is_flushed_kept=self.scenario.gate("flushed-everywhere"))
         for key, model in self.checker.partitions.items():
             kept = max(model.acknowledged, default=-1) + 1
             self.cluster.invariants.forgive(key, kept)
@@ -244,22 +244,23 @@ def simulate(
     """Run one seed. Raises Violation: a promise was broken; the message says how to see it again.
 
     Args:
-        opened: gates, of which there are none here.
+        opened: gates that are open for this run.
         plant: makes the context in which the code of one node (or of all) has a bug.
         shape: fields of the scenario that are not left to the seed.
     """
-    assert not opened
-    scenario = ClusterScenario.draw(seed, duration_ms=duration_ms, shape=shape)
+    scenario = ClusterScenario.draw(seed, duration_ms=duration_ms, opened=opened, shape=shape)
     run = _Run(scenario, plant)
     try:
         with small_limits():
             return run.run()
-    except Violation as violation:
+    except (Violation, AssertionError) as violation:
         lines = "\n  ".join(
             line[-600:] for line in run.world.last_words(9) if " debug " not in line
         )
         at_s = run.world.mono_us / 1e6
+        gates = "".join(f" --open {name}" for name in sorted(opened))
         raise Violation(
             f"seed {seed}: at {at_s:.3f} s: {violation}\n  {lines}\n"
-            f"  again: python -m tests.sim --cluster --seed {seed} --duration-ms {duration_ms}"
+            f"  again: python -m tests.sim --cluster --seed {seed}"
+            f" --duration-ms {duration_ms}{gates}"
         ) from violation

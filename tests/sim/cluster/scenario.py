@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tests.sim.gates import CLOSED, check_names
 from tests.sim.scenario import Scenario
 
 __all__ = ["ClusterScenario", "ClusterTopic"]
@@ -52,18 +53,32 @@ class ClusterScenario:
     down_ms: int
     leader_faults: float
     """How often a fault picks who leads the quorum or a partition, and not anybody."""
+    newborn_faults: float
+    """How often a leader is lost soon after its election, which few know of then."""
     pause_interval_ms: int
     pause_ms: int
     partition_interval_ms: int
     partition_ms: int
     one_way: float
     clock_jump_interval_ms: int
+    opened: frozenset[str] = frozenset()
+    """Gates that are open although `gates.CLOSED` names them."""
     buggy_everywhere: bool = False
     """A planted bug that needs two sides is in all nodes, otherwise in one."""
 
+    def gate(self, name: str) -> bool:
+        """Is this gate open?"""
+        check_names(frozenset((name,)))
+        return name not in CLOSED or name in self.opened
+
     @classmethod
     def draw(
-        cls, seed: int, *, duration_ms: int, shape: Mapping[str, object] | None = None
+        cls,
+        seed: int,
+        *,
+        duration_ms: int,
+        opened: frozenset[str] = frozenset(),
+        shape: Mapping[str, object] | None = None,
     ) -> ClusterScenario:
         """The scenario of a seed, with some fields set by force."""
         rng = random.Random(f"cluster-scenario-{seed}")
@@ -72,6 +87,7 @@ class ClusterScenario:
         drawn = cls(
             seed=seed,
             duration_ms=duration_ms,
+            opened=opened,
             nodes=nodes,
             topics=tuple(_topic(rng, n) for n in range(rng.randint(1, 2))),
             producers=rng.randint(2, 4),
@@ -95,6 +111,7 @@ class ClusterScenario:
             partition_ms=rng.choice((500, 5_000, 12_000)),
             one_way=rng.choice((0.0, 0.4)),
             clock_jump_interval_ms=rng.choice((0, 0, 5_000)),
+            newborn_faults=rng.choice((0.0, 0.0, 0.2)),
         )
         return dataclasses.replace(drawn, **dict(shape or {}))  # type: ignore[arg-type]
 

@@ -8,12 +8,17 @@ from collections import Counter
 
 import pytest
 
+from tests.sim.bug import Bug
+from tests.sim.bugs import hunt
+
+from .planted import BUGS, UNPROVEN
 from .run import ClusterResult, simulate
 
 _SEEDS = 24
 _CHUNK = 6
 _FRESH_SEEDS = 4
 _DURATION_MS = 5_000
+_HUNT_SEEDS = 6
 _MUST_HAPPEN = (
     "clock jump",
     "kill",
@@ -54,6 +59,15 @@ def test_much_happens_to_a_cluster() -> None:
     assert sum(result.rows_acknowledged for result in results) > 10_000
     assert sum(result.elections for result in results) > 40
     assert sum(result.compared for result in results) > 10_000
+
+
+@pytest.mark.parametrize(
+    "bug", [bug for bug in BUGS if bug.name not in UNPROVEN], ids=lambda bug: bug.name
+)
+def test_a_planted_bug_of_replication_is_caught(bug: Bug) -> None:
+    """By a seed that sound nodes pass."""
+    caught = hunt(bug, seeds=range(_HUNT_SEEDS), duration_ms=6_000, run=simulate)
+    assert caught.seed is not None, caught.said
 
 
 def test_a_seed_of_a_cluster_says_it_all() -> None:

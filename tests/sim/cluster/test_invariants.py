@@ -1,0 +1,169 @@
+"""The rules of a simulated cluster on broken histories: each is red at least once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.checker import Violation
+
+from .clients import ClusterChecker, ClusterTopicModel
+from .invariants import Invariants
+
+KEY = (bytes(16), 0)
+
+
+def in_sync(
+    members: tuple[int, ...], *, eligible: tuple[int, ...] = (), leader_id: int = 0
+) -> None:
+    Invariants.check_in_sync("t-0", (0, 1, 2), members, eligible, leader_id)
+
+
+def test_one_leader_in_an_epoch() -> None:
+    rules = Invariants()
+    rules.check_one_leader(KEY, 3, 0)
+    rules.check_one_leader(KEY, 3, 0)
+    rules.check_one_leader(KEY, 4, 1)
+    with pytest.raises(Violation, match="under epoch 3"):
+        rules.check_one_leader(KEY, 3, 1)
+
+
+def test_a_high_watermark_does_not_fall() -> None:
+    Invariants.check_monotonic("t-0", 5, 5)
+    with pytest.raises(Violation, match="fell from 5 to 4"):
+        Invariants.check_monotonic("t-0", 5, 4)
+
+
+def test_who_is_in_sync_is_a_replica_and_leads() -> None:
+    in_sync((0, 1))
+    in_sync((), eligible=(2,), leader_id=-1)
+    with pytest.raises(Violation, match=r"of \(0, 1, 2\)"):
+        in_sync((0, 3))
+    with pytest.raises(Violation, match=r"of \(0, 1, 2\)"):
+        in_sync((0, 1), eligible=(4,))
+    with pytest.raises(Violation, match="are in sync"):
+        in_sync((0, 1), eligible=(1,))
+    with pytest.raises(Violation, match="2 leads"):
+        in_sync((0, 1), leader_id=2)
+
+
+def test_committed_bytes_are_the_same_everywhere() -> None:
+    rules = Invariants()
+    rules.committed(KEY, "a", 0, 5, 111)
+    rules.committed(KEY, "b", 0, 5, 111)
+    rules.committed(KEY, "b", 5, 9, 222)
+    assert rules.partitions[KEY].end == 9
+    with pytest.raises(Violation, match="other bytes at 5"):
+        rules.committed(KEY, "a", 5, 9, 333)
+    with pytest.raises(Violation, match="other bytes at 0"):
+        rules.committed(KEY, "a", 0, 4, 111)
+
+
+def test_who_begins_to_lead_has_all_that_was_committed() -> None:
+    Invariants.check_complete("t-0", 9, 9)
+    with pytest.raises(Violation, match="up to 8, committed was 9"):
+        Invariants.check_complete("t-0", 8, 9)
+
+
+def test_what_a_fault_had_the_right_to_take_is_not_missed() -> None:
+    rules = Invariants()
+    rules.committed(KEY, "a", 0, 5, 111)
+    rules.committed(KEY, "a", 5, 9, 222)
+    rules.forgive(KEY, 5)
+    assert rules.partitions[KEY].end == 5
+    rules.committed(KEY, "a", 5, 7, 333)
+    with pytest.raises(Violation, match="other bytes at 0"):
+        rules.committed(KEY, "a", 0, 5, 999)
+
+
+def test_equal_versions_of_the_metadata_say_the_same() -> None:
+    rules = Invariants()
+    rules.check_image("a", 7, b"x")
+    rules.check_image("b", 7, b"x")
+    rules.check_image("b", 8, b"y")
+    with pytest.raises(Violation, match="version 7"):
+        rules.check_image("c", 7, b"z")
+
+
+def test_one_leader_of_the_quorum_in_a_term() -> None:
+    rules = Invariants()
+    rules.check_term(1, 0)
+    rules.check_term(2, 1)
+    with pytest.raises(Violation, match="nodes 0 and 2"):
+        rules.check_term(1, 2)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+@pytest.fixture
+def rows() -> ClusterChecker:
+    """Six rows of one producer were sent."""
+    checker = ClusterChecker()
+    model = ClusterTopicModel("t", KEY[0], {"durability": "replicated"})
+    checker.add(model, 1)
+    checker.sent(KEY, list(range(1, 7)))
+    return checker
+
+
+def test_an_acknowledged_row_is_there_at_the_end(rows: ClusterChecker) -> None:
+    rows.acked(KEY, 0, [1, 2], 0, flushed=True)
+    rows.read(KEY, 0, [1])
+    with pytest.raises(Violation, match="acknowledged rows are missing"):
+        rows.finish(KEY, 0, 1)
+
+
+def test_the_log_does_not_end_before_what_was_acknowledged(rows: ClusterChecker) -> None:
+    rows.acked(KEY, 0, [1, 2], 0, flushed=True)
+    with pytest.raises(Violation, match="the log ends at 1"):
+        rows.log_end(KEY, 1)
+
+
+def test_offsets_are_dense(rows: ClusterChecker) -> None:
+    rows.read(KEY, 0, [1])
+    rows.read(KEY, 2, [2])
+    with pytest.raises(Violation, match=r"offsets \[1\]"):
+        rows.finish(KEY, 0, 3)
+
+
+def test_no_row_lies_at_two_offsets(rows: ClusterChecker) -> None:
+    rows.read(KEY, 0, [1])
+    with pytest.raises(Violation, match="lies at offsets 0 and 4"):
+        rows.read(KEY, 4, [1])
+
+
+def test_no_offset_holds_two_rows(rows: ClusterChecker) -> None:
+    rows.read(KEY, 0, [1])
+    with pytest.raises(Violation, match="changed from 1 to 2"):
+        rows.read(KEY, 0, [2])
+    rows.acked(KEY, 1, [3], 0, flushed=True)
+    with pytest.raises(Violation, match="acknowledged was 3"):
+        rows.read(KEY, 1, [4])
+
+
+def test_rows_of_a_producer_keep_their_order(rows: ClusterChecker) -> None:
+    with pytest.raises(Violation, match="out of order"):
+        rows.read(KEY, 0, [2, 1])
+
+
+def test_nobody_reads_what_nobody_sent(rows: ClusterChecker) -> None:
+    with pytest.raises(Violation, match="nobody sent"):
+        rows.read(KEY, 0, [77])
+
+
+def test_two_acknowledgements_are_of_two_places(rows: ClusterChecker) -> None:
+    rows.acked(KEY, 0, [1], 0, flushed=True)
+    with pytest.raises(Violation, match="was acknowledged for 1 and for 2"):
+        rows.acked(KEY, 0, [2], 0, flushed=True)
+
+
+def test_a_power_failure_of_all_takes_only_what_it_may(rows: ClusterChecker) -> None:
+    rows.acked(KEY, 0, [1], 0, flushed=True)
+    rows.read(KEY, 0, [1])
+    rows.all_lost_power(is_flushed_kept=True)
+    rows.read(KEY, 0, [2])
+    rows.finish(KEY, 0, 1)
+    strict = ClusterChecker()
+    strict.add(ClusterTopicModel("t", KEY[0], {"durability": "replicated_flushed"}), 1)
+    strict.sent(KEY, [1, 2])
+    strict.acked(KEY, 0, [1], 0, flushed=True)
+    strict.all_lost_power(is_flushed_kept=True)
+    with pytest.raises(Violation, match="acknowledged was 1"):
+        strict.read(KEY, 0, [2])
