@@ -20,7 +20,7 @@ __all__ = ["NEVER", "Operation", "is_linearizable", "log_model", "register_model
 
 NEVER: Final = 1 << 62
 """When an operation returned whose answer nobody has seen."""
-_TRIED_MAX: Final = 200_000
+_TRIED_MAX: Final = 30_000
 
 State = Any
 Model = Callable[[State, "Operation"], tuple[bool, State]]
