@@ -6,14 +6,17 @@ while the others hold all that it holds, unless all lose it at once, which is to
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
 
+from quiverlog.limits import BROKER_SESSION_MS_DEFAULT
+from quiverlog.node.config import NodeConfig
 from tests.sim.host import Host, Plant
 from tests.sim.world import World
 
-from .glue import CLUSTER_ID, StandIn, ask_controllers, make_directories
+from .glue import CLUSTER_ID, StandIn, make_directories
 from .host import ClusterHost
 from .invariants import Invariants
 from .scenario import ClusterScenario
@@ -47,8 +50,13 @@ class Cluster:
             host.cluster_id = CLUSTER_ID
             host.plant = plant if plant is not None and host.node_id in buggy else nullcontext
             host.looked = self.invariants.look
-            host.on_made = ask_controllers
+            host.make_config = self._config
             host.may_lose_power = self.may_lose_power
+
+    @staticmethod
+    def _config(host: ClusterHost, config: NodeConfig) -> NodeConfig:
+        """As an operator has it."""
+        return dataclasses.replace(config, broker_session_ms=BROKER_SESSION_MS_DEFAULT)
 
     # --- looking -------------------------------------------------------------------------------
     def controller(self) -> ClusterHost | None:
@@ -191,7 +199,6 @@ class Cluster:
     def _died(self, host: Host, clean: bool) -> None:
         assert isinstance(host, ClusterHost)
         host.resume()
-        self.stand_in.died(host, clean)
         if host.disk.lost_power:
             self.frail.add(host.node_id)
 

@@ -74,7 +74,6 @@ class _Run:
         self._until(
             lambda: all(host.is_serving for host in cluster.hosts), _START_US, "every start"
         )
-        cluster.stand_in.begin()
         self._until(cluster.stand_in.create, _START_US, "the topics")
         self._until(self._all_open, _START_US, "every copy is open and in sync")
         self._know_topics()
