@@ -221,6 +221,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "storage.log:Log.complete_truncate",
         "self._producers.adopt(result.producers)",
         "pass",
+        seed=13,
         shape=_DIVERGING,
     ),
     make_bug(
@@ -234,6 +235,7 @@ BUGS: Final[tuple[Bug, ...]] = (
 
 UNPROVEN: Final = frozenset(
     (
+        "a copy claims the leader's epoch for its own end",
         "high watermark past |ISR| < min",
         "truncate to the high watermark",
         "a new leader writes no epoch before its first row",
