@@ -91,6 +91,7 @@ class Door:
         self._always: dict[type[m.Request], Fault] = {}
         self._open: set[_Connection] = set()
         self._server: asyncio.Server | None = None
+        self._is_deaf = False
 
     @property
     def bootstrap(self) -> str:
@@ -114,11 +115,16 @@ class Door:
         return [r for r in list(self.requests) if type(r) is request]
 
     def drop_connections(self) -> None:
-        """Close every connection, as a broker does with idle ones."""
+        """Close every connection, as a broker does with idle ones, and read what later ones say."""
+        self._is_deaf = False
         self._broker.on_loop(lambda: [c.abort() for c in list(self._open)])
 
     def stop_reading(self) -> None:
-        """Of no connection that is open now; on the broker's thread."""
+        """Of no connection, from now on; on the broker's thread.
+
+        Also of later ones: a client that gives one up for its silence tries another.
+        """
+        self._is_deaf = True
         for connection in self._open:
             connection.stop_reading()
 
@@ -142,6 +148,8 @@ class Door:
     def opened(self, connection: _Connection) -> None:
         self.connections += 1
         self._open.add(connection)
+        if self._is_deaf:
+            connection.stop_reading()
 
     def closed(self, connection: _Connection) -> None:
         self._open.discard(connection)
