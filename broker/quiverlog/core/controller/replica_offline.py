@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quiverlog.core.controller.alter_partition import check_broker, find_partition, fit_epoch
+from quiverlog.core.controller.eligible import min_in_sync
 from quiverlog.core.controller.image import Image, PartitionImage
 from quiverlog.core.controller.records import LEADER_STAYS, PartitionChangeRecord, Record
 from quiverlog.errors import InvalidRequest
@@ -48,8 +49,7 @@ def replica_offline(
         assert leader_id in in_sync, "a leader is in sync"
     if in_sync == partition.in_sync_replicas and eligible == partition.eligible_leader_replicas:
         return []
-    min_in_sync = min(topic.config.min_in_sync_replicas, len(partition.replicas))
-    if len(in_sync) >= min_in_sync:
+    if len(in_sync) >= min_in_sync(topic.config, partition):
         eligible = ()
     assert broker_id not in (*in_sync, *eligible)
     return [
