@@ -22,7 +22,8 @@ from quiverlog.core.controller.records import (
     encode_entry,
 )
 from quiverlog.core.raft.messages import Entry, EntryKind, SnapshotMeta
-from quiverlog.errors import NotLeader, StorageFault
+from quiverlog.errors import NotController, NotLeader, StorageFault
+from quiverlog.node import in_sync_decisions
 from quiverlog.node.events import JobDone, Tick
 from quiverlog.storage.posix import PosixDisk
 from quiverlog.storage.quorum_items import Snapshot
@@ -198,20 +199,22 @@ def followed(node: NodeDriver, **fields: Any) -> bytes:
     ],
 )
 def test_a_copy_that_others_rely_on_does_not_begin_again(
-    node: NodeDriver, relied_on: dict[str, Any]
+    node: NodeDriver, relied_on: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Elected, it would have them cut what it has lost."""
+
+    def cut_off(*_: object) -> list[Record]:
+        raise NotController
+
     topic = followed(node, **relied_on)
+    monkeypatch.setattr(in_sync_decisions, "replica_offline", cut_off)
     lose(node)
     node.advance(20_000)
     assert list(node.node.broker.assignment.offline) == [(topic, 0)]
     assert directories(node) == []
-    # Until nobody does any more.
-    decide(
-        node,
-        PartitionChangeRecord(topic, 0, in_sync_replicas=(OTHER,), eligible_leader_replicas=()),
-    )
-    node.advance(6_000)
+    # Until nobody does any more: the controller has heard of it.
+    monkeypatch.undo()
+    node.advance(12_000)
     assert not node.node.broker.assignment.offline
     replica = node.node.broker.assignment.find((topic, 0))
     assert replica is not None
