@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from quiverlog.batch.schema import serialize_schema
+from quiverlog.errors import NotController
 from quiverlog.node.effects import SendToPeer
+from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest
 from tests.support.members import Member, Members
+from tests.support.node import SCHEMA
 
 
 @pytest.fixture
@@ -107,3 +111,29 @@ def test_a_broker_that_joins_late_knows_where_those_are_who_came_before(members:
     for node_id, member in members.by_id.items():
         known = member.node.broker.whereabouts.known()
         assert set(known) == {1, 2, 3} - {node_id}
+
+
+def test_what_only_the_controller_can_do_is_refused_elsewhere_with_its_address(
+    members: Members,
+) -> None:
+    two = members.by_id[2]
+    two.call(m.HelloRequest())
+    answer, _ = two.call(m.MetadataRequest(topics=[]))
+    assert answer.controller_id == 1
+    assert [(one.node_id, one.host) for one in answer.brokers] == [
+        (1, "host-1"), (2, "host-2"), (3, "host-3"),
+    ]  # fmt: skip
+    new = m.NewTopic("t", serialize_schema(SCHEMA), 1)
+    refused = [
+        two.call(m.CreateTopicsRequest(topics=[new]))[0].topics[0],
+        two.call(m.DeleteTopicsRequest(names=["nothing"]))[0].topics[0],
+        two.call(m.AlterTopicRequest(name="nothing", partitions=2))[0],
+        two.call(m.InitProducerIdRequest())[0],
+    ]
+    for one in refused:
+        assert one.error_code == NotController.code
+        assert "broker 1 at host-1:9292 decides" in one.error_message
+    members.down.add(1)
+    members.run(3_000)
+    (one,) = two.call(m.CreateTopicsRequest(topics=[new]))[0].topics
+    assert one.error_code == NotController.code

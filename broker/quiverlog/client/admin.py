@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 from quiverlog.errors import (
     ConnectionClosed,
     InvalidArgument,
+    NotController,
     QuiverlogError,
     RequestTimedOut,
     TopicExists,
@@ -112,7 +113,7 @@ def create_topic(
 
     def attempt() -> Operation[TopicInfo | None]:
         try:
-            reply = yield from cluster.call_any(
+            reply = yield from cluster.call_controller(
                 m.CreateTopicsRequest(topics=[new], validate_only=validate_only)
             )
         except (ConnectionClosed, RequestTimedOut) as error:
@@ -125,6 +126,9 @@ def create_topic(
         except TopicExists:
             if not (if_not_exists or (tries and (yield from _is_ours(cluster, new)))):
                 raise
+        except NotController as error:
+            tries.append(error)  # it may yet be created
+            raise
         if validate_only:
             return None
         return (yield from cluster.topic(name, fresh=True))
@@ -155,7 +159,7 @@ def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[N
 
     def attempt() -> Operation[None]:
         try:
-            reply = yield from cluster.call_any(m.DeleteTopicsRequest(names=[name]))
+            reply = yield from cluster.call_controller(m.DeleteTopicsRequest(names=[name]))
         except (ConnectionClosed, RequestTimedOut) as error:
             tries.append(error)
             raise
@@ -167,6 +171,9 @@ def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[N
         except UnknownTopic:
             if not (if_exists or tries):
                 raise
+        except NotController as error:
+            tries.append(error)
+            raise
 
     return (yield from about(name, cluster.retrying(attempt)))
 
@@ -194,7 +201,7 @@ def alter_topic(
     )
 
     def attempt() -> Operation[int]:
-        reply = yield from cluster.call_any(request)
+        reply = yield from cluster.call_controller(request)
         assert isinstance(reply.response, m.AlterTopicResponse)
         cluster.forget_topics()
         return reply.response.schema_id
@@ -210,7 +217,7 @@ def elect_leaders(
     request = ElectLeadersRequest(name=name, partitions=wanted, unclean=unclean)
 
     def attempt() -> Operation[dict[int, int | None]]:
-        reply = yield from cluster.call_any(request)
+        reply = yield from cluster.call_controller(request)
         assert isinstance(reply.response, ElectLeadersResponse)
         cluster.forget_topics()
         leaders = {one.partition: one.leader_id for one in reply.response.leaders}

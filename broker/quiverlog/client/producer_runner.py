@@ -32,7 +32,7 @@ def new_identity(cluster: Cluster) -> Operation[Identity]:
     """Ask for a producer id; tried again until the request timeout."""
 
     def attempt() -> Operation[Identity]:
-        reply = yield from cluster.call_any(m.InitProducerIdRequest())
+        reply = yield from cluster.call_controller(m.InitProducerIdRequest())
         assert isinstance(reply.response, m.InitProducerIdResponse)
         return Identity(reply.response.producer_id, reply.response.producer_epoch)
 

@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, TypeVar
 from quiverlog.addresses import PORT_DEFAULT
 from quiverlog.addresses import parse_addresses as parse_address_list
 from quiverlog.errors import (
+    ConnectionClosed,
     ConnectionFailed,
     InvalidArgument,
     InvalidResponse,
+    NotController,
     NotLeader,
     QuiverlogError,
+    RequestTimedOut,
     UnknownPartition,
     UnknownTopic,
     error_from_code,
@@ -144,6 +147,7 @@ class Cluster:
         self._histories: dict[bytes, SchemaHistory] = {}
         self._good_address: Address | None = None
         self._avoided: Address | None = None
+        self._is_controller_gone = False
         self._heard_s: dict[str, float] = {}
         """When each topic of the picture was asked for last."""
 
@@ -200,6 +204,26 @@ class Cluster:
             return reply
         raise ConnectionFailed(" ".join(failures))
 
+    def call_controller(self, request: m.Request) -> Operation[Reply]:
+        """Ask the broker that decides about topics and producers.
+
+        It may be another one than the picture says: whoever is asked then says so (NotController),
+        and the picture is renewed before the next try. A single broker is asked like any.
+        """
+        if self._is_controller_gone:
+            yield from self.refresh([])
+            self._is_controller_gone = False
+        address = self.metadata.brokers.get(self.metadata.controller_id)
+        if address is None or len(self.metadata.brokers) <= 1:
+            return (yield from self.call_any(request))
+        try:
+            reply: Reply = yield self.call(address, request)
+            check(reply.response)
+        except (ConnectionFailed, ConnectionClosed, NotController, RequestTimedOut):
+            self._is_controller_gone = True
+            raise
+        return reply
+
     def retrying(
         self, attempt: Callable[[], Operation[T]], *, timeout_s: float | None = None
     ) -> Operation[T]:
@@ -223,6 +247,8 @@ class Cluster:
                 if not (retriable or stale) or self.clock() + pause_s >= deadline:
                     raise
                 refreshed = refreshed or stale
+                if isinstance(error, NotController):
+                    self._is_controller_gone = True
                 if error.refresh_metadata:
                     self.forget_topics()
             tries += 1

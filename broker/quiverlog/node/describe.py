@@ -16,6 +16,7 @@ from quiverlog.core.controller.records import SchemaRecord
 from quiverlog.errors import InvalidRequest, QuiverlogError, UnknownTopic, UnknownTopicId
 from quiverlog.node import paging
 from quiverlog.node.broker import Broker
+from quiverlog.node.deciding import endpoint_at
 from quiverlog.node.tasks import Call, Steps
 from quiverlog.node.topics import check_count
 from quiverlog.wire import messages as m
@@ -50,7 +51,7 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
         topics += yield from _topics_by_id(broker, request.topic_ids, _least_bytes(topics))
     return m.MetadataResponse(
         cluster_id=broker.directory.cluster_id,
-        controller_id=broker.config.node_id,
+        controller_id=broker.membership.controller.controller_id,
         metadata_version=metadata.image.version,
         brokers=_endpoints(broker, call.connection_id),
         topics=topics,
@@ -59,18 +60,10 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
 
 
 def _endpoints(broker: Broker, connection_id: int) -> list[m.BrokerEndpoint]:
-    """Where the live brokers are, for those who ask at this connection's listener.
-
-    Who has not registered such a listener is named with the address of the default one.
-    """
-    listener = broker.clients.listener_of(connection_id)
+    """Where the live brokers are, for those who ask at this connection's listener."""
     found = []
     for record in broker.metadata.image.live_brokers():
-        told = record.listeners
-        if record.node_id == broker.config.node_id:
-            told = broker.config.endpoints
-        where = {name: (host, port) for name, host, port in told}
-        host, port = where.get(listener, (record.host, record.port))
+        host, port = endpoint_at(broker, record, connection_id)
         found.append(m.BrokerEndpoint(record.node_id, host, port, record.rack))
     return found
 

@@ -36,6 +36,7 @@ from quiverlog.limits import BATCH_HEADER_BYTES, PARTITIONS_PER_REQUEST_MAX
 from quiverlog.node.acknowledgements import fail_result
 from quiverlog.node.broker import Broker
 from quiverlog.node.checking import CheckJob, EntryCheck, HeldProduce, check_quick
+from quiverlog.node.deciding import check_decides
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.jobs import Urgency
 from quiverlog.node.replica import Replica
@@ -346,6 +347,7 @@ def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
     assert isinstance(request, m.InitProducerIdRequest)
     if request.transactional_id:
         raise InvalidRequest("this broker has no transactions: leave transactional_id empty.")
+    check_decides(broker, call.connection_id)
     ids = broker.producer_ids
     producer_id = request.producer_id
     epoch = request.producer_epoch

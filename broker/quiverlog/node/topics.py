@@ -22,6 +22,7 @@ from quiverlog.core.controller.records import PartitionRecord, Record
 from quiverlog.errors import InvalidRequest, QuiverlogError
 from quiverlog.limits import TOPICS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
+from quiverlog.node.deciding import check_decides
 from quiverlog.node.tasks import Call, Future, Steps, Wait
 from quiverlog.node.topic_order import Change
 from quiverlog.wire import messages as m
@@ -69,6 +70,7 @@ def _create_topics(
             yield from _until_free(broker, call, new.name)
             call.cost = _schema_cost(new.schema)
             try:
+                check_decides(broker, call.connection_id)
                 records = _decide_create(broker, call, new)
                 if not request.validate_only:
                     proposed.append((result, _propose(broker, call, records)))
@@ -152,6 +154,7 @@ def _delete_topics(
             results.append(result)
             yield from _wait_turn(broker, change)
             try:
+                check_decides(broker, call.connection_id)
                 topic = decide.find_topic(broker.metadata.pending, name)
                 result.topic_id = topic.topic_id
                 proposed.append((result, _propose(broker, call, decide.delete_topic(topic))))
@@ -178,6 +181,7 @@ def handle_alter_topic(broker: Broker, call: Call) -> Steps:
 
 def _alter_topic(broker: Broker, call: Call, request: m.AlterTopicRequest, change: Change) -> Steps:
     yield from _wait_turn(broker, change)
+    check_decides(broker, call.connection_id)
     topic = decide.find_topic(broker.metadata.pending, request.name)
     call.cost = _schema_cost(request.schema)
     records = decide.alter_topic(

@@ -1,0 +1,152 @@
+"""The client's way to the controller, from the picture, from refusals, and past dead brokers.
+
+The operations are driven by hand: a world of addresses answers their calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quiverlog.client import admin
+from quiverlog.client.commands import Call, Operation, Reply, Sleep
+from quiverlog.client.producer_runner import new_identity
+from quiverlog.client.results import Address
+from quiverlog.client.routing import Cluster, Settings
+from quiverlog.errors import ConnectionClosed, ConnectionFailed, NotController, QuiverlogError
+from quiverlog.wire import messages as m
+
+ONE, TWO, THREE = (Address(host, 9292) for host in ("one", "two", "three"))
+BROKERS = {1: ONE, 2: TWO, 3: THREE}
+
+
+class World:
+    """Three brokers. `controller`: who decides; `picture`: whom METADATA names."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.controller = self.picture = 1
+        self.down: set[Address] = set()
+        self.asked: list[tuple[Address, str]] = []
+        self.before: Callable[[Call], None] = lambda call: None
+        bootstrap = [ONE, TWO, THREE]
+        self.cluster = Cluster(bootstrap, Settings(), clock=lambda: self.now_s, jitter=lambda: 0.5)
+
+    def play(self, operation: Operation[Any]) -> Any:
+        """What a driver does."""
+        command, error = next(operation), None
+        while True:
+            result: Any = None
+            try:
+                if isinstance(command, Call):
+                    result = self.answer(command)
+                else:
+                    assert isinstance(command, Sleep)
+                    self.now_s += command.seconds
+                error = None
+            except QuiverlogError as failure:
+                error = failure
+            try:
+                command = operation.send(result) if error is None else operation.throw(error)
+            except StopIteration as end:
+                return end.value
+
+    def answer(self, call: Call) -> Reply:
+        self.asked.append((call.address, call.request.API.name))
+        self.before(call)
+        if call.address in self.down:
+            raise ConnectionFailed(f"{call.address} refuses.")
+        response: m.Response
+        if isinstance(call.request, m.MetadataRequest):
+            response = m.MetadataResponse(controller_id=self.picture)
+            response.brokers = [m.BrokerEndpoint(n, *where) for n, where in BROKERS.items()]
+        elif isinstance(call.request, m.InitProducerIdRequest):
+            response = m.InitProducerIdResponse(producer_id=7, producer_epoch=0)
+            if call.address != BROKERS[self.controller]:
+                response.error_code = NotController.code
+        else:
+            assert isinstance(call.request, m.DeleteTopicsRequest)
+            result = m.TopicResult(call.request.names[0])
+            response = m.DeleteTopicsResponse(topics=[result])
+            if call.address != BROKERS[self.controller]:
+                result.error_code = NotController.code
+        return Reply(response, memoryview(b""))
+
+    def asked_for(self, api: str) -> list[Address]:
+        return [address for address, name in self.asked if name == api]
+
+
+@pytest.fixture
+def world() -> World:
+    found = World()
+    found.play(found.cluster.first_contact())
+    return found
+
+
+def test_the_controller_is_asked_first(world: World) -> None:
+    world.controller = world.picture = 3
+    world.play(world.cluster.refresh([]))
+    assert world.play(new_identity(world.cluster)).producer_id == 7
+    world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+    assert world.asked_for("INIT_PRODUCER_ID") == world.asked_for("DELETE_TOPICS") == [THREE]
+
+
+@pytest.mark.parametrize("in_entry", [False, True])
+def test_a_refusal_renews_the_picture_and_is_followed(world: World, *, in_entry: bool) -> None:
+    world.controller = world.picture = 2
+    if in_entry:
+        world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+        assert world.asked_for("DELETE_TOPICS") == [ONE, TWO]
+    else:
+        world.play(new_identity(world.cluster))
+        assert world.asked_for("INIT_PRODUCER_ID") == [ONE, TWO]
+
+
+@pytest.mark.parametrize("how", [ConnectionFailed, ConnectionClosed])
+def test_a_dead_controller_is_given_up_for_the_next(
+    world: World, how: type[QuiverlogError]
+) -> None:
+    world.controller = world.picture = 2
+
+    def dies(call: Call) -> None:
+        if call.address == ONE:
+            raise how("it died")
+
+    world.before = dies
+    world.play(new_identity(world.cluster))
+    assert world.asked_for("INIT_PRODUCER_ID") == [ONE, TWO]
+
+
+def test_while_nobody_decides_it_is_asked_again_until_the_time_is_up(world: World) -> None:
+    world.controller, world.picture = 3, -1
+    world.play(world.cluster.refresh([]))
+    began_s = world.now_s
+
+    def elected(call: Call) -> None:
+        if world.now_s > began_s + 2:
+            world.picture = 3
+
+    world.before = elected
+    world.play(new_identity(world.cluster))
+    assert world.asked_for("INIT_PRODUCER_ID")[-1] == THREE
+    world.controller, world.picture = -1, 1
+    BROKERS[-1] = Address("nobody", 1)
+    try:
+        with pytest.raises(NotController):
+            world.play(new_identity(world.cluster))
+    finally:
+        del BROKERS[-1]
+    assert world.now_s < began_s + 2 * Settings().request_timeout_s + 5
+    assert len(world.asked) < 500, "bounded"
+
+
+def test_dead_bootstrap_addresses_are_passed_over() -> None:
+    world = World()
+    world.down = {ONE, TWO}
+    world.controller = world.picture = 3
+    world.play(world.cluster.first_contact())
+    assert world.cluster.metadata.controller_id == 3
+    world.play(new_identity(world.cluster))
+    assert world.asked_for("INIT_PRODUCER_ID") == [THREE]
