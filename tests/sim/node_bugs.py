@@ -121,7 +121,7 @@ DOOR = (
     make_bug(
         "producer ids that were never given out are taken",
         "node.produce:_check_producer",
-        "if producer_id >= ids.next:",
+        "if producer_id >= ids.next and not ids.may_be_given(producer_id):",
         "if False:",
         issue="1.11",
         shape={**STRANGE},
