@@ -34,7 +34,7 @@ GATES: Final = {
 }
 CLOSED: Final[dict[str, str]] = {
     "flushed-everywhere": "whoever registers last after a power failure of all leads, however few"
-    " rows it had flushed (python -m tests.sim --cluster --seed 238 --duration-ms 6000 --open ...)",
+    " rows it had flushed (python -m tests.sim --cluster --seed 372 --duration-ms 12000)",
 }
 """Gates that are closed, each with its reason."""
 

@@ -135,7 +135,6 @@ class Host:
         disk: Disk = self.disk
         node = Node(self.config(), disk, entropy=self.rng.randbytes, metrics=NodeMetrics())
         self.node = node
-        self.made(node)
         if self.wall_offset_us and not self.can_judge_clock:
             self.wall_offset_us = 0
         self._guarded(lambda: node.start(self.now), starting=True)
@@ -155,9 +154,6 @@ class Host:
             topic_defaults={},
             advertised_host=self.name,
         )
-
-    def made(self, node: Node) -> None:
-        """For subclasses: a node was made, and is about to start."""
 
     @property
     def is_serving(self) -> bool:

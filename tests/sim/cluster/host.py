@@ -13,7 +13,6 @@ from typing import Any
 
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.events import Event
-from quiverlog.node.node import Node
 from tests.sim.host import Host
 from tests.sim.world import World
 
@@ -55,16 +54,12 @@ class ClusterHost(Host):
         self._incarnation = b""
         self.looked: Callable[[ClusterHost], None] = lambda host: None
         """Called whenever code of the node has run."""
-        self.on_made: Callable[[ClusterHost, Node], None] = lambda host, node: None
         self.make_config: Callable[[ClusterHost, NodeConfig], NodeConfig] = lambda _, config: config
         self.may_lose_power: Callable[[ClusterHost], bool] = lambda host: False
 
     # --- life ----------------------------------------------------------------------------------
     def config(self) -> NodeConfig:
         return self.make_config(self, super().config())
-
-    def made(self, node: Node) -> None:
-        self.on_made(self, node)
 
     def start(self) -> None:
         """Not while the machine is down, and only one process at a time."""

@@ -252,8 +252,8 @@ UNPROVEN: Final = frozenset(
 NOT_YET: Final = {
     "no second question (KIP-279)": "every fetch asks: there is no line that could leave it out",
     "lag kept at election": "an ISR that shrinks too early is no broken promise; it needs a rule",
-    "counting a fenced replica": "the stand-in fences and takes out of sync in one entry",
-    "stale leader acknowledging": "registrations are not hosted by the broker yet",
+    "counting a fenced replica": "hosted since a short while; needs a rule for fenced members",
+    "stale leader acknowledging": "hosted since a short while; needs its line and a shape",
     "unclean replica left in ISR or ELR": "unclean election is drawn by no scenario yet",
     "recovery point ahead of the cut": "planted in tests/unit only",
     "Raft: five bugs": "planted in tests/sim/raft",
