@@ -89,10 +89,16 @@ def _print_partitions(detail: TopicDetail) -> None:
             (
                 p.partition,
                 p.leader,
-                p.log_start_offset,
-                p.high_watermark,
-                p.high_watermark - p.log_start_offset,
-                human_bytes(p.size_bytes),
+                *(
+                    (
+                        p.log_start_offset,
+                        p.high_watermark,
+                        p.high_watermark - p.log_start_offset,
+                        human_bytes(p.size_bytes),
+                    )
+                    if p.log_end_offset >= 0
+                    else ("?",) * 4
+                ),
             )
             for p in detail.partitions
         ],

@@ -21,20 +21,13 @@ from quiverlog.errors import (
 from quiverlog.wire import messages as m
 from quiverlog.wire.election_messages import ElectLeadersRequest, ElectLeadersResponse
 
-from .answers import about, check_topic_count
+from .answers import about
 from .arguments import shown
 from .commands import Operation
+from .descriptions import describe_topics
 from .partition_questions import raise_for
-from .results import (
-    ClusterMetadata,
-    ConfigValue,
-    PartitionDetail,
-    SchemaInfo,
-    TopicDetail,
-    TopicInfo,
-    moment,
-)
-from .routing import Cluster, history_from_wire
+from .results import ClusterMetadata, TopicInfo
+from .routing import Cluster
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -224,68 +217,6 @@ def elect_leaders(
         return {number: None if n < 0 else n for number, n in leaders.items()}
 
     return (yield from about(name, cluster.retrying(attempt)))
-
-
-def describe_topics(
-    cluster: Cluster, names: Sequence[str] | None
-) -> Operation[dict[str, TopicDetail]]:
-    """Everything about some topics, or about all."""
-    wanted = None if names is None else list(dict.fromkeys(names))
-
-    def attempt() -> Operation[dict[str, TopicDetail]]:
-        found: dict[str, TopicDetail] = {}
-        first_name = ""
-        while True:
-            reply = yield from cluster.call_any(
-                m.DescribeTopicsRequest(names=wanted, first_name=first_name)
-            )
-            response = reply.response
-            assert isinstance(response, m.DescribeTopicsResponse)
-            for topic in response.topics:
-                raise_for(topic, topic.name)
-            found.update((t.name, _topic_detail(t)) for t in response.topics)
-            check_topic_count(len(found))
-            first_name = response.next_name
-            if not first_name:
-                return found
-
-    operation = cluster.retrying(attempt)
-    if wanted is not None and len(wanted) == 1:
-        operation = about(wanted[0], operation)
-    return (yield from operation)
-
-
-def _topic_detail(topic: m.TopicDescription) -> TopicDetail:
-    history = history_from_wire(topic.schemas, topic.name)
-    return TopicDetail(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        created=moment(topic.created_us),
-        key_columns=tuple(topic.key_columns),
-        replication_factor=topic.replication_factor,
-        configs={c.key: ConfigValue(c.value, c.source) for c in topic.configs},
-        schemas=tuple(
-            SchemaInfo(s.schema_id, moment(s.created_us), history[s.schema_id])
-            for s in topic.schemas
-        ),
-        partitions=tuple(
-            PartitionDetail(
-                p.partition,
-                p.leader_id,
-                p.leader_epoch,
-                tuple(p.replicas),
-                tuple(p.in_sync_replicas),
-                p.log_start_offset,
-                p.high_watermark,
-                p.log_end_offset,
-                p.flushed_offset,
-                p.size_bytes,
-                p.segments,
-            )
-            for p in sorted(topic.partitions, key=lambda p: p.partition)
-        ),
-        is_internal=topic.is_internal,
-    )
 
 
 def metadata(cluster: Cluster, names: Sequence[str] | None) -> Operation[ClusterMetadata]:

@@ -323,6 +323,8 @@ def _check_describe_topics(request: Any, response: Any, _: int) -> None:
         _check_range(topic.created_us, 0, MOMENT_US_MAX, "creation", topic)
         for p in topic.partitions:
             what = f"partition {p.partition}:"
+            if p.log_end_offset == p.high_watermark == p.log_start_offset == -1:
+                continue  # Another broker leads it, or it is not open.
             _check_range(p.log_end_offset, 0, OFFSET_MAX, f"{what} log end", topic)
             _check_range(p.high_watermark, 0, p.log_end_offset, f"{what} high watermark", topic)
             _check_range(p.log_start_offset, 0, p.log_end_offset, f"{what} log start", topic)

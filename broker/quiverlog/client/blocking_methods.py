@@ -12,7 +12,7 @@ from quiverlog.limits import FETCH_BYTES_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
 from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire import messages as m
 
-from . import admin, partition_questions, stored_batches
+from . import admin, descriptions, partition_questions, stored_batches
 from .arguments import (
     ANYTHING,
     AT,
@@ -187,13 +187,13 @@ class BlockingMethods:
         Raises:
             UnknownTopic: there is none of this name.
         """
-        found = self.run(admin.describe_topics(self.cluster, [name]))
+        found = self.run(descriptions.describe_topics(self.cluster, [name]))
         return found[name]
 
     @checked(names=optional(sequence(NAME)))
     def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, TopicDetail]:
         """`describe_topic` for several, or for all."""
-        return self.run(admin.describe_topics(self.cluster, names))
+        return self.run(descriptions.describe_topics(self.cluster, names))
 
     @checked(internal=BOOLEAN)
     def list_topics(self, *, internal: bool = False) -> list[str]:

@@ -91,7 +91,10 @@ class SchemaInfo:
 
 @dataclass(frozen=True, slots=True)
 class PartitionDetail:
-    """One partition as its leader sees it. Offsets are those of the next row."""
+    """One partition as its leader sees it. Offsets are those of the next row.
+
+    They are -1 while the leader cannot be asked, or has not opened the partition.
+    """
 
     partition: int
     leader: int
