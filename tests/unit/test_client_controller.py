@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from quiverlog.client import admin
@@ -15,7 +16,14 @@ from quiverlog.client.commands import Call, Operation, Reply, Sleep
 from quiverlog.client.producer_runner import new_identity
 from quiverlog.client.results import Address
 from quiverlog.client.routing import Cluster, Settings
-from quiverlog.errors import ConnectionClosed, ConnectionFailed, NotController, QuiverlogError
+from quiverlog.errors import (
+    ConnectionClosed,
+    ConnectionFailed,
+    NotController,
+    QuiverlogError,
+    TopicExists,
+    UnknownTopic,
+)
 from quiverlog.wire import messages as m
 
 ONE, TWO, THREE = (Address(host, 9292) for host in ("one", "two", "three"))
@@ -27,6 +35,7 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self.looks = 0
         self.controller = self.picture = 1
         self.down: set[Address] = set()
         self.asked: list[tuple[Address, str]] = []
@@ -61,7 +70,17 @@ class World:
         response: m.Response
         if isinstance(call.request, m.MetadataRequest):
             response = m.MetadataResponse(controller_id=self.picture)
+            self.looks += 1
+            if call.request.topics and self.looks > 2:
+                response.topics = [m.TopicMetadata(name=call.request.topics[0], topic_id=b"t" * 16)]
+            elif call.request.topics:
+                response.topics = [m.TopicMetadata(name="t", error_code=UnknownTopic.code)]
             response.brokers = [m.BrokerEndpoint(n, *where) for n, where in BROKERS.items()]
+        elif isinstance(call.request, m.CreateTopicsRequest):
+            result = m.TopicResult("t", topic_id=b"t" * 16)
+            if self.asked_for("CREATE_TOPICS")[1:]:
+                result.error_code = TopicExists.code
+            response = m.CreateTopicsResponse(topics=[result])
         elif isinstance(call.request, m.InitProducerIdRequest):
             response = m.InitProducerIdResponse(producer_id=7, producer_epoch=0)
             if call.address != BROKERS[self.controller]:
@@ -150,3 +169,19 @@ def test_dead_bootstrap_addresses_are_passed_over() -> None:
     assert world.cluster.metadata.controller_id == 3
     world.play(new_identity(world.cluster))
     assert world.asked_for("INIT_PRODUCER_ID") == [THREE]
+
+
+def test_a_topic_is_created_once_also_where_the_broker_asked_hears_of_it_later(
+    world: World,
+) -> None:
+    """Seen with real brokers: UNKNOWN_TOPIC from one that was behind made it ask again."""
+    world.looks = -3
+    created = world.play(
+        admin.create_topic(
+            world.cluster, "t", pa.schema([("n", pa.int64())]), partitions=1, key=None, config=None,
+            replication_factor=1, if_not_exists=False, validate_only=False,
+        )
+    )  # fmt: skip
+    assert created.name == "t"
+    assert world.asked_for("CREATE_TOPICS") == [ONE]
+    assert len(world.asked_for("METADATA")) > 3

@@ -6,6 +6,7 @@ that need no broker. Questions about partitions are in `partition_questions`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
@@ -23,11 +24,14 @@ from quiverlog.wire.election_messages import ElectLeadersRequest, ElectLeadersRe
 
 from .answers import about
 from .arguments import shown
-from .commands import Operation
+from .commands import Operation, Sleep
 from .descriptions import describe_topics
 from .partition_questions import raise_for
-from .results import ClusterMetadata, TopicInfo
-from .routing import Cluster
+from .results import (
+    ClusterMetadata,
+    TopicInfo,
+)
+from .routing import Cluster, backoff_s
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
     from quiverlog.batch.schema import SchemaHistory
 
 T = TypeVar("T")
+
+_LOOKS_MAX = 10
+"""With their pauses some seconds: a broker that hears of nothing for so long is asked no more."""
 
 Scalar: TypeAlias = "str | int | float | bool"
 
@@ -124,9 +131,21 @@ def create_topic(
             raise
         if validate_only:
             return None
-        return (yield from cluster.topic(name, fresh=True))
+        return (yield from _when_known(cluster, name))
 
     return (yield from about(name, cluster.retrying(attempt)))
+
+
+def _when_known(cluster: Cluster, name: str) -> Operation[TopicInfo]:
+    """A topic that exists. The broker that is asked may hear of it later than the controller."""
+    for tries in itertools.count():
+        try:
+            return (yield from cluster.topic(name, fresh=True))
+        except UnknownTopic:
+            if tries >= _LOOKS_MAX:
+                raise
+        yield Sleep(backoff_s(tries, 1.0))
+    raise AssertionError("it is counted without end")
 
 
 def _is_ours(cluster: Cluster, new: m.NewTopic) -> Operation[bool]:

@@ -10,8 +10,9 @@ from quiverlog.core.controller.elections import preferred_leader, unclean_leader
 from quiverlog.core.controller.image import TopicImage
 from quiverlog.core.controller.records import Record
 from quiverlog.core.controller.topics import find_topic
-from quiverlog.errors import NotController, UnknownPartition
+from quiverlog.errors import UnknownPartition
 from quiverlog.node.broker import Broker
+from quiverlog.node.deciding import check_decides
 from quiverlog.node.tasks import Call, Steps
 from quiverlog.wire.election_messages import (
     ElectLeadersRequest,
@@ -26,8 +27,7 @@ def handle_elect_leaders(broker: Broker, call: Call) -> Steps:
     """The whole request or nothing."""
     request = call.request
     assert isinstance(request, ElectLeadersRequest)
-    if not broker.quorum.is_leading:
-        raise NotController
+    check_decides(broker, call.connection_id)
     return _elect_leaders(broker, call, request)
 
 
