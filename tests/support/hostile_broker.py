@@ -18,10 +18,12 @@ import quiverlog
 from quiverlog import errors
 from quiverlog.batch.codec import encode_batch
 from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.client.voters import change_voters
 from quiverlog.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from quiverlog.types import EARLIEST, LATEST, TopicPartition
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
+from quiverlog.wire.voters_messages import ChangeVotersRequest
 
 from .client_scenarios import SCHEMA, rows
 from .mutations import Mutator
@@ -134,6 +136,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("metadata", lambda c: c.metadata([TOPIC, "nope"])),
     Action("raw_call", _raw_call),
     Action("describe_topics", lambda c: c.describe_topics()),
+    Action("run", lambda c: c.run(change_voters(c.cluster, ChangeVotersRequest()))),
     Action("create_topic", _create_and_delete, "new"),
     Action("delete_topic", lambda c: c.delete_topic("nope", if_exists=True), "nope"),
     _of_topic("create_topic", lambda c: c.create_topic(TOPIC, SCHEMA, if_not_exists=True)),

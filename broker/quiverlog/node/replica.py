@@ -144,6 +144,13 @@ class Replica(Watched):
                 )
             self.answers.advance(self.state)
 
+    def want_copies_flushed(self, end_offset: int) -> bool:
+        """Have copies flush rows below `end_offset`, too. True: they have not been told."""
+        if end_offset <= self.flush_offset:
+            return False
+        self.flush_offset = end_offset
+        return True
+
     def admit(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> int:
         """Take validated, checked batches into the next `append`. Returns their base offset to be.
 

@@ -165,9 +165,8 @@ class Staging:
             waiter.wait(replica.answers, needed, result)
             if needed and result.durability in _FLUSHED:
                 self._flushes.want(replica, staged.connection_id)
-                if needed > replica.flush_offset and result.durability == _REPLICATED_FLUSHED:
-                    replica.flush_offset = needed
-                    self._wakeups.grown(replica)  # Its copies are to flush, too.
+                if result.durability == _REPLICATED_FLUSHED and replica.want_copies_flushed(needed):
+                    self._wakeups.grown(replica)
         for replica in dict.fromkeys(replica for replica, _, _ in staged.entries):
             replica.answers.advance(replica.state)  # What is safe only waits for its turn.
 
