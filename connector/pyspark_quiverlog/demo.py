@@ -98,12 +98,14 @@ def tell(event: str, **fields: object) -> None:
     sys.stdout.flush()
 
 
-def start_query(spark: SparkSession, bootstrap: str, work_dir: Path, rows_max: int) -> Any:
+def start_query(
+    spark: SparkSession, bootstrap: str, work_dir: Path, rows_max: int, fetch_from: str
+) -> Any:
     """Start the stream from `flights` to `delays`."""
 
     def topic(name: str) -> DataFrame:
         reader = spark.read.format("quiverlog").option("bootstrap.servers", bootstrap)
-        return reader.option("subscribe", name).load()
+        return reader.option("subscribe", name).option("fetchFrom", fetch_from).load()
 
     flights = (
         spark.readStream.format("quiverlog")
@@ -111,6 +113,7 @@ def start_query(spark: SparkSession, bootstrap: str, work_dir: Path, rows_max: i
         .option("subscribe", "flights")
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", rows_max)
+        .option("fetchFrom", fetch_from)
         .load()
     )
     return (
@@ -188,7 +191,9 @@ def main(arguments: list[str] | None = None) -> int:
     spark = session(work_dir, cores=options.cores)
     try:
         tell("spark", version=spark.version, seconds=time.monotonic() - began_s)
-        query = start_query(spark, options.bootstrap, work_dir, options.rows_per_batch)
+        query = start_query(
+            spark, options.bootstrap, work_dir, options.rows_per_batch, options.fetch_from
+        )
         progress = Progress(query)
         started_s = time.monotonic()
         progress.wait_for_rows(options.rows)
@@ -221,6 +226,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "--rows", type=int, required=True, help="rows in flights, the closing one not counted"
     )
     parser.add_argument("--rows-per-batch", type=int, default=100_000)
+    parser.add_argument("--fetch-from", choices=["leader", "follower"], default="leader")
     parser.add_argument("--cores", type=int, default=2)
     return parser.parse_args(arguments)
 

@@ -86,3 +86,36 @@ def test_a_part_of_the_year_comes_back_as_pyarrow_works_it_out(tmp_path: Path):
     assert not list(tmp_path.glob("spark-warehouse"))
     for noise in ("Warning", "pandas", "Traceback"):
         assert noise not in done.stderr
+
+
+def test_three_brokers_lose_one_and_the_totals_still_agree(tmp_path: Path):
+    words = ["demo", "--brokers", "3", "--flights", str(FLIGHTS), "--rows-per-batch", "2000"]
+    done = subprocess.run(
+        [sys.executable, "-m", "quiverlog", *words, "--format", "json"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["ok"] is True
+    assert result["killed_broker"] in (1, 2, 3)
+    assert "reads flights from followers" in done.stderr
+    replay, spark, back = result["legs"]
+    assert (replay["rows_out"], spark["rows_in"]) == (FLIGHTS, FLIGHTS)
+    assert spark["rows_out"] == back["rows_out"] == result["groups"]
+
+
+def test_two_brokers_are_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "quiverlog", "demo", "--brokers", "2"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "two brokers cannot lose one" in done.stderr

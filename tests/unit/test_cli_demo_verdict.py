@@ -34,6 +34,7 @@ def good(tables) -> pa.Table:
 def options(tmp_path: Path) -> DemoOptions:
     return DemoOptions(
         keep=False,
+        brokers=1,
         plot=tmp_path / "delays.png",
         flights_max=FLIGHTS,
         rows_per_batch=1,
@@ -53,7 +54,7 @@ def judge(tables, delays, options, *, rows_late=0, acknowledged=FLIGHTS) -> tupl
     ]
     text = io.StringIO()
     console = Console(file=text, width=200, highlight=False)
-    code = _verdict(tables, delays, _SparkLeg(legs[1], events), legs, options, console)
+    code = _verdict(tables, delays, _SparkLeg(legs[1], events, None), legs, options, console)
     return code, text.getvalue()
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.wire import messages as m
+from quiverlog.wire.broker_messages import RegisteredListener
 from tests.support.node import NodeDriver, batch_of, check_codes
 
 REQUESTS_PER_KIND = 100
@@ -51,6 +52,13 @@ class Drawing:
             "source_id": (1,),
             "target_id": (0, 0, 0, 1),
             "term": (0, 1, 2**63 - 1),
+            "node_id": (0, 0, 1, 7),
+            "broker_epoch": (0, 1, 2, 3, 4, -1),
+            "incarnation": (bytes(16), bytes(range(16)), b""),
+            "clean_incarnation": (b"", b"", bytes(range(16))),
+            "directory_id": ("0" * 32, "0" * 32, ""),
+            "host": ("127.0.0.1", "127.0.0.1", ""),
+            "port": (9292, 9292, 0),
         }
 
     def of(self, cls: type[msgspec.Struct]) -> Any:
@@ -68,6 +76,8 @@ class Drawing:
         if get_origin(hint) is list:
             inner = arguments[0]
             return [self._value(name, inner) for _ in range(self.rng.randrange(4))]
+        if hint is RegisteredListener and self.rng.random() < 0.5:
+            return RegisteredListener("default", "127.0.0.1", 9292)
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
             return self.of(hint)
         if name in self.pools:

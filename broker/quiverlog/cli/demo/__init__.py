@@ -10,9 +10,26 @@ from quiverlog.cli.options import INT32_MAX, Seconds, debug_option
 
 __all__ = ["demo"]
 
+BROKERS_MAX = 7
+
+
+def _checked_brokers(_context: click.Context, _option: click.Parameter, count: int) -> int:
+    if count == 2:
+        raise click.BadParameter("two brokers cannot lose one: take 1, or 3 and more.")
+    return count
+
 
 @click.command()
-@click.option("--keep", is_flag=True, help="Leave the broker running and say how to reach it.")
+@click.option("--keep", is_flag=True, help="Leave the brokers running and say how to reach them.")
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, BROKERS_MAX),
+    default=1,
+    show_default=True,
+    callback=_checked_brokers,
+    help="One, or three and more: then every row is copied, read from followers, and a leader is "
+    "killed in mid-stream.",
+)
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -52,6 +69,7 @@ __all__ = ["demo"]
 @debug_option
 def demo(
     keep: bool,
+    brokers: int,
     plot: Path,
     flights_max: int | None,
     rows_per_batch: int,
@@ -60,7 +78,7 @@ def demo(
 ) -> int:
     """Run the whole system on the flights that left New York in 2013.
 
-    Starts a broker in a temporary directory, creates typed topics, replays the flights, lets Spark
+    Starts brokers in a temporary directory, creates typed topics, replays the flights, lets Spark
     join them with weather and airlines as a stream and sum up delays per carrier and day into the
     topic `delays`, reads that back, prints and draws it, and checks every number against the same
     sums done by pyarrow alone. Exit code 5 if any differs. Needs quiverlog[broker,spark,demo] and
@@ -71,6 +89,7 @@ def demo(
     return run_demo(
         DemoOptions(
             keep=keep,
+            brokers=brokers,
             plot=plot,
             flights_max=flights_max,
             rows_per_batch=rows_per_batch,

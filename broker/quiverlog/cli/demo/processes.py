@@ -73,14 +73,19 @@ class _Lines:
 
 
 class DemoBroker:
-    """A broker on ports that were free, with its data and its log in `directory`."""
+    """A broker on ports that were free, with its data and its log in `directory`.
 
-    def __init__(self, directory: Path) -> None:
-        self.data_dir = directory / "data"
-        self.log = directory / "broker.log"
+    Args:
+        options: of `quiverlog broker`, more than the demo needs anyway.
+    """
+
+    def __init__(self, directory: Path, *options: str, node_id: int = 1) -> None:
+        self.node_id = node_id
+        self.log = directory / f"broker-{node_id}.log"
         self.bootstrap = ""
         self.http = ""
-        command = [sys.executable, "-m", "quiverlog", "broker", "--data-dir", str(self.data_dir)]
+        command = [sys.executable, "-m", "quiverlog", "broker", "--node-id", str(node_id)]
+        command += ["--data-dir", str(directory / f"data-{node_id}"), *options]
         command += ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -117,6 +122,11 @@ class DemoBroker:
             pass
         raise CommandFailed(f"The broker did not start: {_why(self.log)}")
 
+    def kill(self) -> None:
+        """SIGKILL: the broker has no time for anything."""
+        self._process.kill()
+        self._process.wait()
+
     def stop(self) -> int:
         """SIGTERM, wait, and the exit code; a broker that does not go is killed."""
         if self._process.poll() is None:
@@ -140,14 +150,21 @@ class SparkQuery:
     """`python -m pyspark_quiverlog.demo` as a child; its events in order."""
 
     def __init__(
-        self, directory: Path, bootstrap: str, *, rows: int, rows_per_batch: int, timeout_s: float
+        self,
+        directory: Path,
+        bootstrap: str,
+        *,
+        rows: int,
+        rows_per_batch: int,
+        timeout_s: float,
+        fetch_from: str,
     ) -> None:
         self.log = directory / "spark.log"
         self._done = False
         self._deadline_s = time.monotonic() + timeout_s
         command = [sys.executable, "-m", "pyspark_quiverlog.demo", "--bootstrap", bootstrap]
         command += ["--work-dir", str(directory), "--rows", str(rows)]
-        command += ["--rows-per-batch", str(rows_per_batch)]
+        command += ["--rows-per-batch", str(rows_per_batch), "--fetch-from", fetch_from]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,

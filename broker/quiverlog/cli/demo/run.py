@@ -15,15 +15,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quiverlog.cli.demo import expected, report
+from quiverlog.cli.demo.cluster import DemoCluster
 from quiverlog.cli.demo.flights import DELAYS, SOURCES, closing_flight, load_tables
-from quiverlog.cli.demo.processes import DemoBroker, SparkQuery
+from quiverlog.cli.demo.processes import SparkQuery
 from quiverlog.cli.demo.report import Leg
 from quiverlog.cli.failures import CommandFailed, ExitCode
 from quiverlog.cli.output import print_json
@@ -42,17 +43,24 @@ class DemoOptions:
     """The options of `quiverlog demo`."""
 
     keep: bool
+    brokers: int
     plot: Path
     flights_max: int | None
     rows_per_batch: int
     timeout_s: float
     as_json: bool
 
+    @property
+    def fetch_from(self) -> Literal["leader", "follower"]:
+        """Where rows are read: copies serve readers too, as far as they are committed."""
+        return "follower" if self.brokers > 1 else "leader"
+
 
 @dataclass(frozen=True, slots=True)
 class _SparkLeg:
     leg: Leg
     events: dict[str, dict[str, Any]]
+    killed: int | None
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -70,16 +78,17 @@ def run_demo(options: DemoOptions) -> int:
     console = _console(stderr=options.as_json)
     tables = load_tables(flights_max=options.flights_max)
     directory = Path(tempfile.mkdtemp(prefix="quiverlog-demo-"))
-    with _broker(directory, options, console) as broker:
+    with _cluster(directory, options, console) as cluster:
         from quiverlog.client.client import connect
 
-        with connect(broker.bootstrap, client_id="quiverlog-demo") as client:
-            replay = _replay(client, tables, console)
-            spark = _run_spark(client, tables, broker, directory, options, console)
-            back, delays = _read_back(client)
+        with connect(cluster.bootstrap, client_id="quiverlog-demo") as client:
+            cluster.form_quorum(client)
+            replay = _replay(client, tables, cluster, console)
+            spark = _run_spark(client, tables, cluster, directory, options, console)
+            back, delays = _read_back(client, options)
         code = _verdict(tables, delays, spark, [replay, spark.leg, back], options, console)
         if options.keep:
-            _say_how_to_reach(broker, directory, console)
+            _say_how_to_reach(cluster, directory, console)
     console.print(f"{time.monotonic() - began_s:.0f} seconds in all.")
     return code
 
@@ -110,27 +119,29 @@ def _check_requirements() -> None:
 
 
 @contextlib.contextmanager
-def _broker(directory: Path, options: DemoOptions, console: Console) -> Iterator[DemoBroker]:
-    """A broker for the demo's time; with `--keep` and no failure, for longer.
+def _cluster(directory: Path, options: DemoOptions, console: Console) -> Iterator[DemoCluster]:
+    """Brokers for the demo's time; with `--keep` and no failure, for longer.
 
     The directory outlives a failure: its logs say why.
     """
-    broker = DemoBroker(directory)
+    cluster = DemoCluster(directory, options.brokers)
     try:
-        broker.wait_until_ready()
-        console.print(f"Broker at {broker.bootstrap}, metrics at http://{broker.http}/metrics")
-        yield broker
+        cluster.wait_until_ready()
+        for broker in cluster.brokers:
+            address = f"{broker.bootstrap}, metrics at http://{broker.http}/metrics"
+            console.print(f"Broker {broker.node_id} at {address}")
+        yield cluster
     except BaseException as error:
-        broker.stop()
+        cluster.stop()
         if isinstance(error, KeyboardInterrupt):
             shutil.rmtree(directory, ignore_errors=True)
         raise
     if options.keep:
-        broker.leave_running()
+        cluster.leave_running()
         return
-    code = broker.stop()
+    code = cluster.stop()
     if code != 0:
-        raise CommandFailed(f"The broker did not stop cleanly ({code}); its log: {broker.log}")
+        raise CommandFailed(f"A broker did not stop cleanly ({code}); the logs: {cluster.logs}")
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -148,9 +159,18 @@ def _bar(console: Console, name: str, total: int) -> Iterator[Any]:
         yield lambda done: progress.update(task, completed=done)
 
 
-def _replay(client: Client, tables: dict[str, pa.Table], console: Console) -> Leg:
+def _replay(
+    client: Client, tables: dict[str, pa.Table], cluster: DemoCluster, console: Console
+) -> Leg:
+    copies = cluster.replication_factor
     for spec in (*SOURCES, DELAYS):
-        client.create_topic(spec.name, spec.schema, partitions=spec.partitions, key=list(spec.key))
+        client.create_topic(
+            spec.name,
+            spec.schema,
+            partitions=spec.partitions,
+            key=list(spec.key),
+            replication_factor=copies,
+        )
     for spec in SOURCES[1:]:
         with client.producer(spec.name) as producer:
             producer.send(tables[spec.name])
@@ -172,7 +192,7 @@ def _replay(client: Client, tables: dict[str, pa.Table], console: Console) -> Le
 def _run_spark(
     client: Client,
     tables: dict[str, pa.Table],
-    broker: DemoBroker,
+    cluster: DemoCluster,
     directory: Path,
     options: DemoOptions,
     console: Console,
@@ -180,19 +200,25 @@ def _run_spark(
     total = tables["flights"].num_rows
     query = SparkQuery(
         directory,
-        broker.bootstrap,
+        cluster.bootstrap,
         rows=total,
         rows_per_batch=options.rows_per_batch,
         timeout_s=options.timeout_s,
+        fetch_from=options.fetch_from,
     )
     events: dict[str, dict[str, Any]] = {}
-    console.print("Starting Spark; it reads flights as a stream, joins, sums up and writes delays.")
+    where = " from followers" if options.fetch_from == "follower" else ""
+    console.print(
+        f"Starting Spark; it reads flights{where} as a stream, joins, sums up and writes delays."
+    )
     try:
         with _bar(console, "broker -> Spark -> broker", total) as tick:
             for event in query.events():
                 events[event["event"]] = event
                 if event["event"] == "batch":
                     tick(min(event["rows_in"], total))
+                    if options.brokers > 1 and cluster.killed is None:
+                        _kill_leader(client, cluster, console)
                 elif event["event"] == "caught_up":
                     # All flights are read; this row lets the watermark pass the last day.
                     with client.producer("flights") as producer:
@@ -205,12 +231,20 @@ def _run_spark(
     return _SparkLeg(
         Leg("broker -> Spark -> broker", done["rows_in"] - 1, rows_out, done["busy_seconds"]),
         events,
+        cluster.killed.node_id if cluster.killed is not None else None,
     )
 
 
-def _read_back(client: Client) -> tuple[Leg, pa.Table]:
+def _kill_leader(client: Client, cluster: DemoCluster, console: Console) -> None:
+    killed, led = cluster.kill_leader(client, "flights")
+    numbers = ", ".join(map(str, led))
+    console.print(f"Killed broker {killed.node_id}, which led partition {numbers} of flights.")
+
+
+def _read_back(client: Client, options: DemoOptions) -> tuple[Leg, pa.Table]:
     began_s = time.monotonic()
-    batches = [batch.data for batch in client.consumer("delays", start="earliest")]
+    consumer = client.consumer("delays", start="earliest", fetch_from=options.fetch_from)
+    batches = [batch.data for batch in consumer]
     delays = pa.Table.from_batches(batches, DELAYS.schema)
     seconds = time.monotonic() - began_s
     return Leg("delays -> client", delays.num_rows, delays.num_rows, seconds), delays
@@ -282,19 +316,23 @@ def _as_json(
             }
             for leg in legs
         ],
+        "brokers": options.brokers,
+        "killed_broker": spark.killed,
         "spark": spark.events["done"] | {"version": spark.events["spark"]["version"]},
         "plot": str(options.plot),
     }
 
 
-def _say_how_to_reach(broker: DemoBroker, directory: Path, console: Console) -> None:
-    address = broker.bootstrap
+def _say_how_to_reach(cluster: DemoCluster, directory: Path, console: Console) -> None:
+    address = ",".join(broker.bootstrap for broker in cluster.living)
+    pids = " ".join(map(str, cluster.pids()))
+    who = "broker stays, with its" if len(cluster.living) == 1 else "brokers stay, with their"
     console.print(
-        f"\nThe broker stays, with its data in {directory}. Try:\n"
+        f"\nThe {who} data in {directory}. Try:\n"
         f"  quiverlog topic list --bootstrap-server {address}\n"
         f"  quiverlog consume --topic delays --max-rows 10 --bootstrap-server {address}\n"
-        f"Stop it and remove its data:\n"
-        f"  kill {broker.pid} && rm -r {directory}",
+        f"Stop and remove all of it:\n"
+        f"  kill {pids} && rm -r {directory}",
         markup=False,
         soft_wrap=True,
     )
