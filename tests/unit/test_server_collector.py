@@ -151,6 +151,47 @@ def test_a_start_is_not_disturbed_and_what_it_made_is_frozen_unseen(traffic: Tra
         loop.close()
 
 
+def test_what_a_start_made_is_counted_when_it_matters(
+    traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Walking all of it takes as long as opening hundreds of logs, and nobody may need to know."""
+    counted: list[int] = []
+    count = gc.get_freeze_count
+
+    def counting() -> int:
+        counted.append(count())
+        return counted[-1]
+
+    def walk(*_: object, generation: int | None = None) -> list[object]:
+        assert generation is not None, "all objects are walked"
+        return real_objects(generation=generation)
+
+    real_objects = gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", walk)
+    monkeypatch.setattr(gc, "get_freeze_count", counting)
+    monkeypatch.setattr(module, "GROWTH_MIN", 1_000)
+    loop = asyncio.new_event_loop()
+    made = Collector(traffic)
+    kept: list[list[int]] = []
+
+    async def run() -> None:
+        made.start()
+        made.look()
+        assert counted == []
+        for _ in range(3):
+            kept.extend([number] for number in range(2_000))
+            gc.collect()
+            made.look()
+        assert len(counted) == 1, "once, and not before as many were frozen as are always allowed"
+        assert len(kept) < counted[0] - 2_000 < count()
+
+    try:
+        loop.run_until_complete(run())
+    finally:
+        made.stop()
+        loop.close()
+
+
 def test_a_start_that_fails_leaves_the_collector_as_it_was(traffic: Traffic) -> None:
     before = gc.get_threshold()
     made = Collector(traffic)

@@ -81,6 +81,7 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     },
     "broker/quiverlog/server/http_guard.py": {"abort": HTTP, "close": HTTP, "write": HTTP},
     "broker/quiverlog/server/broker_server.py": {"close": NO_ERROR},
+    "broker/quiverlog/server/http_port.py": {"close": NO_ERROR},
     "broker/quiverlog/server/listeners.py": {"getsockname": NO_ERROR},
     "broker/quiverlog/server/peer.py": {
         "get_extra_info": NAMELESS, "setsockopt": OPTIONS, "getsockopt": NO_ERROR,

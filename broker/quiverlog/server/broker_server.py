@@ -19,16 +19,13 @@ from quiverlog.node.events import DiskSpace, Shutdown
 from quiverlog.node.node import Node
 from quiverlog.server.collector import Collector
 from quiverlog.server.config import BrokerConfig
-from quiverlog.server.connections import (
-    Connection,
-    ConnectionLimits,
-    ConnectionTable,
-)
+from quiverlog.server.connections import Connection, ConnectionLimits, ConnectionTable
 from quiverlog.server.context import ConnectionContext
 from quiverlog.server.descriptors import DescriptorPlan, plan_descriptors, raise_file_limit
 from quiverlog.server.disk_watch import DiskLook, DiskWatch
 from quiverlog.server.http_guard import HttpLimits
 from quiverlog.server.http_import import http_server_class
+from quiverlog.server.http_port import HttpPort
 from quiverlog.server.listeners import Listeners, socket_address
 from quiverlog.server.logs import LogControl, Logger
 from quiverlog.server.memory import Holder, MemoryBudget
@@ -108,7 +105,7 @@ class BrokerServer:
         self._runner: NodeRunner | None = None
         self._peers: PeerConnections | None = None
         self._listeners = Listeners(self._loop)
-        self._http: HttpServer | None = None
+        self._http_port: HttpPort | None = None
         self._disk_watch: DiskWatch | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._collector = Collector(lambda: self._metrics.bytes_in)
@@ -141,7 +138,7 @@ class BrokerServer:
         assert self._node is None, "started twice"
         self._collector.rest()
         if http is not None:
-            await self._start_http(http)
+            self._http_port = HttpPort(self._loop, http, self._serve_http, log=self._log)
         started = time.monotonic()
         config = node_config(self._config, self._advertised)
         node = Node(config, self._disk, entropy=entropy, metrics=self._metrics.node)
@@ -174,12 +171,7 @@ class BrokerServer:
         self._runner.perform(effects)
         if not await self._runner.has_started(stop):
             return False
-        self._disk_watch = DiskWatch(
-            self._loop,
-            is_owned=node.broker.directory.is_owned,
-            free_bytes=lambda: self._disk.free_bytes(self._config.data_dir),
-            found=self._disk_looked_at,
-        )
+        self._watch_disk(node)
         self._probe_lag(self._loop.time())
         self._collector.start()
         self._listen(listen, context)
@@ -194,21 +186,25 @@ class BrokerServer:
             recovery_ms=round((time.monotonic() - started) * 1000),
             version=VERSION,
         )
+        if self._http_port is not None:
+            self._loop.call_soon(self._http_port.begin)  # When the line of `ready_line` is out.
         return True
 
     def _memory_holders(self) -> list[Holder]:
         peers = self._peers.links if self._peers is not None else ()
         return [*self._connections.by_id.values(), *peers]
 
-    async def _start_http(self, sock: socket.socket) -> None:
-        self._http = http_server_class()(
+    async def _serve_http(self, sock: socket.socket) -> HttpServer:
+        server_class = await self._loop.run_in_executor(None, http_server_class)
+        server = server_class(
             render_metrics=self._render_metrics,
             not_ready=lambda: self._state,
             limits=self._http_limits,
             metrics=self._metrics,
             log=self._log,
         )
-        await self._http.start(sock)
+        await server.start(sock)
+        return server
 
     def _connection_context(self, runner: NodeRunner) -> ConnectionContext:
         data_dir = self._config.data_dir
@@ -301,8 +297,8 @@ class BrokerServer:
             self._peers.close()
         if self._runner is not None:
             self._runner.close(0.0)
-        if self._http is not None:
-            await self._http.close()
+        if self._http_port is not None:
+            await self._http_port.close()
 
     async def _part_from_clients(self, deadline: float) -> None:
         """Let replies reach those who still read, for a moment."""
@@ -319,6 +315,14 @@ class BrokerServer:
         self._metrics.loop_lag_max_us = max(self._metrics.loop_lag_max_us, lag_us)
         due = self._loop.time() + _LAG_PROBE_S
         self._timers["lag"] = self._loop.call_at(due, self._probe_lag, due)
+
+    def _watch_disk(self, node: Node) -> None:
+        self._disk_watch = DiskWatch(
+            self._loop,
+            is_owned=node.broker.directory.is_owned,
+            free_bytes=lambda: self._disk.free_bytes(self._config.data_dir),
+            found=self._disk_looked_at,
+        )
 
     def _disk_looked_at(self, look: DiskLook) -> None:
         assert self._runner is not None

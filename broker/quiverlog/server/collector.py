@@ -50,8 +50,9 @@ class Collector:
         self._thresholds = gc.get_threshold()
         self._timer: asyncio.TimerHandle | None = None
         # Objects that were frozen: at the last thaw, and since. `gc.get_freeze_count` would say it,
-        # and takes 28 ms for 5,000 partitions, because it walks them all.
-        self._kept = 0
+        # and takes 28 ms for 5,000 partitions, because it walks them all: so what a start made is
+        # not counted (None) before it matters.
+        self._kept: int | None = None
         self._grown = 0
         self._waited = 0
 
@@ -67,8 +68,8 @@ class Collector:
         assert self._timer is None
         if not self._is_at_work:
             self.rest()
-        self._kept = len(gc.get_objects())
         gc.freeze()
+        self._kept, self._grown = None, 0
         gc.set_threshold(*_THRESHOLDS)  # Before, so many new objects would be looked at.
         gc.callbacks.append(self._freeze_survivors)
         self._look_later()
@@ -96,12 +97,18 @@ class Collector:
         """Thaw if it is time: called once a second."""
         traffic = self._traffic()
         idle, self._traffic_seen = traffic == self._traffic_seen, traffic
-        if self._grown <= self._kept + GROWTH_MIN:
+        if self._grown <= GROWTH_MIN or self._grown <= self._count_kept() + GROWTH_MIN:
             self._waited = 0
             return
         self._waited += 1
         if idle or self._waited >= PATIENCE:
             self.thaw()
+
+    def _count_kept(self) -> int:
+        if self._kept is None:
+            # Some that were frozen since may be gone again: then it is less, and we thaw sooner.
+            self._kept = max(0, gc.get_freeze_count() - self._grown)
+        return self._kept
 
     def _look_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look_again)

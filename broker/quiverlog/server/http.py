@@ -18,7 +18,7 @@ from typing import Final
 
 from aiohttp import web
 
-from quiverlog.server.acceptor import Acceptor, begin_to_listen
+from quiverlog.server.acceptor import Acceptor
 from quiverlog.server.http_guard import HttpGuard, HttpLimits
 from quiverlog.server.logs import Logger
 from quiverlog.server.metrics import ServerMetrics
@@ -26,7 +26,6 @@ from quiverlog.server.metrics import ServerMetrics
 __all__ = ["HttpServer"]
 
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_BACKLOG: Final = 64
 
 
 class HttpServer:
@@ -57,11 +56,7 @@ class HttpServer:
         self._rendering: asyncio.Future[bytes] | None = None
 
     async def start(self, sock: socket.socket) -> None:
-        """Serve on a bound socket.
-
-        Raises:
-            AddressInUse: another program listens there.
-        """
+        """Serve on a socket that listens."""
         app = web.Application()
         app.router.add_get("/metrics", self._answer_metrics)
         app.router.add_get("/healthz", self._answer_healthz)
@@ -74,7 +69,6 @@ class HttpServer:
         make_handler = self._runner.server
         assert make_handler is not None
         self._guard = HttpGuard(self.limits, make_handler, metrics=self._metrics, log=self._log)
-        begin_to_listen(sock, _BACKLOG)
         loop = asyncio.get_running_loop()
         self._acceptor = Acceptor(loop, sock, self._guard, log=self._log)
 

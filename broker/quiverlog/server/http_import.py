@@ -19,7 +19,10 @@ _CERTIFICATES: Final = "SSL_CERT_FILE"
 
 
 def http_server_class() -> type[HttpServer]:
-    """Imported when a broker has an HTTP port, a sixth of all that its start imports."""
+    """Imported when somebody has connected, or the broker is ready. May run in any thread.
+
+    No other thread changes the environment or reads certificates.
+    """
     before = os.environ.get(_CERTIFICATES)
     os.environ[_CERTIFICATES] = os.devnull
     try:
