@@ -188,6 +188,7 @@ class Assignment:
             return  # When its log is cut, the image is looked at again.
         state = replica.state
         begins = not state.leads or partition.leader_epoch != state.leader_epoch
+        self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
         moved = state.lead(assigned(replica.topic, partition), now.mono_us)
         if begins:
             # On becoming leader, not with the first row: a reader that asks where the epoch before
@@ -205,7 +206,9 @@ class Assignment:
     def _follow(self, key: Key, replica: Replica, partition: PartitionImage, now: Now) -> None:
         """Another broker leads, or none does."""
         assert not replica.admitted, "a produce is staged and appended before a decision is applied"
-        replica.state.follow(partition.leader_epoch)
+        state = replica.state
+        self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
+        state.follow(partition.leader_epoch)
         self._in_sync_changes.forget(replica)
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)

@@ -278,6 +278,7 @@ class Broker:
             lambda request, then, now: self.membership.controller.ask(request, then, now),
             self.wakeups,
             self.outbox,
+            self.metrics,
         )
 
     def _make_offline_replicas(self) -> OfflineReplicas:

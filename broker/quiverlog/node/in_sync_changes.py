@@ -32,6 +32,7 @@ from quiverlog.core.partition.leadership import Brokers, Leadership
 from quiverlog.errors import FencedLeaderEpoch, QuiverlogError
 from quiverlog.limits import ALTER_PARTITION_ENTRIES_MAX, IN_SYNC_RETRY_MS
 from quiverlog.node.jobs import Then
+from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
 from quiverlog.node.wakeups import Wakeups
@@ -78,6 +79,7 @@ class InSyncChanges:
         "_due",
         "_in_flight",
         "_looks",
+        "_metrics",
         "_node_id",
         "_numbers",
         "_outbox",
@@ -94,6 +96,7 @@ class InSyncChanges:
         ask: AskController,
         wakeups: Wakeups,
         outbox: Outbox,
+        metrics: NodeMetrics,
     ) -> None:
         self._node_id = node_id
         self._broker_epoch = broker_epoch
@@ -101,6 +104,7 @@ class InSyncChanges:
         self._ask = ask
         self._wakeups = wakeups
         self._outbox = outbox
+        self._metrics = metrics
         # To be looked at in the next call.
         self._looks: dict[Replica, None] = {}
         # To be looked at when the request under way is back.
@@ -280,10 +284,12 @@ class InSyncChanges:
         self._moved(replica)
 
     def _tell(self, replica: Replica, after: frozenset[int]) -> None:
-        """Log who has left and who has come, whoever said so first."""
+        """Log and count who has left and who has come, whoever said so first."""
         before = self._told.get(replica)
         self._told[replica] = after
         if before is not None and after != before:
+            self._metrics.in_sync_shrinks += bool(before - after)
+            self._metrics.in_sync_expands += bool(after - before)
             self._outbox.log(
                 "info",
                 "in-sync replicas changed",

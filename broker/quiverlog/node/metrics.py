@@ -30,7 +30,10 @@ class NodeMetrics:
         "batches_refused",
         "corrupt_reads",
         "disk_full",
+        "in_sync_expands",
+        "in_sync_shrinks",
         "internal_errors",
+        "leader_epoch_changes",
         "parked_entries",
         "parked_requests",
         "partitions_led",
@@ -61,7 +64,10 @@ class NodeMetrics:
         self.batches_deduplicated = 0
         self.batches_refused = 0
         self.corrupt_reads = 0
+        self.in_sync_expands = 0
+        self.in_sync_shrinks = 0
         self.internal_errors = 0
+        self.leader_epoch_changes = 0
         self.produces_timed_out = 0
         self.recovery_bytes_truncated = 0
         self.recovery_partitions_scanned = 0

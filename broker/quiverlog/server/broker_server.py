@@ -363,10 +363,15 @@ class BrokerServer:
     def _render_metrics(self) -> bytes:
         topics_max = self._config.metrics_topics_max
         if self._exporter is None:
+            from quiverlog.node.cluster_gauges import cluster_gauges
             from quiverlog.server.metrics_text import MetricsExporter
 
             self._exporter = MetricsExporter(
-                self._metrics, self._log_sizes, topics_max=topics_max, gauges=self._gauges
+                self._metrics,
+                self._log_sizes,
+                topics_max=topics_max,
+                gauges=self._gauges,
+                cluster=lambda: cluster_gauges(self._node, monotonic_us()),
             )
         self._exporter.topics_max = topics_max
         return self._exporter.render()

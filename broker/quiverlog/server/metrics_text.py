@@ -24,6 +24,7 @@ from prometheus_client.core import (
 from prometheus_client.process_collector import ProcessCollector
 
 from quiverlog.errors import error_class
+from quiverlog.node.cluster_gauges import ClusterGauges
 from quiverlog.node.metrics import NodeMetrics, TopicCounters
 from quiverlog.server.metrics import Gauges, Histogram, LogSize, ServerMetrics
 from quiverlog.wire.messages import Api
@@ -37,7 +38,7 @@ class MetricsExporter:
     """Renders everything as text; `render` may run in a thread while the loop counts on.
 
     Args:
-        log_sizes: asked at every rendering; must be safe to call from that thread.
+        log_sizes, gauges, cluster: asked at every rendering; safe to call from that thread.
         topics_max: topics with series of their own.
     """
 
@@ -48,11 +49,13 @@ class MetricsExporter:
         *,
         topics_max: int,
         gauges: Callable[[], Gauges] = Gauges,
+        cluster: Callable[[], ClusterGauges] = ClusterGauges,
     ) -> None:
         self._metrics = metrics
         self._log_sizes = log_sizes
         self.topics_max = topics_max
         self._gauges = gauges
+        self._cluster_gauges = cluster
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -77,6 +80,7 @@ class MetricsExporter:
         yield from self._topics()
         yield from self._logs()
         yield from self._node()
+        yield from self._cluster()
 
     def _requests(self) -> Iterator[Metric]:
         seen = [(api.name.lower(), self._metrics.requests[api]) for api in Api]
@@ -220,6 +224,12 @@ class MetricsExporter:
             if isinstance(value, int):
                 make = _gauge if name in _NODE_GAUGES else _counter
                 yield make(name, name.replace("_", " ").capitalize() + ".", value)
+
+    def _cluster(self) -> Iterator[Metric]:
+        """What the node says of its cluster, under the names that it has for that."""
+        now = self._cluster_gauges()
+        for name, value in zip(now._fields, now, strict=True):
+            yield _gauge(name, name.replace("_", " ").capitalize() + ".", value)
 
 
 _NODE_GAUGES: Final = frozenset(

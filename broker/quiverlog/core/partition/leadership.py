@@ -176,7 +176,7 @@ class Leadership:
                 is_in_sync = broker_id in self.in_sync.committed
                 caught_up_us = now_us if is_in_sync else NEVER_US
                 self.followers[broker_id] = known.get(broker_id) or FollowerProgress(
-                    broker_id, caught_up_us
+                    broker_id, caught_up_us, now_us
                 )
         self._joining &= self.followers.keys()
         assert self._node_id not in self.followers

@@ -41,6 +41,7 @@ class FollowerProgress:
     Args:
         caught_up_us: when it had all rows last: at the election for those in sync, for others
             `NEVER_US`.
+        known_us: since when it is a follower here.
     """
 
     __slots__ = (
@@ -51,12 +52,14 @@ class FollowerProgress:
         "caught_up_us",
         "flushed_offset",
         "heard",
+        "known_us",
         "log_end_offset",
         "log_start_offset",
     )
 
-    def __init__(self, broker_id: int, caught_up_us: int) -> None:
+    def __init__(self, broker_id: int, caught_up_us: int, known_us: int = 0) -> None:
         self.broker_id = broker_id
+        self.known_us = known_us
         self.broker_epoch = UNHEARD_EPOCH
         self.log_start_offset = 0
         self.log_end_offset = 0

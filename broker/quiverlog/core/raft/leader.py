@@ -72,7 +72,7 @@ class Leader:
     @property
     def match_indexes(self) -> dict[ReplicaKey, int]:
         """See `Raft.match_indexes`."""
-        return {key: one.match for key, one in self._replication.progress.items()}
+        return {key: one.match for key, one in list(self._replication.progress.items())}
 
     def add_voter(self, key: ReplicaKey, endpoint: str, own_endpoint: str, now_us: int) -> Place:
         """See `Raft.add_voter`."""

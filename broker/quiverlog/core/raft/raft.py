@@ -143,8 +143,9 @@ class Raft:
 
     @property
     def match_indexes(self) -> dict[ReplicaKey, int]:
-        """Where this leader knows others' logs to equal its own, durably."""
-        return {} if self._leader is None else self._leader.match_indexes
+        """Where this leader knows others' logs to equal its own, durably. For any thread."""
+        leader = self._leader
+        return {} if leader is None else leader.match_indexes
 
     @property
     def log(self) -> LogView:

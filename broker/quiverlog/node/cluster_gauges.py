@@ -1,0 +1,122 @@
+"""What a broker says of its cluster to who looks after it: numbers that are looked up, not counted.
+
+Owns what each of them means. They are looked up when somebody asks, in any thread: each table is
+copied in one step, and what is read then are plain numbers, which may be of slightly different
+moments.
+
+Invariant: a broker that leads no partition with copies, and is the whole quorum, has all zeros but
+for what it says of itself.
+
+Must not know: Prometheus, who asks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from quiverlog.core.partition.leadership import Leadership
+from quiverlog.node.replica import Replica
+
+if TYPE_CHECKING:
+    from quiverlog.node.node import Node
+    from quiverlog.node.quorum import Quorum
+
+__all__ = ["NOBODY", "ClusterGauges", "cluster_gauges"]
+
+NOBODY: Final = -1
+"""The leader of a quorum that has none, as far as is known here."""
+
+
+class ClusterGauges(NamedTuple):
+    """What is said of partitions is of those that are led here; of brokers and of partitions
+    without a leader, what the metadata say, as far as they are known here.
+    """
+
+    active_controller: int = 0
+    brokers_registered: int = 0
+    brokers_fenced: int = 0
+    partitions_leaderless: int = 0
+    partitions_under_replicated: int = 0
+    partitions_under_min_in_sync: int = 0
+    replica_lag_max_rows: int = 0
+    replica_lag_max_bytes: int = 0
+    replica_lag_max_seconds: float = 0.0
+    quorum_lag_entries: int = 0
+    quorum_term: int = 0
+    quorum_leader_id: int = NOBODY
+
+
+class _Lag(NamedTuple):
+    rows: int = 0
+    size_bytes: int = 0
+    us: int = 0
+
+
+def cluster_gauges(node: Node | None, now_us: int) -> ClusterGauges:
+    """See the module docstring. None, and one that has not begun: nothing is known."""
+    if node is None or node.broker.quorum.log is None:
+        return ClusterGauges()
+    broker = node.broker
+    under_replicated = under_min = 0
+    lag = _Lag()
+    led = list(broker.replicas.values())
+    for replica in led:
+        leadership = replica.state.leadership
+        if leadership is not None and leadership.followers:
+            under_replicated += len(leadership.in_sync.committed) <= len(leadership.followers)
+            under_min += leadership.is_under_min
+            lag = _Lag(*map(max, lag, _lag_of(replica, leadership, now_us)))
+    assert 0 <= under_replicated <= len(led)
+    assert 0 <= under_min <= len(led)
+    image = broker.metadata.image
+    raft = broker.quorum.raft
+    leader = raft.leader
+    brokers = list(image.brokers.values())
+    return ClusterGauges(
+        active_controller=int(broker.quorum.is_leading),
+        brokers_registered=len(brokers),
+        brokers_fenced=sum(one.fenced for one in brokers),
+        partitions_leaderless=len(image.leaderless),
+        partitions_under_replicated=under_replicated,
+        partitions_under_min_in_sync=under_min,
+        replica_lag_max_rows=lag.rows,
+        replica_lag_max_bytes=lag.size_bytes,
+        replica_lag_max_seconds=lag.us / 1e6,
+        quorum_lag_entries=_quorum_lag(broker.quorum),
+        quorum_term=raft.term,
+        quorum_leader_id=NOBODY if leader is None else leader.node_id,
+    )
+
+
+def _lag_of(replica: Replica, leadership: Leadership, now_us: int) -> _Lag:
+    """Of the slowest follower. Rows of one that has not asked under this leader are not known."""
+    end = replica.state.log_end_offset
+    rows = us = 0
+    for follower in list(leadership.followers.values()):
+        if follower.is_heard:
+            rows = max(rows, end - follower.log_end_offset)
+            if follower.log_end_offset >= end:
+                continue
+        # One that never had all rows is behind for at least as long as it is known here.
+        us = max(us, now_us - max(follower.caught_up_us, follower.known_us))
+    assert rows >= 0
+    assert us >= 0
+    return _Lag(rows, _bytes_of(replica, rows, end), us)
+
+
+def _bytes_of(replica: Replica, rows: int, end: int) -> int:
+    """As many as these rows take if they are as large as those of the log are on average."""
+    held = end - replica.state.log_start_offset
+    return replica.log.size_bytes * min(rows, held) // held if rows and held > 0 else 0
+
+
+def _quorum_lag(quorum: Quorum) -> int:
+    """Entries that are decided and not applied here; for a leader, that the slowest voter lacks."""
+    raft = quorum.raft
+    lag = max(0, raft.log.commit - quorum.applied_index)
+    if quorum.is_leading:
+        voters, last = raft.voters, raft.log.last_index
+        matches = [match for key, match in raft.match_indexes.items() if key in voters]
+        lag = max([lag, *(last - match for match in matches)])
+    assert lag >= 0
+    return lag
