@@ -7,7 +7,7 @@ import re
 import pytest
 
 import quiverlog
-from quiverlog.errors import WrongListener
+from quiverlog.errors import WrongCluster, WrongListener
 from quiverlog.wire import messages as m
 from quiverlog.wire.quorum_messages import QuorumRequest
 from tests.support.broker import BrokerProcess
@@ -26,11 +26,12 @@ def test_each_listener_tells_its_own_address() -> None:
         assert found is not None, broker.log_text
         internal = (found[1], int(found[2]))
         assert internal != broker.address
-        for address in (broker.address, internal):
+        # Brokers meet at the internal one: there it is looked at, whom they mean.
+        for address, refusal in ((broker.address, WrongListener), (internal, WrongCluster)):
             with RawClient(address) as client:
                 answer = client.ask(m.MetadataRequest())
                 assert [(b.host, b.port) for b in answer.brokers] == [address]
-                with pytest.raises(WrongListener):
+                with pytest.raises(refusal):
                     client.ask(QuorumRequest())
             with quiverlog.connect(f"{address[0]}:{address[1]}") as client:
                 assert client.list_topics() == []

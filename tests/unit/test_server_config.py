@@ -10,6 +10,7 @@ import pytest
 from quiverlog.addresses import Address
 from quiverlog.core.controller.configs import CONFIG_DEFS
 from quiverlog.errors import InvalidConfig
+from quiverlog.limits import HOST_CHARS_MAX, RACK_CHARS_MAX
 from quiverlog.server.config import BrokerConfig, load_config
 from quiverlog.server.config_docs import render
 from quiverlog.server.config_keys import CONFIG_KEYS
@@ -145,6 +146,10 @@ def test_contradictions(tmp_path: Path) -> None:
             load_config(flags={"listen": listen, "http.listen": http})
     load_config(flags={"listen": "127.0.0.1:7", "http.listen": "127.0.0.2:7"})
     assert "advertise" in refusal(tmp_path, "advertise = 'host:0'\n")
+    too_long = refusal(tmp_path, f"rack = '{'r' * (RACK_CHARS_MAX + 1)}'\n")
+    assert "rack has 256 characters, at most 255" in too_long
+    assert load_config(flags={"rack": "r" * RACK_CHARS_MAX}).rack == "r" * RACK_CHARS_MAX
+    assert "advertise" in refusal(tmp_path, f"advertise = '{'h' * (HOST_CHARS_MAX + 1)}:1'\n")
     assert "must listen" in refusal(tmp_path, listen="off")
     message = refusal(
         tmp_path, "frame.bytes.max = 16_000_000\n[topic.defaults]\nmax.message.bytes = 16_000_000\n"

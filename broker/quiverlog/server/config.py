@@ -213,6 +213,11 @@ def _refuse_contradictions(
         )
     if advertise is not None and advertise.port == 0 and listen.port != 0:
         raise InvalidConfig(f"{source('advertise')}: port 0 can only go with `listen` on port 0.")
+    if len(values["rack"]) > limits.RACK_CHARS_MAX:
+        raise InvalidConfig(
+            f"{source('rack')} has {len(values['rack'])} characters, at most"
+            f" {limits.RACK_CHARS_MAX} are allowed."
+        )
     refuse_lost_brokers(values, source)
     if not values["data_dir"]:
         raise InvalidConfig(f"{source('data.dir')}: a directory is needed.")

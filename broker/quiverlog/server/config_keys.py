@@ -83,7 +83,13 @@ _KEYS: Final = (
         "The cluster to which the data directory must belong. Empty: whatever it says, or a new"
         " one.",
     ),
-    Setting("rack", _TEXT, "", "A label for the place where this broker stands."),
+    Setting(
+        "rack",
+        _TEXT,
+        "",
+        "A label for the place where this broker stands, of at most"
+        f" {limits.RACK_CHARS_MAX} characters.",
+    ),
     Setting(
         "process.roles",
         _OTHER,
