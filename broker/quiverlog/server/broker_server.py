@@ -361,7 +361,6 @@ class BrokerServer:
 
     # --- numbers, asked for in the thread that renders them --------------------------------------
     def _render_metrics(self) -> bytes:
-        topics_max = self._config.metrics_topics_max
         if self._exporter is None:
             from quiverlog.node.cluster_gauges import cluster_gauges
             from quiverlog.server.metrics_text import MetricsExporter
@@ -369,11 +368,11 @@ class BrokerServer:
             self._exporter = MetricsExporter(
                 self._metrics,
                 self._log_sizes,
-                topics_max=topics_max,
+                topics_max=self._config.metrics_topics_max,
                 gauges=self._gauges,
                 cluster=lambda: cluster_gauges(self._node, monotonic_us()),
             )
-        self._exporter.topics_max = topics_max
+        self._exporter.topics_max = self._config.metrics_topics_max
         return self._exporter.render()
 
     def _gauges(self) -> Gauges:
@@ -392,8 +391,7 @@ class BrokerServer:
         if self._node is None:
             return
         for replica in list(self._node.broker.replicas.values()):
-            log = replica.log
-            yield LogSize(replica.name.topic, log.size_bytes, log.segment_count)
+            yield LogSize(replica.name.topic, replica.log.size_bytes, replica.log.segment_count)
 
 
 def _limits(config: BrokerConfig, plan: DescriptorPlan) -> ConnectionLimits:
