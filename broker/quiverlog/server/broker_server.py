@@ -338,7 +338,7 @@ class BrokerServer:
 
     def _check_connections(self) -> None:
         for error in self._connections.look(monotonic_us()):
-            self._failed("looking at a connection", error)
+            self._on_exception(self._loop, {"message": "a connection's look", "exception": error})
         self._log_control.write_left_out(self._log)
         self._metrics.lines_left_out = self._log_control.left_out_total
         check_s = self._connections.limits.check_s
@@ -347,10 +347,7 @@ class BrokerServer:
     def _all_connections(self, during: str, act: Callable[[Connection], None]) -> None:
         """What is done to all connections is done to the others where one fails: a bug."""
         for error in self._connections.for_each(act):
-            self._failed(during, error)
-
-    def _failed(self, during: str, error: Exception) -> None:
-        self._on_exception(self._loop, {"message": during, "exception": error})
+            self._on_exception(self._loop, {"message": during, "exception": error})
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback raised, which is a bug: it goes no further than that connection or timer."""
