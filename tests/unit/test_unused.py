@@ -36,12 +36,6 @@ EXCEPTIONS: Final[dict[str, str]] = {
     ),
     **dict.fromkeys(
         [
-            "broker/quiverlog/node/registration.py:may_lead",
-        ],
-        "leaders of replicated topics will ask it before they acknowledge",
-    ),
-    **dict.fromkeys(
-        [
             "connector/pyspark_quiverlog/__init__.py:streamReader",
             "connector/pyspark_quiverlog/__init__.py:streamWriter",
             "connector/pyspark_quiverlog/stream_reader.py:getDefaultReadLimit",

@@ -55,6 +55,7 @@ from quiverlog.node.replica import Replica
 from quiverlog.node.replication import Replication
 from quiverlog.node.retention import Retention
 from quiverlog.node.staging import Staging
+from quiverlog.node.standing import Standing
 from quiverlog.node.tasks import Tasks
 from quiverlog.node.topic_order import TopicOrder
 from quiverlog.node.trims import Trims
@@ -110,6 +111,7 @@ class Broker:
         "replication",
         "retention",
         "staging",
+        "standing",
         "tasks",
         "topic_order",
         "trims",
@@ -180,6 +182,7 @@ class Broker:
             period_ms=config.retention_check_ms,
         )
         self.replicas = self.assignment.replicas
+        self.standing = Standing(self.membership, self.replicas, wakeups, outbox)
         self.lookup = self._make_lookup()
         self.replica = self.lookup.replica
         self.waits = Waits(purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start)
@@ -268,6 +271,7 @@ class Broker:
             self.metrics,
             self.config,
             self._took_damage,
+            self.standing.check,
         )
 
     def _make_in_sync_changes(self) -> InSyncChanges:

@@ -10,6 +10,7 @@ Many entries, and times, are looked up in steps (see offsets.py), also when the 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from functools import partial
 from typing import ClassVar
 
 from quiverlog.errors import InvalidRequest, OffsetNotAvailable, ThrottledBroker
@@ -110,7 +111,7 @@ class OffsetsWaiter(Waiter):
                 lookup,
                 request.partitions,
                 m.ListOffsetsPartitionResult,
-                _fill_offset,
+                partial(_fill_checked, lookup),
                 walks=any(entry.at >= 0 for entry in request.partitions),
             )
             if self.done:
@@ -188,7 +189,7 @@ def _list_entry(lookup: Lookup, entry: m.ListOffsetsPartition) -> m.ListOffsetsP
     replica: Replica | None = None
     try:
         replica = lookup.replica(entry.topic_id, entry.partition)
-        _fill_offset(replica, entry, result, Loaded())
+        _fill_checked(lookup, replica, entry, result, Loaded())
     except Exception as error:
         fail_entry(lookup, replica, result, error)
     return result
@@ -201,6 +202,17 @@ def _metadata_differs(lookup: Lookup, request: m.ListOffsetsRequest) -> bool:
 
 def _differs(result: m.ListOffsetsPartitionResult, entry: m.ListOffsetsPartition) -> bool:
     return result.error_code != 0 or result.offset != entry.known_offset
+
+
+def _fill_checked(
+    lookup: Lookup,
+    replica: Replica,
+    entry: m.ListOffsetsPartition,
+    result: m.ListOffsetsPartitionResult,
+    loaded: Loaded,
+) -> None:
+    lookup.check_standing(replica)
+    _fill_offset(replica, entry, result, loaded)
 
 
 def _fill_offset(

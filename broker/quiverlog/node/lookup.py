@@ -49,6 +49,7 @@ class Lookup:
         "_outbox",
         "_replicas",
         "_replication",
+        "check_standing",
         "fetch_bytes_default",
     )
 
@@ -62,7 +63,10 @@ class Lookup:
         metrics: NodeMetrics,
         config: NodeConfig,
         on_damage: Callable[[Replica, str], None],
+        check_standing: Callable[[Replica], None],
     ) -> None:
+        # Raises NotLeader where another broker may lead by now: see standing.py.
+        self.check_standing = check_standing
         self._on_damage = on_damage
         self._assignment = assignment
         self._replicas = assignment.replicas

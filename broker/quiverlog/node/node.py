@@ -168,6 +168,7 @@ class Node:
         Every body must stay valid until this returns.
         """
         is_tick = False
+        self._guarded(self.broker.standing.look, now)
         for event in events:
             try:
                 if type(event) is RequestReceived:
@@ -210,7 +211,7 @@ class Node:
             due_us = self._joining.next_us
             if due_us is not None and due_us < earliest:
                 earliest = due_us
-            due_us = broker.membership.next_us()
+            due_us = broker.standing.next_us()
             if due_us is not None and due_us < earliest:
                 earliest = due_us
             phase = broker.admission.phase

@@ -99,6 +99,7 @@ def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[En
     """Find every entry's partition, rules and durability, or why it is refused. Reads no batch."""
     found: list[Entry] = []
     at = 0
+    standing = broker.standing
     for asked in request.partitions:
         end = at + asked.batch_bytes
         entry = Entry(body[at:end])
@@ -106,6 +107,8 @@ def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[En
         at = end
         try:
             entry.replica = replica = broker.replica(asked.topic_id, asked.partition)
+            if standing.is_over:
+                standing.check(replica)
             state = replica.state
             if asked.leader_epoch != state.leader_epoch:
                 state.check_leader_epoch(asked.leader_epoch)

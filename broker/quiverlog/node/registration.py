@@ -12,7 +12,7 @@ broker that is the controller, registered and not fenced, says nothing to anybod
 A leader that has not been answered for a session must take itself for fenced. Its session begins
 when a heartbeat is sent, the controller's when it arrives, so the leader stops first.
 
-Must not know: what follows from fencing, who reads `may_lead`.
+Must not know: what follows from fencing, what a leader stops doing (standing.py).
 """
 
 from __future__ import annotations
@@ -156,7 +156,15 @@ class Registration:
             return True
         if self._is_fenced or self._is_replaced:
             return False
-        return self._link.leads or now.mono_us < self._lease_us
+        # Who led until just now has its lease with the next tick, which is due.
+        return self._link.leads or self._led or now.mono_us < self._lease_us
+
+    @property
+    def lease_ends_us(self) -> int | None:
+        """When `may_lead` becomes False unless the controller is heard; None: not by time."""
+        if self._is_alone() or self._is_fenced or self._is_replaced:
+            return None
+        return None if self._link.leads or self._led else self._lease_us
 
     # --- when ----------------------------------------------------------------------------------
     @property

@@ -137,11 +137,17 @@ class Replica(Watched):
         leadership = self.state.leadership
         if self.answers and leadership is not None:
             if leadership.is_under_min:
-                self.answers.fail_replicated(
+                self.fail_replicated(
                     NotEnoughReplicasAfterAppend(
                         f"{self.name}: fewer than {leadership.min_in_sync} replicas are in sync."
                     )
                 )
+            self.answers.advance(self.state)
+
+    def fail_replicated(self, error: QuiverlogError) -> None:
+        """Produces that wait for copies get `error`: their rows are here, so it is left open."""
+        if self.answers:
+            self.answers.fail_replicated(error)
             self.answers.advance(self.state)
 
     def want_copies_flushed(self, end_offset: int) -> bool:

@@ -1,0 +1,144 @@
+"""A leader that does not reach the controller stands down by itself, before another one leads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quiverlog import errors
+from quiverlog.batch.schema import serialize_schema
+from quiverlog.core.controller.records import PartitionChangeRecord
+from quiverlog.errors import NotEnoughReplicasAfterAppend, NotLeader
+from quiverlog.node.events import Tick
+from quiverlog.types import EARLIEST, LATEST, Durability
+from quiverlog.wire import messages as m
+from tests.support.members import Member, Members
+from tests.support.node import SCHEMA, batch_of, rows_of
+
+REPLICATED = Durability.REPLICATED
+CUT = frozenset((1, 2))
+
+
+class World:
+    """Broker 1 is the controller; 2 leads `wide`, with a copy on 1, and `lone`, alone."""
+
+    def __init__(self, root: Path) -> None:
+        self.members = members = Members(root)
+        self.one = members.add(1)
+        self.two = members.add(2, seeds=(1,))
+        image = self.one.node.broker.metadata.image
+        members.run_until(lambda: self.two.started and len(image.live_brokers()) == 2)
+        for member in (self.one, self.two):
+            member.call(m.HelloRequest())
+        self.wide = self._create("wide", (2, 1))
+        self.lone = self._create("lone", (2,))
+        members.run_until(lambda: len(self.two.node.broker.replicas) == 2)
+        members.run(200)
+
+    def _create(self, name: str, replicas: tuple[int, ...]) -> bytes:
+        new = m.NewTopic(name, serialize_schema(SCHEMA), 1, len(replicas))
+        asked = self.one.request(m.CreateTopicsRequest(topics=[new]))
+        self.members.run_until(lambda: self.one.answer(asked) is not None)
+        answer = self.one.answer(asked)
+        assert answer is not None
+        assert answer[0].topics[0].error_code == 0, answer[0].topics[0].error_message
+        topic_id = bytes(answer[0].topics[0].topic_id)
+        held = self.one.node.broker.metadata.image.topics_by_id[topic_id].partitions[0]
+        told: list[BaseException | None] = []
+        change = PartitionChangeRecord(
+            topic_id, 0, leader_id=2, leader_epoch=held.leader_epoch + 1,
+            replicas=replicas, in_sync_replicas=replicas,
+        )  # fmt: skip
+        self.one.node.broker.propose(
+            [change], self.one.now, lambda _result, error, _now: told.append(error)
+        )
+        self.one.send(Tick())
+        self.members.run_until(lambda: bool(told))
+        assert told == [None]
+        return topic_id
+
+    def write(self, topic_id: bytes, value: int, level: int = -1) -> int:
+        return self.two.produce(topic_id, batch_of([value]), durability=level)
+
+    def code(self, asked: int) -> int | None:
+        """Of the only entry; None: no answer yet."""
+        answer = self.two.answer(asked)
+        return None if answer is None else int(answer[0].partitions[0].error_code)
+
+    def settled(self, asked: int) -> int | None:
+        self.members.run_until(lambda: self.code(asked) is not None)
+        return self.code(asked)
+
+    def stand_down(self) -> int:
+        """Part the two, and wait for the end of the leader's session."""
+        self.members.cut.add(CUT)
+        return self.members.run_until(lambda: self.two.node.broker.standing.is_over)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def warnings(member: Member) -> int:
+    return sum(line.event.startswith("standing down") for line in member.lines)
+
+
+def test_a_leader_out_of_reach_appends_nothing_and_says_no_end(world: World) -> None:
+    assert world.settled(world.write(world.wide, 1, REPLICATED)) == 0
+    assert world.stand_down() <= 2_000
+    image = world.one.node.broker.metadata.image
+    assert image.topics_by_id[world.wide].partitions[0].leader_id == 2, "nobody else leads yet"
+    for level in (Durability.MEMORY, Durability.FLUSHED, REPLICATED):
+        assert world.code(world.write(world.wide, 2, level)) == NotLeader.code
+    assert world.two.broker_end(world.wide) == 1
+    for at in (LATEST, EARLIEST, 0):
+        assert world.two.offset_of(world.wide, at).error_code == NotLeader.code
+    assert world.two.fetched(world.wide, 1)[0].error_code == NotLeader.code
+    result, body = world.two.fetched(world.wide, 0)
+    assert (result.error_code, rows_of(body)) == (0, [(0, 1)]), "what was shown stays shown"
+    assert warnings(world.two) == 1
+
+
+def test_who_waits_for_copies_is_told_that_nobody_knows(world: World) -> None:
+    world.members.cut.add(CUT)
+    asked = world.write(world.wide, 1, REPLICATED)
+    reader = world.two.request(world.two.fetch_request(world.wide, 0, max_wait_ms=60_000))
+    assert world.code(asked) is None
+    world.stand_down()
+    assert world.code(asked) == NotEnoughReplicasAfterAppend.code
+    assert errors.NotEnoughReplicasAfterAppend.retriable
+    assert world.two.broker_end(world.wide) == 1, "the row is stored, and may be replicated yet"
+    assert world.settled(reader) == NotLeader.code
+
+
+def test_a_partition_of_one_replica_goes_on(world: World) -> None:
+    world.stand_down()
+    assert world.settled(world.write(world.lone, 1)) == 0
+    assert world.two.offset_of(world.lone, LATEST).offset == 1
+    assert world.two.fetched(world.lone, 1)[0].error_code == 0
+
+
+def test_who_reaches_the_controller_again_leads_again(world: World) -> None:
+    world.stand_down()
+    world.members.cut.clear()
+    two = world.two.node.broker
+    world.members.run_until(lambda: not two.standing.is_over)
+    world.members.run(1_000)
+    leader = world.one.node.broker.metadata.image.topics_by_id[world.wide].partitions[0].leader_id
+    at = world.members.by_id[leader]
+    asked = at.produce(world.wide, batch_of([1]), durability=REPLICATED)
+    world.members.run_until(lambda: at.answer(asked) is not None)
+    answer = at.answer(asked)
+    assert answer is not None
+    assert answer[0].partitions[0].error_code == 0
+
+
+def test_a_broker_alone_never_stands_down(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    alone = members.add(1)
+    assert not alone.node.broker.standing.is_over
+    members.run(5_000)
+    assert not alone.node.broker.standing.is_over
+    assert warnings(alone) == 0
