@@ -236,6 +236,7 @@ BUGS: Final[tuple[Bug, ...]] = (
 UNPROVEN: Final = frozenset(
     (
         "a copy claims the leader's epoch for its own end",
+        "epoch list kept at LEO (KAFKA-10706)",
         "high watermark past |ISR| < min",
         "truncate to the high watermark",
         "producers not rewound at truncation",
