@@ -39,7 +39,8 @@ def reconcile(node: NodeDriver, topic: bytes) -> None:
 
 
 def test_a_partition_that_goes_elsewhere_is_not_led_here(node: NodeDriver) -> None:
-    """UNKNOWN_TOPIC_ID would tell the producer that its topic was deleted."""
+    """UNKNOWN_TOPIC_ID would tell the producer that its topic was deleted, NOT_LEADER that its rows
+    were not stored."""
     topic = node.create(partitions=2)
     counters = node.metrics.topics["t"]
     stored = node.produce(topic, batch_of([1]))
@@ -49,7 +50,7 @@ def test_a_partition_that_goes_elsewhere_is_not_led_here(node: NodeDriver) -> No
     node.send(Tick())
     answer = node.answer(stored)
     assert answer is not None
-    assert answer[0].partitions[0].error_code == NotLeader.code
+    assert answer[0].partitions[0].error_code == NotEnoughReplicasAfterAppend.code
     assert node.metrics.topics["t"] is counters, "the other partition counts on"
 
 
@@ -293,6 +294,22 @@ def test_rows_that_wait_when_too_few_replicas_stay_in_sync_are_of_unknown_fate(
     assert code_of(node, refused) == NotEnoughReplicas.code
     assert node.broker_end(topic) == 2, "it was refused before it was stored"
     assert code_of(node, node.produce(topic, batch_of([3]))) == 0
+
+
+@pytest.mark.parametrize("leader_id", [OTHER, LEADER_GONE])
+def test_rows_that_wait_when_another_leads_are_of_unknown_fate(
+    node: NodeDriver, leader_id: int
+) -> None:
+    """The next leader may have them; after NOT_LEADER a client numbers others in their place."""
+    topic = node.create()
+    both = (HERE, OTHER)
+    change(node, topic, replicas=both, in_sync_replicas=both)
+    node.node.broker.replicas[topic, 0].state.set_durability(Durability.REPLICATED)
+    waiting = node.produce(topic, batch_of([1]))
+    assert node.answer(waiting) is None
+    change(node, topic, leader_id=leader_id, leader_epoch=1)
+    assert code_of(node, waiting) == NotEnoughReplicasAfterAppend.code
+    assert code_of(node, node.produce(topic, batch_of([2]))) == NotLeader.code, "not stored"
 
 
 def test_a_new_leader_says_where_rows_end_when_it_knows(node: NodeDriver) -> None:

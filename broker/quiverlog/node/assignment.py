@@ -22,7 +22,7 @@ from typing import Final
 
 from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
 from quiverlog.errors import (
-    NotLeader,
+    NotEnoughReplicasAfterAppend,
     QuiverlogError,
     ThrottledBroker,
     UnknownTopicId,
@@ -212,7 +212,8 @@ class Assignment:
         self._in_sync_changes.forget(replica)
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)
-            replica.answers.fail(NotLeader(f"{replica.name} is led elsewhere."))
+            # Their rows are in the log and may stay: NOT_LEADER would say that nothing was stored.
+            replica.answers.fail(NotEnoughReplicasAfterAppend(f"{replica.name} is led elsewhere."))
             self._wakeups.changed(replica)
         elif replica.waiters:
             # Readers of the copy: it may have another leader, or be out of sync.
@@ -350,7 +351,8 @@ class Assignment:
             assert self._metrics.partitions_with_faults >= 0
             if replica.name.topic not in self.image.topics:
                 self._metrics.topics.pop(replica.name.topic, None)
-            kind = NotLeader if topic_id in self.image.topics_by_id else UnknownTopicId
+            is_moved = topic_id in self.image.topics_by_id
+            kind = NotEnoughReplicasAfterAppend if is_moved else UnknownTopicId
             replica.answers.fail(kind(f"{replica.name} {why}."))
             self._wakeups.changed(replica)
             gone.append(replica)
