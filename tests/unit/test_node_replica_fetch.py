@@ -11,7 +11,7 @@ from typing import Any
 
 from quiverlog.batch.codec import split_batches
 from quiverlog.core.controller.records import PartitionChangeRecord, Record
-from quiverlog.core.replication.follower import Cut, Follower, Take
+from quiverlog.core.replication.follower import Cut, Take
 from quiverlog.core.replication.peer_fetcher import PeerFetcher
 from quiverlog.errors import (
     InvalidFetchSession,
@@ -21,9 +21,8 @@ from quiverlog.errors import (
     StaleBrokerEpoch,
     WrongListener,
 )
+from quiverlog.node.copied_replica import Copy
 from quiverlog.node.events import Tick
-from quiverlog.node.replica import Replica
-from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 from quiverlog.types import Durability
 from quiverlog.wire.replica_messages import (
@@ -54,37 +53,6 @@ def led(tmp_path: Path) -> tuple[NodeDriver, bytes]:
     return node, topic
 
 
-class CopiedReplica:
-    """What the follower's machine reads of a replica."""
-
-    def __init__(self, replica: Replica) -> None:
-        self.replica = replica
-
-    @property
-    def log_start_offset(self) -> int:
-        return self.replica.log.log_start_offset
-
-    @property
-    def log_start_saved(self) -> int:
-        return self.replica.log.start_saved
-
-    @property
-    def log_end_offset(self) -> int:
-        return self.replica.log.log_end_offset
-
-    @property
-    def flushed_offset(self) -> int:
-        return self.replica.log.flushed_offset
-
-    @property
-    def high_watermark(self) -> int:
-        return self.replica.state.high_watermark
-
-    @property
-    def epochs(self) -> LeaderEpochs:
-        return self.replica.log.epochs
-
-
 class Copier:
     """The follower's node, with its machines."""
 
@@ -99,7 +67,7 @@ class Copier:
         found = self.node.node.broker.assignment.find(self.key)
         assert found is not None
         self.replica = found
-        self.follower = Follower(CopiedReplica(found))
+        self.follower = Copy(self.key, found).follower
         self.follower.led_by(3, has_leader=True)
         self.fetcher = PeerFetcher()
         self.fetcher.add(self.key, self.follower, 0)

@@ -31,10 +31,6 @@ EXCEPTIONS: Final[dict[str, str]] = {
         "administration of the quorum, which has no request yet",
     ),
     **dict.fromkeys(
-        [],
-        "a follower's half of the log, which replication will call; its number on the wire is kept",
-    ),
-    **dict.fromkeys(
         [
             "connector/pyspark_quiverlog/__init__.py:streamReader",
             "connector/pyspark_quiverlog/__init__.py:streamWriter",
