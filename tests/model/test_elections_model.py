@@ -82,6 +82,7 @@ def run(seed: int, steps: int = STEPS) -> ElectionsWorld:
 
 @given(st.integers(0, 2**32))
 def test_elections_keep_what_readers_saw(seed: int) -> None:
+    """Rule 10 of docs/replication.md."""
     run(seed)
 
 

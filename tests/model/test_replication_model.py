@@ -156,6 +156,7 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_nothing_that_was_promised_is_lost(seed: int) -> None:
+    """Rule 21 of docs/replication.md."""
     ReplicationWorld(random.Random(seed)).run(STEPS)
 
 

@@ -73,6 +73,7 @@ def decide(image: Image, asked: AlterPartition, *, broker: int = LEADER, epoch: 
 
 
 def test_what_is_taken_is_one_change_of_the_partition() -> None:
+    """Rule 31 of docs/replication.md."""
     image = cluster()
     decide(image, proposal(0, 2))
     assert partition(image).in_sync_replicas == (0, 2)
@@ -114,7 +115,10 @@ def test_only_the_leader_asks_and_only_this_life_of_it() -> None:
 
 
 def test_epochs_are_compared_before_members() -> None:
-    """Who hears that a member is not fit knows that the proposal had not been applied."""
+    """Who hears that a member is not fit knows that the proposal had not been applied.
+
+    Rule 7 of docs/replication.md.
+    """
     image = cluster()
     decide(image, proposal(0, 1))
     image.replay_entry([BrokerChangeRecord(1, 11, fenced=True)])
@@ -152,7 +156,7 @@ def test_who_was_in_sync_need_not_have_asked_yet_but_nobody_else_joins_unheard()
 
 
 def test_who_leaves_when_too_few_are_left_stays_eligible() -> None:
-    """KIP-966: no more rows become readable, so it has all that are."""
+    """KIP-966: no more rows become readable, so it has all that are. (Rule 10.)"""
     image = cluster()
     decide(image, proposal(0, 1))
     assert partition(image).eligible_leader_replicas == (), "two are enough"

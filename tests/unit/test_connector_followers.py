@@ -87,7 +87,7 @@ def test_a_task_without_a_rack_has_no_nearest_replica(world: World) -> None:
 
 
 def test_rows_lost_with_an_unclean_election_are_a_loss(world: World) -> None:
-    """The offset of the query carries the epoch of the row before it."""
+    """The offset of the query carries the epoch of the row before it. (Rule 4.)"""
     partition = world.partitions[0]
     end = len(partition.committed)
     world.unclean = True

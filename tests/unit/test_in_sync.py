@@ -30,6 +30,7 @@ def test_both_sets_may_hold_until_the_controller_has_answered() -> None:
 
 
 def test_one_request_is_in_flight_and_is_repeated_as_it_was() -> None:
+    """Rule 7 of docs/replication.md."""
     in_sync = InSync(5, 1, (0, 1))
     proposal = in_sync.propose({0})
     with pytest.raises(AssertionError, match="one request in flight"):
@@ -52,7 +53,10 @@ def test_a_refusal_that_proves_that_nothing_changed_reverts() -> None:
 
 
 def test_a_refusal_says_nothing_of_an_earlier_request_that_may_still_arrive() -> None:
-    """The replica may be eligible again by then. Another change takes the epoch it needs."""
+    """The replica may be eligible again by then. Another change takes the epoch it needs.
+
+    Rule 7 of docs/replication.md.
+    """
     in_sync = InSync(5, 1, (0, 1))
     in_sync.propose({0, 1, 2})
     in_sync.unanswered()

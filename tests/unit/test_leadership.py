@@ -59,7 +59,7 @@ def proposed(
 
 # --- lag ----------------------------------------------------------------------------------------
 def test_who_never_asks_is_out_of_sync_a_lag_time_after_the_election() -> None:
-    """Not at once: what it said was said to another leader."""
+    """Not at once: what it said was said to another leader. (Rule 9.)"""
     leader = leadership()
     assert proposed(leader, 100, LAG_US) is None
     assert leader.deadline_us(100) == LAG_US + 1
@@ -136,6 +136,7 @@ def test_who_lacks_rows_of_the_leaders_before_does_not_join() -> None:
 
 
 def test_who_was_started_anew_or_is_fenced_does_not_join() -> None:
+    """Rule 8 of docs/replication.md."""
     leader = leadership((0, 1))
     fetched(leader, 2, 100, 100, 5, epoch=7)
     assert proposed(leader, 100, 5) is None, "an earlier life of it asks"

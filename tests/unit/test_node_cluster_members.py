@@ -45,6 +45,7 @@ def test_all_know_who_lives_and_may_lead(members: Members) -> None:
 
 
 def test_a_broker_that_is_cut_off_stops_leading_before_it_is_fenced(members: Members) -> None:
+    """Rule 16 of docs/replication.md."""
     members.run(500)
     two = members.by_id[2]
     members.cut.add(frozenset((1, 2)))
@@ -61,6 +62,7 @@ def test_a_broker_that_is_cut_off_stops_leading_before_it_is_fenced(members: Mem
 def test_a_broker_that_stops_is_fenced_at_once_and_one_that_is_killed_after_a_session(
     members: Members,
 ) -> None:
+    """Rule 15 of docs/replication.md."""
     members.run(500)
     members.by_id[2].stop()
     members.down.add(2)

@@ -51,6 +51,7 @@ def following(tmp_path: Path) -> Following:
 
 
 def test_deleted_rows_are_gone_everywhere_before_the_answer(tmp_path: Path) -> None:
+    """Rule 20 of docs/replication.md."""
     cluster = following(tmp_path)
     asked = cluster.delete(3)
     assert cluster.state.log_start_offset == 3
@@ -179,6 +180,7 @@ def test_a_copy_is_not_trimmed_while_it_is_cut(copy: tuple[NodeDriver, Replica])
 
 
 def test_retention_and_clients_take_nothing_from_a_copy(copy: tuple[NodeDriver, Replica]) -> None:
+    """Rule 20 of docs/replication.md."""
     node, replica = copy
     topic = replica.topic.topic_id
     node.call(m.AlterTopicRequest(name="t", set_configs={"retention.ms": "1000"}))

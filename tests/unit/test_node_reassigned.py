@@ -169,7 +169,10 @@ def test_a_partition_is_led_followed_led_again_and_removed(
 def test_a_follower_remembers_as_many_batches_of_a_producer_as_its_leader(
     node: NodeDriver,
 ) -> None:
-    """Each counted twice, half of the five would be forgotten, and refused after a failover."""
+    """Each counted twice, half of the five would be forgotten, and refused after a failover.
+
+    Rule 21 of docs/replication.md.
+    """
     topic = node.create()
     node.give_out(0, 0)
     change(node, topic, replicas=(HERE, OTHER), leader_id=OTHER, leader_epoch=1)
@@ -276,7 +279,10 @@ def test_a_replicated_row_is_acknowledged_when_the_in_sync_followers_have_it(
 def test_rows_that_wait_when_too_few_replicas_stay_in_sync_are_of_unknown_fate(
     node: NodeDriver,
 ) -> None:
-    """Behind them, rows of a weaker level are answered as ever, in their order."""
+    """Behind them, rows of a weaker level are answered as ever, in their order.
+
+    Rule 6 of docs/replication.md.
+    """
     topic = node.create(min_insync_replicas="2")
     image = node.node.broker.metadata.image.topics["t"]
     image.replication_factor = 2
@@ -313,6 +319,7 @@ def test_rows_that_wait_when_another_leads_are_of_unknown_fate(
 
 
 def test_a_new_leader_says_where_rows_end_when_it_knows(node: NodeDriver) -> None:
+    """Rule 5 of docs/replication.md."""
     topic = node.create()
     node.produced(topic, batch_of([1, 2]))
     both = (HERE, OTHER)

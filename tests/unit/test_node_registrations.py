@@ -84,6 +84,7 @@ def unfenced(node: NodeDriver, node_id: int = 2) -> int:
 
 
 def test_a_broker_registers_and_is_unfenced_when_it_has_the_metadata(node: NodeDriver) -> None:
+    """Rule 14 of docs/replication.md."""
     answer = ask(node, registering())
     image = node.node.broker.metadata.image
     assert answer.error_code == 0
@@ -112,6 +113,7 @@ def test_who_is_asked_twice_answers_with_the_same_epoch(node: NodeDriver) -> Non
 
 
 def test_silence_fences_and_a_heartbeat_brings_back(node: NodeDriver) -> None:
+    """Rule 14 of docs/replication.md."""
     epoch = unfenced(node)
     node.advance(1_900)
     assert live(node) == [0, 2]
@@ -133,6 +135,7 @@ def test_heartbeats_keep_the_session(node: NodeDriver) -> None:
 
 
 def test_a_stop_is_allowed_when_all_have_heard_of_it(node: NodeDriver) -> None:
+    """Rule 15 of docs/replication.md."""
     two, three = unfenced(node), unfenced(node, 3)
     assert not ask(node, beat(two, wants_to_stop=True)).may_stop
     node.run_until_idle()

@@ -86,6 +86,7 @@ def warnings(member: Member) -> int:
 
 
 def test_a_leader_out_of_reach_appends_nothing_and_says_no_end(world: World) -> None:
+    """Rule 16 of docs/replication.md."""
     assert world.settled(world.write(world.wide, 1, REPLICATED)) == 0
     assert world.stand_down() <= 2_000
     image = world.one.node.broker.metadata.image

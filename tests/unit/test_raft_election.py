@@ -50,6 +50,7 @@ def granted(replica: Replica) -> list[bool]:
 
 # --- pre-votes --------------------------------------------------------------------------------
 def test_a_candidate_asks_before_it_begins_a_term() -> None:
+    """Rule 28 of docs/replication.md."""
     replica = Replica(0, term=3).wait(1_000)
     asked = replica.take(m.PreVote)
     assert [message.target for message in asked] == [key(1), key(2)]
@@ -59,6 +60,7 @@ def test_a_candidate_asks_before_it_begins_a_term() -> None:
 
 
 def test_a_pre_vote_is_refused_while_the_leader_is_heard() -> None:
+    """Rule 28 of docs/replication.md."""
     replica = Replica(0, term=1).step(heartbeat(1, 0, 1)).settle()
     replica.take()
     replica.now_us += 999
@@ -131,6 +133,7 @@ def test_votes_go_to_logs_that_are_as_new(last_index: int, last_term: int, expec
 
 
 def test_a_vote_leaves_when_it_is_durable_and_not_before() -> None:
+    """Rule 12 of docs/replication.md."""
     replica = Replica(0).step(vote(1, 0, 1))
     assert replica.take() == []
     replica.persist()
@@ -150,6 +153,7 @@ def test_one_vote_in_a_term() -> None:
 
 
 def test_a_vote_is_not_forgotten() -> None:
+    """Rule 27 of docs/replication.md."""
     replica = Replica(0, term=5, vote=key(1)).step(vote(2, 0, 5))
     assert granted(replica) == [False]
 
@@ -199,7 +203,7 @@ def test_refusals_and_strangers_elect_nobody() -> None:
 
 
 def test_a_message_for_another_disk_is_not_answered() -> None:
-    """What that disk promised is not known here (KIP-853)."""
+    """What that disk promised is not known here (KIP-853). (Rule 30.)"""
     ask = m.Vote(source=key(1), target=ReplicaKey(0, "old"), term=1, last_index=0, last_term=0)
     replica = Replica(0).step(ask)
     assert replica.write is None

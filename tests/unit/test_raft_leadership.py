@@ -12,6 +12,7 @@ from tests.support.raft import Replica, accepted, alive, append, key, leader, se
 
 # --- check-quorum ----------------------------------------------------------------------------
 def test_a_leader_that_hears_no_majority_steps_down() -> None:
+    """Rule 27 of docs/replication.md."""
     replica = leader(members=voters(0, 1, 2, 3, 4))
     for _ in range(9):
         replica.wait(100).step(alive(1))

@@ -13,6 +13,18 @@ PAGE = (ROOT / "docs" / "replication.md").read_text()
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
+#: Moving replicas, transactions and groups are not there yet.
+LATER = {18, 22, 23, 24, 26}
+
+
+def docstring(path: Path, function: str) -> str:
+    """What the docstring of a test says; nothing, if the test is not there."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return ast.get_docstring(node) or ""
+    return ""
+
+
 def defined(path: Path) -> set[str]:
     return {
         node.name for node in ast.walk(ast.parse(path.read_text()))
@@ -35,6 +47,18 @@ def test_every_level_is_in_the_table_and_has_its_tests() -> None:
             tests = [line for line in table.splitlines() if f"| `{level.label}`" in line]
             assert any("survives |" in line and NAMED.search(line) for line in tests), level
             assert any("acknowledged" in line and NAMED.search(line) for line in tests), level
+
+
+def test_every_rule_has_tests_that_name_it() -> None:
+    rules = PAGE[PAGE.index("## The rules") :]
+    rows = re.findall(r"^\| (\d+) \| (.*)$", rules, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == [n for n in range(1, 33) if n not in LATER]
+    for number, row in rows:
+        tests = NAMED.findall(row)
+        assert tests, number
+        for path, name in tests:
+            said = docstring(ROOT / path, name)
+            assert re.search(rf"[Rr]ules? (\d+(,| and) )*{number}\b", said), (number, path, name)
 
 
 def test_what_is_not_there_is_noticed() -> None:
