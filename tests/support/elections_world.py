@@ -15,7 +15,7 @@ from typing import Any
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.alter_partition import alter_partition
-from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
+from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     LEADER_GONE,
     LEADER_STAYS,
@@ -27,6 +27,7 @@ from quiverlog.core.controller.records import (
     decode_entry,
     encode_entry,
 )
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.core.controller.topics import alter_topic, create_topic
 from quiverlog.errors import QuiverlogError
 from quiverlog.wire.replica_messages import AlterPartition

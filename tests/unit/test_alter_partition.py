@@ -8,7 +8,7 @@ import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.alter_partition import alter_partition, fit_epoch
-from quiverlog.core.controller.image import Image, PartitionImage
+from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
     BrokerRecord,
@@ -18,6 +18,7 @@ from quiverlog.core.controller.records import (
     SchemaRecord,
     TopicRecord,
 )
+from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.errors import (
     FencedLeaderEpoch,
     IneligibleReplica,

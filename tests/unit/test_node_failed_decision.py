@@ -9,8 +9,9 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
-from quiverlog.core.controller.image import Image, TopicImage
+from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import Record
+from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.storage.metadata_log import AppendJob
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver

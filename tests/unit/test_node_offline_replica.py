@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.core.controller.image import Image, PartitionImage
+from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import BrokerChangeRecord
 from quiverlog.core.controller.replica_offline import replica_offline
+from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.core.replication.follower import Phase
 from quiverlog.errors import (
     InvalidRequest,

@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.errors import (
     NotEnoughReplicasAfterAppend,
     QuiverlogError,

@@ -11,8 +11,8 @@ from typing import Final
 
 from quiverlog.core.controller import topics as decide
 from quiverlog.core.controller.configs import CONFIG_DEFS, TAKEN_AT_CREATION, default_text
-from quiverlog.core.controller.image import PartitionImage, TopicImage
 from quiverlog.core.controller.records import SchemaRecord
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.errors import InvalidRequest, QuiverlogError, UnknownTopic, UnknownTopicId
 from quiverlog.node import paging
 from quiverlog.node.broker import Broker

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from quiverlog.core.controller.image import TopicImage
+from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.directory_jobs import (
     LogOptions,

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.configs import TopicConfig
-from quiverlog.core.controller.image import PartitionImage, TopicImage
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.core.partition.partition import Assigned, PartitionState
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import (

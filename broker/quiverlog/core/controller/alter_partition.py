@@ -18,8 +18,9 @@ from __future__ import annotations
 from typing import Final
 
 from quiverlog.core.controller.eligible import eligible_after
-from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
+from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import PartitionChangeRecord, Record
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.errors import (
     FencedLeaderEpoch,
     IneligibleReplica,

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from quiverlog.core.controller.configs import TopicConfig
 from quiverlog.core.controller.eligible import eligible_after, min_in_sync
-from quiverlog.core.controller.image import Image, PartitionImage, TopicImage
+from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     LEADER_GONE,
     LEADER_STAYS,
@@ -32,6 +32,7 @@ from quiverlog.core.controller.records import (
     PartitionChangeRecord,
     Record,
 )
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.types import NO_EPOCH
 
 __all__ = [

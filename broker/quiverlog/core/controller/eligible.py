@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quiverlog.core.controller.configs import TopicConfig
-from quiverlog.core.controller.image import PartitionImage
+from quiverlog.core.controller.topic_image import PartitionImage
 
 __all__ = ["eligible_after", "min_in_sync"]
 

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 
 from quiverlog.core.controller.alter_partition import check_broker, find_partition, fit_epoch
 from quiverlog.core.controller.eligible import min_in_sync
-from quiverlog.core.controller.image import Image, PartitionImage
+from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import LEADER_STAYS, PartitionChangeRecord, Record
+from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.errors import InvalidRequest
 from quiverlog.types import NO_EPOCH
 

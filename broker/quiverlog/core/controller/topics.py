@@ -24,7 +24,7 @@ from quiverlog.core.controller.configs import (
     check_configs,
     topic_config,
 )
-from quiverlog.core.controller.image import Image, TopicImage
+from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.placement import Place, place
 from quiverlog.core.controller.records import (
     ConfigRecord,
@@ -36,6 +36,7 @@ from quiverlog.core.controller.records import (
     SchemaRecord,
     TopicRecord,
 )
+from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.errors import (
     IncompatibleSchema,
     InvalidConfig,

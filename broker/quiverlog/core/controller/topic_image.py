@@ -1,0 +1,123 @@
+"""A topic and its partitions, as the metadata records so far add up to them.
+
+Owns what is known of one topic, and the records that say it again. Only the image changes it
+(image.py).
+
+Must not know: other topics, brokers, who may do what.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quiverlog.core.controller.configs import TopicConfig
+from quiverlog.core.controller.records import (
+    NO_LEADER,
+    PartitionRecord,
+    SchemaRecord,
+    TopicRecord,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["PartitionImage", "TopicImage"]
+
+
+class PartitionImage:
+    """Who holds a partition, and who leads it. `partition_epoch` counts its changes: who proposes
+    one names the epoch that it knows. Nobody is both in sync and eligible."""
+
+    __slots__ = (
+        "eligible_leader_replicas",
+        "in_sync_replicas",
+        "leader_epoch",
+        "leader_id",
+        "partition",
+        "partition_epoch",
+        "replicas",
+    )
+
+    def __init__(self, record: PartitionRecord) -> None:
+        assert record.replicas, "somebody holds a partition"
+        assert record.leader_epoch >= 0
+        self.partition = record.partition
+        self.replicas = record.replicas
+        self.in_sync_replicas = record.in_sync_replicas
+        self.leader_id = record.leader_id
+        self.leader_epoch = record.leader_epoch
+        self.partition_epoch = record.partition_epoch
+        self.eligible_leader_replicas = record.eligible_leader_replicas
+
+    def record(self, topic_id: bytes) -> PartitionRecord:
+        """The record that this partition adds up to."""
+        assert self.leader_id in (NO_LEADER, *self.replicas), "one of the replicas leads"
+        assert not set(self.eligible_leader_replicas) & set(self.in_sync_replicas)
+        return PartitionRecord(
+            topic_id,
+            self.partition,
+            self.replicas,
+            self.in_sync_replicas,
+            self.leader_id,
+            self.leader_epoch,
+            self.partition_epoch,
+            self.eligible_leader_replicas,
+        )
+
+
+class TopicImage:
+    """One topic. `config` follows from `configs` and the broker's defaults."""
+
+    __slots__ = (
+        "config",
+        "configs",
+        "created_us",
+        "key_columns",
+        "name",
+        "partitions",
+        "replication_factor",
+        "schema_records",
+        "schemas",
+        "topic_id",
+    )
+
+    def __init__(self, record: TopicRecord, config: TopicConfig) -> None:
+        assert record.topic_id
+        assert record.replication_factor >= 1
+        self.topic_id = record.topic_id
+        self.name = record.name
+        self.created_us = record.created_us
+        self.replication_factor = record.replication_factor
+        self.key_columns = record.key_columns
+        self.configs: dict[str, str] = {}
+        self.config = config
+        self.partitions: list[PartitionImage] = []
+        self.schema_records: list[SchemaRecord] = []
+        self.schemas: dict[int, pa.Schema] = {}
+
+    def record(self) -> TopicRecord:
+        """The record that this topic begins with."""
+        return TopicRecord(
+            self.topic_id, self.name, self.created_us, self.replication_factor, self.key_columns
+        )
+
+    def copy(self) -> TopicImage:
+        """One that changes on its own."""
+        topic = TopicImage(self.record(), self.config)
+        topic.configs = dict(self.configs)
+        topic.partitions = [PartitionImage(one.record(self.topic_id)) for one in self.partitions]
+        topic.schema_records = list(self.schema_records)
+        topic.schemas = dict(self.schemas)
+        assert len(topic.schemas) == len(topic.schema_records)
+        assert not topic.schema_records or topic.schema_id == len(topic.schemas)
+        return topic
+
+    @property
+    def schema_id(self) -> int:
+        """The id of the current schema."""
+        return self.schema_records[-1].schema_id
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The current schema: what the next batches should carry."""
+        return self.schemas[self.schema_id]
