@@ -203,6 +203,17 @@ def test_trim(cli: Command, topic: str, rows_csv: Path):
     assert cli.rows(topic) == []
 
 
+def test_the_cluster_is_described(cli: Command, topic: str, rows_csv: Path):
+    cli("produce", str(rows_csv), "-t", topic, "--create", "-p", "2")
+    found = cli.json("cluster", "describe")
+    assert [one["node_id"] for one in found["brokers"]] == [found["controller"]] == [0]
+    assert found["partitions"] == found["brokers"][0]["leaders"] >= 2
+    assert found["advice"] == []
+    shown = cli("cluster", "describe")
+    assert cli.broker.bootstrap in shown
+    assert "leader" in shown
+
+
 def test_elect(cli: Command, topic: str, rows_csv: Path):
     cli("produce", str(rows_csv), "-t", topic, "--create", "-p", "2")
     assert cli.json("topic", "elect", topic)["leaders"] == {"0": 0, "1": 0}

@@ -244,6 +244,20 @@ class ClientScenarios:
         with pytest.raises(quiverlog.InvalidArgument, match="nope"):
             read(client, topic, columns=["nope"])
 
+    def test_the_cluster_is_described(self, client: Any, topic: str) -> None:
+        before = client.describe_cluster()
+        client.create_topic(topic, SCHEMA, partitions=3)
+        found = client.describe_cluster()
+        assert found.metadata_version > before.metadata_version
+        assert found.partitions == before.partitions + 3
+        assert (found.told_by, found.controller) == (0, 0)
+        (broker,) = found.brokers
+        assert broker.leaders == broker.replicas == found.partitions
+        assert (broker.fenced, broker.in_shutdown) == (False, False)
+        (voter,) = found.voters
+        assert (voter.node_id, voter.lag, voter.silent_s) == (0, 0, 0.0)
+        assert (found.under_replicated, found.under_min_in_sync, found.offline) == (0, 0, 0)
+
     def test_leaders_are_elected(self, client: Any, topic: str) -> None:
         client.create_topic(topic, SCHEMA, partitions=2)
         assert client.elect_leaders(topic) == {0: 0, 1: 0}

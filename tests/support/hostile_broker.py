@@ -135,6 +135,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("list_topics", lambda c: c.list_topics()),
     Action("metadata", lambda c: c.metadata([TOPIC, "nope"])),
     Action("raw_call", _raw_call),
+    Action("describe_cluster", lambda c: c.describe_cluster()),
     Action("describe_topics", lambda c: c.describe_topics()),
     Action("run", lambda c: c.run(change_voters(c.cluster, ChangeVotersRequest()))),
     Action("create_topic", _create_and_delete, "new"),

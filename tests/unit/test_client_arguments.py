@@ -88,6 +88,7 @@ CLIENT: dict[str, dict[str, Any]] = {
     "create_topic": {"name": "t2", "schema": SCHEMA, "validate_only": True},
     "delete_topic": {"name": "none"},
     "alter_topic": {"name": "t", "partitions": 2, "validate_only": True},
+    "describe_cluster": {},
     "describe_topic": {"name": "t"},
     "describe_topics": {},
     "list_topics": {},

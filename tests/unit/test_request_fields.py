@@ -20,6 +20,7 @@ from quiverlog.wire import messages as m
 from quiverlog.wire import quorum_messages as q
 from quiverlog.wire import replica_messages as r
 from quiverlog.wire import voters_messages as v
+from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.registry import APIS
 from scripts.protocol_model import MEANINGS, fields_of, parts_of
@@ -126,6 +127,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(m.DeleteRecordsRequest, [m.DeleteRecordsPartition(topic, 0, 1)], 0), b""),
         (ask(ElectLeadersRequest, "t", [0], True), b""),
         (ask(m.DeleteTopicsRequest, ["t"]), b""),
+        (ask(DescribeClusterRequest), b""),
         (ask(v.ChangeVotersRequest, 0, 0, ""), b""),
         (ask(q.QuorumRequest, CLUSTER, 1, "d", 0, QUORUM_MESSAGES), b"dataxyz"),
         (ask(b.BrokerHeartbeatRequest, CLUSTER, 0, 2, 9, True), b""),

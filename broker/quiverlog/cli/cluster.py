@@ -1,4 +1,4 @@
-"""`quiverlog cluster ...`: the voters of the metadata quorum.
+"""`quiverlog cluster ...`: the cluster as a whole, and the voters of the metadata quorum.
 
 Owns how they are asked for and shown; every rule about them is the brokers'.
 """
@@ -24,6 +24,25 @@ _NOTHING, _ADD, _REMOVE = range(3)
 @click.group()
 def cluster() -> None:
     """Look at the cluster and change who decides in it."""
+
+
+@cluster.command()
+@bootstrap_option
+@format_option()
+@debug_option
+def describe(bootstrap: str, timeout_s: float, output_format: str) -> None:
+    """Show brokers, quorum, and how many partitions are not as they should be.
+
+    Any broker answers; how far the voters' logs have come is known to the controller alone.
+    """
+    from quiverlog.cli.cluster_detail import cluster_json, print_cluster
+
+    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
+        found = client.describe_cluster()
+    if output_format == "json":
+        print_json(cluster_json(found))
+    else:
+        print_cluster(found)
 
 
 @cluster.group()
@@ -52,6 +71,7 @@ def _show(found: ChangeVotersResponse, output_format: str) -> None:
             "directory_id": one.directory_id,
             "endpoint": one.endpoint,
             "last_index": one.last_index,
+            "lag": one.lag,
         }
         for one in found.replicas
     ]  # fmt: skip
@@ -66,9 +86,9 @@ def _show(found: ChangeVotersResponse, output_format: str) -> None:
         )
         return
     print_table(
-        ("node", "role", "directory", "endpoint", "last index"),
+        ("node", "role", "directory", "endpoint", "last index", "lag"),
         [["" if cell == -1 else cell for cell in row.values()] for row in rows],
-        right=("node", "last index"),
+        right=("node", "last index", "lag"),
     )
 
 

@@ -26,6 +26,7 @@ from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, Compression, Durability
 from quiverlog.wire import messages as m
 from quiverlog.wire.registry import APIS
 
+from .cluster_answers import check_describe_cluster
 from .commands import Operation
 
 __all__ = ["about", "check_answer", "check_topic_count", "named"]
@@ -224,8 +225,7 @@ def _check_schemas(schemas: Sequence[m.SchemaVersion], part: Any) -> None:
 
 # --- one function per answer ----------------------------------------------------------------------
 def _check_hello(request: Any, response: Any, _: int) -> None:
-    numbers = [a.api for a in response.apis]
-    if len(numbers) != len(set(numbers)):
+    if len({a.api for a in response.apis}) != len(response.apis):
         raise InvalidResponse("HELLO: an API is named twice.")
 
 
@@ -392,6 +392,7 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.DELETE_RECORDS: _check_delete_records,
     m.Api.EPOCH_END_OFFSETS: _check_epoch_end_offsets,
     m.Api.DESCRIBE_RANGES: _check_describe_ranges,
+    m.Api.DESCRIBE_CLUSTER: check_describe_cluster,
     m.Api.CHANGE_VOTERS: lambda _request, _response, _body_bytes: None,  # Nothing is done with it.
     m.Api.ELECT_LEADERS: _check_elect_leaders,
 }

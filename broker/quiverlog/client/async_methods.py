@@ -13,7 +13,7 @@ from quiverlog.limits import FETCH_BYTES_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
 from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire import messages as m
 
-from . import admin, descriptions, partition_questions, stored_batches
+from . import admin, cluster_description, descriptions, partition_questions, stored_batches
 from .arguments import (
     ANYTHING,
     AT,
@@ -37,6 +37,7 @@ from .arguments import (
 )
 from .commands import Buffer, Operation, Reply
 from .results import (
+    ClusterDetail,
     ClusterMetadata,
     FetchedPartition,
     OffsetAndEpoch,
@@ -205,6 +206,10 @@ class AsyncMethods:
     async def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata:
         """A fresh picture of brokers and topics; names that do not exist are left out."""
         return await self.run(admin.metadata(self.cluster, topics))
+
+    async def describe_cluster(self) -> ClusterDetail:
+        """Brokers, voters, and how many partitions are not as they should be."""
+        return await self.run(cluster_description.describe_cluster(self.cluster))
 
     @checked(topic=NAME)
     async def schemas(self, topic: str) -> SchemaHistory:

@@ -12,7 +12,7 @@ from quiverlog.limits import FETCH_BYTES_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
 from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire import messages as m
 
-from . import admin, descriptions, partition_questions, stored_batches
+from . import admin, cluster_description, descriptions, partition_questions, stored_batches
 from .arguments import (
     ANYTHING,
     AT,
@@ -36,6 +36,7 @@ from .arguments import (
 )
 from .commands import Buffer, Operation, Reply
 from .results import (
+    ClusterDetail,
     ClusterMetadata,
     FetchedPartition,
     OffsetAndEpoch,
@@ -204,6 +205,10 @@ class BlockingMethods:
     def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata:
         """A fresh picture of brokers and topics; names that do not exist are left out."""
         return self.run(admin.metadata(self.cluster, topics))
+
+    def describe_cluster(self) -> ClusterDetail:
+        """Brokers, voters, and how many partitions are not as they should be."""
+        return self.run(cluster_description.describe_cluster(self.cluster))
 
     @checked(topic=NAME)
     def schemas(self, topic: str) -> SchemaHistory:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Address",
+    "BrokerDetail",
+    "ClusterDetail",
     "ClusterMetadata",
     "ConfigValue",
     "ConsumerBatch",
@@ -28,6 +30,7 @@ __all__ = [
     "PartitionDetail",
     "PartitionInfo",
     "Produced",
+    "QuorumReplicaDetail",
     "RangeSize",
     "SchemaInfo",
     "TopicDetail",
@@ -71,6 +74,69 @@ class ClusterMetadata:
     brokers: Mapping[int, Address]
     racks: Mapping[int, str]
     topics: Mapping[str, TopicInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDetail:
+    """One registered broker. A fenced one was silent for a session, and leads nothing."""
+
+    node_id: int
+    broker_epoch: int
+    host: str
+    port: int
+    rack: str
+    fenced: bool
+    in_shutdown: bool
+    leaders: int
+    """Partitions that it leads."""
+    replicas: int
+    """Partitions that it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumReplicaDetail:
+    """One replica of the metadata log. None: not known to the broker that was asked."""
+
+    node_id: int
+    directory_id: str
+    endpoint: str
+    is_voter: bool
+    last_index: int | None
+    """Up to here it has the controller's log on its disk."""
+    lag: int | None
+    """Entries of the controller's log that it lacks."""
+    silent_s: float | None
+    """Since the controller heard of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDetail:
+    """The cluster as one broker knows it.
+
+    `controller` is a node id, None while nobody is known to decide. `told_by` is the broker whose
+    knowledge this is: only the controller knows the `lag` of the others.
+    """
+
+    cluster_id: str
+    told_by: int
+    metadata_version: int
+    controller: int | None
+    controller_epoch: int
+    brokers: tuple[BrokerDetail, ...]
+    quorum: tuple[QuorumReplicaDetail, ...]
+    topics: int
+    partitions: int
+    under_replicated: int
+    """Partitions with fewer replicas in sync than they have."""
+    under_min_in_sync: int
+    """Partitions with fewer in sync than `min.insync.replicas`: nothing more becomes readable."""
+    offline: int
+    """Partitions that nobody leads."""
+
+    @property
+    def voters(self) -> tuple[QuorumReplicaDetail, ...]:
+        """Those of the quorum that elect and count."""
+        return tuple(one for one in self.quorum if one.is_voter)
 
 
 class ConfigValue(NamedTuple):

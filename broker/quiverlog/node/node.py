@@ -28,15 +28,12 @@ from quiverlog.errors import (
     UnsupportedVersion,
 )
 from quiverlog.limits import PARKED_ENTRY_BYTES
-from quiverlog.node import describe, lifecycle, offsets, topics
+from quiverlog.node import lifecycle
 from quiverlog.node.admission import Phase
-from quiverlog.node.alter_partition import handle_alter_partition
 from quiverlog.node.broker import Broker
-from quiverlog.node.broker_requests import handle_broker_heartbeat, handle_register_broker
 from quiverlog.node.closing import Closing
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import Effect
-from quiverlog.node.elect_leaders import handle_elect_leaders
 from quiverlog.node.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -50,28 +47,17 @@ from quiverlog.node.events import (
     Shutdown,
     Tick,
 )
-from quiverlog.node.fetch import handle_fetch
-from quiverlog.node.hello import handle_hello
+from quiverlog.node.handlers import HANDLERS, STEPS_HANDLERS
 from quiverlog.node.joining import Joining
-from quiverlog.node.list_offsets import handle_list_offsets
 from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.produce import handle_init_producer_id
 from quiverlog.node.purgatory import Waiter
-from quiverlog.node.quorum_requests import handle_quorum
-from quiverlog.node.replica_fetch import handle_replica_fetch
-from quiverlog.node.tasks import Call, Steps
-from quiverlog.node.voters import handle_change_voters
+from quiverlog.node.tasks import Call
 from quiverlog.node.waiting_bytes import waiting_bytes
-from quiverlog.node.wide_produce import handle_produce
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
-from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
-from quiverlog.wire.registry import APIS
-from quiverlog.wire.replica_messages import AlterPartitionRequest, ReplicaFetchRequest
-from quiverlog.wire.voters_messages import ChangeVotersRequest
 
 __all__ = ["Node"]
 
@@ -89,9 +75,6 @@ _SERVED_ALWAYS: Final = frozenset(
 """What other brokers may wait for before this one serves clients, and while it stops."""
 _AT_ONCE_US: Final = 0
 """A deadline that has passed."""
-
-_Handler = Callable[[Broker, RequestReceived, Now], None]
-_StepsHandler = Callable[[Broker, Call], Steps]
 
 
 class Node:
@@ -117,35 +100,8 @@ class Node:
         self.broker = Broker(config, disk, entropy, metrics)
         self._closing = Closing(self.broker)
         self._joining = Joining(self.broker)
-        # Answered (or parked) in the call that brings them.
-        self._handlers: dict[type[m.Request], _Handler] = {
-            m.HelloRequest: handle_hello,
-            m.ProduceRequest: handle_produce,
-            m.FetchRequest: handle_fetch,
-            m.ListOffsetsRequest: handle_list_offsets,
-            QuorumRequest: handle_quorum,
-            ReplicaFetchRequest: handle_replica_fetch,
-            RegisterBrokerRequest: handle_register_broker,
-            BrokerHeartbeatRequest: handle_broker_heartbeat,
-        }
-        # Answered in steps.
-        self._steps_handlers: dict[type[m.Request], _StepsHandler] = {
-            m.MetadataRequest: describe.handle_metadata,
-            m.InitProducerIdRequest: handle_init_producer_id,
-            m.CreateTopicsRequest: topics.handle_create_topics,
-            m.DeleteTopicsRequest: topics.handle_delete_topics,
-            m.AlterTopicRequest: topics.handle_alter_topic,
-            m.DescribeTopicsRequest: describe.handle_describe_topics,
-            m.TopicSchemasRequest: describe.handle_topic_schemas,
-            m.DeleteRecordsRequest: offsets.handle_delete_records,
-            m.EpochEndOffsetsRequest: offsets.handle_epoch_end_offsets,
-            m.DescribeRangesRequest: offsets.handle_describe_ranges,
-            ChangeVotersRequest: handle_change_voters,
-            AlterPartitionRequest: handle_alter_partition,
-            ElectLeadersRequest: handle_elect_leaders,
-        }
-        assert len(self._handlers) + len(self._steps_handlers) == len(APIS)
-        assert not self._handlers.keys() & self._steps_handlers.keys(), "one handler each"
+        self._handlers = dict(HANDLERS)
+        self._steps_handlers = dict(STEPS_HANDLERS)
 
     # --- from outside --------------------------------------------------------------------------
     def start(self, now: Now) -> list[Effect]:

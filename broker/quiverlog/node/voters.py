@@ -33,7 +33,7 @@ from quiverlog.wire.voters_messages import (
     VoterChange,
 )
 
-__all__ = ["handle_change_voters"]
+__all__ = ["describe_quorum", "handle_change_voters"]
 
 _KINDS: dict[Refusal, type[QuiverlogError]] = {
     Refusal.NOT_LEADER: NotController,
@@ -65,7 +65,12 @@ def handle_change_voters(broker: Broker, call: Call) -> Steps:
         yield partial(_propose, broker, change, key, call.now)
         done = "voter added" if change is VoterChange.ADD else "voter removed"
         broker.outbox.log("info", done, node=key.node_id, directory=key.directory_id)
-    return describe(broker)
+    return ChangeVotersResponse(
+        leader_id=broker.membership.controller.controller_id,
+        term=broker.quorum.raft.term,
+        committed_index=broker.quorum.raft.log.commit,
+        replicas=describe_quorum(broker, call.now),
+    )
 
 
 def _replica_of(broker: Broker, asked: ReplicaKey, change: VoterChange) -> ReplicaKey:
@@ -114,26 +119,27 @@ def _place(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now) -> Pl
     return raft.add_voter(key, str(said.address), now.mono_us, own_endpoint=own)
 
 
-def describe(broker: Broker) -> ChangeVotersResponse:
+def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:
     """The quorum, as far as this node knows: a leader knows where each replica stands."""
     raft = broker.quorum.raft
     assert broker.quorum.log is not None
-    indexes = {broker.quorum.log.key: raft.log.durable_index, **raft.match_indexes}
+    own = broker.quorum.log.key
+    last_index = raft.log.last_index if broker.quorum.is_leading else None
+    indexes = {own: raft.log.durable_index, **raft.match_indexes}
+    heard_us = {own: now.mono_us, **raft.heard_us}
     voters = raft.voters
     addresses = broker.whereabouts.known()
-    replicas = [
-        QuorumReplica(
+    replicas = []
+    for key in sorted({*voters, *indexes}):
+        one = QuorumReplica(
             key.node_id,
             key.directory_id,
             voters.get(key) or str(addresses.get(key.node_id, "")),
             key in voters,
             indexes.get(key, -1),
         )
-        for key in sorted({*voters, *indexes})
-    ]
-    return ChangeVotersResponse(
-        leader_id=raft.leader.node_id if raft.leader is not None else -1,
-        term=raft.term,
-        committed_index=raft.log.commit,
-        replicas=replicas[:QUORUM_REPLICAS_SHOWN_MAX],
-    )
+        if last_index is not None and key in indexes:
+            one.lag = last_index - indexes[key]
+            one.silent_ms = (now.mono_us - heard_us[key]) // 1_000
+        replicas.append(one)
+    return replicas[:QUORUM_REPLICAS_SHOWN_MAX]

@@ -13,6 +13,7 @@ import msgspec
 from quiverlog.limits import HEADER_BYTES_MAX
 
 from . import broker_messages as b
+from . import cluster_messages as c
 from . import election_messages as e
 from . import messages as m
 from . import quorum_messages as q
@@ -77,6 +78,7 @@ APIS: dict[int, ApiSpec] = {
         _spec(m.DeleteRecordsRequest, m.DeleteRecordsResponse),
         _spec(m.EpochEndOffsetsRequest, m.EpochEndOffsetsResponse),
         _spec(m.DescribeRangesRequest, m.DescribeRangesResponse),
+        _spec(c.DescribeClusterRequest, c.DescribeClusterResponse),
         _spec(v.ChangeVotersRequest, v.ChangeVotersResponse),
         _spec(e.ElectLeadersRequest, e.ElectLeadersResponse),
         _spec(

@@ -18,6 +18,10 @@ from .quorum_messages import DirectoryId, Endpoint, UInt63
 __all__ = ["ChangeVotersRequest", "ChangeVotersResponse", "QuorumReplica", "VoterChange"]
 
 
+Known = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+"""-1: not known here."""
+
+
 class VoterChange(enum.IntEnum):
     """What is to be done."""
 
@@ -46,7 +50,9 @@ class QuorumReplica(Part, array_like=True, gc=False):
     directory_id: DirectoryId = ""
     endpoint: Endpoint = ""
     is_voter: bool = False
-    last_index: Annotated[int, Meta(ge=-1, le=2**63 - 1)] = -1
+    last_index: Known = -1
+    lag: Known = -1
+    silent_ms: Known = -1
 
 
 class ChangeVotersResponse(Response, array_like=True, gc=False):

@@ -74,6 +74,11 @@ class Leader:
         """See `Raft.match_indexes`."""
         return {key: one.match for key, one in list(self._replication.progress.items())}
 
+    @property
+    def heard_us(self) -> dict[ReplicaKey, int]:
+        """See `Raft.heard_us`."""
+        return {key: one.heard_us for key, one in list(self._replication.progress.items())}
+
     def add_voter(self, key: ReplicaKey, endpoint: str, own_endpoint: str, now_us: int) -> Place:
         """See `Raft.add_voter`."""
         voters = self._membership.with_voter(key, endpoint)

@@ -148,6 +148,11 @@ class Raft:
         return {} if leader is None else leader.match_indexes
 
     @property
+    def heard_us(self) -> dict[ReplicaKey, int]:
+        """When this leader last heard of each replica that it follows up."""
+        return {} if self._leader is None else self._leader.heard_us
+
+    @property
     def log(self) -> LogView:
         """To look at only."""
         return self._log

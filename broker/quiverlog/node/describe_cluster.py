@@ -1,0 +1,110 @@
+"""DESCRIBE_CLUSTER: the brokers, the quorum, and how many partitions are not as they should be.
+
+Owns this answer and what its counts mean. It is made from the image, in steps: what is being
+decided is not true yet, and ten thousand topics do not hold up anybody else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from typing import Final
+
+from quiverlog.core.controller.eligible import min_in_sync
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.records import NO_LEADER, BrokerRecord
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
+from quiverlog.node.broker import Broker
+from quiverlog.node.deciding import endpoint_at
+from quiverlog.node.tasks import Call, Steps
+from quiverlog.node.voters import describe_quorum
+from quiverlog.wire.cluster_messages import (
+    ClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+
+__all__ = ["handle_describe_cluster"]
+
+_PARTITIONS_PER_STEP: Final = 64
+"""Counting one takes about a microsecond, so a step takes as long as `tasks` expects of one."""
+
+
+class _Counts:
+    """Of partitions. Each of the three is about all replicas that a partition should have:
+
+    `under_replicated`: fewer are in sync. `under_min_in_sync`: fewer than `min.insync.replicas`
+    are. `offline`: nobody leads it.
+    """
+
+    __slots__ = ("leaders", "offline", "partitions", "under_min_in_sync", "under_replicated")
+
+    def __init__(self) -> None:
+        self.partitions = self.under_replicated = self.under_min_in_sync = self.offline = 0
+        self.leaders: Counter[int] = Counter()
+
+    def add(self, topic: TopicImage, partition: PartitionImage) -> None:
+        in_sync = len(partition.in_sync_replicas)
+        self.partitions += 1
+        self.under_replicated += in_sync < len(partition.replicas)
+        self.under_min_in_sync += in_sync < min_in_sync(topic.config, partition)
+        if partition.leader_id == NO_LEADER:
+            self.offline += 1
+        else:
+            self.leaders[partition.leader_id] += 1
+
+
+def handle_describe_cluster(broker: Broker, call: Call) -> Steps:
+    """What this broker knows, whoever decides."""
+    assert isinstance(call.request, DescribeClusterRequest)
+    counts = yield from _counted(broker.metadata.image)
+    image = broker.metadata.image
+    return DescribeClusterResponse(
+        cluster_id=broker.directory.cluster_id,
+        node_id=broker.config.node_id,
+        metadata_version=image.version,
+        controller_id=broker.membership.controller.controller_id,
+        controller_epoch=broker.quorum.raft.term,
+        brokers=[
+            _described(broker, image.brokers[node_id], call.connection_id, counts.leaders)
+            for node_id in sorted(image.brokers)
+        ],
+        quorum=describe_quorum(broker, call.now),
+        topic_count=len(image.topics),
+        partition_count=counts.partitions,
+        under_replicated_count=counts.under_replicated,
+        under_min_in_sync_count=counts.under_min_in_sync,
+        offline_count=counts.offline,
+    )
+
+
+def _counted(image: Image) -> Generator[None, object, _Counts]:
+    counts = _Counts()
+    # A copy of the names: topics come and go while others have their turn.
+    for name in list(image.topics):
+        topic = image.topics.get(name)
+        if topic is None:
+            continue
+        for partition in topic.partitions:
+            counts.add(topic, partition)
+            if counts.partitions % _PARTITIONS_PER_STEP == 0:
+                yield
+    assert counts.offline + counts.leaders.total() == counts.partitions
+    return counts
+
+
+def _described(
+    broker: Broker, record: BrokerRecord, connection_id: int, leaders: Counter[int]
+) -> ClusterBroker:
+    address = endpoint_at(broker, record, connection_id)
+    return ClusterBroker(
+        node_id=record.node_id,
+        broker_epoch=record.broker_epoch,
+        host=address.host,
+        port=address.port,
+        rack=record.rack,
+        is_fenced=record.fenced,
+        in_shutdown=record.in_shutdown,
+        leader_count=leaders[record.node_id],
+        replica_count=broker.metadata.image.replica_counts[record.node_id],
+    )

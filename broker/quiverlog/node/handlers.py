@@ -1,0 +1,70 @@
+"""Which handler takes which request: every API of the table has one.
+
+Must not know: when a request is taken, what becomes of an error (`node`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from quiverlog.node import describe, offsets, topics
+from quiverlog.node.alter_partition import handle_alter_partition
+from quiverlog.node.broker import Broker
+from quiverlog.node.broker_requests import handle_broker_heartbeat, handle_register_broker
+from quiverlog.node.describe_cluster import handle_describe_cluster
+from quiverlog.node.elect_leaders import handle_elect_leaders
+from quiverlog.node.events import RequestReceived
+from quiverlog.node.fetch import handle_fetch
+from quiverlog.node.hello import handle_hello
+from quiverlog.node.list_offsets import handle_list_offsets
+from quiverlog.node.produce import handle_init_producer_id
+from quiverlog.node.quorum_requests import handle_quorum
+from quiverlog.node.replica_fetch import handle_replica_fetch
+from quiverlog.node.tasks import Call, Steps
+from quiverlog.node.voters import handle_change_voters
+from quiverlog.node.wide_produce import handle_produce
+from quiverlog.types import Now
+from quiverlog.wire import messages as m
+from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
+from quiverlog.wire.cluster_messages import DescribeClusterRequest
+from quiverlog.wire.election_messages import ElectLeadersRequest
+from quiverlog.wire.quorum_messages import QuorumRequest
+from quiverlog.wire.registry import APIS
+from quiverlog.wire.replica_messages import AlterPartitionRequest, ReplicaFetchRequest
+from quiverlog.wire.voters_messages import ChangeVotersRequest
+
+__all__ = ["HANDLERS", "STEPS_HANDLERS"]
+
+HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], None]]] = {
+    m.HelloRequest: handle_hello,
+    m.ProduceRequest: handle_produce,
+    m.FetchRequest: handle_fetch,
+    m.ListOffsetsRequest: handle_list_offsets,
+    QuorumRequest: handle_quorum,
+    ReplicaFetchRequest: handle_replica_fetch,
+    RegisterBrokerRequest: handle_register_broker,
+    BrokerHeartbeatRequest: handle_broker_heartbeat,
+}
+"""Answered (or parked) in the call that brings them."""
+
+STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = {
+    m.MetadataRequest: describe.handle_metadata,
+    m.InitProducerIdRequest: handle_init_producer_id,
+    m.CreateTopicsRequest: topics.handle_create_topics,
+    m.DeleteTopicsRequest: topics.handle_delete_topics,
+    m.AlterTopicRequest: topics.handle_alter_topic,
+    m.DescribeTopicsRequest: describe.handle_describe_topics,
+    m.TopicSchemasRequest: describe.handle_topic_schemas,
+    m.DeleteRecordsRequest: offsets.handle_delete_records,
+    m.EpochEndOffsetsRequest: offsets.handle_epoch_end_offsets,
+    m.DescribeRangesRequest: offsets.handle_describe_ranges,
+    DescribeClusterRequest: handle_describe_cluster,
+    ChangeVotersRequest: handle_change_voters,
+    AlterPartitionRequest: handle_alter_partition,
+    ElectLeadersRequest: handle_elect_leaders,
+}
+"""Answered in steps."""
+
+assert len(HANDLERS) + len(STEPS_HANDLERS) == len(APIS)
+assert not HANDLERS.keys() & STEPS_HANDLERS.keys(), "one handler each"

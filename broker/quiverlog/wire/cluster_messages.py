@@ -1,0 +1,60 @@
+"""The request about the cluster as a whole: typed values, by the rules of `messages`.
+
+Owns its field lists. Must not know: who may be asked, what is healthy.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from quiverlog.limits import BROKERS_MAX, QUORUM_REPLICAS_SHOWN_MAX
+
+from .messages import Api, Int32, Int64, Part, Request, Response
+from .quorum_messages import UInt63
+from .voters_messages import QuorumReplica
+
+__all__ = ["ClusterBroker", "DescribeClusterRequest", "DescribeClusterResponse"]
+
+
+class DescribeClusterRequest(Request, array_like=True, gc=False):
+    """Asks for brokers, quorum and the state of the partitions. Any broker says what it knows; how
+    far the quorum's replicas have come is known to the controller alone.
+    """
+
+    API: ClassVar[Api] = Api.DESCRIBE_CLUSTER
+
+
+class ClusterBroker(Part, array_like=True, gc=False):
+    """One registered broker, whether it lives or not."""
+
+    node_id: Int32 = -1
+    broker_epoch: Int64 = -1
+    host: str = ""
+    port: Int32 = 0
+    rack: str = ""
+    is_fenced: bool = False
+    in_shutdown: bool = False
+    leader_count: Int64 = 0
+    replica_count: Int64 = 0
+
+
+class DescribeClusterResponse(Response, array_like=True, gc=False):
+    """The cluster as the broker `node_id` knows it. Partitions are counted while decisions go on:
+    the counts may be of slightly different moments.
+    """
+
+    API: ClassVar[Api] = Api.DESCRIBE_CLUSTER
+    cluster_id: str = ""
+    node_id: Int32 = -1
+    metadata_version: Int64 = 0
+    controller_id: Int32 = -1
+    controller_epoch: UInt63 = 0
+    brokers: Annotated[list[ClusterBroker], Meta(max_length=BROKERS_MAX)] = []
+    quorum: Annotated[list[QuorumReplica], Meta(max_length=QUORUM_REPLICAS_SHOWN_MAX)] = []
+    topic_count: Int64 = 0
+    partition_count: Int64 = 0
+    under_replicated_count: Int64 = 0
+    under_min_in_sync_count: Int64 = 0
+    offline_count: Int64 = 0

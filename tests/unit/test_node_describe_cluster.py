@@ -1,0 +1,204 @@
+"""DESCRIBE_CLUSTER: what brokers say of the cluster, and whom the client believes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiverlog.cli.cluster_detail import advice, cluster_json, print_cluster
+from quiverlog.client.answers import check_answer
+from quiverlog.client.cluster_description import describe_cluster
+from quiverlog.client.results import Address, ClusterDetail
+from quiverlog.client.routing import Cluster, Settings
+from quiverlog.core.controller.records import (
+    LEADER_GONE,
+    BrokerRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    TopicRecord,
+)
+from quiverlog.errors import InvalidResponse, RequestTimedOut
+from quiverlog.wire import messages as m
+from quiverlog.wire.cluster_messages import (
+    ClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+from quiverlog.wire.voters_messages import QuorumReplica
+from tests.support.client_world import World
+from tests.support.members import Member, Members
+from tests.support.node import NodeDriver
+from tests.unit.test_node_elections import HERE, OTHER, TOPIC, decide
+from tests.unit.test_node_voters import grow
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Members:
+    return Members(tmp_path)
+
+
+def described(node: NodeDriver) -> Any:
+    node.call(m.HelloRequest())
+    asked = node.request(DescribeClusterRequest())
+    answer = node.answer(asked)
+    for _ in range(1_000):
+        if answer is not None:
+            return answer[0]
+        node.advance(1)
+        answer = node.answer(asked)
+    raise AssertionError("no answer")
+
+
+# --- what brokers say ---------------------------------------------------------------------------
+def test_a_broker_alone_knows_all_of_itself(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, rack="a")
+    node.create("t", partitions=3)
+    found = described(node)
+    assert (found.node_id, found.controller_id, found.controller_epoch) == (0, 0, 1)
+    assert found.metadata_version == node.node.broker.metadata.image.version
+    (broker,) = found.brokers
+    assert (broker.leader_count, broker.replica_count, broker.rack) == (3, 3, "a")
+    assert Address(broker.host, broker.port) == node.config.endpoint
+    (voter,) = found.quorum
+    assert (voter.is_voter, voter.lag, voter.silent_ms) == (True, 0, 0)
+    assert (found.topic_count, found.partition_count) == (1, 3)
+
+
+def test_partitions_that_are_not_as_they_should_be_are_counted(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path)
+    decide(
+        node,
+        BrokerRecord(OTHER, b"theirs", "other", 9, fenced=True),
+        TopicRecord(TOPIC, "t", 1, 2),
+        PartitionRecord(TOPIC, 0, (HERE, OTHER), (HERE, OTHER), HERE),
+        PartitionRecord(TOPIC, 1, (HERE, OTHER), (HERE,), HERE),
+        PartitionRecord(TOPIC, 2, (OTHER, HERE), (OTHER,), OTHER),
+    )
+    decide(node, PartitionChangeRecord(TOPIC, 2, leader_id=LEADER_GONE, leader_epoch=1))
+    found = described(node)
+    assert (found.partition_count, found.under_replicated_count, found.offline_count) == (3, 2, 1)
+    topic = node.node.broker.metadata.image.topics["t"]
+    assert topic.config.min_in_sync_replicas == 2
+    assert found.under_min_in_sync_count == 2
+    assert [(b.node_id, b.leader_count, b.replica_count, b.is_fenced) for b in found.brokers] == [
+        (HERE, 2, 3, False), (OTHER, 0, 3, True),
+    ]  # fmt: skip
+
+
+def test_who_leads_knows_how_far_the_others_are(members: Members) -> None:
+    first = members.add(1)
+    grow(members, 2, 3)
+    members.run(1_000)
+    found = described(first)
+    assert [(one.node_id, one.lag) for one in found.quorum] == [(1, 0), (2, 0), (3, 0)]
+    members.down.add(3)
+    members.run(1_000)
+    silent = {one.node_id: one.silent_ms for one in described(first).quorum}
+    assert silent[1] == 0
+    assert silent[2] < 500 <= 900 <= silent[3]
+
+
+def test_who_follows_says_who_leads_and_no_lag(members: Members) -> None:
+    members.add(1)
+    grow(members, 2, 3)
+    second: Member = members.by_id[2]
+    members.run(1_000)
+    found = described(second)
+    assert (found.node_id, found.controller_id) == (2, 1)
+    assert [(one.node_id, one.lag, one.silent_ms) for one in found.quorum] == [
+        (1, -1, -1), (2, -1, -1), (3, -1, -1),
+    ]  # fmt: skip
+    assert [broker.node_id for broker in found.brokers] == [1, 2, 3]
+
+
+# --- whom the client believes -------------------------------------------------------------------
+ONE, TWO = Address("one", 9292), Address("two", 9292)
+
+
+def answer_of(node_id: int, version: int, controller_id: int = 2) -> DescribeClusterResponse:
+    brokers = [ClusterBroker(1, 5, *ONE), ClusterBroker(2, 6, *TWO)]
+    return DescribeClusterResponse(
+        cluster_id="c",
+        node_id=node_id,
+        metadata_version=version,
+        controller_id=controller_id,
+        brokers=brokers,
+        quorum=[QuorumReplica(1, "d", "one:9292", is_voter=True)],
+    )
+
+
+def ask(answers: dict[Address, Any]) -> tuple[ClusterDetail, list[Address]]:
+    """What comes of it, and who was asked."""
+    cluster = Cluster([ONE], Settings(), clock=lambda: 0.0, jitter=lambda: 0.5)
+    world = World(answers)
+    return world.play(describe_cluster(cluster)), world.asked
+
+
+def test_the_controller_is_asked_where_another_broker_has_answered() -> None:
+    found, asked = ask({ONE: answer_of(1, 10), TWO: answer_of(2, 11)})
+    assert asked == [ONE, TWO]
+    assert (found.told_by, found.controller, found.metadata_version) == (2, 2, 11)
+    assert advice(found) == []
+
+
+def test_a_controller_that_does_not_answer_leaves_what_is_known() -> None:
+    found, asked = ask({ONE: answer_of(1, 10), TWO: RequestTimedOut("silent")})
+    assert asked == [ONE, TWO]
+    assert (found.told_by, found.quorum[0].lag) == (1, None)
+    (said,) = advice(found)
+    assert "Broker 2 decides and did not answer" in said
+
+
+def test_who_knows_less_than_the_first_is_not_believed() -> None:
+    found, _ = ask({ONE: answer_of(1, 10), TWO: answer_of(2, 9)})
+    assert found.told_by == 1
+
+
+def test_where_nobody_decides_one_answer_is_all_there_is() -> None:
+    found, asked = ask({ONE: answer_of(1, 10, controller_id=-1)})
+    assert asked == [ONE]
+    assert found.controller is None
+    assert advice(found) == [
+        "Nobody decides: 1 of the 1 voters have to run and to reach each other. Start those that "
+        "do not."
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"brokers": [ClusterBroker(1, 5, *ONE)] * 2},
+        {"brokers": [ClusterBroker(1, 5, "", 1)]},
+        {"brokers": [ClusterBroker(1, 5, "h", 0)]},
+        {"brokers": [ClusterBroker(1, 5, "h", 1, leader_count=-1)]},
+        {"node_id": -1},
+        {"offline_count": 1},
+        {"topic_count": -1},
+    ],
+)
+def test_impossible_answers_are_refused(change: dict[str, Any]) -> None:
+    answer = answer_of(1, 10)
+    check_answer(DescribeClusterRequest(), answer, 0)
+    for name, value in change.items():
+        setattr(answer, name, value)
+    with pytest.raises(InvalidResponse, match="DESCRIBE_CLUSTER"):
+        check_answer(DescribeClusterRequest(), answer, 0)
+
+
+# --- what people see ----------------------------------------------------------------------------
+def test_what_is_wrong_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = answer_of(2, 11)
+    answer.brokers[0].is_fenced = True
+    answer.brokers[1].in_shutdown = True
+    answer.quorum.append(QuorumReplica(2, "e", "two:9292", is_voter=True, last_index=4, lag=0))
+    answer.partition_count, answer.under_min_in_sync_count, answer.offline_count = 3, 2, 1
+    found, _ = ask({ONE: answer})
+    print_cluster(found)
+    shown = capsys.readouterr().out
+    assert "fenced" in shown
+    assert "stopping" in shown
+    for words in ("Two voters", "Fenced: 1.", "without a leader: start"):
+        assert words in shown
+    assert cluster_json(found)["advice"] == advice(found)
