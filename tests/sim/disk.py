@@ -34,6 +34,8 @@ from .inodes import Directory, Inode, Node
 __all__ = ["SimDisk", "SimFile"]
 
 _NAME_BYTES_MAX = 255
+_NAME_CHARS_SAFE = _NAME_BYTES_MAX // 4
+"""Names up to here fit whatever their characters are; four bytes is the longest."""
 
 
 class SimDisk:
@@ -350,5 +352,5 @@ class SimDisk:
 
 
 def _check_length(name: str, path: str) -> None:
-    if len(os.fsencode(name)) > _NAME_BYTES_MAX:
+    if len(name) > _NAME_CHARS_SAFE and len(os.fsencode(name)) > _NAME_BYTES_MAX:
         raise OSError(errno.ENAMETOOLONG, "File name too long", path)

@@ -126,8 +126,10 @@ class Producer(Actor):
         self._next_value += rows
         values = list(range(first, first + rows))
         self.checker.sent(key, values)
-        lookalike = self.rng.random() < scenario.payload_batches
-        newest = max(max(model.seen, default=0), max(model.acknowledged, default=0))
+        lookalike = None
+        if self.rng.random() < scenario.payload_batches:
+            newest = max(max(model.seen, default=0), max(model.acknowledged, default=0))
+            lookalike = (newest, self.epochs.get(key, 0))
         data = encode_rows(
             values,
             self.rng,
@@ -135,7 +137,7 @@ class Producer(Actor):
             at_us=at_us,
             producer=self._identity,
             sequence=partition.sequence,
-            lookalike=(newest, self.epochs.get(key, 0)) if lookalike else None,
+            lookalike=lookalike,
         )
         partition.sequence += rows
         entry = _Entry(key, values, at_us, data, number=partition.count)

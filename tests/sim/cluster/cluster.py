@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from quiverlog.limits import BROKER_SESSION_MS_DEFAULT
 from quiverlog.node.config import NodeConfig
 from tests.sim.host import Host, Plant
 from tests.sim.world import World
@@ -20,6 +19,7 @@ from .glue import CLUSTER_ID, StandIn, make_directories
 from .host import ClusterHost
 from .invariants import Invariants
 from .scenario import ClusterScenario
+from .tempo import Leisure
 
 __all__ = ["Cluster"]
 
@@ -34,6 +34,10 @@ class Cluster:
         self.scenario = scenario
         self.world = World(scenario.of_world(), ClusterHost)
         self.rng = random.Random(f"cluster-{scenario.seed}")
+        self.leisure = Leisure(
+            self.world, scenario.tempo, random.Random(f"leisure-{scenario.seed}")
+        )
+        """The world as clients see it."""
         self.hosts: list[ClusterHost] = [h for h in self.world.hosts if isinstance(h, ClusterHost)]
         self.invariants = Invariants()
         self.stand_in = StandIn(self)
@@ -53,10 +57,14 @@ class Cluster:
             host.make_config = self._config
             host.may_lose_power = self.may_lose_power
 
-    @staticmethod
-    def _config(host: ClusterHost, config: NodeConfig) -> NodeConfig:
+    def _config(self, host: ClusterHost, config: NodeConfig) -> NodeConfig:
         """As an operator has it."""
-        return dataclasses.replace(config, broker_session_ms=BROKER_SESSION_MS_DEFAULT)
+        tempo = self.scenario.tempo
+        return dataclasses.replace(
+            config,
+            broker_session_ms=tempo.session_ms,
+            leader_balance_period_ms=tempo.balance_ms,
+        )
 
     # --- looking -------------------------------------------------------------------------------
     def controller(self) -> ClusterHost | None:
@@ -115,6 +123,7 @@ class Cluster:
         world.calm = True
         network.loss = network.slow = 0.0
         network.heal()
+        self.leisure.wake()
         for host in self.hosts:
             host.resume()
             host.wall_offset_us = 0
@@ -127,13 +136,18 @@ class Cluster:
 
         def again() -> None:
             if not self.world.calm:
-                action()
+                if self._may_fault():
+                    action()
                 self.world.at(self._soon_us(interval_ms), again)
 
         self.world.at(self._soon_us(interval_ms), again)
 
     def _soon_us(self, interval_ms: int) -> int:
-        return 1 + int(self.rng.expovariate(1 / (interval_ms * 1_000)))
+        return 1 + int(self.rng.expovariate(1 / (interval_ms * self.scenario.tempo.scale * 1_000)))
+
+    def _may_fault(self) -> bool:
+        """In quiet hours machines fail, too, but rarely."""
+        return not self.leisure.is_quiet or self.rng.random() < self.scenario.tempo.quiet_faults
 
     # --- faults --------------------------------------------------------------------------------
     def _victim(self) -> ClusterHost:

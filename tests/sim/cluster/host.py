@@ -25,9 +25,27 @@ class _Clock:
     def __init__(self, world: World) -> None:
         self._world = world
         self.paused_until_us = 0
+        # What never changes is taken over, so that asking for it costs nothing.
+        self.scenario, self.faults, self.events = world.scenario, world.faults, world.events
+        self.trace = world.trace
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
+
+    @property
+    def mono_us(self) -> int:
+        """As the world's."""
+        return self._world.mono_us
+
+    @property
+    def wall_us(self) -> int:
+        """As the world's."""
+        return self._world.wall_us
+
+    @property
+    def calm(self) -> bool:
+        """As the world's."""
+        return self._world.calm
 
     def at(self, delay_us: int, action: Callable[[], None]) -> None:
         """As `World.at`, and not before the pause is over."""

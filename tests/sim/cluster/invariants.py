@@ -70,6 +70,10 @@ class Invariants:
         self._copies: dict[tuple[int, Key], _Copy] = {}
         self._images: dict[int, bytes] = {}
         self._versions: dict[int, tuple[int, int]] = {}
+        self._lossy = 0
+        self._settled: dict[int, tuple[int, dict[Replica, tuple[object, ...]]]] = {}
+        """Of each node's life: what of each replica was looked at last, so that a look costs what
+        has moved."""
 
     # --- what somebody tells -------------------------------------------------------------------
     def forgive(self, key: Key, kept: int) -> None:
@@ -79,6 +83,7 @@ class Invariants:
         found.batches = {base: one for base, one in found.batches.items() if one[0] <= kept}
         found.end = max((after for after, _ in found.batches.values()), default=0)
         found.lossy += 1
+        self._lossy += 1
 
     # --- looking -------------------------------------------------------------------------------
     def look(self, host: ClusterHost) -> None:
@@ -90,9 +95,19 @@ class Invariants:
             return
         self._look_at_quorum(host)
         self._look_at_image(host)
+        life, settled = self._settled.get(host.node_id, (0, {}))
+        if life != host.life:
+            settled = {}
+            self._settled[host.node_id] = (host.life, settled)
         for replica in broker.assignment.all_open():
-            if not replica.deleted:
+            state = replica.state
+            now = (
+                state.high_watermark, state.leadership, state.leader_epoch, replica.cutting,
+                self._lossy,
+            )  # fmt: skip
+            if settled.get(replica) != now and not replica.deleted:
                 self._look_at_replica(host, replica)
+                settled[replica] = now
 
     def _look_at_quorum(self, host: ClusterHost) -> None:
         assert host.node is not None

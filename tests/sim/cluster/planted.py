@@ -11,6 +11,7 @@ from typing import Final
 from tests.sim.bug import Bug, make_bug
 
 from .scenario import ClusterTopic
+from .tempo import SHIPPED
 
 __all__ = ["BUGS", "NOT_YET", "UNPROVEN"]
 
@@ -29,6 +30,7 @@ def _topic(level: str) -> tuple[ClusterTopic, ...]:
 
 
 _QUIET: Final[dict[str, object]] = {
+    "tempo": SHIPPED,
     "nodes": 3,
     "topics": _topic("replicated"),
     "producers": 4,

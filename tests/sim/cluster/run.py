@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quiverlog.types import EARLIEST, LATEST
 from quiverlog.wire import messages as m
@@ -28,6 +29,7 @@ from .clients import (
 from .cluster import Cluster
 from .host import ClusterHost
 from .scenario import ClusterScenario
+from .tempo import Tempo
 
 __all__ = ["ClusterResult", "simulate"]
 
@@ -51,6 +53,7 @@ class ClusterResult:
     faults: dict[str, int]
     events: dict[str, int]
     simulated_s: float
+    tempo: Tempo
     healed_s: float
     """From the last fault until all was in sync."""
     trace: str
@@ -81,7 +84,7 @@ class _Run:
         cluster.on_all_power.append(self._all_power)
         self._begin_work()
         cluster.begin_faults()
-        world.run(self.scenario.duration_ms * 1_000)
+        world.run(self.scenario.duration_ms * self.scenario.tempo.stretch * 1_000)
         healed_us = self._finish()
         return ClusterResult(
             self.scenario.seed,
@@ -94,6 +97,7 @@ class _Run:
             dict(world.faults),
             dict(world.events),
             world.mono_us / 1e6,
+            self.scenario.tempo,
             healed_us / 1e6,
             world.trace.hexdigest(),
         )
@@ -101,6 +105,7 @@ class _Run:
     def _until(self, condition: Callable[[], bool], bound_us: int, what: str) -> int:
         """Let time pass until something is so. Returns how long it took."""
         begin_us = self.world.mono_us
+        bound_us *= self.scenario.tempo.scale
         if not condition():
             self.world.run(bound_us, until=condition)
             if not condition():
@@ -132,7 +137,8 @@ class _Run:
             self.checker.add(model, len(topic.partitions))
 
     def _begin_work(self) -> None:
-        world, checker, scenario = self.world, self.checker, self.scenario
+        checker, scenario = self.checker, self.scenario
+        world: Any = self.cluster.leisure
         keys = checker.live()
         for number in range(scenario.producers):
             key = keys[number % len(keys)]
@@ -251,7 +257,7 @@ def simulate(
     scenario = ClusterScenario.draw(seed, duration_ms=duration_ms, opened=opened, shape=shape)
     run = _Run(scenario, plant)
     try:
-        with small_limits():
+        with small_limits(), scenario.tempo.timers():
             return run.run()
     except (Violation, AssertionError) as violation:
         lines = "\n  ".join(

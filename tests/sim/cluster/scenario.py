@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from tests.sim.gates import CLOSED, check_names
 from tests.sim.scenario import Scenario
 
+from .tempo import SHIPPED, Tempo
+
 __all__ = ["ClusterScenario", "ClusterTopic"]
 
 
@@ -63,6 +65,7 @@ class ClusterScenario:
     clock_jump_interval_ms: int
     opened: frozenset[str] = frozenset()
     """Gates that are open although `gates.CLOSED` names them."""
+    tempo: Tempo = SHIPPED
     buggy_everywhere: bool = False
     """A planted bug that needs two sides is in all nodes, otherwise in one."""
 
@@ -88,6 +91,7 @@ class ClusterScenario:
             seed=seed,
             duration_ms=duration_ms,
             opened=opened,
+            tempo=Tempo.draw(seed),
             nodes=nodes,
             topics=tuple(_topic(rng, n) for n in range(rng.randint(1, 2))),
             producers=rng.randint(2, 4),

@@ -1,0 +1,177 @@
+"""How fast a simulated cluster's time goes: its timers, its load, and the quiet between bursts.
+
+Owns what a seed draws of it. Half of all runs have the shipped timing and load without a pause. In
+the others the timers of the cluster (heartbeats, elections, sessions, fetch waits, lag) are up to
+30 times as long, load and faults are spread likewise, and hours come in which almost nothing is
+asked: so a run also meets the timers that are slow in any case (the flush after 30 s, the round of
+preferred leaders), which shrink in some runs instead. Networks and disks are as fast as ever.
+
+A run's length is its work at the shipped timing; `Tempo.stretch` is how much longer it takes.
+Whoever counts hours must tell the two kinds apart: see `soak`.
+
+Must not know: what clients ask, what faults do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from unittest import mock
+
+from quiverlog.core.controller import sessions
+from quiverlog.core.partition.partition import PartitionState
+from quiverlog.core.raft.messages import RaftConfig
+from quiverlog.limits import (
+    BROKER_SESSION_MS_DEFAULT,
+    LEADER_BALANCE_PERIOD_MS,
+    RAFT_ELECTION_TIMEOUT_MS,
+    RAFT_HEARTBEAT_MS,
+    REPLICA_LAG_MS_MAX,
+)
+from quiverlog.node import in_sync_changes, quorum_duties, registration, replication
+from quiverlog.server import peer_link
+from quiverlog.storage import flushing
+from tests.sim.world import World
+
+__all__ = ["SHIPPED", "Leisure", "Tempo"]
+
+_SCALED: Final[tuple[tuple[Any, str], ...]] = (
+    (replication, "REPLICA_FETCH_WAIT_MS"),
+    (replication, "_ANSWER_MS"),
+    (registration, "BROKER_RETRY_MS"),
+    (registration, "BROKER_STOP_MS_MAX"),
+    (registration, "RAFT_ELECTION_TIMEOUT_MS"),
+    (in_sync_changes, "_RETRY_US"),
+    (sessions, "_SUSPECT_US"),
+    (peer_link, "PEER_SILENCE_MS"),
+)
+"""Where the timers stand that are multiplied. One that is gone or was renamed stops the run."""
+_BURST_US: Final = 5_000_000
+"""Work between two pauses of it, on average, at the shipped timing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """`scale`: timers, load and faults take so many times as long. `quiet`: pauses in the load take
+    so many times as long as the load. `hurry`: slow timers are so many times as fast."""
+
+    scale: int = 1
+    quiet: int = 0
+    hurry: int = 1
+    quiet_faults: float = 0.0
+    """Share of the faults that come in quiet hours, too."""
+
+    @classmethod
+    def draw(cls, seed: int) -> Tempo:
+        """That of a seed; half of them are as shipped."""
+        rng = random.Random(f"tempo-{seed}")
+        if rng.random() < 0.5:
+            return SHIPPED
+        return cls(
+            scale=rng.choice((1, 3, 10, 30)),
+            quiet=rng.choice((0, 1, 4, 20)),
+            hurry=rng.choice((1, 1, 10)),
+            quiet_faults=rng.choice((0.0, 0.02, 0.2)),
+        )
+
+    @property
+    def is_shipped(self) -> bool:
+        """Is every timer as brokers have it?"""
+        return self.scale == 1 and self.hurry == 1
+
+    @property
+    def stretch(self) -> int:
+        """How much longer a run takes than its work at the shipped timing."""
+        return self.scale * (1 + self.quiet)
+
+    @property
+    def session_ms(self) -> int:
+        """After which silent brokers are fenced."""
+        return BROKER_SESSION_MS_DEFAULT * self.scale
+
+    @property
+    def balance_ms(self) -> int:
+        """Between two rounds of preferred leaders."""
+        return LEADER_BALANCE_PERIOD_MS // self.hurry
+
+    @contextlib.contextmanager
+    def timers(self) -> Iterator[None]:
+        """Production's timers, for the length of a run."""
+        if self.is_shipped:
+            yield
+            return
+        raft = partial(
+            RaftConfig,
+            election_timeout_us=RAFT_ELECTION_TIMEOUT_MS * self.scale * 1_000,
+            heartbeat_us=RAFT_HEARTBEAT_MS * self.scale * 1_000,
+        )
+        defaults = PartitionState.__init__.__kwdefaults__
+        assert "lag_max_us" in defaults
+        lag_us = REPLICA_LAG_MS_MAX * self.scale * 1_000
+        unflushed_ms = flushing.UNFLUSHED_MS_MAX // self.hurry
+        with contextlib.ExitStack() as stack:
+            for module, name in _SCALED:
+                value = getattr(module, name) * self.scale
+                stack.enter_context(mock.patch.object(module, name, value))
+            stack.enter_context(mock.patch.object(quorum_duties, "RaftConfig", raft))
+            stack.enter_context(mock.patch.object(flushing, "UNFLUSHED_MS_MAX", unflushed_ms))
+            stack.enter_context(mock.patch.dict(defaults, lag_max_us=lag_us))
+            yield
+
+
+SHIPPED: Final = Tempo()
+
+
+class Leisure:
+    """The world as its clients see it: what they do later they do `scale` times later, and not in
+    quiet hours. When the world is calm everybody is quick."""
+
+    def __init__(self, world: World, tempo: Tempo, rng: random.Random) -> None:
+        self._world = world
+        self._tempo = tempo
+        self._rng = rng
+        self._busy = False  # The first thing that happens is a burst of work.
+        self._until_us = world.mono_us
+        self._resting: list[tuple[int, Callable[[], None]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Is this one of the hours in which nobody asks for anything?"""
+        tempo, world = self._tempo, self._world
+        if not tempo.quiet or world.calm:
+            return False
+        while self._until_us <= world.mono_us:
+            self._busy = not self._busy
+            mean_us = _BURST_US * tempo.scale * (1 if self._busy else tempo.quiet)
+            self._until_us += 1 + int(self._rng.expovariate(1 / mean_us))
+        return not self._busy
+
+    def at(self, delay_us: int, action: Callable[[], None]) -> None:
+        """As `World.at`, later."""
+        world = self._world
+        if world.calm:
+            world.at(delay_us, action)
+            return
+
+        def act() -> None:
+            if not self.is_quiet:
+                action()
+                return
+            if not self._resting:
+                world.at(self._until_us - world.mono_us, self.wake)
+            self._resting.append((delay_us, action))
+
+        world.at(delay_us * self._tempo.scale, act)
+
+    def wake(self) -> None:
+        """The quiet is over, or the world is calm: everybody goes on, each a little later."""
+        resting, self._resting = self._resting, []
+        for delay_us, action in resting:
+            self.at(delay_us, action)
