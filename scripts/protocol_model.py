@@ -173,6 +173,7 @@ MEANINGS: Final[dict[str, str]] = {
     "client_id": "free text for logs and metrics, at most 249 characters",
     "broker_id": "node id of the asker",
     "cluster_id": "identity of the cluster",
+    "controller": "with NOT_CONTROLLER, who decides and where; nil: nobody is known to",
     "controller_id": "node id of the active controller",
     "created_us": "when it was made, microseconds since 1970",
     "damage_end_offset": "first offset after the damage that may be read again; -1: not known",

@@ -38,6 +38,7 @@ class World:
         self.looks = 0
         self.controller = self.picture = 1
         self.down: set[Address] = set()
+        self.tells = False
         self.asked: list[tuple[Address, str]] = []
         self.before: Callable[[Call], None] = lambda call: None
         bootstrap = [ONE, TWO, THREE]
@@ -91,6 +92,10 @@ class World:
             response = m.DeleteTopicsResponse(topics=[result])
             if call.address != BROKERS[self.controller]:
                 result.error_code = NotController.code
+        decides = not isinstance(call.request, m.MetadataRequest)
+        if self.tells and decides and call.address != BROKERS[self.controller]:
+            where = BROKERS[self.controller]
+            response.controller = m.BrokerEndpoint(self.controller, *where)  # type: ignore[attr-defined]
         return Reply(response, memoryview(b""))
 
     def asked_for(self, api: str) -> list[Address]:
@@ -121,6 +126,50 @@ def test_a_refusal_renews_the_picture_and_is_followed(world: World, *, in_entry:
     else:
         world.play(new_identity(world.cluster))
         assert world.asked_for("INIT_PRODUCER_ID") == [ONE, TWO]
+
+
+@pytest.mark.parametrize("in_entry", [False, True])
+def test_where_a_refusal_sends_it_the_client_goes_without_asking_for_the_picture(
+    world: World, *, in_entry: bool
+) -> None:
+    world.controller, world.picture, world.tells = 3, 1, True
+    looks = world.looks
+    if in_entry:
+        world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+        assert world.asked_for("DELETE_TOPICS") == [ONE, THREE]
+    else:
+        world.play(new_identity(world.cluster))
+        assert world.asked_for("INIT_PRODUCER_ID") == [ONE, THREE]
+    assert world.looks == looks
+    world.play(new_identity(world.cluster))
+    assert world.asked_for("INIT_PRODUCER_ID")[-1] == THREE
+
+
+@pytest.mark.parametrize("how", [ConnectionFailed, NotController])
+def test_a_refusal_that_leads_nowhere_is_followed_by_the_picture(
+    world: World, how: type[QuiverlogError]
+) -> None:
+    """Broker 3 was told as the controller; it is gone, or refuses as well."""
+    world.controller, world.picture, world.tells = 3, 1, True
+
+    def gone(call: Call) -> None:
+        if call.address == THREE:
+            world.controller = world.picture = 2
+            if how is ConnectionFailed:
+                raise how("it died")
+
+    world.before = gone
+    world.play(new_identity(world.cluster))
+    assert world.asked_for("INIT_PRODUCER_ID") == [ONE, THREE, TWO]
+    assert world.looks == 2
+
+
+@pytest.mark.parametrize("told", [(-1, "h", 1), (3, "", 1), (3, "h", 0), (3, "h", 70_000)])
+def test_an_impossible_address_in_a_refusal_is_not_believed(
+    world: World, told: tuple[int, str, int]
+) -> None:
+    assert not world.cluster._believe(m.BrokerEndpoint(*told))
+    assert set(world.cluster.metadata.brokers) == {1, 2, 3}
 
 
 @pytest.mark.parametrize("how", [ConnectionFailed, ConnectionClosed])

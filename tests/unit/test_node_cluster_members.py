@@ -11,6 +11,7 @@ from quiverlog.errors import NotController
 from quiverlog.node.effects import SendToPeer
 from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest
+from quiverlog.wire.election_messages import ElectLeadersRequest
 from tests.support.members import Member, Members
 from tests.support.node import SCHEMA
 
@@ -126,16 +127,20 @@ def test_what_only_the_controller_can_do_is_refused_elsewhere_with_its_address(
         (1, "host-1"), (2, "host-2"), (3, "host-3"),
     ]  # fmt: skip
     new = m.NewTopic("t", serialize_schema(SCHEMA), 1)
-    refused = [
-        two.call(m.CreateTopicsRequest(topics=[new]))[0].topics[0],
-        two.call(m.DeleteTopicsRequest(names=["nothing"]))[0].topics[0],
+    answers = [
+        two.call(m.CreateTopicsRequest(topics=[new]))[0],
+        two.call(m.DeleteTopicsRequest(names=["nothing"]))[0],
         two.call(m.AlterTopicRequest(name="nothing", partitions=2))[0],
         two.call(m.InitProducerIdRequest())[0],
+        two.call(ElectLeadersRequest("nothing"))[0],
     ]
-    for one in refused:
+    for answer in answers:
+        assert answer.controller == m.BrokerEndpoint(1, "host-1", 9292, "")
+        one = answer.topics[0] if hasattr(answer, "topics") else answer
         assert one.error_code == NotController.code
         assert "broker 1 at host-1:9292 decides" in one.error_message
     members.down.add(1)
     members.run(3_000)
-    (one,) = two.call(m.CreateTopicsRequest(topics=[new]))[0].topics
+    answer = two.call(m.CreateTopicsRequest(topics=[new]))[0]
+    (one,) = answer.topics
     assert one.error_code == NotController.code

@@ -20,7 +20,8 @@ from .answers import about, check_topic_count
 from .commands import Operation
 from .partition_questions import raise_for
 from .results import ConfigValue, PartitionDetail, SchemaInfo, TopicDetail, moment
-from .routing import Cluster, check, history_from_wire
+from .routing import Cluster, check
+from .schema_history import history_from_wire
 
 __all__ = ["describe_topics"]
 

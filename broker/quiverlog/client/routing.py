@@ -24,7 +24,6 @@ from quiverlog.errors import (
     ConnectionClosed,
     ConnectionFailed,
     InvalidArgument,
-    InvalidResponse,
     NotController,
     NotLeader,
     QuiverlogError,
@@ -39,8 +38,6 @@ from quiverlog.limits import (
     REQUEST_TIMEOUT_MS_DEFAULT,
     RETRY_BACKOFF_MS_MAX,
     RETRY_BACKOFF_MS_MIN,
-    SCHEMA_HISTORY_BYTES_MAX,
-    SCHEMAS_PER_TOPIC_MAX,
 )
 from quiverlog.wire import messages as m
 
@@ -49,6 +46,7 @@ from .arguments import shown
 from .commands import Call, Operation, Reply, Sleep
 from .deadline import within
 from .results import Address, ClusterMetadata, PartitionInfo, TopicInfo, topic_info
+from .schema_history import check_history_size, history_from_wire
 
 if TYPE_CHECKING:
     from quiverlog.batch.schema import SchemaHistory
@@ -59,7 +57,6 @@ __all__ = [
     "backoff_s",
     "check",
     "empty_pause_s",
-    "history_from_wire",
     "parse_addresses",
 ]
 
@@ -148,6 +145,8 @@ class Cluster:
         self._good_address: Address | None = None
         self._avoided: Address | None = None
         self._is_controller_gone = False
+        self._is_controller_told = False
+        """A refusal has said where it is, and the picture has it from there."""
         self._heard_s: dict[str, float] = {}
         """When each topic of the picture was asked for last."""
 
@@ -208,21 +207,36 @@ class Cluster:
         """Ask the broker that decides about topics and producers.
 
         It may be another one than the picture says: whoever is asked then says so (NotController),
-        and the picture is renewed before the next try. A single broker is asked like any.
+        and where it is. The next try goes there; if that is of no use either, or nothing was said,
+        the picture is renewed first. A single broker is asked like any.
         """
-        if self._is_controller_gone:
+        was_told, self._is_controller_told = self._is_controller_told, False
+        if self._is_controller_gone and not was_told:
             yield from self.refresh([])
-            self._is_controller_gone = False
+        self._is_controller_gone = False
         address = self.metadata.brokers.get(self.metadata.controller_id)
         if address is None or len(self.metadata.brokers) <= 1:
-            return (yield from self.call_any(request))
-        try:
-            reply: Reply = yield self.call(address, request)
-            check(reply.response)
-        except (ConnectionFailed, ConnectionClosed, NotController, RequestTimedOut):
+            reply = yield from self.call_any(request)
+        else:
+            try:
+                reply = yield self.call(address, request)
+            except (ConnectionFailed, ConnectionClosed, RequestTimedOut):
+                self._is_controller_gone = True
+                raise
+        told = getattr(reply.response, "controller", None)
+        if told is not None:
             self._is_controller_gone = True
-            raise
+            self._is_controller_told = not was_told and self._believe(told)
+        check(reply.response)
         return reply
+
+    def _believe(self, told: m.BrokerEndpoint) -> bool:
+        """Take over who decides from a refusal. False: that cannot be."""
+        if told.node_id < 0 or not told.host or not 0 < told.port < 65_536:
+            return False
+        brokers = {**self.metadata.brokers, told.node_id: Address(told.host, told.port)}
+        self.metadata = replace(self.metadata, controller_id=told.node_id, brokers=brokers)
+        return True
 
     def retrying(
         self, attempt: Callable[[], Operation[T]], *, timeout_s: float | None = None
@@ -334,7 +348,7 @@ class Cluster:
                 response = reply.response
                 assert isinstance(response, m.TopicSchemasResponse)
                 versions += response.schemas
-                _check_history_size(versions)
+                check_history_size(versions)
                 first_id = response.next_schema_id
             history = history_from_wire(versions, topic)
         except QuiverlogError as error:
@@ -342,34 +356,6 @@ class Cluster:
             raise
         self._histories[topic_id] = history
         return history
-
-
-def _check_history_size(versions: Sequence[m.SchemaVersion]) -> None:
-    size = sum(len(version.schema) for version in versions)
-    if len(versions) > SCHEMAS_PER_TOPIC_MAX or size > SCHEMA_HISTORY_BYTES_MAX:
-        raise InvalidResponse(f"{len(versions)} schemas of {size} bytes are no topic's history.")
-
-
-def history_from_wire(versions: Iterable[m.SchemaVersion], topic: str) -> SchemaHistory:
-    """Decode a schema history.
-
-    Raises:
-        InvalidResponse: a schema cannot be read, or a topic could not have these after another.
-    """
-    from quiverlog.batch.schema import SchemaHistory, deserialize_stored, evolve
-
-    schemas = {}
-    try:
-        before = None
-        for version in versions:
-            schema = deserialize_stored(version.schema)
-            if before is not None:
-                evolve(before, schema)
-            before = schemas[version.schema_id] = schema
-    except (QuiverlogError, ValueError) as error:  # ValueError: a name that is not UTF-8
-        why = error.message if isinstance(error, QuiverlogError) else str(error)
-        raise InvalidResponse(f"Topic {topic!r}, its schemas: {why}", topic=topic) from error
-    return SchemaHistory(schemas)
 
 
 def partition_info(topic: TopicInfo, partition: int) -> PartitionInfo:

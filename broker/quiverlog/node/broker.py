@@ -28,6 +28,7 @@ from quiverlog.node.config import NodeConfig
 from quiverlog.node.copied_starts import CopiedStarts
 from quiverlog.node.copy_sessions import CopySessions
 from quiverlog.node.copying import Copying
+from quiverlog.node.deciding import refusal
 from quiverlog.node.directory_jobs import CreateDirectoriesJob
 from quiverlog.node.effects import Job
 from quiverlog.node.elections import Elections
@@ -66,7 +67,6 @@ from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now, TopicPartition
 from quiverlog.wire import messages as m
-from quiverlog.wire.registry import APIS
 from quiverlog.wire.replica_messages import AlterPartitionRequest
 
 __all__ = ["Broker"]
@@ -395,5 +395,5 @@ class Broker:
     # --- failing -------------------------------------------------------------------------------
     def fail(self, connection_id: int, request: m.Request, error: QuiverlogError) -> None:
         """The request as a whole becomes an error."""
-        response = APIS[request.API].response(error_code=error.code, error_message=error.message)
+        response = refusal(self, connection_id, request, error)
         self.outbox.respond(connection_id, request.correlation_id, response)

@@ -1,16 +1,24 @@
 """What only the controller can do, asked of another broker: refused, with who decides and where.
 
-Owns that refusal, and which of a broker's addresses belongs to whom. Brokers never forward.
+Owns that refusal, what a refused request is answered, and which of a broker's addresses belongs to
+whom. Brokers never forward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from quiverlog.addresses import Address
 from quiverlog.core.controller.records import BrokerRecord
-from quiverlog.errors import NotController
-from quiverlog.node.broker import Broker
+from quiverlog.errors import NotController, QuiverlogError
+from quiverlog.wire import messages as m
+from quiverlog.wire.registry import APIS
 
-__all__ = ["check_decides", "endpoint_at"]
+if TYPE_CHECKING:
+    from quiverlog.node.broker import Broker
+
+__all__ = ["check_decides", "controller_for", "endpoint_at", "refusal"]
 
 
 def endpoint_at(broker: Broker, record: BrokerRecord, connection_id: int) -> Address:
@@ -35,15 +43,37 @@ def check_decides(broker: Broker, connection_id: int) -> None:
     """
     if broker.quorum.is_leading or broker.quorum.is_alone:
         return
+    found = _controller(broker, connection_id)
+    if found is None:
+        raise NotController("nobody is known to decide.")
+    raise NotController(f"broker {found.node_id} at {found.host}:{found.port} decides.")
+
+
+def _controller(broker: Broker, connection_id: int) -> m.BrokerEndpoint | None:
+    """Another broker that decides, at the listener that was asked; None: nobody is known to."""
     controller_id = broker.membership.controller.controller_id
-    assert controller_id != broker.config.node_id or not broker.quorum.is_leading
     record = broker.metadata.image.brokers.get(controller_id)
     if record is None or controller_id == broker.config.node_id:
-        raise NotController("nobody is known to decide.")
-    address = endpoint_at(broker, record, connection_id)
-    raise NotController(
-        f"broker {controller_id} at {address} decides.",
-        controller_id=controller_id,
-        host=address.host,
-        port=address.port,
-    )
+        return None
+    host, port = endpoint_at(broker, record, connection_id)
+    return m.BrokerEndpoint(controller_id, host, port, record.rack)
+
+
+def controller_for(
+    broker: Broker, connection_id: int, results: Iterable[m.TopicResult]
+) -> m.BrokerEndpoint | None:
+    """What an answer names beside its entries: the controller, if one of them is about that."""
+    if any(one.error_code == NotController.code for one in results):
+        return _controller(broker, connection_id)
+    return None
+
+
+def refusal(
+    broker: Broker, connection_id: int, request: m.Request, error: QuiverlogError
+) -> m.Response:
+    """The answer to a request that as a whole became an error."""
+    cls = APIS[request.API].response
+    response = cls(error_code=error.code, error_message=error.message)
+    if isinstance(error, NotController) and "controller" in cls.__struct_fields__:
+        response.controller = _controller(broker, connection_id)  # type: ignore[attr-defined]
+    return response

@@ -22,7 +22,7 @@ from quiverlog.core.controller.records import PartitionRecord, Record
 from quiverlog.errors import InvalidRequest, QuiverlogError
 from quiverlog.limits import TOPICS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
-from quiverlog.node.deciding import check_decides
+from quiverlog.node.deciding import check_decides, controller_for
 from quiverlog.node.tasks import Call, Future, Steps, Wait
 from quiverlog.node.topic_order import Change
 from quiverlog.wire import messages as m
@@ -82,7 +82,8 @@ def _create_topics(
         for result, _ in proposed:
             yield from _created(broker, call, result)
     assert len(results) == len(request.topics), "a result for each"
-    return m.CreateTopicsResponse(topics=results)
+    who = controller_for(broker, call.connection_id, results)
+    return m.CreateTopicsResponse(topics=results, controller=who)
 
 
 def _until_free(broker: Broker, call: Call, name: str) -> Generator[Wait, object, None]:
@@ -167,7 +168,8 @@ def _delete_topics(
             if not result.error_code:
                 broker.outbox.log("info", "topic deleted", topic=result.name)
     assert len(results) == len(request.names), "a result for each"
-    return m.DeleteTopicsResponse(topics=results)
+    who = controller_for(broker, call.connection_id, results)
+    return m.DeleteTopicsResponse(topics=results, controller=who)
 
 
 # --- ALTER_TOPIC --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from msgspec import Meta
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX
 from quiverlog.types import NO_EPOCH
 
-from .messages import Api, Int32, Part, Request, Response
+from .messages import Api, BrokerEndpoint, Int32, Part, Request, Response
 
 __all__ = ["ElectLeadersRequest", "ElectLeadersResponse", "PartitionLeader"]
 
@@ -40,3 +40,4 @@ class PartitionLeader(Part, array_like=True, gc=False):
 class ElectLeadersResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.ELECT_LEADERS
     leaders: Annotated[list[PartitionLeader], Meta(max_length=PARTITIONS_PER_TOPIC_MAX)] = []
+    controller: BrokerEndpoint | None = None

@@ -350,6 +350,7 @@ class InitProducerIdResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.INIT_PRODUCER_ID
     producer_id: Int64 = NO_PRODUCER_ID
     producer_epoch: Int32 = NO_EPOCH
+    controller: BrokerEndpoint | None = None
 
 
 # --- administration ---------------------------------------------------------------------------
@@ -380,6 +381,7 @@ class TopicResult(Part, array_like=True, gc=False):
 class CreateTopicsResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.CREATE_TOPICS
     topics: PerTopic[TopicResult] = []
+    controller: BrokerEndpoint | None = None
 
 
 class DeleteTopicsRequest(Request, array_like=True, gc=False):
@@ -390,6 +392,7 @@ class DeleteTopicsRequest(Request, array_like=True, gc=False):
 class DeleteTopicsResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.DELETE_TOPICS
     topics: PerTopic[TopicResult] = []
+    controller: BrokerEndpoint | None = None
 
 
 class AlterTopicRequest(Request, array_like=True, gc=False):
@@ -407,6 +410,7 @@ class AlterTopicRequest(Request, array_like=True, gc=False):
 class AlterTopicResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.ALTER_TOPIC
     schema_id: Int32 = 0
+    controller: BrokerEndpoint | None = None
 
 
 class DescribeTopicsRequest(Request, array_like=True, gc=False):

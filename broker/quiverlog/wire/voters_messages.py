@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from quiverlog.limits import QUORUM_REPLICAS_SHOWN_MAX
 
-from .messages import Api, Int32, Part, Request, Response, UInt31
+from .messages import Api, BrokerEndpoint, Int32, Part, Request, Response, UInt31
 from .quorum_messages import DirectoryId, Endpoint, UInt63
 
 __all__ = ["ChangeVotersRequest", "ChangeVotersResponse", "QuorumReplica", "VoterChange"]
@@ -63,3 +63,4 @@ class ChangeVotersResponse(Response, array_like=True, gc=False):
     term: UInt63 = 0
     committed_index: UInt63 = 0
     replicas: Annotated[list[QuorumReplica], Meta(max_length=QUORUM_REPLICAS_SHOWN_MAX)] = []
+    controller: BrokerEndpoint | None = None
