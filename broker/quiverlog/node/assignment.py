@@ -134,13 +134,14 @@ class Assignment:
         *,
         clean: bool = True,
         made: Collection[str] | None = (),
+        open_now: bool = True,
     ) -> None:
         """Bring what is here to what the image says of these topics.
 
         Args:
             clean: partitions that are opened now are new, or were left in order.
-            made: names of partitions whose directories were made for this, and are empty. None:
-                others have decided, and nothing was made.
+            made: names of partitions whose empty directories were made for this; None: no one's.
+            open_now: False begins to open with the next tick.
         """
         self.image = image
         for topic_id in topic_ids:
@@ -150,7 +151,8 @@ class Assignment:
                 continue
             for partition in topic.partitions:
                 self._reconcile_partition(topic, partition, now, clean, made)
-        self._openings.start_jobs(now)
+        if open_now:
+            self._openings.start_jobs(now)
 
     def _reconcile_partition(
         self,
@@ -242,8 +244,6 @@ class Assignment:
         now: Now,
     ) -> None:
         """See `Taker`."""
-        topic_image = self.image.topics_by_id.get(key[0])
-        counters = self._metrics.topic(name.topic)
         partition = topic.partitions[key[1]]
         assert partition.partition == key[1]
         assert key not in self.replicas, "a partition that is served is not opened again"
@@ -253,7 +253,7 @@ class Assignment:
             opened.log,
             opened.producers,
             partition.leader_epoch,
-            counters,
+            self._metrics.topic(name.topic),
             node_id=self._config.node_id,
         )
         self._on_offline(key, False)
@@ -261,11 +261,11 @@ class Assignment:
         self.offline.pop(key, None)
         self._metrics.partitions_offline = len(self.offline)
         self._followed[key] = replica
-        if topic_image is None or key[1] not in self._held.get(key[0], ()):
+        if key[0] not in self.image.topics_by_id or key[1] not in self._held.get(key[0], ()):
             self._drop(key[0], (key[1],), "was deleted")
         else:
             self._lead_or_follow(replica, partition, now)
-            self._reconfigure(replica)
+            replica.log.config = log_config(topic.config)  # It may have been altered meanwhile.
 
     def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
         """See `Taker`. Says why once, and has it tried again where that can help."""

@@ -112,7 +112,9 @@ def take_up(broker: Broker, found: Leftovers, job: LeftoversJob, now: Now) -> No
     image = broker.metadata.image
     # Nobody was told of what was decided while the metadata was on its way here.
     broker.whereabouts.brokers_changed(image.brokers.values())
-    broker.assignment.reconcile(image, image.topics_by_id, now, clean=broker.directory.clean)
+    clean = broker.directory.clean
+    # The first jobs are timed, and `now` is when the start began: it may be long ago.
+    broker.assignment.reconcile(image, image.topics_by_id, now, clean=clean, open_now=False)
 
 
 def _load_metadata(broker: Broker, directory: DataDirectory, now: Now) -> None:

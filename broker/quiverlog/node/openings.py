@@ -1,6 +1,7 @@
 """Partitions that are to be opened: in which order, how many at once, and who waits for them.
 
-Owns the queue. The log of a partition whose directory was made for this very decision is empty, so
+Owns the queue, and what of the logs that were opened is not taken in yet: a few are in each tick.
+The log of a partition whose directory was made for this very decision is empty, so
 it needs no job: a few are made in each tick. Every other is opened by a job (directory_jobs.py).
 What others have decided has no directory yet: a job makes some before they are opened.
 
@@ -26,6 +27,7 @@ from quiverlog.node.directory_jobs import (
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.late_directories import LateDirectories
 from quiverlog.node.offline import Key, Opening
+from quiverlog.node.opening_pace import JOBS_IN_FLIGHT_MAX, OpeningPace
 from quiverlog.node.replica import log_config
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.disk import Disk
@@ -34,18 +36,8 @@ from quiverlog.types import Now, TopicPartition
 
 __all__ = ["Key", "Openings", "Taker"]
 
-_JOBS_IN_FLIGHT_MAX: Final = 4
-"""Enough for the threads, few enough that a cold read does not stand behind thousands of logs."""
-_QUICK_US: Final = 500
-"""A log that is opened in less has not waited for its disk. Several such jobs at once would only
-take the interpreter from each other, at each of some thirty system calls, and take half as long
-again. So they follow each other, until one that had the interpreter for itself was slower."""
-_PATIENCE_US: Final = 50_000
-"""A job that is not back after so long is slow."""
-_SIDE_BY_SIDE: Final = 16
-"""So many jobs run side by side before the next one is timed alone."""
-_PER_JOB_MAX: Final = 32
-"""Opening a log takes less than waking a thread and the loop for it."""
+_TAKEN_PER_CALL: Final = 64
+"""Taking an open log in takes some 30 us of the loop."""
 _NEW_PER_TICK: Final = 4
 """Making the log of a new partition takes some 40 us of the loop."""
 
@@ -81,6 +73,13 @@ class _Part(NamedTuple):
     job: OpenJob
 
 
+class _Result(NamedTuple):
+    """What came of it."""
+
+    part: _Part
+    found: OpenedReplica | BaseException
+
+
 class Openings:
     """See the module docstring.
 
@@ -99,9 +98,9 @@ class Openings:
         "_new",
         "_of_topic",
         "_options",
+        "_pace",
         "_queue",
-        "_side_by_side",
-        "_slow_us",
+        "_results",
         "_stopped",
         "_taker",
         "_watchers",
@@ -121,8 +120,8 @@ class Openings:
         self._disk = disk
         self._jobs = jobs
         self._jobs_in_flight = 0
-        self._side_by_side = 0  # So many more jobs may run beside others.
-        self._slow_us: int | None = None  # When the one job under way counts as slow.
+        self._pace = OpeningPace()
+        self._results: deque[_Result] = deque()  # Of jobs that are back; not taken in yet.
         self._taker = taker
         self._late = LateDirectories(jobs, taker.check_free, self._directory_made, self.start_jobs)
         self._find_topic = find_topic
@@ -143,9 +142,9 @@ class Openings:
 
     def next_us(self) -> int | None:
         """When the next tick has logs to make, or jobs to start; 0: at once."""
-        if self._new:
+        if self._new or self._results or (self._queue and not self._jobs_in_flight):
             return 0
-        slow_us = self._slow_us if self._queue else None
+        slow_us = self._pace.slow_us if self._queue else None
         late_us = self._late.next_us
         return slow_us if late_us is None else late_us if slow_us is None else min(slow_us, late_us)
 
@@ -172,28 +171,19 @@ class Openings:
     def start_jobs(self, now: Now) -> None:
         """Have the next logs opened, as many as may be under way at once."""
         self._late.run(now)
-        if self._slow_us is not None and self._slow_us <= now.mono_us:
-            self._slow_us, self._side_by_side = None, _SIDE_BY_SIDE
-        while self._queue and self._jobs_in_flight < _JOBS_IN_FLIGHT_MAX:
-            if self._jobs_in_flight and not self._side_by_side:
-                break
+        self._pace.look(now)
+        while self._queue and not self._results and self._pace.may_start(self._jobs_in_flight):
             parts: list[_Part] = []
-            # One by one where there are few, which may take long to recover.
-            for _ in range(min(_PER_JOB_MAX, 1 + len(self._queue) // _JOBS_IN_FLIGHT_MAX)):
+            for _ in range(self._pace.logs_of_next(len(self._queue))):
                 self._begin(self._queue.popleft(), partial(self._add_part, parts), now)
                 if not self._queue:
                     break
             if parts:
-                is_timed = not (self._side_by_side or self._jobs_in_flight)
-                if is_timed:
-                    self._slow_us = now.mono_us + _PATIENCE_US
-                elif self._side_by_side:
-                    self._side_by_side -= 1
+                is_timed = self._pace.started(len(parts), self._jobs_in_flight, now)
                 self._jobs_in_flight += 1
-                assert self._jobs_in_flight <= _JOBS_IN_FLIGHT_MAX
+                assert self._jobs_in_flight <= JOBS_IN_FLIGHT_MAX
                 job = OpenManyJob([part.job for part in parts])
-                quick_us = now.mono_us + _QUICK_US * len(parts) if is_timed else None
-                self._jobs.start(job, partial(self._back, [job], deque(parts), quick_us))
+                self._jobs.start(job, partial(self._back, [job], parts, is_timed))
 
     def _directory_made(self, key: Key, found: bool | BaseException, now: Now) -> None:
         opening = self.under_way[key]
@@ -208,7 +198,8 @@ class Openings:
             self._ended(key, now)
 
     def tick(self, now: Now) -> None:
-        """Make the next logs of new partitions."""
+        """Make the next logs of new partitions, and take in those that jobs have opened."""
+        self._take_some(now)
         for _ in range(min(_NEW_PER_TICK, len(self._new))):
             self._begin(self._new.popleft(), self._make_new, now)
 
@@ -245,40 +236,41 @@ class Openings:
     def _back(
         self,
         jobs: list[OpenManyJob],
-        parts: deque[_Part],
-        quick_us: int | None,
+        parts: list[_Part],
+        is_timed: bool,
         result: object,
         error: BaseException | None,
         now: Now,
     ) -> None:
-        """A job is back; called again with an error after a failure of ours (see `Jobs`).
-
-        Args:
-            quick_us: one that ran alone was quick if it is back by then; None: it did not.
-        """
+        """A job is back; called again with an error after a failure of ours (see `Jobs`)."""
         if jobs:
             jobs.pop()
             self._jobs_in_flight -= 1
             assert self._jobs_in_flight >= 0
-            if quick_us is not None:
-                self._slow_us = None
-                if now.mono_us > quick_us:
-                    self._side_by_side = _SIDE_BY_SIDE
-        found: list[OpenedReplica | Exception | BaseException]
-        if error is None:
-            assert isinstance(result, list)
-            assert len(result) == len(parts), "each log of a job has its result"
-            found = result
-        else:
-            found = [error] * len(parts)
+            if is_timed:
+                self._pace.back(now)
+            found: list[OpenedReplica | Exception | BaseException]
+            if error is None:
+                assert isinstance(result, list)
+                assert len(result) == len(parts), "each log of a job has its result"
+                found = result
+            else:
+                found = [error] * len(parts)
+            self._results.extend(map(_Result, parts, found))
+        self._take_some(now)
+
+    def _take_some(self, now: Now) -> None:
+        """Take in the next logs that jobs have opened; all of them where no tick comes any more."""
         broken: Exception | None = None
-        for one in found:
-            part = parts.popleft()
+        left = len(self._results) if self._stopped else min(_TAKEN_PER_CALL, len(self._results))
+        for _ in range(left):
+            part, found = self._results.popleft()
             try:
-                self._take(part, one, now)
+                self._take(part, found, now)
             except Exception as failure:
                 broken = failure
-        self.start_jobs(now)
+        if not self._results:
+            self.start_jobs(now)
         if broken is not None:
             raise broken
 
@@ -313,6 +305,7 @@ class Openings:
         self._new.clear()
         for key in left:
             self._ended(key, now)
+        self._take_some(now)
 
     def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
         """To be yielded by a handler that waits until all of a topic's partitions are open, or

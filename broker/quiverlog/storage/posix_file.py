@@ -28,6 +28,8 @@ __all__ = ["WRITTEN", "PosixFile", "write_all"]
 
 READ_COPY_BYTES_MAX: Final = 64 * 1024
 """Up to here a pread into fresh bytes is cheaper than mapping, faulting and unmapping."""
+HEAD_BYTES: Final = 64
+"""A read of no more, from the beginning, is of a segment's header."""
 _BUFFERS_PER_WRITE_MAX: Final = 1024
 """IOV_MAX on Linux."""
 _READ: Final = 1
@@ -81,6 +83,12 @@ class PosixFile:
         self._disk.opened(self)
         return descriptor
 
+    def _open_briefly(self) -> Descriptor:
+        """A descriptor for one read, closed behind it."""
+        descriptor = self._disk.open_descriptor(self.path, os.O_RDONLY)
+        self._check_identity(os.fstat(descriptor.fd))
+        return descriptor
+
     def _check_identity(self, found: os.stat_result) -> None:
         if (found.st_dev, found.st_ino) != self._identity:
             raise OSError(errno.ESTALE, "the file was replaced by another one", self.path)
@@ -124,7 +132,10 @@ class PosixFile:
     def read_copy(self, position: int, size: int) -> bytes:
         assert position >= 0
         self.passes = max(self.passes, _READ)
-        descriptor = self._descriptor or self._open()
+        descriptor = self._descriptor
+        if descriptor is None:
+            # Of many files a start reads the head, and no more for now: it keeps none of them open.
+            descriptor = self._open() if position + size > HEAD_BYTES else self._open_briefly()
         data = os.pread(descriptor.fd, size, position)
         while len(data) < size and (
             more := os.pread(descriptor.fd, size - len(data), position + len(data))
