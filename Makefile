@@ -4,11 +4,13 @@
 #   make PYTHON=/path/to/python   the interpreter that .venv is made of
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs sim sim-bugs setup clean
+.PHONY: help demo test lint bench docs sim sim-bugs chaos setup clean
 export PYTHON
 
 ARGS ?=
 HOURS ?= 1
+MINUTES ?= 10
+SEED ?=
 RUN := scripts/with-env.sh
 RUN_NO_JAVA := scripts/with-env.sh --no-java
 
@@ -45,6 +47,10 @@ sim-bugs:  ## The table of planted bugs and the checks that catch them
 	@$(RUN_NO_JAVA) python -m tests.sim.raft --bugs --duration-ms 4000
 	@$(RUN_NO_JAVA) python -m tests.sim.cluster --bugs
 	@$(RUN_NO_JAVA) python -m tests.sim --bugs $(ARGS)
+
+chaos:  ## Real brokers under faults from a seed: make chaos MINUTES=10 SEED=7
+	@scripts/setup.sh
+	@$(RUN_NO_JAVA) python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 setup:  ## Only make .venv ready
 	@scripts/setup.sh

@@ -213,6 +213,11 @@ class BrokerProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def has_ended(self) -> bool:
+        """Has the process ended, and nobody here made it end?"""
+        return self._process is not None and self._process.poll() is not None
+
+    @property
     def pid(self) -> int:
         assert self._process is not None, "the broker is not running"
         return self._process.pid

@@ -19,8 +19,10 @@ from quiverlog.client.routing import Cluster, Settings
 from quiverlog.errors import (
     ConnectionClosed,
     ConnectionFailed,
+    InvalidReplicationFactor,
     NotController,
     QuiverlogError,
+    RequestTimedOut,
     TopicExists,
     UnknownTopic,
 )
@@ -234,3 +236,53 @@ def test_a_topic_is_created_once_also_where_the_broker_asked_hears_of_it_later(
     assert created.name == "t"
     assert world.asked_for("CREATE_TOPICS") == [ONE]
     assert len(world.asked_for("METADATA")) > 3
+
+
+@pytest.mark.parametrize("how", [ConnectionFailed, ConnectionClosed, RequestTimedOut])
+def test_a_topic_is_created_once_also_where_nobody_can_be_asked_just_after(
+    world: World, how: type[QuiverlogError]
+) -> None:
+    """Seen with real brokers: a look that failed made it ask again, and TOPIC_EXISTS was told."""
+    failed = 0
+
+    def breaks(call: Call) -> None:
+        nonlocal failed
+        is_look = isinstance(call.request, m.MetadataRequest)
+        if is_look and world.asked_for("CREATE_TOPICS") and failed < 5:
+            failed += 1
+            raise how("cut off")
+
+    world.before = breaks
+    created = world.play(
+        admin.create_topic(
+            world.cluster, "t", pa.schema([("n", pa.int64())]), partitions=1, key=None, config=None,
+            replication_factor=1, if_not_exists=False, validate_only=False,
+        )
+    )  # fmt: skip
+    assert created.name == "t"
+    assert failed == 5
+    assert world.asked_for("CREATE_TOPICS") == [ONE]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_refusal_after_a_lost_answer_is_told_with_a_note(world: World, *, lost: bool) -> None:
+    """Seen with real brokers: refused for the brokers that were left, and created by the first."""
+
+    def answers(call: Call) -> None:
+        if not isinstance(call.request, m.CreateTopicsRequest):
+            return
+        if lost and not world.asked_for("CREATE_TOPICS")[1:]:
+            raise ConnectionClosed("cut off")
+        raise InvalidReplicationFactor("two are left.")
+
+    world.before = answers
+    with pytest.raises(InvalidReplicationFactor) as caught:
+        world.play(
+            admin.create_topic(
+                world.cluster, "t", pa.schema([("n", pa.int64())]), partitions=1, key=None,
+                config=None, replication_factor=3, if_not_exists=False, validate_only=False,
+            )
+        )  # fmt: skip
+    notes = getattr(caught.value, "__notes__", [])
+    assert [note for note in notes if "may hold" in note] == notes
+    assert bool(notes) == lost

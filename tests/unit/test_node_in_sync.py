@@ -171,6 +171,17 @@ def test_followers_that_have_all_rows_cost_nothing(tmp_path: Path) -> None:
     assert not changes.is_needed
 
 
+def test_a_topic_with_followers_is_deleted(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.write(1, 2)
+    cluster.node.call(m.DeleteTopicsRequest(names=["t"]))
+    cluster.node.send(Tick())
+    broker = cluster.node.node.broker
+    assert broker.metrics.internal_errors == 0
+    assert not broker.replicas
+    assert not broker.in_sync_changes.is_needed
+
+
 def test_too_few_in_sync_are_a_typed_error(tmp_path: Path) -> None:
     """Rule 6 of docs/replication.md."""
     cluster = Cluster(tmp_path)

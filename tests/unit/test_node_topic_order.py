@@ -60,6 +60,17 @@ def test_a_delete_behind_a_create_that_waits_finds_the_topic(node: NodeDriver) -
     assert nothing_waits(node.node)
 
 
+def test_a_create_names_its_topic_also_where_that_is_gone_already(node: NodeDriver) -> None:
+    """Seen with real brokers: both were decided in one write, and the answer had no topic id."""
+    first, end, second = create("t"), delete("t"), create("t")
+    codes(node, first, end, second)
+    answers = [node.answer(request.correlation_id) for request in (first, end, second)]
+    ids = [answer[0].topics[0].topic_id for answer in answers if answer is not None]
+    assert ids[0] == ids[1] != ids[2]
+    assert all(ids)
+    assert left(node) == ["t"]
+
+
 def test_an_alter_behind_a_create_that_waits_finds_the_topic(node: NodeDriver) -> None:
     node.create("t")
     grow = m.AlterTopicRequest(name="t", partitions=3)

@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 _LOOKS_MAX = 10
 """With their pauses some seconds: a broker that hears of nothing for so long is asked no more."""
+_LOOK_S_MIN = 1.0
+"""For the look at a topic whose creation took all the time that there was."""
 
 Scalar: TypeAlias = "str | int | float | bool"
 
@@ -111,7 +113,7 @@ def create_topic(
     )
     tries: list[QuiverlogError] = []
 
-    def attempt() -> Operation[TopicInfo | None]:
+    def attempt() -> Operation[None]:
         try:
             reply = yield from cluster.call_controller(
                 m.CreateTopicsRequest(topics=[new], validate_only=validate_only)
@@ -129,11 +131,25 @@ def create_topic(
         except NotController as error:
             tries.append(error)  # it may yet be created
             raise
-        if validate_only:
-            return None
-        return (yield from _when_known(cluster, name))
 
-    return (yield from about(name, cluster.retrying(attempt)))
+    began_s = cluster.clock()
+    yield from _with_open_tries(tries, about(name, cluster.retrying(attempt)))
+    if validate_only:
+        return None
+    # Not a part of the attempt: a look that fails must not have it created once more.
+    left_s = cluster.settings.request_timeout_s - (cluster.clock() - began_s)
+    look = cluster.retrying(lambda: _when_known(cluster, name), timeout_s=max(left_s, _LOOK_S_MIN))
+    return (yield from about(name, look))
+
+
+def _with_open_tries(tries: list[QuiverlogError], operation: Operation[T]) -> Operation[T]:
+    """Say with an error that an earlier try had no good answer: that one may yet hold."""
+    try:
+        return (yield from operation)
+    except QuiverlogError as error:
+        if tries:
+            error.add_note("A try had no good answer: what was asked for may hold nevertheless.")
+        raise
 
 
 def _when_known(cluster: Cluster, name: str) -> Operation[TopicInfo]:
@@ -187,7 +203,7 @@ def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[N
             tries.append(error)
             raise
 
-    return (yield from about(name, cluster.retrying(attempt)))
+    return (yield from _with_open_tries(tries, about(name, cluster.retrying(attempt))))
 
 
 def alter_topic(

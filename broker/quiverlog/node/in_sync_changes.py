@@ -133,7 +133,12 @@ class InSyncChanges:
             self._looks[replica] = None
 
     def grown(self, replica: Replica) -> None:
-        """A partition led here, with followers, has moved: some may be behind from now on."""
+        """A partition led here, with followers, has moved: some may be behind from now on.
+
+        Who waits for a partition also hears of it when it goes; then nobody is to follow it.
+        """
+        if replica.deleted:
+            return
         if replica not in self._due and replica not in self._looks:
             leadership = replica.state.leadership
             assert leadership is not None

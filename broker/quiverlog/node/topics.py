@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 
 from quiverlog.core.controller import topics as decide
-from quiverlog.core.controller.records import PartitionRecord, Record
+from quiverlog.core.controller.records import PartitionRecord, Record, TopicRecord
 from quiverlog.errors import InvalidRequest, QuiverlogError
 from quiverlog.limits import TOPICS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
@@ -73,6 +73,8 @@ def _create_topics(
                 check_decides(broker, call.connection_id)
                 records = _decide_create(broker, call, new)
                 if not request.validate_only:
+                    # From here: when it holds, the name may be another topic's already.
+                    result.topic_id = _id_of_new(records)
                     proposed.append((result, _propose(broker, call, records)))
             except QuiverlogError as error:
                 _refuse(result, error)
@@ -118,6 +120,12 @@ def _decide_create(broker: Broker, call: Call, new: m.NewTopic) -> list[Record]:
     )
 
 
+def _id_of_new(records: list[Record]) -> bytes:
+    topic = records[0]
+    assert isinstance(topic, TopicRecord)
+    return topic.topic_id
+
+
 def _propose(broker: Broker, call: Call, records: list[Record]) -> Future:
     future = Future()
     broker.propose(records, call.now, future.set)
@@ -126,10 +134,12 @@ def _propose(broker: Broker, call: Call, records: list[Record]) -> Future:
 
 def _created(broker: Broker, call: Call, result: m.TopicResult) -> Generator[Wait, object, None]:
     """The topic exists: answer when its partitions are open, or known not to be."""
-    topic = broker.metadata.image.topics.get(result.name)
-    if result.error_code or topic is None:
+    if result.error_code:
         return
-    result.topic_id = topic.topic_id
+    assert result.topic_id
+    topic = broker.metadata.image.topics_by_id.get(result.topic_id)
+    if topic is None:
+        return  # Its end was decided meanwhile.
     broker.outbox.log("info", "topic created", topic=result.name, partitions=len(topic.partitions))
     yield broker.assignment.opened(topic.topic_id, call.now)
 

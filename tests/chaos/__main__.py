@@ -1,0 +1,75 @@
+"""`python -m tests.chaos`: real brokers under faults from a seed.
+
+Owns the command line, and the name spaces in which a run happens where the machine permits: mounts
+and processes of a run that is killed go with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from .nemesis import draw
+from .run import run
+
+INSIDE = "QUIVERLOG_TEST_CHAOS_INSIDE"
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=None, help="of the schedule (default: fresh)")
+    parser.add_argument("--minutes", type=float, default=1.0, help="of faults (default 1)")
+    parser.add_argument("--schedule", action="store_true", help="print the faults, run nothing")
+    parser.add_argument("--runs", type=int, default=1, help="with seeds that follow one another")
+    parser.add_argument("--logs", type=Path, default=None, help="keep the brokers' logs here")
+    return parser.parse_args(argv)
+
+
+def enter_name_spaces(argv: list[str]) -> None:
+    """Begin again where this process may mount and its children end with it, if that is allowed."""
+    unshare = shutil.which("unshare")
+    if os.environ.get(INSIDE) or unshare is None:
+        return
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    command = [unshare, *user, "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        return
+    os.environ[INSIDE] = "1"
+    os.execv(unshare, [*command, sys.executable, "-m", "tests.chaos", *argv])
+
+
+def main(argv: list[str]) -> int:
+    options = arguments(argv)
+    first = secrets.randbelow(1 << 31) if options.seed is None else options.seed
+    duration_s = options.minutes * 60
+    if options.schedule:
+        for fault in draw(first, duration_s):
+            print(fault)
+        return 0
+    enter_name_spaces(argv)
+    begin_s = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"  {time.monotonic() - begin_s:6.1f} s  {text}", flush=True)
+
+    failures = 0
+    for seed in range(first, first + options.runs):
+        print(f"python -m tests.chaos --seed {seed} --minutes {options.minutes:g}", flush=True)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            report = runner.run(run(seed, duration_s, say, options.logs))
+        print(report.text(), flush=True)
+        failures += bool(report.verdict.problems)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
