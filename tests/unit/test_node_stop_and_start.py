@@ -46,6 +46,27 @@ def test_produces_whose_flush_was_postponed_are_answered_by_a_stop(
     assert node.metrics.internal_errors == 0
 
 
+def test_logs_in_which_nothing_has_changed_need_no_job_to_be_closed(tmp_path: Path) -> None:
+    """5,000 jobs, each to a thread and back, were most of an idle broker's stop."""
+    node = NodeDriver(tmp_path)
+    topic = node.create(partitions=20)
+    for partition in range(20):
+        node.produced(topic, batch_of([1, 2]), partition=partition)
+    node.restart()
+    node.produced(topic, batch_of([3]), partition=7)
+    node.hold_jobs = True
+    node.send(Shutdown())
+    assert [start.job.key[-4:] for start in node.jobs] == ["/t-7"]
+    node.hold_jobs = False
+    node.run_until_idle()
+    mark = (tmp_path / "data-1" / "clean-shutdown").read_bytes()
+    assert b"t-6 0 2" in mark
+    assert b"t-7 0 3" in mark
+    node.start()
+    assert node.node.broker.directory.clean
+    assert len(node.node.broker.replicas) == 20
+
+
 def test_a_configuration_that_is_refused_leaves_the_clean_mark(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path)
     topic = node.create()

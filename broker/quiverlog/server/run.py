@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import secrets
 import socket
 import sys
@@ -95,6 +96,9 @@ def run_broker(
         return EXIT_REFUSED if isinstance(error, _REFUSALS) else EXIT_FAILED
     except OSError as error:
         return _path_failed(error, "")
+    finally:
+        # The process ends: full collections over thousands of logs would free what goes anyway.
+        gc.freeze()
 
 
 def _path_failed(error: OSError, path: str) -> int:

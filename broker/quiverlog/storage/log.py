@@ -268,6 +268,11 @@ class Log(TrimmableLog):
         self.fault = "a truncation failed half way"
 
     # --- closing -------------------------------------------------------------------------------
+    @property
+    def is_as_left(self) -> bool:
+        """True when the files say all already: a clean close has nothing to write."""
+        return not (self._changed or self.epochs.dirty or self.fault)
+
     def forget_indexes(self) -> None:
         """Take this log out of the cache that all logs share: `close` may run in a job."""
         for segment in self.segments:
@@ -290,7 +295,7 @@ class Log(TrimmableLog):
                 segment.file.close()
 
     def _close_clean(self) -> None:
-        if not self._changed and not self.epochs.dirty:
+        if self.is_as_left:
             return
         if not self.segments and not self.log_end_offset and not self._unflushed.snapshots:
             # Never written: a start finds as much in no files, and its epoch in the metadata.
