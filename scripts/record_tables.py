@@ -59,6 +59,8 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "leader_epoch": "leader epoch",
             "partition_epoch": "changes so far; absent: 0",
             "eligible_leader_replicas": "eligible leader replicas; absent: none",
+            "adding_replicas": "replicas that begin to hold it; absent: none",
+            "removing_replicas": "replicas that are to hold it no more; absent: none",
         },
     ),
     "PartitionChangeRecord": (
@@ -73,6 +75,8 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "replicas": "replicas; absent: nil",
             "eligible_leader_replicas": "eligible leader replicas; absent: nil",
             "unclean": "true when the leader may lack rows that were readable; absent: false",
+            "adding_replicas": "replicas that begin to hold it; absent: nil",
+            "removing_replicas": "replicas that are to hold it no more; absent: nil",
         },
     ),
     "ConfigRecord": (

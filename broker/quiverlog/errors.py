@@ -243,6 +243,11 @@ class ReplicaNotAvailable(QuiverlogError):
     hint = "This broker's copy of the partition cannot be read just now: read from the leader."
 
 
+class InvalidReplicaAssignment(QuiverlogError):
+    code = 40
+    hint = "Name as many brokers as the partition has replicas, each once, and alive."
+
+
 # --- produce -----------------------------------------------------------------------------------
 class CorruptBatch(QuiverlogError):
     code = 50

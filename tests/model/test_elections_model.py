@@ -18,7 +18,31 @@ STEPS = 200
 SEEDS_PER_BUG = 300
 ELECTIONS = "core.controller.elections"
 
+REASSIGNMENT = "core.controller.reassignment"
+
 BUGS: dict[str, Mutation] = {
+    "a move ends before those that are added are in sync": Mutation(
+        f"{REASSIGNMENT}:_ended",
+        "not set(adding) <= set(kept) or len(kept) < min_in_sync(topic.config, partition)",
+        "not kept",
+    ),
+    "a move keeps those that leave in sync": Mutation(
+        f"{REASSIGNMENT}:_ended", "(n for n in in_sync if n in target)", "(in_sync)"
+    ),
+    "a leader that leaves hands over to one out of sync": Mutation(
+        f"{REASSIGNMENT}:_change", "if node_id in in_sync", "if node_id >= 0"
+    ),
+    "a move hands over without a new epoch": Mutation(
+        f"{REASSIGNMENT}:_change",
+        "leader_epoch = partition.leader_epoch + 1",
+        "leader_epoch = NO_EPOCH",
+    ),
+    "a move is given up although only new replicas have the rows": Mutation(
+        f"{REASSIGNMENT}:_kept_in_sync", "not relied & set(replicas)", "not relied"
+    ),
+    "a fenced broker gets a partition": Mutation(
+        f"{REASSIGNMENT}:_check", "if node_id not in alive:", "if node_id < 0:"
+    ),
     "election outside the in-sync replicas": Mutation(
         f"{ELECTIONS}:_settle",
         "leader_id = _first(partition.replicas, alive, in_sync)",
@@ -90,7 +114,7 @@ def test_everything_happens() -> None:
     happened: Counter[str] = Counter()
     for seed in range(60):
         happened += run(seed).happened
-    assert len(happened) == 13, happened
+    assert len(happened) == 16, happened
     assert min(happened.values()) > 5, happened
 
 

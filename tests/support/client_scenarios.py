@@ -19,6 +19,7 @@ import pytest
 import quiverlog
 from quiverlog.client import producer_core
 from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.client.results import PartitionMove
 from quiverlog.types import EARLIEST, LATEST, Durability, TopicPartition
 
 from .client_kinds import CLIENT_KINDS, connect
@@ -264,6 +265,17 @@ class ClientScenarios:
         assert client.elect_leaders(topic, [1, 1], unclean=True) == {1: 0}
         with pytest.raises(quiverlog.UnknownPartition):
             client.elect_leaders(topic, [2])
+
+    def test_partitions_are_reassigned(self, client: Any, topic: str) -> None:
+        client.create_topic(topic, SCHEMA, partitions=2)
+        held = PartitionMove((0,), (0,))
+        assert client.reassign_partitions(topic, {1: [0], 0: None}) == {0: held, 1: held}
+        assert client.reassign_partitions(topic, {}) == {}
+        for brokers in ([1], [0, 0], [0, 1]):
+            with pytest.raises(quiverlog.InvalidReplicaAssignment):
+                client.reassign_partitions(topic, {0: brokers})
+        with pytest.raises(quiverlog.UnknownPartition):
+            client.reassign_partitions(topic, {0: [0], 2: [0]})
 
     def test_an_offset_out_of_range_names_the_range(self, client: Any, topic: str) -> None:
         client.create_topic(topic, SCHEMA)

@@ -16,6 +16,7 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.alter_partition import alter_partition
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.reassignment import cancel, reassign
 from quiverlog.core.controller.records import (
     LEADER_GONE,
     LEADER_STAYS,
@@ -33,19 +34,11 @@ from quiverlog.errors import QuiverlogError
 from quiverlog.wire.replica_messages import AlterPartition
 
 from .controller import SCHEMA
+from .elections_checks import Violation, check, check_all
 
 __all__ = ["ElectionsWorld", "Violation"]
 
 Key = tuple[bytes, int]
-
-
-class Violation(AssertionError):
-    """What must not be."""
-
-
-def check(holds: object, what: str, *facts: object) -> None:
-    if not holds:
-        raise Violation(f"{what}: {facts}")
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -70,12 +63,13 @@ class ElectionsWorld:
         self.leader_of: dict[tuple[Key, int], int] = {}
         self.given_up: set[Key] = set()
         """Partitions whose last copy will not come back."""
+        self.adding: dict[Key, set[int]] = {}  # By partitions that move.
         self.rows = 0
         for node_id in self.brokers:
             self.image.replay(BrokerRecord(node_id, b"first", f"host-{node_id}", broker_epoch=0))
         for number in range(3):
             self._create(f"t{number}")
-        self.check_all([])
+        check_all(self)
 
     def _create(self, name: str) -> None:
         factor = self.rng.randint(1, min(3, len(self.brokers)))
@@ -117,6 +111,8 @@ class ElectionsWorld:
             (2, self.prefer),
             (1, self.elect_unclean),
             (1, self.unregister),
+            (4, self.reassign),
+            (1, self.cancel),
         )
         weights = [weight for weight, _ in steps]
         (step,) = self.rng.choices([what for _, what in steps], weights)
@@ -129,7 +125,7 @@ class ElectionsWorld:
         changes = [one for one in records if isinstance(one, PartitionChangeRecord)]
         self._follow(changes, before, is_asked=step == self.elect_unclean)
         self._become_readable()
-        self.check_all(changes)
+        check_all(self)
 
     def _broker(self, **states: bool) -> int | None:
         """Some broker in these states."""
@@ -238,7 +234,10 @@ class ElectionsWorld:
             n for n in partition.replicas
             if n not in partition.in_sync_replicas and logs[n] == logs[partition.leader_id]
         ]  # fmt: skip
-        return self._alter(key, partition, [*partition.in_sync_replicas, *fit[:1]]) if fit else []
+        ends = partition.moves and set(partition.adding_replicas) <= set(partition.in_sync_replicas)
+        if not fit and not ends:
+            return []
+        return self._alter(key, partition, [*partition.in_sync_replicas, *fit[:1]])
 
     def shrink(self) -> list[Record]:
         found = self._led()
@@ -261,6 +260,22 @@ class ElectionsWorld:
         leader = partition.leader_id
         try:
             return alter_partition(self.image, leader, brokers[leader].broker_epoch, asked)
+        except QuiverlogError:
+            return []
+
+    def reassign(self) -> list[Record]:
+        """To brokers of which some may be fenced, which are refused where they are new."""
+        topic, partition = self.partition(self.rng.choice(list(self.log)))
+        target = self.rng.sample(self.brokers, topic.replication_factor)
+        try:
+            return reassign(self.image, topic, partition, target)
+        except QuiverlogError:
+            return []
+
+    def cancel(self) -> list[Record]:
+        moving = [one for one in map(self.partition, self.log) if one[1].moves]
+        try:
+            return cancel(*self.rng.choice(moving)) if moving else []
         except QuiverlogError:
             return []
 
@@ -304,6 +319,7 @@ class ElectionsWorld:
         *,
         is_asked: bool,
     ) -> None:
+        self._hold(changes)
         told = {(one.topic_id, one.partition): one for one in changes}
         check(len(told) == len(changes), "a partition changes twice in one entry")
         for key, (leader, epoch, relied) in before.items():
@@ -323,7 +339,7 @@ class ElectionsWorld:
             check(not broker.fenced and not broker.in_shutdown, "elected although gone", now)
             if change.unclean:
                 self.happened["unclean elections"] += 1
-                check(not relied & self._alive(), "unclean without need", key, relied)
+                check(not relied & self.alive(), "unclean without need", key, relied)
                 may_lose = topic.config.unclean_leader_election
                 check(may_lose or is_asked, "unclean without being asked", key)
                 check(partition.in_sync_replicas == (now,), "others in sync with an unclean one")
@@ -344,14 +360,36 @@ class ElectionsWorld:
                 if self.log[key][last][: len(seen)] != seen:
                     torn.add(last)
 
-    def _alive(self) -> set[int]:
+    def _hold(self, changes: Sequence[PartitionChangeRecord]) -> None:
+        """Who is a replica no more removes its rows, and who begins to be one has none."""
+        for change in changes:
+            if change.replicas is None:
+                continue
+            key = (change.topic_id, change.partition)
+            topic, partition = self.partition(key)
+            logs = self.log[key]
+            self.log[key] = {node_id: logs.get(node_id, []) for node_id in change.replicas}
+            before = len(change.replicas) - len(change.adding_replicas or ())
+            begin = self.log[key].keys() - logs.keys()
+            check(begin <= self.alive(), "a replica at a broker that is not alive", key, begin)
+            check(before == topic.replication_factor, "another number of replicas", key)
+            added = self.adding.pop(key, set()) & set(change.replicas)
+            self.adding[key] = set(partition.adding_replicas)
+            if not partition.moves and added:
+                self.happened["moves ended"] += 1
+                in_sync = set(partition.in_sync_replicas)
+                check(added <= in_sync, "a move ended early", key, added, in_sync)
+                check(len(in_sync) >= topic.config.min_in_sync_replicas, "too few stay", key)
+
+    def alive(self) -> set[int]:
+        """Who may lead."""
         brokers = self.image.brokers.values()
         return {one.node_id for one in brokers if not one.fenced and not one.in_shutdown}
 
     def _become_readable(self) -> None:
         for key, logs in self.log.items():
             topic, partition = self.partition(key)
-            minimum = min(topic.config.min_in_sync_replicas, len(partition.replicas))
+            minimum = topic.config.min_in_sync_replicas
             members = [logs[node_id] for node_id in partition.in_sync_replicas]
             if partition.leader_id == NO_LEADER or len(members) < minimum:
                 continue
@@ -360,36 +398,3 @@ class ElectionsWorld:
             end = min(_common(rows, led) for rows in members)
             if end > len(self.seen[key]):
                 self.seen[key] = led[:end]
-
-    # --- what must hold ------------------------------------------------------------------------
-    def check_all(self, changes: Sequence[PartitionChangeRecord]) -> None:
-        alive = self._alive()
-        fenced = {n for n, one in self.image.brokers.items() if one.fenced}
-        for key, logs in self.log.items():
-            topic, partition = self.partition(key)
-            leader, replicas = partition.leader_id, set(partition.replicas)
-            in_sync = set(partition.in_sync_replicas)
-            eligible = set(partition.eligible_leader_replicas)
-            facts = (topic.name, partition.partition, leader, in_sync, eligible, fenced)
-            check(in_sync <= replicas and eligible <= replicas, "not a replica", *facts)
-            check(not in_sync & eligible, "in sync and eligible", *facts)
-            check(not in_sync & fenced, "in sync and fenced", *facts)
-            minimum = min(topic.config.min_in_sync_replicas, len(replicas))
-            check(len(in_sync) < minimum or not eligible, "eligible with enough in sync", *facts)
-            check((leader == NO_LEADER) == (not in_sync), "in sync without a leader", *facts)
-            for node_id in in_sync | eligible:
-                seen = self.seen[key]
-                has = logs[node_id][: len(seen)] == seen
-                check(has or node_id in self.torn[key], "lacks what readers saw", node_id, *facts)
-            check((leader == NO_LEADER) == (key in self.image.leaderless), "the index", *facts)
-            if leader == NO_LEADER:
-                check(not alive & eligible, "nobody leads, and one could", *facts)
-                check(eligible or key in self.given_up, "nobody is left to lead", *facts)
-                may_lose = topic.config.unclean_leader_election
-                check(not (may_lose and alive & replicas), "nobody leads, and one may", *facts)
-                continue
-            check(leader in in_sync, "a leader out of sync", *facts)
-            known = self.leader_of.setdefault((key, partition.leader_epoch), leader)
-            check(known == leader, "two leaders of one epoch", *facts)
-            preferred = leader == partition.replicas[0]
-            check(preferred == (key not in self.image.unpreferred), "the index", *facts)

@@ -147,6 +147,7 @@ ACTIONS: tuple[Action, ...] = (
     _of_topic("schemas", lambda c: c.schemas(TOPIC)),
     _of_topic("list_offsets", lambda c: c.list_offsets(TOPIC)),
     _of_topic("list_offsets", lambda c: c.list_offsets(TOPIC, {1: datetime.now(UTC)}), 1),
+    _of_topic("reassign_partitions", lambda c: c.reassign_partitions(TOPIC, {0: [0], 1: None})),
     _of_topic("elect_leaders", lambda c: c.elect_leaders(TOPIC, [0, 1])),
     _of_topic("delete_records", lambda c: c.delete_records(TOPIC, {1: 0}), 1),
     _of_topic("offsets_with_epochs", lambda c: c.offsets_with_epochs({T0: LATEST, T1: EARLIEST})),

@@ -97,6 +97,7 @@ CLIENT: dict[str, dict[str, Any]] = {
     "list_offsets": {"topic": "t"},
     "delete_records": {"topic": "t", "before": {0: 0}},
     "elect_leaders": {"topic": "t", "partitions": [0], "unclean": True},
+    "reassign_partitions": {"topic": "t", "targets": {}},
     "offsets_with_epochs": {"at": {PLACE: -1}},
     "epoch_end_offsets": {"epochs": {PLACE: 0}},
     "describe_ranges": {"ranges": {PLACE: (0, 0)}},

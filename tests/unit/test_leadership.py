@@ -205,3 +205,60 @@ def test_who_joins_has_the_lag_time_to_come_up() -> None:
     assert leader.holds(2, (0, 1, 2), 50_001)
     assert proposed(leader, 200, 50_001 + LAG_US) is None
     assert proposed(leader, 200, 50_002 + LAG_US) == {0, 1}
+
+
+# --- moving -------------------------------------------------------------------------------------
+def flushed(leader: Leadership, broker: int, at: int, end: int) -> None:
+    leader.fetched(Said(broker, 10 + broker, end, at, 0), None, end, BROKERS, 1)
+
+
+def moving() -> Leadership:
+    """From 0 and 1 to 2 and 3, which are in sync; 0 leads and has flushed all, as 1 has."""
+    BROKERS.epochs[3] = 13
+    members = InSync(5, 1, (0, 1, 2, 3))
+    leader = Leadership(
+        0, 5, 100, (2, 3, 0, 1), members, min_in_sync=2, lag_max_us=LAG_US, now_us=0
+    )
+    flushed(leader, 1, 200, 200)
+    assert leader.flushed_offset(200) == 200, "so much was promised"
+    leader.move((2, 3), (0, 1))
+    return leader
+
+
+def ends(leader: Leadership) -> bool:
+    proposal = leader.propose(200, 200, BROKERS, 2, flushed_offset=200)
+    assert proposal is None or set(proposal.members) == {0, 1, 2, 3}
+    return proposal is not None
+
+
+def test_a_move_waits_for_the_disks_of_those_that_stay() -> None:
+    """Rule 18 of docs/replication.md."""
+    leader = moving()
+    assert not ends(leader)
+    flushed(leader, 2, 200, 200)
+    flushed(leader, 3, 199, 200)
+    assert not ends(leader)
+    assert leader.flushed_offset(200) == 199, "nothing more is promised for the disks that leave"
+    flushed(leader, 3, 200, 200)
+    assert ends(leader)
+
+
+def test_a_move_waits_for_rows_of_the_leaders_before() -> None:
+    """What these have promised is not known, only that it lies below the epoch's start."""
+    leader = moving()
+    leader._promised_offset = leader.epoch_start_offset
+    flushed(leader, 2, 100, 200)
+    flushed(leader, 3, 99, 200)
+    assert not ends(leader)
+    flushed(leader, 3, 100, 200)
+    assert ends(leader)
+
+
+def test_a_move_waits_for_all_that_are_added() -> None:
+    leader = moving()
+    for broker in (2, 3):
+        flushed(leader, broker, 200, 200)
+    leader.move((2, 3, 4), (0, 1))
+    assert not ends(leader)
+    leader.move((), ())
+    assert not ends(leader), "it does not move"

@@ -132,7 +132,7 @@ def test_what_only_the_controller_can_do_is_refused_elsewhere_with_its_address(
         two.call(m.DeleteTopicsRequest(names=["nothing"]))[0],
         two.call(m.AlterTopicRequest(name="nothing", partitions=2))[0],
         two.call(m.InitProducerIdRequest())[0],
-        two.call(ElectLeadersRequest("nothing"))[0],
+        two.call(ElectLeadersRequest(name="nothing"))[0],
     ]
     for answer in answers:
         assert answer.controller == m.BrokerEndpoint(1, "host-1", 9292, "")

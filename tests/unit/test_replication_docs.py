@@ -13,8 +13,8 @@ PAGE = (ROOT / "docs" / "replication.md").read_text()
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
-#: Moving replicas, transactions and groups are not there yet.
-LATER = {18, 22, 23, 24, 26}
+#: Transactions and groups are not there yet.
+LATER = {22, 23, 24, 26}
 
 
 def docstring(path: Path, function: str) -> str:

@@ -22,6 +22,7 @@ from quiverlog.wire import replica_messages as r
 from quiverlog.wire import voters_messages as v
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
+from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
 from scripts.protocol_model import MEANINGS, fields_of, parts_of
 from tests.support.node import SCHEMA, NodeDriver, batch_of
@@ -126,6 +127,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(m.DescribeRangesRequest, [m.RangePartition(topic, 0, 0, 1, 1)]), b""),
         (ask(m.DeleteRecordsRequest, [m.DeleteRecordsPartition(topic, 0, 1)], 0), b""),
         (ask(ElectLeadersRequest, "t", [0], True), b""),
+        (ask(ReassignPartitionsRequest, "t", [PartitionTarget(0, [0])]), b""),
         (ask(m.DeleteTopicsRequest, ["t"]), b""),
         (ask(DescribeClusterRequest), b""),
         (ask(v.ChangeVotersRequest, 0, 0, ""), b""),

@@ -20,6 +20,7 @@ __all__ = ["cli", "run"]
 _COMMANDS = {
     "broker": "quiverlog.cli.broker:broker",
     "topic": "quiverlog.cli.topic:topic",
+    "partition": "quiverlog.cli.partition:partition",
     "cluster": "quiverlog.cli.cluster:cluster",
     "produce": "quiverlog.cli.produce:produce",
     "consume": "quiverlog.cli.consume:consume",

@@ -26,7 +26,11 @@ from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, Compression, Durability
 from quiverlog.wire import messages as m
 from quiverlog.wire.registry import APIS
 
-from .cluster_answers import check_describe_cluster
+from .cluster_answers import (
+    check_describe_cluster,
+    check_elect_leaders,
+    check_reassign_partitions,
+)
 from .commands import Operation
 
 __all__ = ["about", "check_answer", "check_topic_count", "named"]
@@ -367,16 +371,6 @@ def _check_describe_ranges(request: Any, response: Any, _: int) -> None:
         _check_range(result.byte_count, 0, OFFSET_MAX, "byte count", result)
 
 
-def _check_elect_leaders(request: Any, response: Any, _: int) -> None:
-    found = [one.partition for one in response.leaders]
-    wanted = range(len(found)) if request.partitions is None else sorted(set(request.partitions))
-    if found != list(wanted):
-        raise InvalidResponse(f"Leaders of {list(wanted)[:10]} were asked for; {found[:10]} came.")
-    for one in response.leaders:
-        _check_range(one.leader_id, -1, EPOCH_MAX, "leader", request)
-        _check_range(one.leader_epoch, 0, EPOCH_MAX, "leader epoch", request)
-
-
 _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.HELLO: _check_hello,
     m.Api.METADATA: _check_metadata,
@@ -394,7 +388,8 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.DESCRIBE_RANGES: _check_describe_ranges,
     m.Api.DESCRIBE_CLUSTER: check_describe_cluster,
     m.Api.CHANGE_VOTERS: lambda _request, _response, _body_bytes: None,  # Nothing is done with it.
-    m.Api.ELECT_LEADERS: _check_elect_leaders,
+    m.Api.ELECT_LEADERS: check_elect_leaders,
+    m.Api.REASSIGN_PARTITIONS: check_reassign_partitions,
 }
 assert _CHECKS.keys() == {spec.api for spec in APIS.values() if not spec.between_brokers}
 assert BATCH_ROWS_MAX < EPOCH_MAX

@@ -13,7 +13,14 @@ from quiverlog.limits import FETCH_BYTES_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
 from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire import messages as m
 
-from . import admin, cluster_description, descriptions, partition_questions, stored_batches
+from . import (
+    admin,
+    cluster_description,
+    descriptions,
+    partition_questions,
+    reassignments,
+    stored_batches,
+)
 from .arguments import (
     ANYTHING,
     AT,
@@ -41,6 +48,7 @@ from .results import (
     ClusterMetadata,
     FetchedPartition,
     OffsetAndEpoch,
+    PartitionMove,
     Produced,
     RangeSize,
     TopicDetail,
@@ -181,6 +189,25 @@ class AsyncMethods:
             Partition -> node id of its leader now; None where nobody leads.
         """
         return await self.run(admin.elect_leaders(self.cluster, topic, partitions, unclean=unclean))
+
+    @checked(topic=NAME, targets=mapping(INT32, optional(sequence(INT32))))
+    async def reassign_partitions(
+        self, topic: str, targets: Mapping[int, Sequence[int] | None]
+    ) -> dict[int, PartitionMove]:
+        """Move partitions to other brokers, all or none.
+
+        Args:
+            targets: partition -> who is to hold it, the preferred leader first; None: it stays with
+                those that held it before it moved. Empty: only say which partitions move.
+
+        Returns:
+            The partitions that were named, or those that move.
+
+        Raises:
+            InvalidReplicaAssignment: not as many brokers as the partition has replicas, or one that
+                is not alive.
+        """
+        return await self.run(reassignments.reassign_partitions(self.cluster, topic, targets))
 
     @checked(name=NAME)
     async def describe_topic(self, name: str) -> TopicDetail:

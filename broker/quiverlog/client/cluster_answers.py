@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from quiverlog.errors import InvalidResponse
 from quiverlog.wire.cluster_messages import DescribeClusterResponse
+from quiverlog.wire.election_messages import ElectLeadersRequest, ElectLeadersResponse
+from quiverlog.wire.reassignment_messages import (
+    ReassignPartitionsRequest,
+    ReassignPartitionsResponse,
+)
 
-__all__ = ["check_describe_cluster"]
+__all__ = ["check_describe_cluster", "check_elect_leaders", "check_reassign_partitions"]
 
 
 def check_describe_cluster(_request: object, response: DescribeClusterResponse, _: int) -> None:
@@ -31,3 +36,31 @@ def check_describe_cluster(_request: object, response: DescribeClusterResponse, 
     )
     if response.topic_count < 0 or not 0 <= min(some) <= max(some) <= partitions:
         raise InvalidResponse(f"DESCRIBE_CLUSTER: {some} of {partitions} partitions.")
+
+
+def check_elect_leaders(
+    request: ElectLeadersRequest, response: ElectLeadersResponse, _: int
+) -> None:
+    """Raises InvalidResponse."""
+    found = [one.partition for one in response.leaders]
+    wanted = range(len(found)) if request.partitions is None else sorted(set(request.partitions))
+    if found != list(wanted):
+        raise InvalidResponse(f"Leaders of {list(wanted)[:10]} were asked for; {found[:10]} came.")
+    for one in response.leaders:
+        if one.leader_id < -1 or one.leader_epoch < 0:
+            raise InvalidResponse(
+                f"Partition {one.partition} is led by {one.leader_id} in epoch {one.leader_epoch}."
+            )
+
+
+def check_reassign_partitions(
+    request: ReassignPartitionsRequest, response: ReassignPartitionsResponse, _: int
+) -> None:
+    """Raises InvalidResponse."""
+    found = [one.partition for one in response.partitions]
+    wanted = {one.partition for one in request.partitions}
+    if len(set(found)) != len(found) or (wanted and wanted != set(found)):
+        raise InvalidResponse(f"Partitions {sorted(wanted)[:10]} were named; {found[:10]} came.")
+    for one in response.partitions:
+        if one.partition < 0 or not one.replicas:
+            raise InvalidResponse(f"Partition {one.partition} is held by {one.replicas}.")

@@ -176,6 +176,16 @@ class PartitionDetail:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionMove:
+    """Who holds a partition; while it moves, those that begin and end to hold it."""
+
+    replicas: tuple[int, ...]
+    in_sync_replicas: tuple[int, ...]
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TopicDetail:
     """Everything that `describe_topic` knows. `schema` is the current one."""
 

@@ -7,21 +7,42 @@ whom. Brokers never forward.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quiverlog.addresses import Address
 from quiverlog.core.controller.records import BrokerRecord
 from quiverlog.errors import NotController, QuiverlogError
+from quiverlog.node.clients import Clients
+from quiverlog.node.config import NodeConfig
+from quiverlog.node.membership import Membership
+from quiverlog.node.metadata import Metadata
+from quiverlog.node.quorum import Quorum
 from quiverlog.wire import messages as m
 from quiverlog.wire.registry import APIS
-
-if TYPE_CHECKING:
-    from quiverlog.node.broker import Broker
 
 __all__ = ["check_decides", "controller_for", "endpoint_at", "refusal"]
 
 
-def endpoint_at(broker: Broker, record: BrokerRecord, connection_id: int) -> Address:
+class Knowing(Protocol):
+    """The parts of a broker that know who decides, and where brokers are."""
+
+    @property
+    def clients(self) -> Clients: ...
+
+    @property
+    def config(self) -> NodeConfig: ...
+
+    @property
+    def membership(self) -> Membership: ...
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def quorum(self) -> Quorum: ...
+
+
+def endpoint_at(broker: Knowing, record: BrokerRecord, connection_id: int) -> Address:
     """Where a broker is, for those who ask at this connection's listener.
 
     Who has not registered such a listener is named with the address of the default one.
@@ -34,7 +55,7 @@ def endpoint_at(broker: Broker, record: BrokerRecord, connection_id: int) -> Add
     return where.get(listener, Address(record.host, record.port))
 
 
-def check_decides(broker: Broker, connection_id: int) -> None:
+def check_decides(broker: Knowing, connection_id: int) -> None:
     """Ask before anything is looked up: what this broker knows may be old.
 
     Raises:
@@ -49,7 +70,7 @@ def check_decides(broker: Broker, connection_id: int) -> None:
     raise NotController(f"broker {found.node_id} at {found.host}:{found.port} decides.")
 
 
-def _controller(broker: Broker, connection_id: int) -> m.BrokerEndpoint | None:
+def _controller(broker: Knowing, connection_id: int) -> m.BrokerEndpoint | None:
     """Another broker that decides, at the listener that was asked; None: nobody is known to."""
     controller_id = broker.membership.controller.controller_id
     record = broker.metadata.image.brokers.get(controller_id)
@@ -60,7 +81,7 @@ def _controller(broker: Broker, connection_id: int) -> m.BrokerEndpoint | None:
 
 
 def controller_for(
-    broker: Broker, connection_id: int, results: Iterable[m.TopicResult]
+    broker: Knowing, connection_id: int, results: Iterable[m.TopicResult]
 ) -> m.BrokerEndpoint | None:
     """What an answer names beside its entries: the controller, if one of them is about that."""
     if any(one.error_code == NotController.code for one in results):
@@ -69,7 +90,7 @@ def controller_for(
 
 
 def refusal(
-    broker: Broker, connection_id: int, request: m.Request, error: QuiverlogError
+    broker: Knowing, connection_id: int, request: m.Request, error: QuiverlogError
 ) -> m.Response:
     """The answer to a request that as a whole became an error."""
     cls = APIS[request.API].response

@@ -20,6 +20,7 @@ from quiverlog.node.hello import handle_hello
 from quiverlog.node.list_offsets import handle_list_offsets
 from quiverlog.node.produce import handle_init_producer_id
 from quiverlog.node.quorum_requests import handle_quorum
+from quiverlog.node.reassign_partitions import handle_reassign_partitions
 from quiverlog.node.replica_fetch import handle_replica_fetch
 from quiverlog.node.tasks import Call, Steps
 from quiverlog.node.voters import handle_change_voters
@@ -30,6 +31,7 @@ from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBroke
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
+from quiverlog.wire.reassignment_messages import ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
 from quiverlog.wire.replica_messages import AlterPartitionRequest, ReplicaFetchRequest
 from quiverlog.wire.voters_messages import ChangeVotersRequest
@@ -63,6 +65,7 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     ChangeVotersRequest: handle_change_voters,
     AlterPartitionRequest: handle_alter_partition,
     ElectLeadersRequest: handle_elect_leaders,
+    ReassignPartitionsRequest: handle_reassign_partitions,
 }
 """Answered in steps."""
 

@@ -127,9 +127,11 @@ class InSyncChanges:
                 self._looks[replica] = None
 
     def heard(self, replica: Replica, broker_id: int) -> None:
-        """A follower has asked: one that is out of sync may have come up."""
+        """A follower has asked: one that is out of sync may have come up, or a move may end."""
         leadership = replica.state.leadership
-        if leadership is not None and broker_id not in leadership.in_sync.committed:
+        if leadership is not None and (
+            leadership.leaving or broker_id not in leadership.in_sync.committed
+        ):
             self._looks[replica] = None
 
     def grown(self, replica: Replica) -> None:
@@ -212,7 +214,13 @@ class InSyncChanges:
         if self._in_flight is not None or len(asked) >= ALTER_PARTITION_ENTRIES_MAX:
             self._wanting[replica] = None
         elif not in_sync.asking:
-            proposal = leadership.propose(end, state.high_watermark, self._brokers, now.mono_us)
+            proposal = leadership.propose(
+                end,
+                state.high_watermark,
+                self._brokers,
+                now.mono_us,
+                flushed_offset=state.flushed_offset,
+            )
             if proposal is not None:
                 asked.append(_Asked(replica, leadership, proposal))
             elif not in_sync.outdated:

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.configs import TopicConfig
+from quiverlog.core.controller.eligible import min_in_sync
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.core.partition.partition import Assigned, PartitionState
 from quiverlog.core.partition.producers import ProducerStates
@@ -53,7 +54,9 @@ def assigned(topic: TopicImage, partition: PartitionImage) -> Assigned:
         partition.partition_epoch,
         partition.replicas,
         partition.in_sync_replicas,
-        min(topic.config.min_in_sync_replicas, len(partition.replicas)),
+        min_in_sync(topic.config, partition),
+        partition.adding_replicas,
+        partition.removing_replicas,
     )
 
 

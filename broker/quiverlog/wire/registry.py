@@ -17,6 +17,7 @@ from . import cluster_messages as c
 from . import election_messages as e
 from . import messages as m
 from . import quorum_messages as q
+from . import reassignment_messages as n
 from . import replica_messages as r
 from . import voters_messages as v
 
@@ -81,6 +82,11 @@ APIS: dict[int, ApiSpec] = {
         _spec(c.DescribeClusterRequest, c.DescribeClusterResponse),
         _spec(v.ChangeVotersRequest, v.ChangeVotersResponse),
         _spec(e.ElectLeadersRequest, e.ElectLeadersResponse),
+        _spec(
+            n.ReassignPartitionsRequest,
+            n.ReassignPartitionsResponse,
+            request_containers_max=n.REASSIGN_PARTITIONS_CONTAINERS_MAX,
+        ),
         _spec(
             q.QuorumRequest,
             q.QuorumResponse,

@@ -19,6 +19,7 @@ from typing import Final
 
 from quiverlog.core.controller.eligible import eligible_after
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.reassignment import arrived
 from quiverlog.core.controller.records import PartitionChangeRecord, Record
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.errors import (
@@ -94,6 +95,9 @@ def alter_partition(
     in_sync = tuple(proposal.in_sync_replicas)
     assert partition.leader_id in in_sync, "a leader is in sync"
     assert len(in_sync) <= len(partition.replicas)
+    ended = arrived(topic, partition, in_sync)
+    if ended:
+        return ended
     return [
         PartitionChangeRecord(
             topic.topic_id,

@@ -228,6 +228,10 @@ class Image:
             self.replica_counts.subtract(partition.replicas)
             self.replica_counts.update(record.replicas)
             partition.replicas = record.replicas
+        if record.adding_replicas is not None:
+            partition.adding_replicas = record.adding_replicas
+        if record.removing_replicas is not None:
+            partition.removing_replicas = record.removing_replicas
         eligible = record.eligible_leader_replicas
         if eligible is None:
             eligible = partition.eligible_leader_replicas

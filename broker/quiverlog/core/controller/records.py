@@ -93,7 +93,9 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """A partition of a topic exists. Partitions of a topic come in the order of their numbers.
 
     `leader_id` NO_LEADER: none of the replicas leads it now. `eligible_leader_replicas`: out of
-    sync, and yet known to have all that was readable (KIP-966).
+    sync, and yet known to have all that was readable (KIP-966). While the partition moves,
+    `replicas` are those it moves to, in their order, and then `removing_replicas`, which hold it
+    until `adding_replicas` are in sync (KIP-455).
     """
 
     topic_id: bytes
@@ -104,6 +106,8 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     leader_epoch: int = 0
     partition_epoch: int = 0
     eligible_leader_replicas: tuple[int, ...] = ()
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
 
 
 class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5):
@@ -121,6 +125,8 @@ class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5)
     replicas: tuple[int, ...] | None = None
     eligible_leader_replicas: tuple[int, ...] | None = None
     unclean: bool = False
+    adding_replicas: tuple[int, ...] | None = None
+    removing_replicas: tuple[int, ...] | None = None
 
 
 class ConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=6):

@@ -29,12 +29,14 @@ class PartitionImage:
     one names the epoch that it knows. Nobody is both in sync and eligible."""
 
     __slots__ = (
+        "adding_replicas",
         "eligible_leader_replicas",
         "in_sync_replicas",
         "leader_epoch",
         "leader_id",
         "partition",
         "partition_epoch",
+        "removing_replicas",
         "replicas",
     )
 
@@ -48,6 +50,8 @@ class PartitionImage:
         self.leader_epoch = record.leader_epoch
         self.partition_epoch = record.partition_epoch
         self.eligible_leader_replicas = record.eligible_leader_replicas
+        self.adding_replicas = record.adding_replicas
+        self.removing_replicas = record.removing_replicas
 
     def record(self, topic_id: bytes) -> PartitionRecord:
         """The record that this partition adds up to."""
@@ -62,7 +66,14 @@ class PartitionImage:
             self.leader_epoch,
             self.partition_epoch,
             self.eligible_leader_replicas,
+            self.adding_replicas,
+            self.removing_replicas,
         )
+
+    @property
+    def moves(self) -> bool:
+        """True while it is on its way to other replicas (reassignment.py)."""
+        return bool(self.adding_replicas or self.removing_replicas)
 
 
 class TopicImage:

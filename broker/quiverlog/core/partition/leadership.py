@@ -12,6 +12,10 @@ leader epoch lasts, and four rules (numbers as in docs/replication.md):
 - Out of sync is who has not had all rows for the lag time (9). An election gives those in sync a
   fresh start: what they said was said to another.
 
+While the partition moves to other replicas, those that leave it count until those that stay have on
+their disks what producers were promised to find on `min_in_sync` of them. Then this is proposed,
+once more with the members that hold, and the controller ends the move (reassignment.py).
+
 Must not know: logs, requests, how proposals travel.
 """
 
@@ -57,10 +61,13 @@ class Leadership:
         "_joining",
         "_lag_max_us",
         "_node_id",
+        "_promised_offset",
+        "adding",
         "epoch_start_offset",
         "followers",
         "in_sync",
         "leader_epoch",
+        "leaving",
         "min_in_sync",
     )
 
@@ -91,6 +98,10 @@ class Leadership:
         self._joining: set[int] = set()
         # Whose rows count: `maximal` and those about to join, without the leader.
         self._holding: tuple[FollowerProgress, ...] = ()
+        self.adding: frozenset[int] = frozenset()
+        self.leaving: frozenset[int] = frozenset()
+        # Rows below it may have been promised on disks, by this leader or one before.
+        self._promised_offset = epoch_start_offset
         self.set_replicas(replicas, now_us)
 
     # --- how safe rows are ---------------------------------------------------------------------
@@ -116,8 +127,13 @@ class Leadership:
         return end
 
     def flushed_offset(self, leader_flushed_offset: int) -> int:
-        """Rows below it are on the disks of `min_in_sync` that are in sync in any case."""
+        """Rows below it are on the disks of `min_in_sync` that are in sync in any case.
+
+        While a partition moves, those that leave count no more when those that are added do.
+        """
         certain = self.in_sync.certain
+        if self._stay_alone:
+            certain -= self.leaving
         flushed = [leader_flushed_offset] if self._node_id in certain else []
         flushed += [f.flushed_offset for f in self.followers.values() if f.broker_id in certain]
         assert len(flushed) <= len(certain), "each counts once"
@@ -125,7 +141,17 @@ class Leadership:
         if len(flushed) < self.min_in_sync:
             return 0
         flushed.sort(reverse=True)
-        return flushed[self.min_in_sync - 1]
+        offset = flushed[self.min_in_sync - 1]
+        self._promised_offset = max(self._promised_offset, offset)
+        return offset
+
+    @property
+    def _stay_alone(self) -> bool:
+        """True when those that stay are enough without those that leave."""
+        if not self.leaving:
+            return False
+        committed = self.in_sync.committed
+        return self.adding <= committed and len(committed - self.leaving) >= self.min_in_sync
 
     # --- what happened -------------------------------------------------------------------------
     def grows(self, log_end_offset: int) -> None:
@@ -182,6 +208,11 @@ class Leadership:
         assert self._node_id not in self.followers
         self._count()
 
+    def move(self, adding: Iterable[int], leaving: Iterable[int]) -> None:
+        """The partition moves: these are to begin and to end holding it; none: it does not move."""
+        self.adding, self.leaving = frozenset(adding), frozenset(leaving)
+        assert not self.adding & self.leaving
+
     # --- who is in sync ------------------------------------------------------------------------
     def holds(self, partition_epoch: int, members: Iterable[int], now_us: int) -> bool:
         """The controller says who is in sync. False when that was known."""
@@ -214,9 +245,19 @@ class Leadership:
             self._look(self.followers[broker_id], log_end_offset, brokers, now_us)
 
     def propose(
-        self, log_end_offset: int, high_watermark: int, brokers: Brokers, now_us: int
+        self,
+        log_end_offset: int,
+        high_watermark: int,
+        brokers: Brokers,
+        now_us: int,
+        *,
+        flushed_offset: int = 0,
     ) -> Proposal | None:
-        """What to ask the controller for, if anything is to change and nothing is asked yet."""
+        """What to ask the controller for, if anything is to change and nothing is asked yet.
+
+        Args:
+            flushed_offset: of the leader, which matters while the partition moves.
+        """
         in_sync = self.in_sync
         if in_sync.asking or in_sync.outdated:
             return None
@@ -228,7 +269,10 @@ class Leadership:
                 stays = self._may_join(follower, high_watermark, brokers, now_us)
             if stays:
                 members.add(follower.broker_id)
-        if members == in_sync.committed and not in_sync.unsettled:
+        has_arrived = (
+            self._stay_alone and self.flushed_offset(flushed_offset) >= self._promised_offset
+        )
+        if members == in_sync.committed and not in_sync.unsettled and not has_arrived:
             return None
         proposal = in_sync.propose(members)
         assert in_sync.maximal >= members, "what is asked for may hold from now on"

@@ -83,6 +83,7 @@ class Assigned(NamedTuple):
     """What the metadata say of a partition, to the broker that leads it.
 
     `min_in_sync`: rows are replicated when they are on so many, at most as many as there are.
+    `adding`, `leaving`: replicas of a partition that moves, which begin and end to hold it.
     """
 
     leader_epoch: int
@@ -90,6 +91,8 @@ class Assigned(NamedTuple):
     replicas: tuple[int, ...] = ()
     in_sync: tuple[int, ...] = ()
     min_in_sync: int = 1
+    adding: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
 
 
 class PartitionState:
@@ -303,6 +306,7 @@ class PartitionState:
             leadership.holds(assigned.partition_epoch, assigned.in_sync, now_us)
         self.leader_epoch = leader_epoch
         assert self.leadership is not None
+        self.leadership.move(assigned.adding, assigned.leaving)
         assert self.leadership.leader_epoch == leader_epoch
         return self._advance()
 

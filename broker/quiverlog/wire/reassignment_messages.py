@@ -1,0 +1,62 @@
+"""The request of clients to move partitions to other brokers, as typed values; see `messages`.
+
+Owns its field lists.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
+
+from .messages import Api, BrokerEndpoint, Int32, Part, Request, Response
+
+__all__ = [
+    "REASSIGN_PARTITIONS_CONTAINERS_MAX",
+    "PartitionReplicas",
+    "PartitionTarget",
+    "ReassignPartitionsRequest",
+    "ReassignPartitionsResponse",
+]
+
+REASSIGN_PARTITIONS_CONTAINERS_MAX = 2 * PARTITIONS_PER_TOPIC_MAX + 2
+"""A message, its list, and for each partition an entry with its list of brokers."""
+
+Replicas = Annotated[list[Int32], Meta(max_length=REPLICATION_FACTOR_MAX)]
+# While it moves a partition is held by those before and after.
+Both = Annotated[list[Int32], Meta(max_length=2 * REPLICATION_FACTOR_MAX)]
+
+
+class PartitionTarget(Part, array_like=True, gc=False):
+    """Who is to hold a partition; nobody: it stays with those that held it before it moved."""
+
+    partition: Int32 = -1
+    replicas: Replicas = []
+
+
+class ReassignPartitionsRequest(Request, array_like=True, gc=False):
+    """Asks that partitions of a topic move, all or none of them. Without partitions: which do."""
+
+    API: ClassVar[Api] = Api.REASSIGN_PARTITIONS
+    name: str = ""
+    partitions: Annotated[list[PartitionTarget], Meta(max_length=PARTITIONS_PER_TOPIC_MAX)] = []
+
+
+class PartitionReplicas(Part, array_like=True, gc=False):
+    """Who holds a partition now. It does not move where nobody is added or removed."""
+
+    partition: Int32 = -1
+    replicas: Both = []
+    in_sync_replicas: Both = []
+    adding_replicas: Replicas = []
+    removing_replicas: Replicas = []
+
+
+class ReassignPartitionsResponse(Response, array_like=True, gc=False):
+    """The partitions that were named, or those that move."""
+
+    API: ClassVar[Api] = Api.REASSIGN_PARTITIONS
+    partitions: Annotated[list[PartitionReplicas], Meta(max_length=PARTITIONS_PER_TOPIC_MAX)] = []
+    controller: BrokerEndpoint | None = None
