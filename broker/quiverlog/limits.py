@@ -71,6 +71,8 @@ TOPIC_NAME_CHARS_MAX: Final = 249
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 PARTITIONS_PER_BROKER_MAX: Final = 20_000
 TOPICS_MAX: Final = 10_000
+DAMAGED_REPLICAS_KEPT: Final = 4
+"""Enough to look at what a disk did; each may be as large as a partition."""
 LEADER_BALANCE_PERIOD_MS: Final = 60_000
 LEADER_BALANCE_MOVES_MAX: Final = 200
 """In a period: 2,000 partitions that a restart has moved are back in ten minutes."""

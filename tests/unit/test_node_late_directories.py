@@ -231,10 +231,14 @@ def test_the_only_copy_does_not_begin_again(node: NodeDriver) -> None:
     assert [line.event for line in node.lines].count("partition offline") == 1
 
 
-def test_a_crash_before_the_directory_was_made_is_as_if_it_was_lost(node: NodeDriver) -> None:
+def test_a_crash_before_the_directory_was_made_is_as_if_it_was_lost(
+    node: NodeDriver, disk: Failing
+) -> None:
     """A copy that is out of sync since begins; none of ours asks for what was never there."""
+    disk.failing = True
     decide(node, *topic_records(leader=OTHER, in_sync=(OTHER,)))
     assert directories(node) == []
+    disk.failing = False
     node.crash()
     node.advance(6_000)
     assert directories(node) == ["t-0"]

@@ -22,7 +22,7 @@ from quiverlog.errors import (
 from quiverlog.node.events import Tick
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 from quiverlog.types import Durability
-from quiverlog.wire.replica_messages import AlterPartitionRequest, PartitionKey
+from quiverlog.wire.replica_messages import AlterPartitionRequest, OfflineReplica
 from tests.support.node import NodeDriver, batch_of
 
 from .test_alter_partition import EPOCHS, TOPIC, cluster, partition
@@ -31,9 +31,11 @@ from .test_node_replica_fetch import change
 
 
 # --- the decision --------------------------------------------------------------------------------
-def leave(image: Image, broker: int, *, epoch: int | None = None, number: int = 0) -> int:
+def leave(
+    image: Image, broker: int, *, epoch: int | None = None, number: int = 0, leader_epoch: int = -1
+) -> int:
     records = replica_offline(
-        image, broker, EPOCHS[broker] if epoch is None else epoch, TOPIC, number
+        image, broker, EPOCHS[broker] if epoch is None else epoch, TOPIC, number, leader_epoch
     )
     if records:
         image.replay_entry(records)
@@ -74,6 +76,28 @@ def test_a_leader_that_nobody_can_follow_stays_for_readers() -> None:
     image.replay_entry([BrokerChangeRecord(1, 11, fenced=True)])
     assert leave(image, 0) == 0
     assert shape(partition(image)) == (0, 3, (0, 1), ())
+
+
+def test_who_is_about_to_be_made_anew_gets_a_later_leader_epoch() -> None:
+    """Or a proposal of the leader that has it in sync could still be taken."""
+    image = cluster()
+    assert leave(image, 1, leader_epoch=3) == 1
+    assert shape(partition(image)) == (0, 4, (0, 2), ())
+    assert leave(image, 1, leader_epoch=3) == 0, "a later one holds"
+    assert leave(image, 1, leader_epoch=4) == 1
+    assert shape(partition(image)) == (0, 5, (0, 2), ()), "also where it was out of sync"
+    assert leave(image, 0, leader_epoch=5) == 1
+    assert shape(partition(image)) == (2, 6, (2,), ())
+
+
+def test_the_last_one_that_may_lead_stays() -> None:
+    image = cluster(in_sync=())
+    partition(image).leader_id = -1
+    partition(image).eligible_leader_replicas = (1, 2)
+    assert leave(image, 1, leader_epoch=3) == 1
+    assert shape(partition(image))[2:] == ((), (2,))
+    assert leave(image, 2, leader_epoch=4) == 0, "nobody else has the rows that were readable"
+    assert shape(partition(image))[2:] == ((), (2,))
 
 
 def test_who_may_not_say_so() -> None:
@@ -139,14 +163,18 @@ def test_a_copy_whose_flush_fails_leaves_at_once(tmp_path: Path) -> None:
     assert not node.node.broker.offline_replicas.is_needed
 
 
-def test_a_replica_that_cannot_be_opened_leaves(tmp_path: Path) -> None:
-    node, _ = copying(tmp_path)
+def test_a_replica_that_cannot_be_opened_leaves_and_begins_anew(tmp_path: Path) -> None:
+    node, topic = copying(tmp_path)
     node.stop()
     shutil.rmtree(Path(node.config.data_dir) / "data" / "t-0")
     node.start()
     node.send(Tick())
-    assert node.node.broker.assignment.offline
-    assert node.node.broker.metadata.image.topics["t"].partitions[0].in_sync_replicas == (LEADER,)
+    partition = node.node.broker.metadata.image.topics["t"].partitions[0]
+    assert partition.in_sync_replicas == (LEADER,)
+    assert partition.leader_epoch == 4
+    replica = node.node.broker.assignment.find((topic, 0))
+    assert replica is not None
+    assert replica.log.log_end_offset == 0
 
 
 def damage(node: NodeDriver) -> None:
@@ -196,7 +224,7 @@ def test_the_controller_is_asked_until_it_answers(tmp_path: Path) -> None:
     leading.node.flush(OSError(5, "no such luck"))
     leading.node.advance(5_000)
     assert len(asked) == 3
-    assert asked[0].offline == [PartitionKey(leading.topic, 0)]
+    assert asked[0].offline == [OfflineReplica(leading.topic, 0)]
     broker.offline_replicas._ask = decide
     leading.node.advance(5_000)
     assert leading.in_sync == (COPY, OTHER)

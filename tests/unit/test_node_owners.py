@@ -30,7 +30,8 @@ REPLICA_OWNERS: Final = {
     "answers": {"replica.py"},
     "corrupt": {"replica.py"},
     "cutting": {"replication.py"},
-    "deleted": {"assignment.py"},
+    "damage": {"repairs.py"},
+    "deleted": {"letting_go.py"},
     "fault": {"flushes.py"},
     "flush_queued": {"flushes.py"},
     "flush_running": {"flushes.py"},
@@ -38,6 +39,7 @@ REPLICA_OWNERS: Final = {
     "jobs_running": {
         "cold.py",
         "flushes.py",
+        "repairs.py",
         "replication.py",
         "trims.py",
     },  # Who starts a job counts it.

@@ -98,7 +98,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
                 0,
                 2,
                 [r.AlterPartition(topic, 0, 0, 0, [0], [-1])],
-                [r.PartitionKey(topic, 1)],
+                [r.OfflineReplica(topic, 1)],
             ),
             b"",
         ),

@@ -6,7 +6,8 @@ has changed in the image.
 
         image says: here                                          image says: not here
     (none) ──▶ opening ──▶ led or followed ──▶ ... ─────────────────────▶ removal
-                  └─ failed ─▶ offline, with a reason ─▶ opening (where trying again can help)
+       ▲           └─ failed ─▶ offline, with a reason ─▶ opening (where trying again can help)
+       └── let go, damaged (repairs.py) ◀── followed, or offline
 
 A partition that cannot be opened (its directory is missing, its files are damaged, the disk or the
 process is short of something) answers a typed error; every other partition, and DESCRIBE and DELETE
@@ -18,27 +19,24 @@ Must not know: requests, how records come about.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final
 
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
-from quiverlog.errors import (
-    NotEnoughReplicasAfterAppend,
-    QuiverlogError,
-    ThrottledBroker,
-    UnknownTopicId,
-)
+from quiverlog.errors import NotEnoughReplicasAfterAppend, ThrottledBroker, UnknownTopicId
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.directory_jobs import OpenedReplica
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.in_sync_changes import InSyncChanges
 from quiverlog.node.jobs import Jobs, Then
+from quiverlog.node.letting_go import LettingGo
 from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.offline import Key, Offline, Opening, may_begin_empty, offline_reason
+from quiverlog.node.offline import Key, Offline, Opening, may_begin_empty
+from quiverlog.node.offline_partitions import OfflinePartitions
 from quiverlog.node.openings import Openings
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.recovered import report_recovery
 from quiverlog.node.removal import Removal
+from quiverlog.node.repairs import Repairs
 from quiverlog.node.replica import Replica, assigned, log_config
 from quiverlog.node.replication import Replication
 from quiverlog.node.wakeups import Wakeups
@@ -47,8 +45,6 @@ from quiverlog.storage.disk import Disk
 from quiverlog.types import Now, TopicPartition
 
 __all__ = ["Assignment", "Key"]
-
-_RETRY_US: Final = 5_000_000
 
 
 class Assignment:
@@ -60,13 +56,14 @@ class Assignment:
         "_followed",
         "_held",
         "_in_sync_changes",
+        "_letting_go",
         "_metrics",
-        "_on_offline",
+        "_offline",
         "_openings",
         "_outbox",
         "_removal",
+        "_repairs",
         "_replication",
-        "_retry",
         "_wakeups",
         "image",
         "offline",
@@ -85,10 +82,11 @@ class Assignment:
         wakeups: Wakeups,
         outbox: Outbox,
         metrics: NodeMetrics,
-        on_offline: Callable[[Key, bool], None],
+        repairs: Repairs,
     ) -> None:
         self._config = config
-        self._on_offline = on_offline
+        self._repairs = repairs
+        self._letting_go = LettingGo(replication, flushes, in_sync_changes, wakeups, metrics)
         self._flushes = flushes
         self._removal = removal
         self._replication = replication
@@ -98,15 +96,14 @@ class Assignment:
         self._metrics = metrics
         self.image = Image({})
         self.replicas: dict[Key, Replica] = {}
-        self.offline: dict[Key, Offline] = {}
+        self._offline = OfflinePartitions(outbox, metrics)
+        self.offline: Mapping[Key, Offline] = self._offline.by_key
         self._followed: dict[Key, Replica] = {}
         self._openings = Openings(
             config, disk, jobs, self, lambda topic_id: self.image.topics_by_id.get(topic_id)
         )
         # Keys that are open, opening or offline here, by topic.
         self._held: dict[bytes, set[int]] = {}
-        # Offline partitions: when they are opened again, in this order.
-        self._retry: dict[Key, int] = {}
 
     @property
     def opening(self) -> bool:
@@ -120,9 +117,9 @@ class Assignment:
     def next_us(self, *, starting: bool = False) -> int | None:
         """When the next partition is opened, for the first time or again; 0: at once."""
         open_us = self._openings.next_us()
-        if starting or not self._retry:
+        retry_us = None if starting else self._offline.next_us()
+        if retry_us is None:
             return open_us
-        retry_us = next(iter(self._retry.values()))
         return retry_us if open_us is None else min(open_us, retry_us)
 
     # --- what the image says -------------------------------------------------------------------
@@ -170,7 +167,8 @@ class Assignment:
                 self._drop(topic.topic_id, (partition.partition,), "is not here any more")
         elif partition.partition not in held:
             held.add(partition.partition)
-            if key not in self._openings.under_way:  # It went, and came back before it was open.
+            # It may have gone, and come back before it was open, or had other files.
+            if key not in self._openings.under_way and not self._repairs.is_leaving(key):
                 name = TopicPartition(topic.name, partition.partition)
                 new = made is not None and str(name) in made
                 self._openings.add(key, Opening(name, clean, new=new, unmade=made is None))
@@ -256,10 +254,9 @@ class Assignment:
             self._metrics.topic(name.topic),
             node_id=self._config.node_id,
         )
-        self._on_offline(key, False)
-        report_recovery(replica, self._flushes, self._outbox, self._metrics)
-        self.offline.pop(key, None)
-        self._metrics.partitions_offline = len(self.offline)
+        report_recovery(replica, self._outbox, self._metrics)
+        self._repairs.opened(key, replica)
+        self._offline.forget(key)
         self._followed[key] = replica
         if key[0] not in self.image.topics_by_id or key[1] not in self._held.get(key[0], ()):
             self._drop(key[0], (key[1],), "was deleted")
@@ -268,27 +265,13 @@ class Assignment:
             replica.log.config = log_config(topic.config)  # It may have been altered meanwhile.
 
     def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
-        """See `Taker`. Says why once, and has it tried again where that can help."""
-        name = opening.name
-        if key[1] not in self._held.get(key[0], ()):
+        """See `Taker`. It is tried again where that can help."""
+        if key[1] in self._held.get(key[0], ()):
+            self._offline.failed(key, opening, error, now)
+            self._repairs.failed(key, error)
+        else:
             # It went while it was being opened, and perhaps its directory with it.
-            self._let_go_unopened(key[0], name)
-            return
-        reason, passing = offline_reason(name, error)
-        # What cannot be made holds nothing; what is lost may be out of sync one day.
-        lost = isinstance(error, FileNotFoundError)
-        passing = passing or opening.unmade or lost
-        if not isinstance(error, OSError | QuiverlogError):
-            self._outbox.internal_error("opening a log", error)
-        if key not in self.offline:
-            self._outbox.log(
-                "error", "partition offline", partition=str(name), why=reason.message, retry=passing
-            )
-        self.offline[key] = Offline(reason, opening, lost)
-        self._on_offline(key, True)
-        self._metrics.partitions_offline = len(self.offline)
-        if passing:
-            self._retry[key] = now.mono_us + _RETRY_US
+            self._let_go_unopened(key[0], opening.name)
 
     def take_unopened(self, key: Key, opening: Opening) -> None:
         """See `Taker`."""
@@ -305,13 +288,7 @@ class Assignment:
         never end where trying those again that failed takes longer than the pause between.
         """
         self._openings.tick(now)
-        while self._retry and not starting:
-            key, due_us = next(iter(self._retry.items()))
-            if due_us > now.mono_us:
-                break
-            del self._retry[key]
-            assert key in self.offline, "only what is offline is tried again"
-            opening, lost = self.offline[key].opening, self.offline[key].lost
+        for key, (_, opening, lost) in [] if starting else self._offline.take_due(now):
             unmade = opening.unmade or (
                 lost and may_begin_empty(self.image, key, self._config.node_id)
             )
@@ -337,32 +314,52 @@ class Assignment:
         for number in list(partitions):
             key = (topic_id, number)
             self._held.get(topic_id, set()).discard(number)
-            offline = self.offline.pop(key, None)
-            self._retry.pop(key, None)
+            offline = self._offline.forget(key)
             replica = self.replicas.pop(key, None) or self._followed.pop(key, None)
             if replica is None:
                 if offline is not None and key not in self._openings.under_way:
                     self._let_go_unopened(topic_id, offline.opening.name)
                 continue
-            replica.deleted = True
-            self._replication.leave(key)
-            self._flushes.forget(replica)
-            self._in_sync_changes.forget(replica)
-            self._metrics.partitions_with_faults -= replica.fault is not None
-            assert self._metrics.partitions_with_faults >= 0
             if replica.name.topic not in self.image.topics:
                 self._metrics.topics.pop(replica.name.topic, None)
             is_moved = topic_id in self.image.topics_by_id
             kind = NotEnoughReplicasAfterAppend if is_moved else UnknownTopicId
-            replica.answers.fail(kind(f"{replica.name} {why}."))
-            self._wakeups.changed(replica)
+            self._letting_go.let_go(replica, kind(f"{replica.name} {why}."))
             gone.append(replica)
         if not self._held.get(topic_id):
             self._held.pop(topic_id, None)
-        assert len(self._retry) <= len(self.offline), "only what is offline is tried again"
         self._metrics.partitions_led = len(self.replicas)
-        self._metrics.partitions_offline = len(self.offline)
         self._removal.add(gone)
+
+    # --- replicas whose rows are damaged (see `Holder`) ------------------------------------------
+    def is_offline(self, key: Key) -> bool:
+        """See `Holder`."""
+        return key in self.offline and key not in self._openings.under_way
+
+    def let_go_damaged(self, key: Key) -> tuple[TopicPartition, Replica | None]:
+        """See `Holder`."""
+        offline = self._offline.forget(key)
+        assert key not in self.replicas, "what is led here is served"
+        assert key not in self._openings.under_way
+        replica = self._followed.pop(key, None)
+        if replica is None:
+            assert offline is not None, "it is here, or it could not be opened"
+            name = offline.opening.name
+        else:
+            name = replica.name
+            gone = NotEnoughReplicasAfterAppend(f"{name} is copied again.")
+            self._letting_go.let_go(replica, gone)
+        self._openings.forget_written(str(name))
+        return name, replica
+
+    def open_again(self, key: Key, name: TopicPartition, now: Now, *, new: bool) -> None:
+        """See `Holder`."""
+        assert self.find(key) is None
+        if key[1] not in self._held.get(key[0], ()):
+            self._let_go_unopened(key[0], name)
+        else:
+            self._openings.add(key, Opening(name, clean=False, new=new))
+            self._openings.start_jobs(now)
 
     def _let_go_unopened(self, topic_id: bytes, name: TopicPartition) -> None:
         self.remove_leftovers({str(name): topic_id})
@@ -383,7 +380,8 @@ class Assignment:
 
     def check_left(self, key: Key) -> None:
         """Raise ThrottledBroker while a partition is here that has been decided to go."""
-        if key[1] in self._held.get(key[0], ()) or key in self._openings.under_way:
+        held = key[1] in self._held.get(key[0], ()) or key in self._openings.under_way
+        if held or self._repairs.is_leaving(key):
             raise ThrottledBroker("the partition is still on its way out: try again.")
 
     def check_free(self, names: Mapping[str, bytes], topic_names: Iterable[str]) -> None:
@@ -394,6 +392,7 @@ class Assignment:
             topic_names: of their topics.
         """
         self._removal.check_free(names)
+        self._repairs.check_free(names)
         if any(self._openings.deleted_of(name) is not None for name in topic_names):
             raise ThrottledBroker(
                 "the deleted topic of this name is still being opened: try again."

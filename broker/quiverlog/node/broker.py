@@ -25,23 +25,20 @@ from quiverlog.node.checking import HeldProduces
 from quiverlog.node.clients import Clients
 from quiverlog.node.clock import Clock
 from quiverlog.node.config import NodeConfig
-from quiverlog.node.copied_starts import CopiedStarts
 from quiverlog.node.copy_sessions import CopySessions
-from quiverlog.node.copying import Copying
+from quiverlog.node.copying import make_copying
 from quiverlog.node.deciding import refusal
 from quiverlog.node.directory_jobs import CreateDirectoriesJob
 from quiverlog.node.effects import Job
 from quiverlog.node.elections import Elections
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.followed_starts import FollowedStarts
-from quiverlog.node.in_sync_changes import InSyncChanges
 from quiverlog.node.in_sync_decisions import InSyncDecisions
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.lookup import Lookup
 from quiverlog.node.membership import Membership
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.offline_replicas import OfflineReplicas
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.peers import Peers
 from quiverlog.node.producer_ids import ProducerIds
@@ -106,6 +103,7 @@ class Broker:
         "quorum_inbox",
         "registered",
         "removal",
+        "repairs",
         "replica",
         "replicas",
         "replication",
@@ -160,7 +158,11 @@ class Broker:
         )
         self.trims = Trims(jobs, wakeups, flushes, admission, outbox)
         self.replication = self._make_replication()
-        self.copying = self._make_copying()
+        self.copying = copying = make_copying(self)
+        self.in_sync_changes = copying.in_sync_changes
+        self.copied_starts = copying.copied_starts
+        self.offline_replicas = copying.offline_replicas
+        self.repairs = copying.repairs
         flushes.listen(self._took_fault)
         wakeups.listen(self._moved)
         self.assignment = self._make_assignment()
@@ -227,7 +229,7 @@ class Broker:
             self.wakeups,
             self.outbox,
             self.metrics,
-            lambda key, is_offline: self.offline_replicas.changed(key, is_offline=is_offline),
+            self.repairs,
         )
 
     def _make_metadata(self) -> Metadata:
@@ -253,14 +255,6 @@ class Broker:
             moves_max=self.config.leader_balance_moves_max,
         )
 
-    def _make_copying(self) -> Copying:
-        self.in_sync_changes = self._make_in_sync_changes()
-        self.copied_starts = CopiedStarts(self.registered, self.outbox)
-        self.offline_replicas = self._make_offline_replicas()
-        return Copying(
-            self.replication, self.in_sync_changes, self.copied_starts, self.offline_replicas
-        )
-
     def _make_lookup(self) -> Lookup:
         return Lookup(
             self.assignment,
@@ -270,28 +264,8 @@ class Broker:
             self.outbox,
             self.metrics,
             self.config,
-            self._took_damage,
+            self.repairs.found,
             self.standing.check,
-        )
-
-    def _make_in_sync_changes(self) -> InSyncChanges:
-        return InSyncChanges(
-            self.config.node_id,
-            lambda: self.registered.own_epoch,
-            self.registered,
-            lambda request, then, now: self.membership.controller.ask(request, then, now),
-            self.wakeups,
-            self.outbox,
-            self.metrics,
-        )
-
-    def _make_offline_replicas(self) -> OfflineReplicas:
-        return OfflineReplicas(
-            self.config.node_id,
-            lambda: self.registered.own_epoch,
-            lambda: self.metadata.image,
-            lambda request, then, now: self.membership.controller.ask(request, then, now),
-            self.outbox,
         )
 
     def _took_fault(self, replica: Replica) -> None:
@@ -300,11 +274,6 @@ class Broker:
         self.offline_replicas.changed(
             (replica.topic.topic_id, replica.name.partition), is_offline=True
         )
-
-    def _took_damage(self, replica: Replica, why: str) -> None:
-        """A read has met damage: where others have the rows, they lead."""
-        if len(replica.topic.partitions[replica.name.partition].replicas) > 1:
-            self.flushes.declare_fault(replica, f"rows are damaged: {why}")
 
     def _make_membership(self) -> Membership:
         return Membership(
@@ -315,6 +284,7 @@ class Broker:
             self.outbox,
             lambda: self.directory,
             {AlterPartitionRequest: self._decide_in_sync},
+            lambda: self.offline_replicas.is_untold,
         )
 
     def _decide_in_sync(self, request: m.Request, then: Then, now: Now) -> None:

@@ -7,6 +7,7 @@ what a job has just read is taken even when memory has lost it again, everything
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
@@ -86,9 +87,23 @@ def start_cold(
     jobs.start(cold.job, partial(_done, replica, cold.job, [then]), urgency)
 
 
-def cold_read(jobs: Jobs, replica: Replica, cold: NotResident) -> Starter:
+def cold_read(
+    jobs: Jobs,
+    replica: Replica,
+    cold: NotResident,
+    on_failure: Callable[[Replica, BaseException], None],
+) -> Starter:
     """`start_cold`, to be yielded by a handler that waits for it."""
-    return lambda then: start_cold(jobs, replica, cold, then)
+
+    def start(then: Then) -> None:
+        def back(result: object, error: BaseException | None, now: Now) -> None:
+            if error is not None:
+                on_failure(replica, error)
+            then(result, error, now)
+
+        start_cold(jobs, replica, cold, back)
+
+    return start
 
 
 def _done(

@@ -9,6 +9,7 @@ from typing import Final
 from quiverlog.addresses import Address
 from quiverlog.limits import (
     BROKER_SESSION_MS_DEFAULT,
+    DAMAGED_REPLICAS_KEPT,
     DISK_RESERVE_BYTES_DEFAULT,
     FETCH_BYTES_DEFAULT,
     FRAME_BYTES_MAX,
@@ -76,6 +77,9 @@ class NodeConfig:
     leader_balance_moves_max: int = LEADER_BALANCE_MOVES_MAX
     """Partitions that get another leader in one round."""
 
+    damaged_replicas_kept: int = DAMAGED_REPLICAS_KEPT
+    """Replicas whose rows were damaged, and are copied again: so many stay on the disk."""
+
     requests_waiting_max: int = 200_000
     """Long polls and unflushed produces together; beyond, a produce gets ThrottledBroker."""
 
@@ -98,6 +102,7 @@ class NodeConfig:
         assert self.partitions_default >= 1
         assert self.flushes_in_flight_max >= 1
         assert self.retention_check_ms >= 1
+        assert self.damaged_replicas_kept >= 0
         assert self.leader_balance_period_ms >= 0
         assert self.leader_balance_moves_max >= 1
         assert self.parked_requests_max <= self.requests_waiting_max

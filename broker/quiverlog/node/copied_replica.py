@@ -20,9 +20,12 @@ __all__ = ["Copy", "checked_rows"]
 
 
 class Copy:
-    """See the module docstring. `step`: what is to be done to its log."""
+    """See the module docstring. `step`: what is to be done to its log.
 
-    __slots__ = ("follower", "key", "leader_id", "replica", "step")
+    `waits_at`: where its leader's rows are damaged; -1: nowhere that is known.
+    """
+
+    __slots__ = ("follower", "key", "leader_id", "replica", "step", "waits_at")
 
     def __init__(self, key: Key, replica: Replica) -> None:
         self.key = key
@@ -30,6 +33,7 @@ class Copy:
         self.follower = Follower(self)
         self.leader_id = -1
         self.step: Cut | Skip | None = None
+        self.waits_at = -1
 
     @property
     def log_start_offset(self) -> int:

@@ -205,6 +205,8 @@ def read_entry(
                 result.damage_start_offset, result.damage_end_offset = error.damage()
         _fail(result, error)
     except OSError as error:
+        if replica is not None:
+            lookup.unreadable(replica, error)
         result.error_code = StorageFault.code
         result.error_message = f"reading failed: {error}."
     result.batch_bytes = sum(map(len, views))

@@ -31,7 +31,7 @@ from quiverlog.wire.replica_messages import (
     AlterPartitionRequest,
     AlterPartitionResponse,
     AlterPartitionResult,
-    PartitionKey,
+    OfflineReplica,
 )
 
 __all__ = ["InSyncDecisions"]
@@ -62,7 +62,9 @@ class InSyncDecisions:
         response.partitions, response.offline = [], []
         seen: set[tuple[bytes, int]] = set()
 
-        def take(asked: AlterPartition | PartitionKey, results: list[AlterPartitionResult]) -> None:
+        def take(
+            asked: AlterPartition | OfflineReplica, results: list[AlterPartitionResult]
+        ) -> None:
             key = (asked.topic_id, asked.partition)
             result = AlterPartitionResult(*key)
             results.append(result)
@@ -77,8 +79,8 @@ class InSyncDecisions:
 
         for proposed in request.partitions:
             take(proposed, response.partitions)
-        for key in request.offline:
-            take(key, response.offline)
+        for offline in request.offline:
+            take(offline, response.offline)
         assert len(response.partitions) == len(request.partitions)
         assert len(records) <= len(taken), "each is one change at most"
         decided = partial(self._decided, response, taken, [then])
@@ -88,13 +90,13 @@ class InSyncDecisions:
             decided(None, None, now)
 
     def _decide(
-        self, request: AlterPartitionRequest, asked: AlterPartition | PartitionKey
+        self, request: AlterPartitionRequest, asked: AlterPartition | OfflineReplica
     ) -> list[Record]:
         image, pending = self._metadata.image, self._metadata.pending
         broker_id, broker_epoch = request.broker_id, request.broker_epoch
-        if isinstance(asked, PartitionKey):
+        if isinstance(asked, OfflineReplica):
             key = (asked.topic_id, asked.partition)
-            return replica_offline(pending, broker_id, broker_epoch, *key)
+            return replica_offline(pending, broker_id, broker_epoch, *key, asked.leader_epoch)
         try:
             return alter_partition(pending, broker_id, broker_epoch, asked)
         except QuiverlogError as error:

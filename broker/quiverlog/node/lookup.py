@@ -31,6 +31,7 @@ from quiverlog.node.outbox import Outbox
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.replica import Replica
 from quiverlog.node.replication import Replication
+from quiverlog.storage.disk import is_unreadable_file
 from quiverlog.storage.reading_jobs import NotResident
 
 __all__ = ["Lookup"]
@@ -140,7 +141,7 @@ class Lookup:
 
     def cold_read(self, replica: Replica, cold: NotResident) -> Starter:
         """Load what is not in memory; to be yielded by a handler that waits for it."""
-        return cold_read(self._jobs, replica, cold)
+        return cold_read(self._jobs, replica, cold, self.unreadable)
 
     def corrupt_read(self, replica: Replica | None, error: CorruptLog) -> None:
         """Stored bytes are bad: the asker gets the error, the operator a counter and one line."""
@@ -148,6 +149,11 @@ class Lookup:
         if replica is not None and replica.found_corrupt():
             self._outbox.log("error", "corrupt log", partition=str(replica.name), why=error.message)
             self._on_damage(replica, error.message)
+
+    def unreadable(self, replica: Replica, error: BaseException) -> None:
+        """A file of the replica cannot be read: so are rows of it, for all that is known."""
+        if is_unreadable_file(error):
+            self._on_damage(replica, f"a file cannot be read: {error}")
 
     def internal_error(self, where: str, error: BaseException) -> None:
         """An exception that nobody expected: a bug of ours, counted and logged with its trace."""

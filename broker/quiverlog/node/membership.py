@@ -29,6 +29,7 @@ class Membership:
     Args:
         directory: the data directory, once it is taken.
         local: who takes what else is asked of the controller, where this node decides.
+        holds_back: see `Registration`.
     """
 
     __slots__ = ("_is_active", "controller", "registrar", "registration")
@@ -42,6 +43,7 @@ class Membership:
         outbox: Outbox,
         directory: Callable[[], DataDirectory],
         local: dict[type[Request], Local],
+        holds_back: Callable[[], bool],
     ) -> None:
         self._is_active = False
         self.registrar = Registrar(
@@ -66,6 +68,7 @@ class Membership:
             lambda: metadata.image,
             directory,
             lambda: quorum.is_alone,
+            holds_back,
         )
 
     def begin(self, now: Now) -> None:

@@ -36,12 +36,14 @@ class NodeMetrics:
         "leader_epoch_changes",
         "parked_entries",
         "parked_requests",
+        "partitions_damaged",
         "partitions_led",
         "partitions_offline",
         "partitions_with_faults",
         "produces_timed_out",
         "recovery_bytes_truncated",
         "recovery_partitions_scanned",
+        "replicas_made_anew",
         "retention_bytes_deleted",
         "retention_segments_deleted",
         "sync_failures",
@@ -56,6 +58,7 @@ class NodeMetrics:
         # Gauges.
         self.parked_entries = 0
         self.parked_requests = 0
+        self.partitions_damaged = 0
         self.partitions_led = 0
         self.partitions_offline = 0
         self.partitions_with_faults = 0
@@ -71,6 +74,7 @@ class NodeMetrics:
         self.produces_timed_out = 0
         self.recovery_bytes_truncated = 0
         self.recovery_partitions_scanned = 0
+        self.replicas_made_anew = 0
         self.retention_bytes_deleted = 0
         self.retention_segments_deleted = 0
         self.sync_failures = 0

@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 from quiverlog.core.controller.image import Image
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError, StorageFault
-from quiverlog.storage.disk import what_failed
+from quiverlog.storage.disk import is_unreadable_file, what_failed
 from quiverlog.types import TopicPartition
 
-__all__ = ["Key", "Offline", "Opening", "may_begin_empty", "offline_reason"]
+__all__ = ["Key", "Offline", "Opening", "is_damage", "may_begin_empty", "offline_reason"]
 
 Key = tuple[bytes, int]
 """Topic id and partition."""
@@ -53,6 +53,15 @@ def offline_reason(name: TopicPartition, error: BaseException) -> tuple[Quiverlo
         return type(error)(f"{name} is offline: {error.message}"), passing
     why = what_failed(error) if isinstance(error, OSError) else str(error)
     return StorageFault(f"{name} is offline: {why}."), passing
+
+
+def is_damage(error: BaseException) -> bool:
+    """True when a log cannot be opened because its disk does not give a file, or its files went.
+
+    Not for want of something that may be there the next time, nor for rows that are whole.
+    """
+    causes = [one for one in (error, error.__cause__) if isinstance(one, OSError)]
+    return any(is_unreadable_file(one) for one in causes)
 
 
 def may_begin_empty(image: Image, key: Key, node_id: int) -> bool:

@@ -1,8 +1,11 @@
-"""Replicas here that take no writes: the controller is told, and others hold their partitions.
+"""Replicas here that nobody may count on: the controller is told, and others hold their partitions.
 
 Owns which these are, and asking for as long as the metadata count on them: a failed write or fsync,
-a log that could not be opened, damage below what was flushed. Only where a partition has more than
-one replica: with one, the leader goes on serving what can be read.
+a log that could not be opened, damaged rows. Only where a partition has more than one replica:
+with one, the leader goes on serving what can be read.
+
+One with damaged rows is told with the leader epoch it is known in, until a later one holds. Where
+it leads, it is told when somebody else is in sync: before, nobody would take over without loss.
 
 Must not know: what failed, who leads next.
 """
@@ -15,11 +18,15 @@ from typing import Final
 from quiverlog.core.controller.alter_partition import find_partition
 from quiverlog.core.controller.image import Image
 from quiverlog.errors import QuiverlogError
-from quiverlog.limits import ALTER_PARTITION_ENTRIES_MAX
+from quiverlog.limits import ALTER_PARTITION_ENTRIES_MAX, BROKER_RETRY_MS
 from quiverlog.node.jobs import Then
 from quiverlog.node.outbox import Outbox
-from quiverlog.types import Now
-from quiverlog.wire.replica_messages import AlterPartitionRequest, PartitionKey
+from quiverlog.types import NO_EPOCH, Now
+from quiverlog.wire.replica_messages import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    OfflineReplica,
+)
 
 __all__ = ["OfflineReplicas"]
 
@@ -39,7 +46,8 @@ class OfflineReplicas:
     """
 
     __slots__ = (
-        "_ask", "_broker_epoch", "_image", "_in_flight", "_keys", "_node_id", "_outbox", "_try_us"
+        "_ask", "_broker_epoch", "_image", "_in_flight", "_keys", "_node_id", "_outbox", "_try_us",
+        "_untold"
     )  # fmt: skip
 
     def __init__(
@@ -55,7 +63,9 @@ class OfflineReplicas:
         self._image = image
         self._ask = ask
         self._outbox = outbox
-        self._keys: dict[Key, None] = {}
+        # With the leader epoch that is to be over; NO_EPOCH: none is.
+        self._keys: dict[Key, int] = {}
+        self._untold: set[Key] = set()
         self._in_flight: object = None
         self._try_us = _ALWAYS_US
 
@@ -64,12 +74,24 @@ class OfflineReplicas:
         """True while the controller is to be told of a replica."""
         return bool(self._keys)
 
-    def changed(self, key: Key, *, is_offline: bool) -> None:
-        """This replica takes no writes until it is opened again; or it is open again."""
+    @property
+    def is_untold(self) -> bool:
+        """True while the controller has not heard of all of them, and might have one lead."""
+        left = [(key, self._keys[key]) for key in self._untold]
+        return any(self._is_counted_on(*one) and self._is_to_tell(*one) for one in left)
+
+    def changed(self, key: Key, *, is_offline: bool, leader_epoch: int = NO_EPOCH) -> None:
+        """This replica cannot be counted on until it is opened again; or it is open again.
+
+        Args:
+            leader_epoch: under which it may have been counted, if it is to be made anew.
+        """
+        self._untold.discard(key)
         if not is_offline:
             self._keys.pop(key, None)
-        elif self._is_counted_on(key):
-            self._keys[key] = None
+        elif self._is_counted_on(key, leader_epoch):
+            self._keys[key] = leader_epoch
+            self._untold.add(key)
             self._try_us = _ALWAYS_US
 
     def next_us(self) -> int | None:
@@ -78,7 +100,7 @@ class OfflineReplicas:
             return None
         return max(self._try_us, 0)
 
-    def _is_counted_on(self, key: Key) -> bool:
+    def _is_counted_on(self, key: Key, leader_epoch: int) -> bool:
         """True when others could hold the partition, and the metadata still count on this one."""
         try:
             _, partition = find_partition(self._image(), *key)
@@ -86,26 +108,45 @@ class OfflineReplicas:
             return False
         assert partition.partition == key[1]
         counted = (*partition.in_sync_replicas, *partition.eligible_leader_replicas)
-        return len(partition.replicas) > 1 and self._node_id in counted
+        is_known = leader_epoch != NO_EPOCH and partition.leader_epoch <= leader_epoch
+        return len(partition.replicas) > 1 and (is_known or self._node_id in counted)
+
+    def _is_to_tell(self, key: Key, leader_epoch: int) -> bool:
+        """False for a damaged leader whose rows nobody else has for certain: it goes on."""
+        _, partition = find_partition(self._image(), *key)
+        assert len(partition.replicas) > 1
+        is_alone = partition.in_sync_replicas == (self._node_id,)
+        return leader_epoch == NO_EPOCH or partition.leader_id != self._node_id or not is_alone
 
     def run(self, now: Now) -> None:
         """Tell the controller, if it is time."""
         if self._in_flight is not None or now.mono_us < self._try_us:
             return
-        self._keys = {key: None for key in self._keys if self._is_counted_on(key)}
-        keys = list(self._keys)[:ALTER_PARTITION_ENTRIES_MAX]
-        if not keys:
+        counted = {k: epoch for k, epoch in self._keys.items() if self._is_counted_on(k, epoch)}
+        self._keys = counted
+        self._untold &= counted.keys()
+        keys = [key for key, epoch in counted.items() if self._is_to_tell(key, epoch)]
+        if not counted:
             return
-        assert len(keys) <= len(self._keys)
+        if self._broker_epoch() < 0:
+            self._try_us = now.mono_us + BROKER_RETRY_MS * 1000
+            return
         self._try_us = now.mono_us + _RETRY_US
+        if keys:
+            self._tell(keys[:ALTER_PARTITION_ENTRIES_MAX], now)
+
+    def _tell(self, keys: list[Key], now: Now) -> None:
+        assert self._in_flight is None, "one request at a time"
         request = AlterPartitionRequest(broker_id=self._node_id, broker_epoch=self._broker_epoch())
-        request.offline = [PartitionKey(*key) for key in keys]
+        request.offline = [OfflineReplica(*key, self._keys[key]) for key in keys]
         asked = self._in_flight = object()
         assert self._try_us > now.mono_us, "the controller is not asked without a pause"
 
-        def then(_answer: object, error: BaseException | None, _now: Now) -> None:
+        def then(answer: object, error: BaseException | None, _now: Now) -> None:
             if self._in_flight is asked:
                 self._in_flight = None
+                if isinstance(answer, AlterPartitionResponse) and not answer.error_code:
+                    self._untold.difference_update(keys)
                 if error is not None:
                     self._outbox.log("warning", "controller not told", why=str(error))
 

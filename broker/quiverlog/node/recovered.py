@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from quiverlog.node.flushes import Flushes
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
@@ -15,14 +14,8 @@ _NOTES_MAX: Final = 20
 """Lines about files that do not belong into one partition's directory."""
 
 
-def report_recovery(
-    replica: Replica, flushes: Flushes, outbox: Outbox, metrics: NodeMetrics
-) -> None:
-    """Say what was scanned, cut, damaged, missing or set aside.
-
-    A replica with damaged rows takes no writes where others have these rows. With one replica, the
-    rest of the log is all there is, and goes on.
-    """
+def report_recovery(replica: Replica, outbox: Outbox, metrics: NodeMetrics) -> None:
+    """Say what was scanned, cut, damaged, missing or set aside."""
     report = replica.log.recovery
     if report.bytes_scanned:
         metrics.recovery_partitions_scanned += 1
@@ -45,5 +38,3 @@ def report_recovery(
             places=len(report.damages),
             first=report.damages[0],
         )
-        if len(replica.topic.partitions[replica.name.partition].replicas) > 1:
-            flushes.declare_fault(replica, f"rows are damaged: {report.damages[0]}")

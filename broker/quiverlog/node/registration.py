@@ -56,6 +56,8 @@ class Registration:
         image: the metadata as they hold.
         directory: the data directory of this broker, once it is taken.
         is_alone: true while no other node could decide anything.
+        holds_back: true while the controller does not know yet which replicas here nobody may count
+            on: until then the broker stays fenced, so that none of them leads.
     """
 
     __slots__ = (
@@ -63,6 +65,7 @@ class Registration:
         "_directory",
         "_epoch",
         "_give_up_us",
+        "_holds_back",
         "_image",
         "_in_flight",
         "_is_alone",
@@ -90,6 +93,7 @@ class Registration:
         image: Callable[[], Image],
         directory: Callable[[], DataDirectory],
         is_alone: Callable[[], bool],
+        holds_back: Callable[[], bool],
     ) -> None:
         self._config = config
         self._link = link
@@ -97,6 +101,7 @@ class Registration:
         self._image = image
         self._directory = directory
         self._is_alone = is_alone
+        self._holds_back = holds_back
         self._session_us = config.broker_session_ms * 1000
         self._epoch = UNKNOWN_BROKER_EPOCH
         self._is_fenced = True
@@ -190,7 +195,9 @@ class Registration:
             if self._epoch >= 0:
                 return
         due = now.mono_us >= self._next_us and not self._in_flight
-        if due and not self._is_quiet and not self._is_replaced:
+        if due and self._serves and self._is_fenced and self._epoch >= 0 and self._holds_back():
+            self._next_us = now.mono_us + BROKER_RETRY_MS * 1000
+        elif due and not self._is_quiet and not self._is_replaced:
             self._send(now)
 
     def _follow_leadership(self, now: Now) -> None:

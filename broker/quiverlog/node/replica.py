@@ -71,6 +71,7 @@ class Replica(Watched):
         "corrupt",
         "counters",
         "cutting",
+        "damage",
         "deleted",
         "fault",
         "flush_offset",
@@ -128,6 +129,8 @@ class Replica(Watched):
         self.cutting = False
         # Bad bytes were found (and logged once).
         self.corrupt = False
+        # What is wrong with the rows; they are to be copied again (repairs.py). Empty: nothing.
+        self.damage = ""
         self.fault: StorageFault | None = None
 
     def found_corrupt(self) -> bool:

@@ -132,6 +132,7 @@ class ReplicaFetchWaiter(Waiter):
                     lookup.corrupt_read(replica, error)
                 result.error_code, result.error_message = error.code, error.message
             except OSError as error:
+                lookup.unreadable(replica, error)
                 result.error_code = StorageFault.code
                 result.error_message = f"reading failed: {error}."
         self._add(key, result, views)

@@ -19,6 +19,7 @@ from typing import Final
 from quiverlog.core.replication.follower import Cut, Phase, Take
 from quiverlog.core.replication.peer_fetcher import FetchPlan, Key, PeerFetcher
 from quiverlog.errors import (
+    CorruptLog,
     InvalidFetchSession,
     QuiverlogError,
     StorageFault,
@@ -110,7 +111,7 @@ class Replication:
         copy = self._copies.get(key)
         if copy is None:
             copy = self._copies[key] = Copy(key, replica)
-            if replica.fault is not None:
+            if replica.fault is not None or replica.damage:
                 copy.follower.went_offline()
         copy.follower.led_by(leader_epoch, has_leader=leader_id >= 0)
         if leader_id != copy.leader_id:
@@ -169,7 +170,7 @@ class Replication:
             self._fetchers[copy.leader_id].told(copy.key, 0)
 
     def went_offline(self, replica: Replica) -> None:
-        """A replica takes no writes in this life of the broker: if it is a copy, no more rows."""
+        """A replica takes no writes, or has lost rows: if it is a copy, it copies no more."""
         copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
         if copy is not None:
             copy.follower.went_offline()
@@ -253,6 +254,8 @@ class Replication:
             at += len(rows)
             action = fetcher.result(result, now.mono_us)
             copy = self._copies.get((result.topic_id, result.partition))
+            if copy is not None and result.error_code == CorruptLog.code:
+                self._waits_for_damaged(copy, result.error_message)
             if copy is None or action is None:
                 continue
             if isinstance(action, Take):
@@ -262,6 +265,17 @@ class Replication:
                 copy.replica.cutting = True
                 self._to_cut[copy.key] = copy
                 self._wakeups.changed(copy.replica)
+
+    def _waits_for_damaged(self, copy: Copy, why: str) -> None:
+        """The leader hands over, if anybody has the rows; or they have to be given up."""
+        if copy.waits_at != copy.log_end_offset:
+            copy.waits_at = copy.log_end_offset
+            self._outbox.log(
+                "warning",
+                "copies wait: rows of the leader are damaged",
+                partition=str(copy.replica.name),
+                why=why,
+            )
 
     # --- rows ----------------------------------------------------------------------------------
     def _take(self, copy: Copy, result: ReplicaFetchResult, rows: memoryview, now: Now) -> None:

@@ -80,6 +80,7 @@ class BrokerConfig:
     frame_bytes_max: int
     disk_reserve_bytes: int
     fsync_threads: int
+    damaged_replicas_kept: int
     leader_balance_period_ms: int
     leader_balance_moves_max: int
     work_threads: int

@@ -231,6 +231,16 @@ _KEYS: Final = (
         maximum=2**50,
     ),
     Setting(
+        "damaged.replicas.kept",
+        _INT,
+        limits.DAMAGED_REPLICAS_KEPT,
+        "A replica whose rows are damaged is copied from the other brokers again. Its files are"
+        " kept under another name, the newest so many, while the disk has room.",
+        unit="replicas",
+        minimum=0,
+        maximum=1_000,
+    ),
+    Setting(
         "leader.balance.period.ms",
         _INT,
         limits.LEADER_BALANCE_PERIOD_MS,

@@ -236,6 +236,7 @@ _NODE_GAUGES: Final = frozenset(
     {
         "parked_entries",
         "parked_requests",
+        "partitions_damaged",
         "partitions_led",
         "partitions_offline",
         "partitions_with_faults",

@@ -37,6 +37,7 @@ def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> Node
         frame_bytes_max=config.frame_bytes_max,
         # No more than run at once: what waits, waits where askers take turns.
         flushes_in_flight_max=config.fsync_threads,
+        damaged_replicas_kept=config.damaged_replicas_kept,
         leader_balance_period_ms=config.leader_balance_period_ms,
         leader_balance_moves_max=config.leader_balance_moves_max,
     )

@@ -32,6 +32,7 @@ __all__ = [
     "DiskLock",
     "File",
     "is_special_file",
+    "is_unreadable_file",
     "out_of_descriptors",
     "short_name",
     "special_file",
@@ -43,6 +44,7 @@ Buffer = bytes | bytearray | memoryview
 
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _SPECIAL: Final = frozenset((errno.EISDIR, errno.ENXIO, errno.ELOOP))
+_UNREADABLE: Final = frozenset((errno.EIO, errno.ESTALE))
 _OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 
 
@@ -68,6 +70,13 @@ def special_file(path: str, mode: int) -> OSError:
 def is_special_file(error: OSError) -> bool:
     """True for what `special_file` made, and for what the system says of a socket or a loop."""
     return error.errno in _SPECIAL
+
+
+def is_unreadable_file(error: BaseException) -> bool:
+    """True when the disk does not give a file that was there, and may not the next time either."""
+    return isinstance(error, OSError) and (
+        isinstance(error, FileNotFoundError) or error.errno in _UNREADABLE or is_special_file(error)
+    )
 
 
 def write_error(path: str, error: OSError) -> QuiverlogError:

@@ -20,7 +20,7 @@ __all__ = ["SetAside", "move_aside", "own_offset", "rename_aside", "set_aside"]
 _NUMBERED: Final = re.compile(r"(?:producers-)?([0-9]{20})\.(log|index|snapshot)")
 _OWN: Final = re.compile(
     r"(?:(?:producers-[0-9]{20}\.snapshot)|(?:[0-9]{20}\.(?:log|index))|partition\.json"
-    r"|leader-epochs|log-start|log-start-copy|recovery-point|recovery-point-copy|truncate-to)"
+    r"|leader-epochs|log-start|log-start-copy|recovery-point|recovery-point-copy|truncate-to|damaged)"
     r"(?:\.tmp)?"
     r"|[0-9]{20}\.log\.cut"
 )

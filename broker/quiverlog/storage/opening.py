@@ -29,7 +29,7 @@ from quiverlog.storage.log_files import set_aside
 from quiverlog.storage.lost_names import lost_unflushed
 from quiverlog.storage.marks import Marks
 from quiverlog.storage.opened_files import OpenedFiles
-from quiverlog.storage.partition_files import EMPTIED_FILE, sync_partition_file
+from quiverlog.storage.partition_files import DAMAGED_FILE, EMPTIED_FILE, sync_partition_file
 from quiverlog.storage.recovery import assign_epochs, recover_segments
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES, FlushedMark, read_header
@@ -69,6 +69,9 @@ def open_files(
     opening = _Opening(disk, directory, names, epochs, now, epoch_newest, aside.names, known)
     found = opening.run(clean=clean)
     found.report.notes = [*aside.notes, *opening.notes]
+    if DAMAGED_FILE in aside.left:
+        name = short_name(f"{directory}/{DAMAGED_FILE}")
+        found.report.damages.append(f"{name}: rows were found to be damaged before.")
     return found
 
 

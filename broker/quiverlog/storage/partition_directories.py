@@ -16,6 +16,7 @@ from typing import Final
 from quiverlog.errors import QuiverlogError
 from quiverlog.storage.disk import Disk, write_error
 from quiverlog.storage.partition_files import (
+    DAMAGED,
     EMPTIED_FILE,
     ORPHAN,
     PARTITION_FILE,
@@ -227,7 +228,7 @@ class PartitionDirectories:
         if is_doomed_name(name):
             self._disk.remove_tree(path)
             gone.append(shown)
-        elif not name.endswith(ORPHAN):
+        elif not name.endswith((ORPHAN, DAMAGED)):
             owner = read_topic_id(self._disk, path)
             if owner not in removed and self._has_damaged_label(name, owner, owners.get(name)):
                 self.notes.append(

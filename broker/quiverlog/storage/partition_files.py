@@ -23,12 +23,15 @@ from quiverlog.storage.disk import Disk
 from quiverlog.storage.frames import check_version
 
 __all__ = [
+    "DAMAGED",
+    "DAMAGED_FILE",
     "DELETED",
     "EMPTIED_FILE",
     "NAME_BYTES_MAX",
     "ORPHAN",
     "PARTITION_FILE",
     "PartitionFile",
+    "aside_name",
     "doomed_name",
     "is_damaged_id",
     "is_doomed_name",
@@ -46,6 +49,10 @@ _DOOMED: Final = re.compile(
     r"(?:(?:[0-9a-f]{32}|unknown)-|.+-[0-9]+\.)(?:[0-9a-f]{8}|unknown)\.deleted", re.DOTALL
 )
 ORPHAN: Final = ".orphan"
+DAMAGED: Final = ".damaged"
+DAMAGED_FILE: Final = "damaged"
+"""There where rows were found to be damaged: they come from other brokers again, whatever a later
+start finds of the damage. What it says is for people."""
 PARTITION_FILE: Final = "partition.json"
 EMPTIED_FILE: Final = "emptied"
 """There where a start after a clean stop found nothing: nobody may take it for a new partition."""
@@ -89,16 +96,21 @@ def is_doomed_name(name: str) -> bool:
 
 def orphan_name(name: str, topic_id: bytes, attempt: int) -> str:
     """What a directory that no topic owns is called: its own name, cut where it is too long."""
-    again = f".{attempt}" if attempt else ""
-    end = f".{topic_id.hex()[:8] or 'unknown'}{again}{ORPHAN}"
+    assert attempt >= 0
+    return aside_name(name, topic_id, f".{attempt}" if attempt else "", ORPHAN)
+
+
+def aside_name(name: str, topic_id: bytes, number: str, kind: str) -> str:
+    """What a partition's directory that was set aside is called."""
+    end = f".{topic_id.hex()[:8] or 'unknown'}{number}{kind}"
     raw = os.fsencode(name)
     if len(raw) + len(end) > NAME_BYTES_MAX:
         end = f"~{crc32c(raw):08x}{end}"
         raw = raw[: NAME_BYTES_MAX - len(end)]
-    assert attempt >= 0
-    orphan = os.fsdecode(raw) + end
-    assert len(os.fsencode(orphan)) <= NAME_BYTES_MAX
-    return orphan
+    aside = os.fsdecode(raw) + end
+    assert len(os.fsencode(aside)) <= NAME_BYTES_MAX
+    assert not is_partition_name(aside), "a start must not take it for a partition"
+    return aside
 
 
 def printable(name: str) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "AlterPartitionRequest",
     "AlterPartitionResponse",
     "AlterPartitionResult",
+    "OfflineReplica",
     "PartitionKey",
     "ReplicaFetchPartition",
     "ReplicaFetchRequest",
@@ -120,17 +121,27 @@ class AlterPartition(Part, array_like=True, gc=False):
     broker_epochs: PerReplica[Int64] = []
 
 
+class OfflineReplica(Part, array_like=True, gc=False):
+    """A replica of the asker that takes no writes, or has lost rows. A `leader_epoch` says that it
+    is about to be made anew: it is out of sync from then on in a later leader epoch than this.
+    """
+
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    leader_epoch: Int32 = NO_EPOCH
+
+
 class AlterPartitionRequest(Request, array_like=True, gc=False):
     """A leader asks the controller to change who is in sync (KIP-497). Each partition is decided
-    on its own. Of those in `offline` the asker's replica takes no writes: it leaves, and where it
-    leads another one does.
+    on its own. Of those in `offline` the asker's replica takes no writes or has lost rows: it
+    leaves, and where it leads another one does.
     """
 
     API: ClassVar[Api] = Api.ALTER_PARTITION
     broker_id: Int32 = -1
     broker_epoch: Int64 = -1
     partitions: PerChange[AlterPartition] = []
-    offline: PerChange[PartitionKey] = []
+    offline: PerChange[OfflineReplica] = []
 
 
 class AlterPartitionResult(Part, array_like=True, gc=False):

@@ -3,7 +3,12 @@
 Owns that one decision. The replica is out of sync from then on, and not eligible either: what its
 disk has lost nobody knows before it is read again. Where it leads, the next leader is in sync, or
 eligible where nobody in sync lives. With neither it stays the leader: others would have fewer
-rows, and readers are served what can still be read.
+rows, and readers are served what can still be read. So does the last one that is eligible.
+
+A broker that is about to let go of what the replica holds names the leader epoch under which it may
+have been counted, and gets a later one, also where nothing else changes. A proposal of the leader
+that still has it among those in sync is of the older epoch then, and refused: nobody counts on rows
+that are gone.
 
 Must not know: what is wrong with the replica, how the broker asks.
 """
@@ -24,9 +29,17 @@ __all__ = ["replica_offline"]
 
 
 def replica_offline(
-    image: Image, broker_id: int, broker_epoch: int, topic_id: bytes, number: int
+    image: Image,
+    broker_id: int,
+    broker_epoch: int,
+    topic_id: bytes,
+    number: int,
+    leader_epoch: int = NO_EPOCH,
 ) -> list[Record]:
     """The change by which others hold the partition; none where nobody can, or all is so already.
+
+    Args:
+        leader_epoch: what holds is to be of a later one than this; NO_EPOCH: of any.
 
     Raises:
         StaleBrokerEpoch, UnknownTopicId, UnknownPartition
@@ -38,7 +51,7 @@ def replica_offline(
         raise InvalidRequest(f"broker {broker_id} has no replica of {topic.name}-{number}.")
     in_sync = _without(partition.in_sync_replicas, broker_id)
     eligible = _without(partition.eligible_leader_replicas, broker_id)
-    leader_id, leader_epoch = LEADER_STAYS, NO_EPOCH
+    leader_id = LEADER_STAYS
     if partition.leader_id == broker_id:
         leader_id = _first_fit(image, partition, in_sync)
         if leader_id == LEADER_STAYS:
@@ -46,10 +59,14 @@ def replica_offline(
             if leader_id == LEADER_STAYS:
                 return []
             in_sync = (leader_id,)
-        leader_epoch = partition.leader_epoch + 1
         assert leader_id in in_sync, "a leader is in sync"
-    if in_sync == partition.in_sync_replicas and eligible == partition.eligible_leader_replicas:
+    elif not in_sync and not eligible:
         return []
+    is_same = in_sync == partition.in_sync_replicas
+    is_same = is_same and eligible == partition.eligible_leader_replicas
+    if is_same and leader_epoch < partition.leader_epoch:
+        return []
+    is_later = leader_id != LEADER_STAYS or leader_epoch != NO_EPOCH
     if len(in_sync) >= min_in_sync(topic.config, partition):
         eligible = ()
     assert broker_id not in (*in_sync, *eligible)
@@ -58,7 +75,7 @@ def replica_offline(
             topic_id,
             number,
             leader_id=leader_id,
-            leader_epoch=leader_epoch,
+            leader_epoch=partition.leader_epoch + 1 if is_later else NO_EPOCH,
             in_sync_replicas=in_sync,
             eligible_leader_replicas=tuple(one for one in eligible if one not in in_sync),
         )

@@ -26,7 +26,7 @@ import enum
 from typing import Final, NamedTuple, Protocol
 
 from quiverlog.core.replication.divergence import Epochs
-from quiverlog.errors import LogTruncated, OffsetOutOfRange
+from quiverlog.errors import LogTruncated, OffsetOutOfRange, UnknownLeaderEpoch
 from quiverlog.types import NO_EPOCH
 from quiverlog.wire.replica_messages import ReplicaFetchPartition, ReplicaFetchResult
 
@@ -209,8 +209,14 @@ class Follower:
 
     def answered(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
         """What the leader says; None: nothing to do, now or at all."""
-        if not self.may_fetch or result.leader_epoch not in (self._leader_epoch, NO_EPOCH):
-            return None  # It was asked for another leader, or before something went wrong.
+        if not self.may_fetch:
+            return None  # It was asked before something went wrong.
+        if result.leader_epoch not in (self._leader_epoch, NO_EPOCH):
+            # It was asked under another leader epoch; or under this one, of which the leader, who
+            # led before, has not heard: it has no reason to tell more by itself.
+            if result.error_code == UnknownLeaderEpoch.code:
+                self.failed(now_us)
+            return None
         log = self._log
         if result.error_code == LogTruncated.code:
             if result.diverging_epoch == NO_EPOCH:
