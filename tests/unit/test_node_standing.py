@@ -47,7 +47,7 @@ class World:
         held = self.one.node.broker.metadata.image.topics_by_id[topic_id].partitions[0]
         told: list[BaseException | None] = []
         change = PartitionChangeRecord(
-            topic_id, 0, leader_id=2, leader_epoch=held.leader_epoch + 1,
+            topic_id, 0, leader_id=replicas[0], leader_epoch=held.leader_epoch + 1,
             replicas=replicas, in_sync_replicas=replicas,
         )  # fmt: skip
         self.one.node.broker.propose(
@@ -143,3 +143,23 @@ def test_a_broker_alone_never_stands_down(tmp_path: Path) -> None:
     members.run(5_000)
     assert not alone.node.broker.standing.is_over
     assert warnings(alone) == 0
+
+
+def test_a_controller_that_stood_still_does_not_speak_as_a_leader(world: World) -> None:
+    """Rule 16: the others may have elected both another controller and another leader."""
+    members, one, two = world.members, world.one, world.two
+    led = world._create("led", (1, 2))
+    members.run(1_000)
+    one.quorum.raft.add_voter(two.key, "host-2:9292", one.mono_us, own_endpoint="host-1:9292")
+    one.send(Tick())
+    members.run(1_000)
+    assert len(one.quorum.raft.voters) == 2
+    assert one.offset_of(led, LATEST).error_code == 0
+    one.set_clock(one.mono_us + 6_000_000)
+    assert one.quorum.is_leading, "its timers have not run yet"
+    assert one.offset_of(led, LATEST).error_code == NotLeader.code
+    members.deliver()  # What came meanwhile, and was said long ago.
+    assert one.offset_of(led, LATEST).error_code == NotLeader.code
+    one.send(Tick())
+    assert not one.quorum.is_leading
+    assert one.offset_of(led, LATEST).error_code == NotLeader.code

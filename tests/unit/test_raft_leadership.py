@@ -28,6 +28,21 @@ def test_a_leader_that_hears_a_majority_stays() -> None:
     assert (replica.raft.role, replica.raft.term) == (Role.LEADER, 1)
 
 
+def test_a_leader_that_stood_still_steps_down_before_it_believes_what_had_waited() -> None:
+    replica = leader()
+    replica.now_us += 1_500_000
+    replica.step(alive(1), alive(2))
+    assert replica.raft.role is Role.FOLLOWER
+    assert replica.raft.majority_heard_us is None
+
+
+def test_a_leader_knows_since_when_a_majority_may_be_gone() -> None:
+    replica = leader(members=voters(0, 1, 2, 3, 4))
+    heard_us = replica.wait(100).step(alive(1), alive(2)).now_us
+    replica.wait(200).step(alive(3))
+    assert replica.raft.majority_heard_us == heard_us
+
+
 def test_an_observer_keeps_nobody_in_office() -> None:
     replica = leader()
     for node in (6, 7):

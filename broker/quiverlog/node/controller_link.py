@@ -59,6 +59,11 @@ class ControllerLink:
         """True when this node decides."""
         return self._quorum.is_leading
 
+    @property
+    def majority_heard_us(self) -> int | None:
+        """When most voters were heard last by this node, which leads them; None: it does not."""
+        return self._quorum.raft.majority_heard_us
+
     def ask(
         self, request: Request, then: Then, now: Now, *, timeout_ms: int = PEER_ANSWER_MS_DEFAULT
     ) -> None:

@@ -28,7 +28,6 @@ from quiverlog.limits import (
     BROKER_HEARTBEATS_PER_SESSION,
     BROKER_RETRY_MS,
     BROKER_STOP_MS_MAX,
-    RAFT_ELECTION_TIMEOUT_MS,
 )
 from quiverlog.node.config import ROLE_BROKER, NodeConfig
 from quiverlog.node.controller_link import ControllerLink
@@ -161,15 +160,16 @@ class Registration:
             return True
         if self._is_fenced or self._is_replaced:
             return False
-        # Who led until just now has its lease with the next tick, which is due.
-        return self._link.leads or self._led or now.mono_us < self._lease_us
+        if self._led != self._link.leads:
+            self._follow_leadership(now)
+        return now.mono_us < self._lease_us
 
     @property
     def lease_ends_us(self) -> int | None:
         """When `may_lead` becomes False unless the controller is heard; None: not by time."""
         if self._is_alone() or self._is_fenced or self._is_replaced:
             return None
-        return None if self._link.leads or self._led else self._lease_us
+        return self._lease_us
 
     # --- when ----------------------------------------------------------------------------------
     @property
@@ -201,12 +201,16 @@ class Registration:
             self._send(now)
 
     def _follow_leadership(self, now: Now) -> None:
-        """Who has just lost the majority may have lost it some time ago."""
-        if self._led and not self._link.leads:
-            unheard_us = 2 * RAFT_ELECTION_TIMEOUT_MS * 1000
-            self._lease_us = now.mono_us + max(0, self._session_us - unheard_us)
+        """Who decides speaks for what it leads for a session after a majority was heard: another
+        controller that is elected then waits as long before it gives this broker up."""
+        leads = self._link.leads
+        heard_us = self._link.majority_heard_us if leads else None
+        assert self._session_us > 0
+        if heard_us is not None:
+            self._lease_us = heard_us + self._session_us
+        if self._led and not leads:
             self._next_us = now.mono_us
-        self._led = self._link.leads
+        self._led = leads
 
     # --- asking --------------------------------------------------------------------------------
     def _send(self, now: Now) -> None:

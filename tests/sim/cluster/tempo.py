@@ -44,7 +44,6 @@ _SCALED: Final[tuple[tuple[Any, str], ...]] = (
     (replication, "_ANSWER_MS"),
     (registration, "BROKER_RETRY_MS"),
     (registration, "BROKER_STOP_MS_MAX"),
-    (registration, "RAFT_ELECTION_TIMEOUT_MS"),
     (in_sync_changes, "_RETRY_US"),
     (sessions, "_SUSPECT_US"),
     (peer_link, "PEER_SILENCE_MS"),

@@ -115,7 +115,7 @@ BUGS: tuple[Bug, ...] = (
         "core.raft.election:Election.campaign",
         "self._outbox.send_durable(vote, last.index)",
         "self._outbox.send(vote)",
-        seed=42,
+        seed=70,
         shape={**_ELECTIONS, "buggy_everywhere": True},
     ),
     make_bug(
@@ -169,7 +169,7 @@ BUGS: tuple[Bug, ...] = (
     make_bug(
         "no check-quorum",
         "core.raft.replication:Replication.quorum_deadline_us",
-        "return reached_by_majority(heard) + self._config.election_timeout_us",
+        "return self.majority_heard_us + self._config.election_timeout_us",
         "return _NEVER_US",
     ),
     make_bug(

@@ -152,6 +152,13 @@ class Leader:
 
     # --- time and sending ------------------------------------------------------------------------
     @property
+    def majority_heard_us(self) -> int:
+        """See `Raft.majority_heard_us`."""
+        heard_us = self._replication.majority_heard_us
+        assert heard_us >= 0
+        return heard_us
+
+    @property
     def quorum_deadline_us(self) -> int:
         """When to step down unless more is heard."""
         return self._replication.quorum_deadline_us

@@ -153,6 +153,11 @@ class Raft:
         return {} if self._leader is None else self._leader.heard_us
 
     @property
+    def majority_heard_us(self) -> int | None:
+        """Until when this leader surely led: a majority was heard then. None: it does not lead."""
+        return None if self._leader is None else self._leader.majority_heard_us
+
+    @property
     def log(self) -> LogView:
         """To look at only."""
         return self._log
@@ -204,11 +209,18 @@ class Raft:
             self._on_answer(message, now_us)
 
     def _at(self, now_us: int) -> None:
-        """The host calls: the moment is not before the last one, and roles are as they must be."""
+        """The host calls: the moment is not before the last one, and roles are as they must be.
+
+        A leader judges the time that has passed before it believes what has waited for it: after a
+        pause, answers in its buffers were given long ago.
+        """
         assert now_us >= self._now_us, "the clock only grows"
         assert (self._leader is None) == (self.role is not Role.LEADER)
         assert self._leader is None or self.leader == self.key
         self._now_us = now_us
+        if self._leader is not None and now_us >= self._leader.quorum_deadline_us:
+            self._step_down(self.term, now_us)
+            assert self._leader is None
 
     def _is_meant(self, target: ReplicaKey) -> bool:
         """A message for another disk of this node is not for us: it may ask to keep a promise that
@@ -244,10 +256,7 @@ class Raft:
         if self.is_failed:
             return
         if self._leader is not None:
-            if now_us >= self._leader.quorum_deadline_us:
-                self._step_down(self.term, now_us)
-            else:
-                self._leader.tick(now_us)
+            self._leader.tick(now_us)
         elif not self._election.may_campaign:
             if now_us >= self._follower.observe_due_us:
                 self._follower.observe(self.term, now_us)

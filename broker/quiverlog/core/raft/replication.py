@@ -271,13 +271,20 @@ class Replication:
     @property
     def quorum_deadline_us(self) -> int:
         """When this leader must step down unless it hears more."""
+        assert self._config.election_timeout_us > 0
+        return self.majority_heard_us + self._config.election_timeout_us
+
+    @property
+    def majority_heard_us(self) -> int:
+        """When a majority of the voters, with this one, was heard last."""
         if self._membership.is_only_voter(self._key):
             return _NEVER_US
         voters = self._membership.voters
+        assert voters, "who leads was elected"
         heard = [p.heard_us for key, p in self.progress.items() if key in voters]
         if self._key in voters:
             heard.append(_NEVER_US)
-        return reached_by_majority(heard) + self._config.election_timeout_us
+        return reached_by_majority(heard)
 
     @property
     def deadline_us(self) -> int:
