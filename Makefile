@@ -4,12 +4,13 @@
 #   make PYTHON=/path/to/python   the interpreter that .venv is made of
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs sim sim-bugs chaos setup clean
+.PHONY: help demo test lint bench docs sim sim-bugs chaos failover setup clean
 export PYTHON
 
 ARGS ?=
 HOURS ?= 1
 MINUTES ?= 10
+KILLS ?= 30
 SEED ?=
 RUN := scripts/with-env.sh
 RUN_NO_JAVA := scripts/with-env.sh --no-java
@@ -51,6 +52,10 @@ sim-bugs:  ## The table of planted bugs and the checks that catch them
 chaos:  ## Real brokers under faults from a seed: make chaos MINUTES=10 SEED=7
 	@scripts/setup.sh
 	@$(RUN_NO_JAVA) python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+failover:  ## How long writes stand still when their leader is killed: make failover KILLS=30
+	@scripts/setup.sh
+	@$(RUN_NO_JAVA) python -m tests.chaos --kills $(KILLS) $(ARGS)
 
 setup:  ## Only make .venv ready
 	@scripts/setup.sh

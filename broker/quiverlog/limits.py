@@ -257,6 +257,11 @@ FETCH_BYTES_DEFAULT: Final = 16 * MIB
 FETCH_PARTITION_BYTES_DEFAULT: Final = 4 * MIB
 RETRY_BACKOFF_MS_MIN: Final = 20
 RETRY_BACKOFF_MS_MAX: Final = 1_000
+ELSEWHERE_BACKOFF_MS_MAX: Final = 250
+"""While somebody else may be elected: a client that has just begun a longer pause would wait it
+out, and writes are to go on within 3 s of a leader's death."""
+ELSEWHERE_TRIES: Final = 40
+"""So many tries with such short pauses, about 5 s; then it is no election that is waited for."""
 
 assert BATCH_BYTES_DEFAULT_MAX <= BATCH_BYTES_MAX
 assert BATCH_BYTES_MAX <= BATCH_DECODED_BYTES_MAX

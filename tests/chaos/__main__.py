@@ -18,6 +18,7 @@ from pathlib import Path
 
 import uvloop
 
+from .failover import failover
 from .nemesis import draw
 from .run import run
 
@@ -28,6 +29,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="of the schedule (default: fresh)")
     parser.add_argument("--minutes", type=float, default=1.0, help="of faults (default 1)")
+    parser.add_argument("--kills", type=int, default=0, help="instead: kill the leader so often")
     parser.add_argument("--schedule", action="store_true", help="print the faults, run nothing")
     parser.add_argument("--runs", type=int, default=1, help="with seeds that follow one another")
     parser.add_argument("--logs", type=Path, default=None, help="keep the brokers' logs here")
@@ -61,6 +63,11 @@ def main(argv: list[str]) -> int:
     def say(text: str) -> None:
         print(f"  {time.monotonic() - begin_s:6.1f} s  {text}", flush=True)
 
+    if options.kills:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            found = runner.run(failover(options.kills, options.kills // 3, say))
+        print(found.text())
+        return 1 if found.problems else 0
     failures = 0
     for seed in range(first, first + options.runs):
         print(f"python -m tests.chaos --seed {seed} --minutes {options.minutes:g}", flush=True)

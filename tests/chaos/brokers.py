@@ -1,4 +1,4 @@
-"""Three broker processes behind the proxy, each with a disk of its own.
+"""Three broker processes, behind the proxy and each with a disk of its own where that is wanted.
 
 Owns their start as one cluster, their deaths, and the watch over them: a broker that ends by
 itself, that does not come up, or that logs an error of its own is a finding. What blocks runs in
@@ -16,6 +16,7 @@ import socket
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from quiverlog import aio
@@ -32,23 +33,35 @@ __all__ = ["Brokers"]
 
 CLUSTER_ID = "chaos"
 START_S = 60.0
-RESERVE_BYTES = 4 << 20
 FINDINGS = re.compile(r"internal error|Traceback|AssertionError|event=\"?panic", re.IGNORECASE)
 EXCERPT_LINES = 40
 
 
 class Brokers:
-    """See the module docstring. `async with` starts them and takes everything away at the end."""
+    """See the module docstring. `async with` starts them and takes everything away at the end.
 
-    def __init__(self, proxy: Proxy, disk_bytes: int) -> None:
+    Args:
+        proxy: None: they are connected to directly.
+        disk_bytes: 0: they share the disk of the machine.
+        config: beyond what each needs anyway.
+    """
+
+    def __init__(
+        self,
+        proxy: Proxy | None = None,
+        disk_bytes: int = 0,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
         self.proxy = proxy
         self.by_id: dict[int, BrokerProcess] = {}
         self.disks: dict[int, Disk] = {}
         self.fronts: dict[int, str] = {}
+        self._addresses: dict[int, tuple[str, int]] = {}
         self.problems: list[str] = []
         self.paused: set[int] = set()
         self.starts: Counter[int] = Counter()
         self._disk_bytes = disk_bytes
+        self._config = dict(config or {})
         self._workspace = tempfile.TemporaryDirectory(prefix="quiverlog-chaos-")
         self._busy = {node_id: asyncio.Lock() for node_id in NODE_IDS}
 
@@ -186,9 +199,14 @@ class Brokers:
     # --- the beginning -------------------------------------------------------------------------
     async def _begin(self) -> None:
         workspace = Path(self._workspace.name)
-        is_mounted = await asyncio.to_thread(can_mount, workspace)
+        is_mounted = self._disk_bytes > 0 and await asyncio.to_thread(can_mount, workspace)
         for node_id in NODE_IDS:
-            self.fronts[node_id] = await self.proxy.open_front(node_id)
+            host, port = self._addresses[node_id] = _free_address()
+            self.fronts[node_id] = f"{host}:{port}"
+            if self.proxy is not None:
+                self.fronts[node_id] = await self.proxy.open_front(node_id)
+                # A broker that joins is asked by the others before it is ready.
+                self.proxy.set_target(node_id, (host, port))
             disk = Disk(workspace / f"disk-{node_id}", self._disk_bytes, is_mounted=is_mounted)
             await asyncio.to_thread(disk.mount)
             self.disks[node_id] = disk
@@ -210,14 +228,11 @@ class Brokers:
             "cluster.id": CLUSTER_ID,
             "rack": f"rack-{node_id}",
             "advertise": self.fronts[node_id],
-            "disk.reserve.bytes": RESERVE_BYTES,
-            "leader.balance.period.ms": 5_000,
+            **self._config,
             **told,
         }
         disk = self.disks[node_id]
-        # A broker that joins is asked by the others before it is ready: its port must be known.
-        host, port = _free_address()
-        self.proxy.set_target(node_id, (host, port))
+        host, port = self._addresses[node_id]
         broker = BrokerProcess(disk.data_dir, config, f"{host}:{port}", start_timeout=START_S)
         self.by_id[node_id] = broker
         await asyncio.to_thread(broker.start)

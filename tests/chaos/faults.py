@@ -18,14 +18,15 @@ from quiverlog import aio
 from quiverlog.client.results import ClusterMetadata
 from quiverlog.errors import QuiverlogError
 
-from .brokers import RESERVE_BYTES, Brokers
+from .brokers import Brokers
 from .nemesis import NODE_IDS, Fault
 from .proxy import Direction, LinkFault, Proxy
 
-__all__ = ["Nemesis", "look_at_metadata"]
+__all__ = ["RESERVE_BYTES", "Nemesis", "look_at_metadata"]
 
 CUT: Final = LinkFault(is_cut=True)
 BLACKHOLE: Final = LinkFault(held=frozenset((Direction.THERE, Direction.BACK)))
+RESERVE_BYTES: Final = 4 << 20
 LITTLE_ROOM_BYTES: Final = RESERVE_BYTES // 2
 LOOK_S: Final = 2.0
 

@@ -19,7 +19,7 @@ from tests.sim.cluster.linear import NEVER
 from . import replicas
 from .brokers import Brokers
 from .checker import Verdict, check
-from .faults import Nemesis, look_at_metadata
+from .faults import RESERVE_BYTES, Nemesis, look_at_metadata
 from .history import History, Outcome
 from .nemesis import NODE_IDS, Fault, draw
 from .proxy import Proxy
@@ -34,6 +34,11 @@ ENDS_WITHIN_S: Final = 90.0
 """Sends under way have their delivery timeout."""
 DISK_BYTES_MIN: Final = 64 << 20
 DISK_BYTES_PER_S: Final = 400_000
+BROKER_CONFIG: Final = {
+    "disk.reserve.bytes": RESERVE_BYTES,
+    # Preferred leaders are elected often, so that it happens within a short run.
+    "leader.balance.period.ms": 5_000,
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -96,9 +101,9 @@ async def run(
     proxy = Proxy()
     disk_bytes = max(DISK_BYTES_MIN, int(duration_s * DISK_BYTES_PER_S))
     try:
-        async with Brokers(proxy, disk_bytes) as brokers:
+        async with Brokers(proxy, disk_bytes, BROKER_CONFIG) as brokers:
             try:
-                return await _run(seed, duration_s, schedule, brokers, say)
+                return await _run(seed, duration_s, schedule, brokers, proxy, say)
             finally:
                 if logs is not None:
                     brokers.keep_logs(logs)
@@ -111,13 +116,14 @@ async def _run(
     duration_s: float,
     schedule: list[Fault],
     brokers: Brokers,
+    proxy: Proxy,
     say: Callable[[str], None],
 ) -> Report:
     workload = Workload(brokers.bootstrap, seed)
     history = workload.history
     await workload.create_topics(SERVES_WITHIN_S)
     first_epochs = await _epochs(brokers)
-    nemesis = Nemesis(brokers, brokers.proxy, [topic.name for topic in TOPICS])
+    nemesis = Nemesis(brokers, proxy, [topic.name for topic in TOPICS])
     begin_s = time.monotonic()
     workload.start()
     say(f"{len(schedule)} faults in {duration_s:g} s")

@@ -317,6 +317,15 @@ def test_the_pause_grows_is_bounded_and_never_fixed() -> None:
     assert routing.backoff_s(5, 0.0) == 0.0
 
 
+def test_pauses_are_short_while_another_leader_may_be_elected() -> None:
+    elsewhere = [routing.pause_s(quiverlog.errors.NotLeader(), n, 0.999) for n in range(50)]
+    assert max(elsewhere[:40]) < 0.25
+    assert 4 < sum(elsewhere[:40]) / 2 < 6, "on average; an election takes half of it"
+    assert elsewhere[40] > 0.9
+    assert routing.pause_s(quiverlog.errors.DiskFull(), 20, 0.999) > 0.9
+    assert routing.pause_s(quiverlog.errors.NotLeader(), 0, 0.999) < 0.02
+
+
 # --- the package ---------------------------------------------------------------------------------
 def test_the_import_is_cheap() -> None:
     """No pyarrow, no sockets, no asyncio: the command line and Spark's discovery pay for it."""

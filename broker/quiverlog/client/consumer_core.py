@@ -43,7 +43,7 @@ from .consumer_requests import Request, Source
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
 from .replica_choice import IN_SYNC_EVERY_S, LEADER
 from .results import ConsumerBatch, FetchedPartition
-from .routing import Cluster, backoff_s, partition_info
+from .routing import Cluster, partition_info, pause_s
 
 __all__ = ["ROUND_S", "ConsumerCore"]
 
@@ -140,7 +140,7 @@ class ConsumerCore:
             deferred, self._deferred = self._deferred, None
             if deferred is not None:
                 raise deferred
-            pause_s = 0.0
+            wait_s = 0.0
             round_began_s = self.clock()
             try:
                 yield from self._look_around()
@@ -151,14 +151,14 @@ class ConsumerCore:
                     # Under way while these rows are used.
                     yield from self._fetches.start(self._positions, self._order)
             except QuiverlogError as error:
-                pause_s = self._after_failure(error, round_began_s)
+                wait_s = self._after_failure(error, round_began_s)
             if self._ready:
                 continue
             left_s = deadline_s - self.clock()
             if left_s <= 0:
                 return None
-            if pause_s:
-                yield Sleep(min(pause_s, left_s))
+            if wait_s:
+                yield Sleep(min(wait_s, left_s))
 
     @property
     def is_at_end(self) -> bool:
@@ -357,7 +357,7 @@ class ConsumerCore:
         if error.refresh_metadata:
             self._cluster.forget_topics()
         self._failures += 1
-        return backoff_s(self._failures, self._cluster.jitter())
+        return pause_s(error, self._failures, self._cluster.jitter())
 
     def _look_every_s(self) -> float:
         if self._follows_all:

@@ -24,7 +24,7 @@ from .deadline import within
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
 from .replica_choice import IN_SYNC_EVERY_S, LEADER, FetchFrom, ReplicaChoice
 from .results import ConsumerBatch
-from .routing import Cluster, backoff_s, empty_pause_s, partition_info
+from .routing import Cluster, empty_pause_s, partition_info, pause_s
 from .stored_batches import split_fetch
 
 if TYPE_CHECKING:
@@ -222,13 +222,13 @@ class FetchCore:
         return pending
 
     def _recover(self, error: QuiverlogError) -> Operation[None]:
-        pause_s = backoff_s(self._failures, self._cluster.jitter())
-        if not error.retriable or self._cluster.clock() + pause_s >= self._deadline_s:
+        wait_s = pause_s(error, self._failures, self._cluster.jitter())
+        if not error.retriable or self._cluster.clock() + wait_s >= self._deadline_s:
             raise error
         if error.refresh_metadata:
             self._cluster.forget_topics()
         self._failures += 1
-        yield Sleep(pause_s)
+        yield Sleep(wait_s)
 
 
 class PartitionFetcher:

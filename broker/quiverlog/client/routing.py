@@ -35,6 +35,8 @@ from quiverlog.errors import (
 from quiverlog.limits import (
     CLIENT_ID_CHARS_MAX,
     CONNECT_TIMEOUT_MS_DEFAULT,
+    ELSEWHERE_BACKOFF_MS_MAX,
+    ELSEWHERE_TRIES,
     REQUEST_TIMEOUT_MS_DEFAULT,
     RETRY_BACKOFF_MS_MAX,
     RETRY_BACKOFF_MS_MIN,
@@ -58,6 +60,7 @@ __all__ = [
     "check",
     "empty_pause_s",
     "parse_addresses",
+    "pause_s",
 ]
 
 T = TypeVar("T")
@@ -101,6 +104,14 @@ def backoff_s(attempt: int, jitter: float) -> float:
     assert attempt >= 0
     ceiling_ms: int = min(RETRY_BACKOFF_MS_MAX, RETRY_BACKOFF_MS_MIN << min(attempt, 16))
     return jitter * ceiling_ms / 1000
+
+
+def pause_s(error: QuiverlogError, attempt: int, jitter: float) -> float:
+    """As `backoff_s`, after `error`: short while somebody else may be elected in these seconds."""
+    found_s = backoff_s(attempt, jitter)
+    if error.refresh_metadata and attempt < ELSEWHERE_TRIES:
+        found_s = min(found_s, jitter * ELSEWHERE_BACKOFF_MS_MAX / 1000)
+    return found_s
 
 
 def empty_pause_s(attempt: int, jitter: float) -> float:
@@ -253,12 +264,12 @@ class Cluster:
             try:
                 return (yield from attempt())
             except QuiverlogError as error:
-                pause_s = backoff_s(tries, self.jitter())
+                wait_s = pause_s(error, tries, self.jitter())
                 # A partition that fresh metadata does not show will not turn up by waiting.
                 retriable = error.retriable and not isinstance(error, UnknownPartition)
                 # A stale picture may be the only fault: forget it and look once more.
                 stale = error.refresh_metadata and not retriable and not refreshed
-                if not (retriable or stale) or self.clock() + pause_s >= deadline:
+                if not (retriable or stale) or self.clock() + wait_s >= deadline:
                     raise
                 refreshed = refreshed or stale
                 if isinstance(error, NotController):
@@ -266,7 +277,7 @@ class Cluster:
                 if error.refresh_metadata:
                     self.forget_topics()
             tries += 1
-            yield Sleep(pause_s)
+            yield Sleep(wait_s)
 
     def first_contact(self) -> Operation[None]:
         """Learn who the brokers are; one round, no retry, within the request timeout."""

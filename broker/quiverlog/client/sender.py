@@ -49,7 +49,7 @@ from .answers import named
 from .producer_identity import Numbering
 from .producer_types import EncodedBatch, Identity, ProduceCall, ProducerOptions, Receiver
 from .results import Produced, TopicInfo
-from .routing import backoff_s
+from .routing import pause_s
 
 __all__ = ["PartitionQueue", "Sender"]
 
@@ -239,8 +239,7 @@ class Sender:
             waiting = queue.queue or queue.retry
             if waiting:
                 moments.append(waiting[0].deadline_us)
-                # A pause that is over and sent nothing waits for metadata or an identity, which
-                # call when they are there.
+                # A pause that is over waits for metadata or an identity, which call in the end.
                 if not queue.in_flight and queue.not_before_us > now.mono_us:
                     moments.append(queue.not_before_us)
         return min(moments, default=None)
@@ -316,7 +315,7 @@ class Sender:
         elif error.retriable and now.mono_us < batch.deadline_us:
             if not isinstance(error, REFUSED):
                 batch.maybe_stored = True
-            self._try_again(queue, batch, now)
+            self._try_again(queue, batch, error, now)
             return
         batch.maybe_stored = batch.maybe_stored or isinstance(error, UNTRUSTED)
         self._fail(queue, batch, error)
@@ -347,27 +346,28 @@ class Sender:
         self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError, now: Now
     ) -> bool:
         """The broker misses what comes before this batch. True: it will be tried again."""
-        is_oldest = all(
-            b.index > batch.index for b in (*queue.in_flight, *queue.retry) if b is not batch
-        )
+        others = (b for b in (*queue.in_flight, *queue.retry) if b is not batch)
+        is_oldest = all(b.index > batch.index for b in others)
         if not is_oldest:
             # Its predecessor was not stored, so it was not either; both go again, in order.
             batch.maybe_stored = False
-            self._try_again(queue, batch, now)
+            self._try_again(queue, batch, error, now)
             return True
         has_forgotten = isinstance(error, UnknownProducerId) and queue.numbering.is_known
         if batch.maybe_stored and (has_forgotten or not queue.numbering.is_broken):
             return False  # an earlier try may have stored it, and the broker cannot tell any more
         batch.maybe_stored = False
         queue.numbering.break_off()
-        self._try_again(queue, batch, now)
+        self._try_again(queue, batch, error, now)
         return True
 
-    def _try_again(self, queue: PartitionQueue, batch: EncodedBatch, now: Now) -> None:
+    def _try_again(
+        self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError, now: Now
+    ) -> None:
         queue.in_flight.remove(batch)
         queue.retry.append(batch)
-        pause_us = round(backoff_s(batch.attempts - 1, self._jitter()) * 1_000_000)
-        queue.not_before_us = max(queue.not_before_us, now.mono_us + pause_us)
+        wait_us = round(pause_s(error, batch.attempts - 1, self._jitter()) * 1_000_000)
+        queue.not_before_us = max(queue.not_before_us, now.mono_us + wait_us)
 
     def _fail(self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError) -> None:
         for holder in (queue.in_flight, queue.retry, queue.queue):
