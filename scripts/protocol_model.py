@@ -59,7 +59,7 @@ MEANINGS: Final[dict[str, str]] = {
     "PartitionTarget.replicas": "node ids of who is to hold it, the preferred leader first",
     "ReassignPartitionsRequest.name": "name of the topic",
     "ReassignPartitionsRequest.partitions": "where each is to go",
-    "ReassignPartitionsResponse.partitions": "one entry per partition, by number",
+    "ReassignPartitionsResponse.moves": "one entry per partition, by number",
     "adding_replicas": "who begins to hold it",
     "removing_replicas": "who ends to hold it when those that begin are in sync",
     "PartitionLeader.elected": "this request has changed who leads",

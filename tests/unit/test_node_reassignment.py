@@ -115,7 +115,7 @@ def test_a_partition_moves_with_all_rows_and_is_removed_where_it_was(world: Worl
     leader = world.leader
     assert leader is not None
     stored = world.log_files(leader.config.node_id)
-    (found,) = world.reassign(*target).partitions
+    (found,) = world.reassign(*target).moves
     assert (found.replicas, found.adding_replicas) == ([*target, *before], [*target])
     assert found.removing_replicas == [*before]
     world.members.run_until(lambda: not world.partition.moves, 60_000)
@@ -148,16 +148,16 @@ def test_a_move_that_cannot_end_is_given_up(world: World) -> None:
     world.members.run_until(lambda: target[0] in world.partition.in_sync_replicas)
     world.members.run(15_000)
     assert world.partition.moves, "one of those that are added has no rows"
-    assert world.ask(ReassignPartitionsRequest(name="t")).partitions[0].partition == 0
-    (found,) = world.reassign().partitions
+    assert world.ask(ReassignPartitionsRequest(name="t")).moves[0].partition == 0
+    (found,) = world.reassign().moves
     assert found.replicas == [*before]
     assert world.partition.replicas == before
     assert set(world.partition.in_sync_replicas) == set(before)
-    assert world.ask(ReassignPartitionsRequest(name="t")).partitions == []
+    assert world.ask(ReassignPartitionsRequest(name="t")).moves == []
     world.members.run_until(lambda: not world.log_files(target[0]))
     world.write(2)
     assert world.read() == [0, 1]
-    assert world.reassign().partitions[0].replicas == [*before], "once more changes nothing"
+    assert world.reassign().moves[0].replicas == [*before], "once more changes nothing"
 
 
 def test_another_target_keeps_who_is_in_both(world: World) -> None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
-from quiverlog.server.replies import path_hider
+from quiverlog.server.metrics import ServerMetrics
+from quiverlog.server.replies import Replies, path_hider
+from quiverlog.wire.frames import decode_response
+from quiverlog.wire.messages import Response
+from quiverlog.wire.registry import APIS
+from tests.golden.samples import sample
 
 
 @pytest.mark.parametrize(
@@ -28,3 +35,17 @@ def test_paths_are_relative_to_the_data_directory(
 ) -> None:
     """A directory called `d` took every `d` out of every message."""
     assert path_hider(*directories)(text) == shown
+
+
+@pytest.mark.parametrize("api", list(APIS))
+def test_every_response_becomes_a_frame(api: int) -> None:
+    """An entry that cannot fail stood in a list in which errors are looked for."""
+    log = Mock()
+    replies = Replies(ServerMetrics(), log, hide_paths=str)
+    response = sample(APIS[api].response)
+    assert isinstance(response, Response)
+    replies.add(response, 7)
+    assert log.method_calls == []
+    ((head,), _) = replies.take()
+    found = decode_response(memoryview(head)[8:], api)
+    assert (found.api, found.correlation_id) == (api, 7)

@@ -57,10 +57,10 @@ def check_reassign_partitions(
     request: ReassignPartitionsRequest, response: ReassignPartitionsResponse, _: int
 ) -> None:
     """Raises InvalidResponse."""
-    found = [one.partition for one in response.partitions]
+    found = [one.partition for one in response.moves]
     wanted = {one.partition for one in request.partitions}
     if len(set(found)) != len(found) or (wanted and wanted != set(found)):
         raise InvalidResponse(f"Partitions {sorted(wanted)[:10]} were named; {found[:10]} came.")
-    for one in response.partitions:
+    for one in response.moves:
         if one.partition < 0 or not one.replicas:
             raise InvalidResponse(f"Partition {one.partition} is held by {one.replicas}.")

@@ -32,7 +32,7 @@ def reassign_partitions(
         reply = yield from cluster.call_controller(request)
         assert isinstance(reply.response, ReassignPartitionsResponse)
         cluster.forget_topics()
-        return {one.partition: _move(one) for one in reply.response.partitions}
+        return {one.partition: _move(one) for one in reply.response.moves}
 
     return (yield from about(name, cluster.retrying(attempt)))
 

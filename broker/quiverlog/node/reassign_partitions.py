@@ -49,7 +49,7 @@ def _reassign(broker: Broker, call: Call, request: ReassignPartitionsRequest) ->
     topic = find_topic(broker.metadata.image, request.name)
     assert all(number < len(topic.partitions) for number in named), "partitions only grow"
     return ReassignPartitionsResponse(
-        partitions=[
+        moves=[
             PartitionReplicas(
                 one.partition,
                 list(one.replicas),

@@ -58,5 +58,5 @@ class ReassignPartitionsResponse(Response, array_like=True, gc=False):
     """The partitions that were named, or those that move."""
 
     API: ClassVar[Api] = Api.REASSIGN_PARTITIONS
-    partitions: Annotated[list[PartitionReplicas], Meta(max_length=PARTITIONS_PER_TOPIC_MAX)] = []
+    moves: Annotated[list[PartitionReplicas], Meta(max_length=PARTITIONS_PER_TOPIC_MAX)] = []
     controller: BrokerEndpoint | None = None
