@@ -203,6 +203,9 @@ class PartitionDirectories:
                 self._note(name, "not a directory")
                 continue
             try:
+                own = owners.get(name)
+                if own and read_topic_id(self._disk, self.partition_path(name)) == own:
+                    continue  # Nearly always: a directory with its file in it.
                 with typed_errors(self.partition_path(name)):
                     self._judge(name, owners, removed, gone, aside, written, later)
             except QuiverlogError as error:

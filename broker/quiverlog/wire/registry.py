@@ -1,12 +1,14 @@
 """Which request and response belong to an API number, and which versions are spoken.
 
-One table; the decoders are made once at import. Adding an API means adding its two classes to
-`messages` (those between brokers have files of their own) and one line here.
+One table; a decoder is made for the first message that needs it. Adding an API means adding its two
+classes to `messages` (those between brokers have files of their own) and one line here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -21,7 +23,31 @@ from . import reassignment_messages as n
 from . import replica_messages as r
 from . import voters_messages as v
 
-__all__ = ["APIS", "ApiSpec", "api_ranges"]
+__all__ = ["APIS", "ApiSpec", "LateDecoder", "api_ranges"]
+
+_Message = TypeVar("_Message")
+
+
+class LateDecoder(Generic[_Message]):
+    """Decodes one type. To make all of them takes 9 ms, and nobody needs them all: a broker hears
+    no answers to clients, and a client no requests.
+
+    Attributes:
+        decode: made when it is first looked up.
+    """
+
+    __slots__ = ("_kind", "decode")
+
+    decode: Callable[[bytes | bytearray | memoryview], _Message]
+
+    def __init__(self, kind: type[_Message]) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Callable[[bytes | bytearray | memoryview], _Message]:
+        if name != "decode":
+            raise AttributeError(name)
+        self.decode = msgspec.msgpack.Decoder(self._kind).decode
+        return self.decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +57,8 @@ class ApiSpec:
     api: m.Api
     request: type[m.Request]
     response: type[m.Response]
-    request_decoder: msgspec.msgpack.Decoder[m.Request]
-    response_decoder: msgspec.msgpack.Decoder[m.Response]
+    request_decoder: LateDecoder[m.Request]
+    response_decoder: LateDecoder[m.Response]
     version_min: int
     version_max: int
     between_brokers: bool
@@ -53,8 +79,8 @@ def _spec(
         api=request.API,
         request=request,
         response=response,
-        request_decoder=msgspec.msgpack.Decoder(request),
-        response_decoder=msgspec.msgpack.Decoder(response),
+        request_decoder=LateDecoder(request),
+        response_decoder=LateDecoder(response),
         version_min=1,
         version_max=request.VERSION,
         between_brokers=between_brokers,
