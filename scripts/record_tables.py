@@ -36,6 +36,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "fenced": "fenced; absent: false",
             "in_shutdown": "about to stop; absent: false",
             "directory_id": "id of its data directory; absent: empty",
+            "wants_vote": "may become a voter by itself; absent: false",
         },
     ),
     "TopicRecord": (
@@ -108,6 +109,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "broker_epoch": "broker epoch",
             "fenced": "fenced",
             "in_shutdown": "about to stop",
+            "wants_vote": "may become a voter by itself; absent: nil",
         },
     ),
 }

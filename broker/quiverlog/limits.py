@@ -155,6 +155,9 @@ RAFT_WAITING_MESSAGES_MAX: Final = 1_000
 """Answers of a replica that wait for its disk; beyond, the oldest is as good as lost on the way."""
 QUORUM_REPLICAS_SHOWN_MAX: Final = 1_300
 """Replicas of the metadata log in an answer to CHANGE_VOTERS: all voters and observers."""
+QUORUM_AUTO_VOTERS_MAX: Final = 5
+"""Voters that a quorum gets by itself: it survives the loss of two, and each one more makes every
+decision wait for more disks."""
 QUORUM_SEEDS_MAX: Final = 16
 """Controllers that a broker is told of in its configuration."""
 QUORUM_MESSAGES_MAX: Final = 64

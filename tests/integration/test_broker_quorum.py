@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.errors import QuiverlogError, VoterChangePending, VoterNotReady
+from quiverlog.errors import QuiverlogError
 from quiverlog.wire import messages as m
-from quiverlog.wire.voters_messages import ChangeVotersRequest, ChangeVotersResponse, VoterChange
+from quiverlog.wire.voters_messages import ChangeVotersRequest, ChangeVotersResponse
 from tests.support.broker import BrokerProcess
 from tests.support.rawclient import RawClient
 
@@ -51,7 +51,7 @@ class Three:
         for node_id in self.ids[1:]:
             broker = BrokerProcess(config={"node.id": node_id, **told})
             self.by_id[node_id] = stack.enter_context(broker)
-            self.add_voter(node_id)
+        until(self.is_formed, "three voters")
         seeds = ",".join(f"{n}@{one.bootstrap}" for n, one in self.by_id.items())
         for one in self.by_id.values():  # What they are told at their next start.
             one.config |= {**told, "controller.quorum.bootstrap.servers": seeds}
@@ -89,16 +89,10 @@ class Three:
         until(look, "a leader")
         return found[-1]
 
-    def add_voter(self, node_id: int) -> None:
-        deadline = time.monotonic() + BOUND_S
-        while True:
-            with RawClient(address(self.by_id[self.leader])) as client:
-                try:
-                    client.ask(ChangeVotersRequest(change=int(VoterChange.ADD), node_id=node_id))
-                    return
-                except (VoterNotReady, VoterChangePending):
-                    assert time.monotonic() < deadline
-            time.sleep(0.01)
+    def is_formed(self) -> bool:
+        """Are all three voters, without anybody's command?"""
+        quorum = self.quorum(self.ids[0])
+        return quorum is not None and sum(one.is_voter for one in quorum.replicas) == 3
 
     def decide(self, name: str, among: list[int]) -> int:
         """Have a topic created by whoever can; returns by whom."""

@@ -114,6 +114,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
                 1,
                 "r",
                 [b.RegisteredListener("default", "h", 1)],
+                True,
             ),
             b"",
         ),

@@ -26,12 +26,6 @@ EXCEPTIONS: Final[dict[str, str]] = {
     ),
     **dict.fromkeys(
         [
-            "broker/quiverlog/core/raft/raft.py:move_voter",
-        ],
-        "administration of the quorum, which has no request yet",
-    ),
-    **dict.fromkeys(
-        [
             "connector/pyspark_quiverlog/__init__.py:streamReader",
             "connector/pyspark_quiverlog/__init__.py:streamWriter",
             "connector/pyspark_quiverlog/stream_reader.py:getDefaultReadLimit",

@@ -318,7 +318,7 @@ class Broker:
             if isinstance(record, ProducerIdBlockRecord):
                 self.producer_ids.block_added(record)
             elif isinstance(record, BrokerRecord | BrokerChangeRecord):
-                self.membership.registration.changed()
+                self.membership.changed()
                 self.in_sync_changes.look_at(self.replicas.values())
         if any(isinstance(record, BrokerRecord) for record in records):
             self.whereabouts.brokers_changed(self.metadata.image.brokers.values())

@@ -52,6 +52,8 @@ class NodeConfig:
     controllers: Mapping[int, Address] = field(default_factory=dict)
     """Whom to ask for the metadata, by node id. A new data directory of a broker that knows any
     joins their quorum; that of one that knows none becomes a quorum of one."""
+    joins_quorum: bool = False
+    """A controller that becomes a voter without anybody's asking (`voter_changes`)."""
     software_version: str = ""
     topic_defaults: Mapping[str, str] = field(default_factory=dict)
     """Defaults of topic configuration that differ from the table's (`core.controller.configs`)."""
@@ -95,6 +97,11 @@ class NodeConfig:
         """Where other brokers reach this one."""
         default = Address(self.advertised_host, self.advertised_port)
         return self.listeners.get(self.inter_broker_listener, default)
+
+    @property
+    def wants_vote(self) -> bool:
+        """What the controller is told of it."""
+        return self.joins_quorum and ROLE_CONTROLLER in self.roles
 
     def __post_init__(self) -> None:
         assert self.node_id >= 0

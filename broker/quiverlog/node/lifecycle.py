@@ -90,6 +90,7 @@ def _start_in(
             config.rack,
             config.endpoints,
             directory_id=directory.directory_id,
+            wants_vote=config.wants_vote,
         )
     ]
     image = broker.metadata.image

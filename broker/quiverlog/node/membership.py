@@ -1,6 +1,6 @@
 """This node among the brokers: its way to the controller, its registration, and everybody's.
 
-Owns nothing but these three, put together.
+Owns nothing but these three, put together, and the voters that change by themselves.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from quiverlog.node.peers import Peers
 from quiverlog.node.quorum import Quorum
 from quiverlog.node.registrar import Registrar
 from quiverlog.node.registration import Registration
+from quiverlog.node.voter_changes import VoterChanges
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.types import Now
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
@@ -32,7 +33,7 @@ class Membership:
         holds_back: see `Registration`.
     """
 
-    __slots__ = ("_is_active", "controller", "registrar", "registration")
+    __slots__ = ("_is_active", "controller", "registrar", "registration", "voter_changes")
 
     def __init__(
         self,
@@ -71,6 +72,8 @@ class Membership:
             holds_back,
         )
 
+        self.voter_changes = VoterChanges(config, quorum, metadata, outbox)
+
     def begin(self, now: Now) -> None:
         """There is a quorum to ask, or to be."""
         self._is_active = True
@@ -86,9 +89,17 @@ class Membership:
         if not self._is_active:
             return None
         own_us, others_us = self.registration.next_us(), self.registrar.next_us()
+        voters_us = self.voter_changes.next_us()
+        if voters_us is not None and (others_us is None or voters_us < others_us):
+            others_us = voters_us
         if own_us is None or others_us is None:
             return own_us if others_us is None else others_us
         return min(own_us, others_us)
+
+    def changed(self) -> None:
+        """What the metadata say of brokers is another."""
+        self.registration.changed()
+        self.voter_changes.changed()
 
     def stop(self) -> None:
         """The broker closes: nothing more is asked or decided here."""
@@ -105,3 +116,4 @@ class Membership:
             return
         self.registrar.tick(now)
         self.registration.tick(now)
+        self.voter_changes.tick(now)

@@ -101,6 +101,11 @@ class Quorum(Duties):
         """The term in which this node decides; 0 while it does not."""
         return self._told_term
 
+    @property
+    def is_changing(self) -> bool:
+        """True while somebody waits for a change of the voters."""
+        return self._change is not None
+
     def check_leading(self, now: Now) -> bool:
         """True: propose; False: wait for `leads`, or for `interrupted`.
 

@@ -232,4 +232,5 @@ def _newcomer(request: RegisterBrokerRequest) -> BrokerRecord:
         request.rack,
         tuple((one.name, one.host, one.port) for one in request.listeners),
         directory_id=request.directory_id,
+        wants_vote=request.wants_vote,
     )

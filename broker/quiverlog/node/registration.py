@@ -242,6 +242,7 @@ class Registration:
             port=config.advertised_port,
             rack=config.rack,
             listeners=[RegisteredListener(*one) for one in config.endpoints],
+            wants_vote=config.wants_vote,
         )
 
     def _answered(

@@ -9,8 +9,10 @@ Must not know: how a change becomes durable, what else is decided.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from functools import partial
 
+from quiverlog.core.controller.records import BrokerChangeRecord
 from quiverlog.core.raft.log import Place
 from quiverlog.core.raft.messages import ProposalRefused, Refusal, ReplicaKey
 from quiverlog.errors import (
@@ -24,7 +26,7 @@ from quiverlog.errors import (
 from quiverlog.limits import QUORUM_REPLICAS_SHOWN_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.jobs import Then
-from quiverlog.node.tasks import Call, Steps
+from quiverlog.node.tasks import Call, Steps, Wait
 from quiverlog.types import Now
 from quiverlog.wire.voters_messages import (
     ChangeVotersRequest,
@@ -62,6 +64,8 @@ def handle_change_voters(broker: Broker, call: Call) -> Steps:
         if not broker.quorum.check_leading(call.now):
             raise NotController
         key = _replica_of(broker, asked, change)
+        if change is VoterChange.REMOVE:
+            yield from _keep_out(broker, key, call)
         yield partial(_propose, broker, change, key, call.now)
         done = "voter added" if change is VoterChange.ADD else "voter removed"
         broker.outbox.log("info", done, node=key.node_id, directory=key.directory_id)
@@ -71,6 +75,15 @@ def handle_change_voters(broker: Broker, call: Call) -> Steps:
         committed_index=broker.quorum.raft.log.commit,
         replicas=describe_quorum(broker, call.now),
     )
+
+
+def _keep_out(broker: Broker, key: ReplicaKey, call: Call) -> Generator[Wait, object, None]:
+    """Who is removed by command must not be back a moment later, before its next start."""
+    known = broker.metadata.image.brokers.get(key.node_id)
+    if known is None or not known.wants_vote or known.directory_id != key.directory_id:
+        return
+    change = BrokerChangeRecord(key.node_id, known.broker_epoch, wants_vote=False)
+    yield broker.metadata.proposal([change], call.now)
 
 
 def _replica_of(broker: Broker, asked: ReplicaKey, change: VoterChange) -> ReplicaKey:

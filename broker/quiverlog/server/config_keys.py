@@ -111,6 +111,15 @@ _KEYS: Final = (
         label="id@host:port,...",
     ),
     Setting(
+        "controller.quorum.auto.join",
+        _CHOICE,
+        "true",
+        "Whether a broker with the role `controller` becomes a voter of the metadata quorum by"
+        " itself once it follows: two at a time, up to five voters ([cluster.md](cluster.md))."
+        " `false`: by `quiverlog cluster voters add` only.",
+        choices=("true", "false"),
+    ),
+    Setting(
         "broker.session.ms",
         _INT,
         limits.BROKER_SESSION_MS_DEFAULT,

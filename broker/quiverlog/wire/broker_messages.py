@@ -65,6 +65,7 @@ class RegisterBrokerRequest(Request, array_like=True, gc=False):
     port: Port = 0
     rack: Rack = ""
     listeners: PerListener[RegisteredListener] = []
+    wants_vote: bool = False
 
 
 class RegisterBrokerResponse(Response, array_like=True, gc=False):

@@ -6,19 +6,22 @@ Owns how they come to know each other, which of them is killed, and their end.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quiverlog.cli.demo.processes import DemoBroker
 from quiverlog.cli.failures import CommandFailed
+from quiverlog.limits import QUORUM_AUTO_VOTERS_MAX
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
 
 __all__ = ["DemoCluster"]
 
-_ADD = 1
+_QUORUM_S_MAX = 60.0
+_LOOK_S = 0.05
 REPLICATION_FACTOR_MAX = 3
 """More copies than three show nothing that three do not."""
 
@@ -73,15 +76,18 @@ class DemoCluster:
         for broker in self.brokers[1:]:
             broker.wait_until_ready()
 
-    def form_quorum(self, client: Client) -> None:
-        """Make voters of the other brokers, an odd number with the first: see docs/cluster.md."""
-        from quiverlog.client.voters import change_voters
-        from quiverlog.wire.voters_messages import ChangeVotersRequest
+    def wait_for_quorum(self, client: Client) -> None:
+        """Return when the brokers have made voters of themselves: see docs/cluster.md.
 
-        last = self._count - 1 + self._count % 2
-        for broker in self.brokers[1:last]:
-            request = ChangeVotersRequest(change=_ADD, node_id=broker.node_id)
-            client.run(change_voters(client.cluster, request))
+        Raises:
+            CommandFailed: they did not in time.
+        """
+        wanted = min(self._count - 1 + self._count % 2, QUORUM_AUTO_VOTERS_MAX)
+        deadline_s = time.monotonic() + _QUORUM_S_MAX
+        while len(client.describe_cluster().voters) < wanted:
+            if time.monotonic() > deadline_s:
+                raise CommandFailed(f"The brokers form no quorum; their logs: {self.logs}")
+            time.sleep(_LOOK_S)
 
     def kill_leader(self, client: Client, topic: str) -> tuple[DemoBroker, list[int]]:
         """SIGKILL for the broker that leads the most partitions of a topic.

@@ -82,7 +82,7 @@ def run_demo(options: DemoOptions) -> int:
         from quiverlog.client.client import connect
 
         with connect(cluster.bootstrap, client_id="quiverlog-demo") as client:
-            cluster.form_quorum(client)
+            cluster.wait_for_quorum(client)
             replay = _replay(client, tables, cluster, console)
             spark = _run_spark(client, tables, cluster, directory, options, console)
             back, delays = _read_back(client, options)

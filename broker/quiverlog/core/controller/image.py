@@ -206,11 +206,13 @@ class Image:
         broker = self.brokers[record.node_id]
         assert record.broker_epoch == broker.broker_epoch, "who registers anew is another broker"
         fenced, in_shutdown = record.fenced, record.in_shutdown
-        assert fenced is not None or in_shutdown is not None, "a change changes something"
+        changed = (fenced, in_shutdown, record.wants_vote)
+        assert any(one is not None for one in changed), "a change changes something"
         self.brokers[record.node_id] = replace(
             broker,
             fenced=broker.fenced if fenced is None else fenced,
             in_shutdown=broker.in_shutdown if in_shutdown is None else in_shutdown,
+            wants_vote=broker.wants_vote if record.wants_vote is None else record.wants_vote,
         )
 
     def _replay_partition_change(self, record: PartitionChangeRecord) -> None:

@@ -66,7 +66,8 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     `incarnation` is new at every start of its process, `directory_id` belongs to its disk.
     `broker_epoch` numbers the registration (UNKNOWN_BROKER_EPOCH); snapshots write the number.
     `fenced`: it leads nothing, and counts as a copy of nothing. A record from before there were
-    registrations is that of a quorum of one, which nobody fences.
+    registrations is that of a quorum of one, which nobody fences. `wants_vote`: it may be made a
+    voter of the metadata quorum without anybody's asking.
     """
 
     node_id: int
@@ -79,6 +80,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     fenced: bool = False
     in_shutdown: bool = False
     directory_id: str = ""
+    wants_vote: bool = False
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -170,6 +172,7 @@ class BrokerChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=11):
     broker_epoch: int
     fenced: bool | None = None
     in_shutdown: bool | None = None
+    wants_vote: bool | None = None
 
 
 Record = (

@@ -240,4 +240,5 @@ def _is_same(before: BrokerRecord, newcomer: BrokerRecord) -> bool:
         broker_epoch=before.broker_epoch,
         fenced=before.fenced,
         in_shutdown=before.in_shutdown,
+        wants_vote=before.wants_vote,
     )

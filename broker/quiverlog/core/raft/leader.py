@@ -79,6 +79,14 @@ class Leader:
         """See `Raft.heard_us`."""
         return {key: one.heard_us for key, one in list(self._replication.progress.items())}
 
+    def is_caught_up(self, key: ReplicaKey, now_us: int) -> bool:
+        """See `Raft.is_caught_up`."""
+        try:
+            self._replication.check_caught_up(key, now_us)
+        except ProposalRefused:
+            return False
+        return True
+
     def add_voter(self, key: ReplicaKey, endpoint: str, own_endpoint: str, now_us: int) -> Place:
         """See `Raft.add_voter`."""
         voters = self._membership.with_voter(key, endpoint)

@@ -309,6 +309,10 @@ class Raft:
         """
         return self._must_lead(now_us).propose(data, now_us)
 
+    def is_caught_up(self, key: ReplicaKey, now_us: int) -> bool:
+        """True when this leader would make that replica a voter now."""
+        return self._leader is not None and self._leader.is_caught_up(key, now_us)
+
     def add_voter(
         self, key: ReplicaKey, endpoint: str, now_us: int, *, own_endpoint: str = ""
     ) -> Place:
