@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,9 @@ from quiverlog.errors import NotEnoughReplicasAfterAppend, NotLeader
 from quiverlog.node.events import Tick
 from quiverlog.types import EARLIEST, LATEST, Durability
 from quiverlog.wire import messages as m
+from quiverlog.wire.messages import Api
+from quiverlog.wire.registry import APIS
+from scripts.protocol_model import parts_of
 from tests.support.members import Member, Members
 from tests.support.node import SCHEMA, batch_of, rows_of
 
@@ -100,6 +104,66 @@ def test_a_leader_out_of_reach_appends_nothing_and_says_no_end(world: World) -> 
     result, body = world.two.fetched(world.wide, 0)
     assert (result.error_code, rows_of(body)) == (0, [(0, 1)]), "what was shown stays shown"
     assert warnings(world.two) == 1
+
+
+_OF_A_LEADER: dict[Api, m.Request] = {
+    Api.PRODUCE: m.ProduceRequest(),
+    Api.DELETE_RECORDS: m.DeleteRecordsRequest(),
+    Api.LIST_OFFSETS: m.ListOffsetsRequest(),
+    Api.EPOCH_END_OFFSETS: m.EpochEndOffsetsRequest(),
+    Api.DESCRIBE_RANGES: m.DescribeRangesRequest(),
+    Api.FETCH: m.FetchRequest(),
+}
+"""Requests whose entries are about the rows of partitions."""
+
+
+def test_the_list_of_what_leaders_are_asked_is_whole() -> None:
+    named = set()
+    for spec in APIS.values():
+        parts = [part for part in parts_of(spec.request) if "topic_id" in part.__struct_fields__]
+        if parts and not spec.between_brokers:
+            named.add(spec.api)
+    assert named == set(_OF_A_LEADER)
+
+
+@pytest.mark.parametrize(
+    ("request_type", "entry"),
+    [
+        (m.DeleteRecordsRequest, m.DeleteRecordsPartition(b"", 0, 1)),
+        (m.DeleteRecordsRequest, m.DeleteRecordsPartition(b"", 0, -1)),
+        (m.EpochEndOffsetsRequest, m.EpochEndOffsetsPartition(b"", 0, -1, 0)),
+        (m.DescribeRangesRequest, m.RangePartition(b"", 0, 0, 1)),
+        (m.DescribeRangesRequest, m.RangePartition(b"", 0, EARLIEST, -1)),
+        (m.ListOffsetsRequest, m.ListOffsetsPartition(b"", 0, -1, LATEST)),
+    ],
+)
+def test_where_rows_lie_is_not_said_and_none_are_given_up(
+    world: World, request_type: Any, entry: Any
+) -> None:
+    """Rule 16 of docs/replication.md."""
+    assert world.settled(world.write(world.wide, 1, REPLICATED)) == 0
+    assert world.settled(world.write(world.lone, 1)) == 0
+    world.stand_down()
+    for topic_id, code in ((world.wide, NotLeader.code), (world.lone, 0)):
+        entry.topic_id = topic_id
+        asked = world.two.request(request_type(partitions=[entry]))
+        assert world.settled(asked) == code
+    started = world.two.node.broker.replicas[world.wide, 0].state.log_start_offset
+    assert started == 0, "nothing is given up"
+
+
+def test_a_description_has_no_offsets_of_it(world: World) -> None:
+    assert world.settled(world.write(world.wide, 1, REPLICATED)) == 0
+    assert world.settled(world.write(world.lone, 1)) == 0
+    for is_over, ends in ((False, [1, 1]), (True, [-1, 1])):
+        if is_over:
+            world.stand_down()
+        asked = world.two.request(m.DescribeTopicsRequest(names=["wide", "lone"]))
+        world.members.run_until(lambda: world.two.answer(asked) is not None)  # noqa: B023
+        answer = world.two.answer(asked)
+        assert answer is not None
+        found = {topic.name: topic.partitions[0].log_end_offset for topic in answer[0].topics}
+        assert [found["wide"], found["lone"]] == ends
 
 
 def test_who_waits_for_copies_is_told_that_nobody_knows(world: World) -> None:

@@ -90,6 +90,7 @@ class Broker:
         "in_sync_changes",
         "in_sync_decisions",
         "jobs",
+        "leading",
         "lookup",
         "membership",
         "metadata",
@@ -104,7 +105,6 @@ class Broker:
         "registered",
         "removal",
         "repairs",
-        "replica",
         "replicas",
         "replication",
         "retention",
@@ -186,7 +186,7 @@ class Broker:
         self.replicas = self.assignment.replicas
         self.standing = Standing(self.membership, self.replicas, wakeups, outbox)
         self.lookup = self._make_lookup()
-        self.replica = self.lookup.replica
+        self.leading = self.lookup.leading
         self.waits = Waits(purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start)
 
     def _make_quorum(self) -> Quorum:
@@ -265,7 +265,7 @@ class Broker:
             self.metrics,
             self.config,
             self.repairs.found,
-            self.standing.check,
+            self.standing,
         )
 
     def _took_fault(self, replica: Replica) -> None:

@@ -202,7 +202,7 @@ def _describe(broker: Broker, topic: TopicImage) -> paging.Making[m.TopicDescrip
 def _describe_partition(
     broker: Broker, topic: TopicImage, partition: PartitionImage
 ) -> m.PartitionDescription:
-    """Offsets are -1 for a partition that is not open here."""
+    """Offsets are -1 for a partition that is not open here, or that another broker may lead."""
     description = m.PartitionDescription(
         partition=partition.partition,
         leader_id=partition.leader_id,
@@ -215,7 +215,7 @@ def _describe_partition(
         flushed_offset=-1,
     )
     replica = broker.replicas.get((topic.topic_id, partition.partition))
-    if replica is not None:
+    if replica is not None and broker.standing.offsets_are_known(replica):
         state = replica.state
         description.log_start_offset = state.log_start_offset
         description.high_watermark = state.high_watermark

@@ -59,6 +59,7 @@ def handle_describe_cluster(broker: Broker, call: Call) -> Steps:
     assert isinstance(call.request, DescribeClusterRequest)
     counts = yield from _counted(broker.metadata.image)
     image = broker.metadata.image
+    assert counts.under_replicated <= counts.partitions
     return DescribeClusterResponse(
         cluster_id=broker.directory.cluster_id,
         node_id=broker.config.node_id,

@@ -194,7 +194,7 @@ def read_entry(
         replica = lookup.replica(entry.topic_id, entry.partition, from_follower=entry.from_follower)
         views = _read_replica(replica, entry, bytes_max, result, just_read)
         if entry.offset >= result.high_watermark and not entry.from_follower:
-            lookup.check_standing(replica)  # The next leader may have shown more.
+            lookup.check_end(replica)
     except QuiverlogError as error:
         if isinstance(error, CorruptLog):
             lookup.corrupt_read(replica, error)

@@ -10,7 +10,6 @@ Many entries, and times, are looked up in steps (see offsets.py), also when the 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from functools import partial
 from typing import ClassVar
 
 from quiverlog.errors import InvalidRequest, OffsetNotAvailable, ThrottledBroker
@@ -111,7 +110,7 @@ class OffsetsWaiter(Waiter):
                 lookup,
                 request.partitions,
                 m.ListOffsetsPartitionResult,
-                partial(_fill_checked, lookup),
+                _fill_offset,
                 walks=any(entry.at >= 0 for entry in request.partitions),
             )
             if self.done:
@@ -188,8 +187,8 @@ def _list_entry(lookup: Lookup, entry: m.ListOffsetsPartition) -> m.ListOffsetsP
     result = m.ListOffsetsPartitionResult(entry.topic_id, entry.partition)
     replica: Replica | None = None
     try:
-        replica = lookup.replica(entry.topic_id, entry.partition)
-        _fill_checked(lookup, replica, entry, result, Loaded())
+        replica = lookup.leading(entry.topic_id, entry.partition)
+        _fill_offset(replica, entry, result, Loaded())
     except Exception as error:
         fail_entry(lookup, replica, result, error)
     return result
@@ -202,17 +201,6 @@ def _metadata_differs(lookup: Lookup, request: m.ListOffsetsRequest) -> bool:
 
 def _differs(result: m.ListOffsetsPartitionResult, entry: m.ListOffsetsPartition) -> bool:
     return result.error_code != 0 or result.offset != entry.known_offset
-
-
-def _fill_checked(
-    lookup: Lookup,
-    replica: Replica,
-    entry: m.ListOffsetsPartition,
-    result: m.ListOffsetsPartitionResult,
-    loaded: Loaded,
-) -> None:
-    lookup.check_standing(replica)
-    _fill_offset(replica, entry, result, loaded)
 
 
 def _fill_offset(

@@ -31,6 +31,7 @@ from quiverlog.node.outbox import Outbox
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.replica import Replica
 from quiverlog.node.replication import Replication
+from quiverlog.node.standing import Standing
 from quiverlog.storage.disk import is_unreadable_file
 from quiverlog.storage.reading_jobs import NotResident
 
@@ -50,7 +51,7 @@ class Lookup:
         "_outbox",
         "_replicas",
         "_replication",
-        "check_standing",
+        "_standing",
         "fetch_bytes_default",
     )
 
@@ -64,10 +65,9 @@ class Lookup:
         metrics: NodeMetrics,
         config: NodeConfig,
         on_damage: Callable[[Replica, str], None],
-        check_standing: Callable[[Replica], None],
+        standing: Standing,
     ) -> None:
-        # Raises NotLeader where another broker may lead by now: see standing.py.
-        self.check_standing = check_standing
+        self._standing = standing
         self._on_damage = on_damage
         self._assignment = assignment
         self._replicas = assignment.replicas
@@ -80,6 +80,29 @@ class Lookup:
         self.fetch_bytes_default = config.fetch_bytes_default
 
     # --- partitions ----------------------------------------------------------------------------
+    def leading(self, topic_id: bytes, partition: int) -> Replica:
+        """The partition, for what its leader alone may do or say: see the table in standing.py.
+
+        Raises:
+            NotLeader: another broker leads it, or may by now.
+            Other errors: as `replica`.
+        """
+        replica = self._replicas.get((topic_id, partition))
+        if replica is None:
+            raise self._why_not(topic_id, partition, from_follower=False)
+        if self._standing.is_over:
+            self._standing.check(replica)
+        return replica
+
+    def check_end(self, replica: Replica) -> None:
+        """Before it is said that there are no rows behind those that were shown.
+
+        Raises:
+            NotLeader: another broker may lead the partition by now, and have shown more.
+        """
+        if self._standing.is_over:
+            self._standing.check(replica)
+
     def replica(self, topic_id: bytes, partition: int, *, from_follower: bool = False) -> Replica:
         """The partition, if it is led here and open; `from_follower`: or a copy that may be read.
 

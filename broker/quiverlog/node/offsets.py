@@ -170,7 +170,7 @@ def _delete_some(
         good: list[m.DeleteRecordsPartitionResult] = []
         for entry, result in entries:
             try:
-                replica = broker.replica(entry.topic_id, entry.partition)
+                replica = broker.leading(entry.topic_id, entry.partition)
                 highest = max(highest, _check_delete(replica, entry.before_offset))
                 assert highest <= replica.state.high_watermark
                 good.append(result)
@@ -274,7 +274,7 @@ def _answer_one(
     replica: Replica | None = None
     while True:
         try:
-            replica = lookup.replica(entry.topic_id, entry.partition)
+            replica = lookup.leading(entry.topic_id, entry.partition)
             try:
                 fill(replica, entry, result, loaded)
                 return

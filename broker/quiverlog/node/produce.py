@@ -99,16 +99,14 @@ def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[En
     """Find every entry's partition, rules and durability, or why it is refused. Reads no batch."""
     found: list[Entry] = []
     at = 0
-    standing = broker.standing
+    leading = broker.leading
     for asked in request.partitions:
         end = at + asked.batch_bytes
         entry = Entry(body[at:end])
         found.append(entry)
         at = end
         try:
-            entry.replica = replica = broker.replica(asked.topic_id, asked.partition)
-            if standing.is_over:
-                standing.check(replica)
+            entry.replica = replica = leading(asked.topic_id, asked.partition)
             state = replica.state
             if asked.leader_epoch != state.leader_epoch:
                 state.check_leader_epoch(asked.leader_epoch)

@@ -6,6 +6,16 @@ outcome is unknown, readers at the end of the log to ask again; until the contro
 nothing more is appended, and where the rows end is not said. Rows that were shown stay shown, and
 copies go on: both are as true under the next leader.
 
+What is asked of such a leader, and what becomes of it:
+
+| API | answered |
+|---|---|
+| PRODUCE, DELETE_RECORDS | NOT_LEADER: nothing is written, nothing given up (`Lookup.leading`) |
+| LIST_OFFSETS, EPOCH_END_OFFSETS, DESCRIBE_RANGES | NOT_LEADER: ends may be others (`leading`) |
+| FETCH | rows that were shown; at their end NOT_LEADER (`Lookup.check_end`) |
+| DESCRIBE_TOPICS | no offsets (`offsets_are_known`) |
+| REPLICA_FETCH | as ever: a copy asks under a leader epoch, and cuts what the next leader lacks |
+
 A partition of one replica has no other leader, and a broker that is the whole quorum is never out
 of its own reach.
 
@@ -73,6 +83,11 @@ class Standing:
             raise NotLeader(
                 f"{replica.name}: the controller is out of reach, another broker may lead."
             )
+
+    def offsets_are_known(self, replica: Replica) -> bool:
+        """False where another broker may know better."""
+        assert not replica.deleted, "what is deleted is not found"
+        return not (self.is_over and _has_copies(replica))
 
     def _stand_down(self) -> None:
         assert self.is_over

@@ -75,6 +75,7 @@ class VoterChanges:
             self._due_us = None
             return
         self._due_us = now.mono_us + _RETRY_US
+        assert self._term == quorum.leading_term
         if self._may_begin(planned, now):
             try:
                 place = self._propose(planned, now)
@@ -90,6 +91,7 @@ class VoterChanges:
             return True
         # The disk is gone for good. Who stays has to be able to decide, and to add the new one.
         stay = raft.voters.keys() - {planned.key}
+        assert stay, "the last voter is not removed"
         heard_us, since_us = raft.heard_us, now.mono_us - RAFT_ELECTION_TIMEOUT_MS * 1_000
         silent = heard_us.get(planned.key, since_us) <= since_us
         heard = sum(key == raft.key or heard_us.get(key, since_us) > since_us for key in stay)

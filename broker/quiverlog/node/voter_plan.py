@@ -84,6 +84,7 @@ def _joining(voters: Voters, live: Mapping[int, BrokerRecord], listener: str) ->
     wanted = 2 if len(voters) % 2 else 1
     if len(found) < wanted or len(voters) + wanted > QUORUM_AUTO_VOTERS_MAX:
         return None
+    assert (len(voters) + wanted) % 2, "an odd number survives as much as the next even one"
     follow = tuple(_key(one) for one in found[:wanted])
     return Planned(Kind.ADD, follow[0], _at(found[0], listener), follow)
 

@@ -154,5 +154,7 @@ def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:
         if last_index is not None and key in indexes:
             one.lag = last_index - indexes[key]
             one.silent_ms = (now.mono_us - heard_us[key]) // 1_000
+            assert one.lag >= 0, "nobody has more than the leader"
+            assert one.silent_ms >= 0
         replicas.append(one)
     return replicas[:QUORUM_REPLICAS_SHOWN_MAX]
