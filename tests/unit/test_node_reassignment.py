@@ -139,6 +139,16 @@ def test_the_leader_stays_where_it_holds_the_partition_still(world: World) -> No
     assert (world.partition.leader_id, world.partition.leader_epoch) == (leader, epoch)
 
 
+def test_a_broker_that_gets_a_partition_misses_no_directory(world: World) -> None:
+    """Also the controller itself, whose own decisions find their directories made."""
+    for _ in range(3):
+        world.reassign(*world.others())
+        world.members.run_until(lambda: not world.partition.moves, 60_000)
+    lines = [line.event for member in world.members.by_id.values() for line in member.lines]
+    assert "partitions reassigned" in lines
+    assert "partition offline" not in lines
+
+
 def test_a_move_that_cannot_end_is_given_up(world: World) -> None:
     before, target = world.partition.replicas, world.others()
     dead = target[1]

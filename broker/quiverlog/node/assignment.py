@@ -30,7 +30,7 @@ from quiverlog.node.in_sync_changes import InSyncChanges
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.letting_go import LettingGo
 from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.offline import Key, Offline, Opening, may_begin_empty
+from quiverlog.node.offline import Key, Offline, Opening, begins_here, may_begin_empty
 from quiverlog.node.offline_partitions import OfflinePartitions
 from quiverlog.node.openings import Openings
 from quiverlog.node.outbox import Outbox
@@ -171,7 +171,8 @@ class Assignment:
             if key not in self._openings.under_way and not self._repairs.is_leaving(key):
                 name = TopicPartition(topic.name, partition.partition)
                 new = made is not None and str(name) in made
-                self._openings.add(key, Opening(name, clean, new=new, unmade=made is None))
+                unmade = made is None or begins_here(partition, self._config.node_id)
+                self._openings.add(key, Opening(name, clean, new=new, unmade=unmade))
         else:
             replica = self.find(key)
             if replica is not None:

@@ -9,11 +9,20 @@ import errno
 from typing import Final, NamedTuple
 
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError, StorageFault
 from quiverlog.storage.disk import is_unreadable_file, what_failed
 from quiverlog.types import TopicPartition
 
-__all__ = ["Key", "Offline", "Opening", "is_damage", "may_begin_empty", "offline_reason"]
+__all__ = [
+    "Key",
+    "Offline",
+    "Opening",
+    "begins_here",
+    "is_damage",
+    "may_begin_empty",
+    "offline_reason",
+]
 
 Key = tuple[bytes, int]
 """Topic id and partition."""
@@ -74,5 +83,15 @@ def may_begin_empty(image: Image, key: Key, node_id: int) -> bool:
         return False
     partition = topic.partitions[key[1]]
     assert partition.partition == key[1]
+    return not _is_relied_on(partition, node_id)
+
+
+def begins_here(partition: PartitionImage, node_id: int) -> bool:
+    """The partition moves to this broker, which may not have heard of it, and has no rows yet."""
+    assert node_id in partition.replicas
+    return node_id in partition.adding_replicas and not _is_relied_on(partition, node_id)
+
+
+def _is_relied_on(partition: PartitionImage, node_id: int) -> bool:
     relied_on = (*partition.in_sync_replicas, *partition.eligible_leader_replicas)
-    return node_id not in (partition.leader_id, *relied_on)
+    return node_id in (partition.leader_id, *relied_on)
