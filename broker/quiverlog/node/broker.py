@@ -167,7 +167,7 @@ class Broker:
         wakeups.listen(self._moved)
         self.assignment = self._make_assignment()
         self.quorum = self._make_quorum()
-        self.metadata = self._make_metadata()
+        self.metadata: Metadata = self._make_metadata()
         self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
         self.elections = self._make_elections()
         self.membership = self._make_membership()

@@ -7,22 +7,70 @@ that follow (in_sync_changes.py, copied_starts.py, offline_replicas.py), and wha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from quiverlog.node.assignment import Assignment
+from quiverlog.node.config import NodeConfig
 from quiverlog.node.copied_starts import CopiedStarts
 from quiverlog.node.in_sync_changes import InSyncChanges
+from quiverlog.node.jobs import Jobs
+from quiverlog.node.membership import Membership
+from quiverlog.node.metadata import Metadata
+from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.offline_replicas import OfflineReplicas
+from quiverlog.node.outbox import Outbox
+from quiverlog.node.registered import Registered
 from quiverlog.node.repairs import Repairs
 from quiverlog.node.replication import Replication
+from quiverlog.node.wakeups import Wakeups
+from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.disk import Disk
 from quiverlog.types import Now
-
-if TYPE_CHECKING:
-    from quiverlog.node.broker import Broker
 
 __all__ = ["Copying", "make_copying"]
 
 
-def make_copying(broker: Broker) -> Copying:
+class Making(Protocol):
+    """The parts of a broker that is being made which these need, at once or later."""
+
+    @property
+    def assignment(self) -> Assignment: ...
+
+    @property
+    def config(self) -> NodeConfig: ...
+
+    @property
+    def directory(self) -> DataDirectory: ...
+
+    @property
+    def disk(self) -> Disk: ...
+
+    @property
+    def jobs(self) -> Jobs: ...
+
+    @property
+    def membership(self) -> Membership: ...
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def metrics(self) -> NodeMetrics: ...
+
+    @property
+    def outbox(self) -> Outbox: ...
+
+    @property
+    def registered(self) -> Registered: ...
+
+    @property
+    def replication(self) -> Replication: ...
+
+    @property
+    def wakeups(self) -> Wakeups: ...
+
+
+def make_copying(broker: Making) -> Copying:
     """The parts, in a broker that is being made: they find the others when they need them."""
     offline_replicas = OfflineReplicas(
         broker.config.node_id,
