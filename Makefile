@@ -4,7 +4,7 @@
 #   make PYTHON=/path/to/python   the interpreter that .venv is made of
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs sim sim-bugs chaos failover setup clean
+.PHONY: help demo test lint bench docs sim sim-bugs chaos failover steady setup clean
 export PYTHON
 
 ARGS ?=
@@ -56,6 +56,10 @@ chaos:  ## Real brokers under faults from a seed: make chaos MINUTES=10 SEED=7
 failover:  ## How long writes stand still when their leader is killed: make failover KILLS=30
 	@scripts/setup.sh
 	@$(RUN_NO_JAVA) python -m tests.chaos --kills $(KILLS) $(ARGS)
+
+steady:  ## Full load for so long without a false alarm: make steady MINUTES=10
+	@scripts/setup.sh
+	@$(RUN_NO_JAVA) python -m tests.chaos --steady --minutes $(MINUTES) $(ARGS)
 
 setup:  ## Only make .venv ready
 	@scripts/setup.sh

@@ -263,6 +263,8 @@ RETRY_BACKOFF_MS_MAX: Final = 1_000
 ELSEWHERE_BACKOFF_MS_MAX: Final = 250
 """While somebody else may be elected: a client that has just begun a longer pause would wait it
 out, and writes are to go on within 3 s of a leader's death."""
+NEW_TOPIC_PATIENCE_MS: Final = 3_000
+"""So long may a broker not have heard of a topic that the metadata of another one show."""
 ELSEWHERE_TRIES: Final = 40
 """So many tries with such short pauses, about 5 s; then it is no election that is waited for."""
 

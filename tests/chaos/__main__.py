@@ -21,6 +21,7 @@ import uvloop
 from .failover import failover
 from .nemesis import draw
 from .run import run
+from .steady import steady
 
 INSIDE = "QUIVERLOG_TEST_CHAOS_INSIDE"
 
@@ -30,6 +31,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None, help="of the schedule (default: fresh)")
     parser.add_argument("--minutes", type=float, default=1.0, help="of faults (default 1)")
     parser.add_argument("--kills", type=int, default=0, help="instead: kill the leader so often")
+    parser.add_argument("--steady", action="store_true", help="instead: full load, no fault")
     parser.add_argument("--schedule", action="store_true", help="print the faults, run nothing")
     parser.add_argument("--runs", type=int, default=1, help="with seeds that follow one another")
     parser.add_argument("--logs", type=Path, default=None, help="keep the brokers' logs here")
@@ -68,6 +70,11 @@ def main(argv: list[str]) -> int:
             found = runner.run(failover(options.kills, options.kills // 3, say))
         print(found.text())
         return 1 if found.problems else 0
+    if options.steady:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            quiet = runner.run(steady(duration_s, say))
+        print(quiet.text())
+        return 1 if quiet.problems else 0
     failures = 0
     for seed in range(first, first + options.runs):
         print(f"python -m tests.chaos --seed {seed} --minutes {options.minutes:g}", flush=True)

@@ -19,11 +19,13 @@ import pyarrow as pa
 
 from quiverlog.errors import (
     InvalidResponse,
+    NotLeader,
     QuiverlogError,
     UnknownTopic,
     UnknownTopicId,
     error_from_code,
 )
+from quiverlog.limits import NEW_TOPIC_PATIENCE_MS
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
@@ -78,6 +80,8 @@ class ProducerCore:
         """Deliveries that failed since the last flush."""
         self._failed_pieces = 0
         self._look_again_us: int | None = None
+        self._unknown_since_us: int | None = None
+        """Since when a leader says that it knows no such topic; None while it knows it."""
         self._sender = Sender(topic, options, identity, failed=self._failed, jitter=jitter)
         self._accumulator = Accumulator(
             topic,
@@ -189,6 +193,7 @@ class ProducerCore:
             if error is not None:
                 self._failed_try(partition, batch, error, now)
             elif result is not None:
+                self._unknown_since_us = None
                 self._sender.acknowledge(partition, batch, result)
 
     def on_failure(self, call: ProduceCall, error: QuiverlogError, now: Now) -> None:
@@ -218,9 +223,18 @@ class ProducerCore:
     def _failed_try(
         self, partition: int, batch: EncodedBatch, error: QuiverlogError, now: Now
     ) -> None:
+        if isinstance(error, UnknownTopicId) and self._may_be_new(now):
+            # Nothing was stored. The metadata are asked first, and tell whether it is gone.
+            error = NotLeader(error.message)
         self._sender.failed_try(partition, batch, error, now)
         if isinstance(error, (UnknownTopic, UnknownTopicId)):
             self.fail_all(error)
+
+    def _may_be_new(self, now: Now) -> bool:
+        """A leader may hear of a topic later than the broker that has named it as the leader."""
+        if self._unknown_since_us is None:
+            self._unknown_since_us = now.mono_us
+        return now.mono_us - self._unknown_since_us < NEW_TOPIC_PATIENCE_MS * 1000
 
     def _failed(self, receiver: Receiver, error: QuiverlogError) -> None:
         receiver.fail(error)

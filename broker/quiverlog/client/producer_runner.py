@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from quiverlog.errors import QuiverlogError
+from quiverlog.errors import QuiverlogError, UnknownTopic, UnknownTopicId
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
@@ -205,7 +205,11 @@ class ProducerRunner:
             return self._core.has_unsent
 
     async def _refresh(self) -> None:
-        topic = await self._driver.run(self._cluster.topic(self._core.topic.name, fresh=True))
+        name = self._core.topic.name
+        try:
+            topic = await self._driver.run(self._cluster.topic(name, fresh=True))
+        except UnknownTopic as error:
+            raise UnknownTopicId(f"Topic {name!r} is gone.", topic=name) from error
         with self._lock:
             self._core.topic_changed(topic)
             self._notify()

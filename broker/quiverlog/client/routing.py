@@ -30,6 +30,7 @@ from quiverlog.errors import (
     RequestTimedOut,
     UnknownPartition,
     UnknownTopic,
+    UnknownTopicId,
     error_from_code,
 )
 from quiverlog.limits import (
@@ -37,6 +38,7 @@ from quiverlog.limits import (
     CONNECT_TIMEOUT_MS_DEFAULT,
     ELSEWHERE_BACKOFF_MS_MAX,
     ELSEWHERE_TRIES,
+    NEW_TOPIC_PATIENCE_MS,
     REQUEST_TIMEOUT_MS_DEFAULT,
     RETRY_BACKOFF_MS_MAX,
     RETRY_BACKOFF_MS_MIN,
@@ -260,6 +262,7 @@ class Cluster:
         deadline = self.clock() + timeout_s
         tries = 0
         refreshed = False
+        unknown_since_s: float | None = None
         while True:
             try:
                 return (yield from attempt())
@@ -269,6 +272,11 @@ class Cluster:
                 retriable = error.retriable and not isinstance(error, UnknownPartition)
                 # A stale picture may be the only fault: forget it and look once more.
                 stale = error.refresh_metadata and not retriable and not refreshed
+                if isinstance(error, UnknownTopicId):
+                    # Or the leader has not heard of a new topic yet. If it is gone, the look
+                    # at the metadata says so.
+                    unknown_since_s = self.clock() if unknown_since_s is None else unknown_since_s
+                    stale = self.clock() - unknown_since_s < NEW_TOPIC_PATIENCE_MS / 1000
                 if not (retriable or stale) or self.clock() + wait_s >= deadline:
                     raise
                 refreshed = refreshed or stale

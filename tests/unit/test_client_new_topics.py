@@ -1,0 +1,59 @@
+"""A topic that the metadata of one broker show, and of which its leader has not heard yet."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import quiverlog
+from quiverlog.client import producer_core, routing
+from quiverlog.wire import messages as m
+from tests.support.client_kinds import CLIENT_KINDS, connect
+from tests.support.client_scenarios import SCHEMA, rows
+from tests.support.scripted_broker import ScriptedBroker
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as broker:
+        yield broker
+
+
+@pytest.fixture(params=CLIENT_KINDS)
+def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[Any]:
+    with connect(request.param, broker.bootstrap, request_timeout=2.0) as client:
+        yield client
+
+
+def test_a_leader_that_has_not_heard_of_a_new_topic_is_asked_again(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    """Seen with real brokers: written at once after its creation, it was taken for deleted."""
+    client.create_topic("t", SCHEMA)
+    not_yet = quiverlog.UnknownTopicId("there is no such topic.")
+    broker.fault(m.ProduceRequest, *[not_yet] * 5)
+    with client.producer("t") as producer:
+        producer.send(rows(3)).result()
+    broker.fault(m.ListOffsetsRequest, *[not_yet] * 5)
+    assert sum(len(batch) for batch in client.consumer("t")) == 3
+
+
+def test_a_leader_that_never_hears_of_a_topic_is_not_asked_for_ever(
+    broker: ScriptedBroker, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_core, "NEW_TOPIC_PATIENCE_MS", 300)
+    monkeypatch.setattr(routing, "NEW_TOPIC_PATIENCE_MS", 300)
+    client.create_topic("t", SCHEMA)
+    never = [quiverlog.UnknownTopicId("there is no such topic.")] * 5_000
+    broker.fault(m.ProduceRequest, *never)
+    producer = client.producer("t")
+    with pytest.raises(quiverlog.UnknownTopicId):
+        producer.send(rows(3)).result()
+    with contextlib.suppress(quiverlog.UnknownTopicId):
+        producer.close()
+    broker.fault(m.ListOffsetsRequest, *never)
+    with pytest.raises(quiverlog.UnknownTopicId):
+        client.list_offsets("t")
