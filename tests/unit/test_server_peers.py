@@ -285,7 +285,9 @@ def test_messages_give_way_and_questions_are_refused_when_too_much_waits(
         assert c.metrics.peer_requests_dropped == PEER_QUEUE_REQUESTS_MAX + 11
         await asyncio.sleep(0)
         await c.told(*tokens[-3:])
-        assert set(c.refused) == set(tokens[-3:])
+        # On a busy machine the connection may have been given up meanwhile, and with it the others.
+        full = {token for token, why in c.refused.items() if "too much waits" in str(why)}
+        assert full == set(tokens[-3:])
 
     play(run, scenario, target.port)
 
