@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from quiverlog.addresses import Address
@@ -124,6 +125,21 @@ def test_silence_fences_and_a_heartbeat_brings_back(node: NodeDriver) -> None:
     assert ask(node, beat(epoch)).is_fenced
     node.run_until_idle()
     assert live(node) == [0, 2]
+
+
+def test_who_answers_is_named_where_all_are_fenced(node: NodeDriver) -> None:
+    """Seen with real brokers that were all killed and back: clients took no broker for nonsense."""
+    image = node.node.broker.metadata.image
+    for node_id, record in list(image.brokers.items()):
+        image.brokers[node_id] = msgspec.structs.replace(record, fenced=True)
+    answer, _ = node.call(m.MetadataRequest(topics=[]))
+    config = node.node.broker.config
+    assert [(one.node_id, one.host, one.port)
+            for one in answer.brokers] == [
+        (config.node_id, config.advertised_host, config.advertised_port)
+    ]  # fmt: skip
+    image.brokers.clear()
+    assert node.call(m.MetadataRequest(topics=[]))[0].brokers == answer.brokers
 
 
 def test_heartbeats_keep_the_session(node: NodeDriver) -> None:

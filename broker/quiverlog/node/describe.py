@@ -11,7 +11,7 @@ from typing import Final
 
 from quiverlog.core.controller import topics as decide
 from quiverlog.core.controller.configs import CONFIG_DEFS, TAKEN_AT_CREATION, default_text
-from quiverlog.core.controller.records import SchemaRecord
+from quiverlog.core.controller.records import BrokerRecord, SchemaRecord
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.errors import InvalidRequest, QuiverlogError, UnknownTopic, UnknownTopicId
 from quiverlog.node import paging
@@ -60,9 +60,17 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
 
 
 def _endpoints(broker: Broker, connection_id: int) -> list[m.BrokerEndpoint]:
-    """Where the live brokers are, for those who ask at this connection's listener."""
+    """Where the live brokers are, for those who ask at this connection's listener.
+
+    Where all are fenced, as after all were killed, the one that answers: it lives, and clients
+    have somebody to go on asking.
+    """
+    config = broker.config
+    own = BrokerRecord(
+        config.node_id, b"", config.advertised_host, config.advertised_port, config.rack
+    )
     found = []
-    for record in broker.metadata.image.live_brokers():
+    for record in broker.metadata.image.live_brokers() or [own]:
         host, port = endpoint_at(broker, record, connection_id)
         found.append(m.BrokerEndpoint(record.node_id, host, port, record.rack))
     return found
