@@ -184,6 +184,13 @@ class PlateOs:
         node = cast(Node, self.find(old))
         directory.change({name: None, self._parent(new)[1]: node})
 
+    def rmdir(self, path: str) -> None:
+        if self.listdir(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self._change(f"rmdir {path}")
+        directory, name = self._parent(path)
+        directory.change({name: None})
+
     def unlink(self, path: str) -> None:
         assert isinstance(self.find(path), _Inode)
         self._change("unlink")
@@ -203,6 +210,7 @@ class PlateOs:
                 name=name,
                 path=f"{path}/{name}",
                 is_file=lambda *, follow_symlinks=True: is_file,
+                is_dir=lambda: not is_file,
                 is_symlink=lambda: False,
             )
 
