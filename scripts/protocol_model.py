@@ -246,6 +246,7 @@ MEANINGS: Final[dict[str, str]] = {
     "producer_epoch": "counts the holders of a producer id",
     "producer_id": "identity of an idempotent producer; -1: none",
     "rack": "where the broker stands; empty: unknown",
+    "recheck": "true when bytes that came were damaged",
     "replica_id": "-1: a consumer; other numbers are kept for followers and refused",
     "replicas": "node ids of all replicas",
     "replication_factor": "copies of each partition",

@@ -5,9 +5,13 @@ Owns the producing, the damaging and the comparing. Must not know what a test as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from quiverlog.batch.codec import decode_batch, split_batches
 from quiverlog.batch.evolution import SchemaHistory
@@ -16,6 +20,7 @@ from quiverlog.core.controller.records import PartitionChangeRecord
 from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.node.events import Tick
 from quiverlog.node.replica import Replica
+from quiverlog.storage.posix_file import PosixFile
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
@@ -23,10 +28,38 @@ from quiverlog.wire import messages as m
 from .members import Member, Members
 from .node import SCHEMA, batch_of
 
-__all__ = ["DamagedCopies"]
+__all__ = ["DamagedCopies", "failing_reads"]
 
 _HISTORY = SchemaHistory({1: SCHEMA})
 _ROWS = 50
+
+
+@contextlib.contextmanager
+def failing_reads(directory: Path, nth: int) -> Iterator[list[str]]:
+    """The nth call that reads a file in the directory meets a bad sector; what failed is told."""
+    failed: list[str] = []
+    count = 0
+    bad: tuple[str, int] | None = None
+    real = {name: getattr(PosixFile, name) for name in ("read", "read_copy")}
+
+    def make(name: str) -> Callable[..., Any]:
+        def call(file: PosixFile, position: int, size: int) -> Any:
+            nonlocal count, bad
+            if file.path.startswith(f"{directory}/"):
+                count += 1
+                if count == nth + 1:
+                    bad = file.path, position
+                if bad is not None and bad[0] == file.path and 0 <= bad[1] - position < size:
+                    failed.append(f"{name} of {file.path} at {position}")
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), file.path)
+            return real[name](file, position, size)
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for name in real:
+            stack.enter_context(mock.patch.object(PosixFile, name, make(name)))
+        yield failed
 
 
 class DamagedCopies:
@@ -51,6 +84,7 @@ class DamagedCopies:
         self.topic = self._image().topics["t"].topic_id
         self.key = (self.topic, 0)
         self.written: list[int] = []
+        self.start = 0
         self.all_in_sync()
 
     def _image(self) -> Any:
@@ -112,11 +146,35 @@ class DamagedCopies:
         assert told == [None]
         self._until(self._leads)
 
+    def _ask(self, request: m.Request) -> Any:
+        first = self.members.by_id[1]
+        first.call(m.HelloRequest())
+        asked = first.request(request)
+        self._until(lambda: first.answer(asked) is not None)
+        answer = first.answer(asked)
+        assert answer is not None
+        return answer[0]
+
+    def alter(self, key: str, value: str) -> None:
+        """Change the topic's configuration."""
+        assert not self._ask(m.AlterTopicRequest(name="t", set_configs={key: value})).error_code
+
+    def give_up(self, offset: int) -> None:
+        """DELETE_RECORDS, at whoever leads."""
+        leader = self.leader
+        leader.call(m.HelloRequest())
+        entry = m.DeleteRecordsPartition(self.topic, 0, offset)
+        asked = leader.request(m.DeleteRecordsRequest(partitions=[entry]))
+        self._until(lambda: leader.answer(asked) is not None)
+        answer = leader.answer(asked)
+        assert answer is not None
+        assert not answer[0].partitions[0].error_code, answer[0]
+
     # --- rows ----------------------------------------------------------------------------------
     def write(self, batches: int = 1, durability: Durability = Durability.REPLICATED) -> None:
         """Rows of the next values; they are acknowledged."""
         for _ in range(batches):
-            first = len(self.written)
+            first = self.start + len(self.written)
             values = list(range(first, first + _ROWS))
             for _ in range(100):
                 if self._leads() and self._write(values, durability):
@@ -159,7 +217,7 @@ class DamagedCopies:
         """All rows, from whoever leads."""
         found: list[int] = []
         for _ in range(500):
-            more = self.read(self.leader, len(found)) if self._leads() else 0
+            more = self.read(self.leader, self.start + len(found)) if self._leads() else 0
             if isinstance(more, list) and more:
                 found += more
             elif len(found) < len(self.written):

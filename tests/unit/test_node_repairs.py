@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.damaged_copies import DamagedCopies
+from quiverlog.errors import CorruptLog
+from quiverlog.types import Durability
+from tests.support.damaged_copies import DamagedCopies, failing_reads
 
 BATCHES = 6
 
@@ -63,4 +65,126 @@ def test_damage_that_a_start_or_a_read_finds_is_mended(
     )
     assert kept == damaged, "not one byte was changed"
     assert member.metrics.replicas_made_anew == 1
+    check(copies)
+
+
+def test_a_leader_that_is_alone_goes_on_and_hands_over_when_others_are_back(
+    copies: DamagedCopies,
+) -> None:
+    """What is whole is read, new rows are taken; those who have the damaged rows take over."""
+    members = copies.members
+    copies.lead(1)
+    first = members.by_id[1]
+    copies.flip(first, 2)
+    copies.restart(first)
+    copies.all_in_sync()
+    copies.lead(1)
+    members.run_until(lambda: copies.replica(first).state.high_watermark == len(copies.written))
+    members.down |= {2, 3}
+    members.run_until(lambda: copies.partition.in_sync_replicas == (1,), 20_000)
+    assert copies.read(first, 0) == copies.written[:100]
+    assert copies.read(first, 100) == CorruptLog.code
+    assert copies.read(first, 150) == copies.written[150:], "rows behind the damage are read"
+    members.run(3_000)
+    assert first.metrics.partitions_damaged == 1
+    assert not copies.replica(first).fault
+    copies.alter("durability", "memory")
+    copies.write(1, Durability.MEMORY)
+    members.down.clear()
+    members.run_until(lambda: repaired(copies), 30_000)
+    assert copies.partition.leader_id != 1
+    check(copies)
+
+
+def test_where_all_are_damaged_the_rows_are_named_and_given_up(copies: DamagedCopies) -> None:
+    members = copies.members
+    for node_id in (1, 2, 3):
+        copies.flip(members.by_id[node_id], 2)
+    for node_id in (1, 2, 3):
+        copies.restart(members.by_id[node_id], scans=True)
+    members.run(15_000)
+    leader = copies.leader
+    assert copies.partition.in_sync_replicas == (leader.config.node_id,)
+    # Alone it shows nothing that it does not know to be replicated, unless it is told to.
+    copies.alter("min.insync.replicas", "1")
+    members.run_until(lambda: copies.replica(leader).state.high_watermark == len(copies.written))
+    assert copies.read(leader, 100) == CorruptLog.code
+    waiting = [
+        line.fields["why"]
+        for one in members.by_id.values()
+        for line in one.lines
+        if line.event == "copies wait: rows of the leader are damaged"
+    ]
+    assert waiting
+    assert all("rows 100 to 150, are damaged" in str(why) for why in waiting)
+    assert len(waiting) < 10, "said once, not with every try"
+    copies.give_up(150)
+    copies.all_in_sync()
+    copies.written[:150] = []
+    copies.start = 150
+    check(copies)
+
+
+@pytest.mark.parametrize("node_id", [1, 2])
+def test_a_file_that_the_disk_does_not_give_is_an_error_of_its_partition(
+    copies: DamagedCopies, node_id: int
+) -> None:
+    """A bad sector at each call that reads for it: mended, or as if there had been none."""
+    member = copies.members.by_id[node_id]
+    for nth in range(60):
+        copies.restart(member)
+        copies.all_in_sync()
+        copies.lead(node_id)
+        member.disk.evict()
+        with failing_reads(copies.directory(member), nth) as failed:
+            assert copies.read_all() == copies.written
+        copies.members.run(500)
+        copies.all_in_sync()
+        assert copies.read_all() == copies.written
+        assert member.metrics.internal_errors == 0
+        if not failed:
+            break
+    else:
+        raise AssertionError("there is no end of reading")
+    assert nth > 2
+    assert copies.aside(member), "some of these calls were for rows"
+    check(copies)
+
+
+def test_who_finds_damage_at_its_start_is_not_elected(copies: DamagedCopies) -> None:
+    """Both that may lead come back; the first of them has lost rows, and leaves it to the other."""
+    members = copies.members
+    copies.lead(2)
+    members.down.add(3)
+    members.run_until(lambda: set(copies.partition.in_sync_replicas) == {1, 2}, 20_000)
+    second = members.by_id[2]
+    copies.restart(members.by_id[1])
+    members.run_until(lambda: copies.partition.leader_id == 2)
+    members.down.add(2)
+    members.run_until(lambda: copies.partition.leader_id != 2, 20_000)
+    led: list[int] = []
+    copies.flip(second, 1)
+    members.down.clear()
+    copies.restart(second, scans=True)
+    for _ in range(1_500):
+        members.run(10)
+        led.append(copies.partition.leader_id)
+    assert 2 not in led[:200]
+    members.run_until(lambda: repaired(copies), 30_000)
+    check(copies)
+
+
+def test_bytes_that_go_bad_under_a_running_leader_are_found_by_who_copies_them(
+    copies: DamagedCopies,
+) -> None:
+    """The leader has written them itself, and verifies nothing: who gets them says so."""
+    members = copies.members
+    copies.lead(2)
+    second, first = members.by_id[2], members.by_id[1]
+    copies.flip(second, 3)
+    copies.flip(first, 1)
+    copies.restart(first, scans=True)
+    members.run_until(lambda: repaired(copies) and copies.aside(second) != [], 60_000)
+    assert copies.aside(first)
+    assert any(line.event == "copy refused" for line in first.lines)
     check(copies)

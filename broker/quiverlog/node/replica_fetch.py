@@ -247,6 +247,8 @@ def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSes
         if replica is None:
             continue
         state = replica.state
+        if entry.recheck:
+            replica.log.distrust(entry.offset)
         if hear(state, replica.log.epochs, session, entry, broker.registered, now.mono_us):
             broker.wakeups.changed(replica)
         broker.in_sync_changes.heard(replica, session.broker_id)

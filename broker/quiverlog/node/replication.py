@@ -19,6 +19,7 @@ from typing import Final
 from quiverlog.core.replication.follower import Cut, Phase, Take
 from quiverlog.core.replication.peer_fetcher import FetchPlan, Key, PeerFetcher
 from quiverlog.errors import (
+    CorruptBatch,
     CorruptLog,
     InvalidFetchSession,
     QuiverlogError,
@@ -295,9 +296,11 @@ class Replication:
             self._outbox.log(
                 "warning", "copy refused", partition=str(replica.name), why=error.message
             )
+            copy.follower.recheck = isinstance(error, CorruptBatch)
             copy.follower.failed(now.mono_us)
             self._told(copy, now)
             return
+        copy.follower.recheck = False
         if replica.state.leader_said(result.high_watermark):
             self._wakeups.changed(replica)
         self._flush(copy, result.flush_offset)

@@ -116,6 +116,15 @@ class Log(TrimmableLog):
             segment.release_index()  # Nobody has asked for its rows yet, and no cache counts it.
         return log
 
+    def distrust(self, offset: int) -> None:
+        """Somebody was given other bytes for rows from `offset` on than were written: verify them.
+
+        Also those that this process has written, whose bytes it need not look at otherwise.
+        """
+        for segment in self._segments.holding(offset)[:1]:
+            assert not segment.dropped
+            segment.distrust()
+
     def _restore_producers(self, given_up: Sequence[Segment] = ()) -> None:
         for segment in given_up:
             assert segment.end_offset <= self.log_start_offset, "no file that is read goes"

@@ -48,7 +48,7 @@ class PartitionKey(Part, array_like=True, gc=False):
 class ReplicaFetchPartition(Part, array_like=True, gc=False):
     """What a follower says of its copy. `offset` is the end of its log, where it goes on; and
     `last_epoch` the newest leader epoch in its list (NO_EPOCH: it has none): the answer tells where
-    the logs part, if they do.
+    the logs part, if they do. `recheck`: bytes that came were damaged, so they are to be verified.
     """
 
     topic_id: TopicId = b""
@@ -58,6 +58,7 @@ class ReplicaFetchPartition(Part, array_like=True, gc=False):
     last_epoch: Int32 = NO_EPOCH
     flushed_offset: Int64 = 0
     log_start_offset: Int64 = 0
+    recheck: bool = False
 
 
 class ReplicaFetchRequest(Request, array_like=True, gc=False):

@@ -142,11 +142,13 @@ def cut_at(
 class Follower:
     """See the module docstring. `retry_us`: when a failed one is asked for again.
 
+    `recheck`: what the leader has sent was damaged, so it is to look at its disk.
+
     Args:
         log: the copy; it changes only by what an `Action` says, and by being flushed and trimmed.
     """
 
-    __slots__ = ("_failures", "_leader_epoch", "_log", "has_leader", "phase", "retry_us")
+    __slots__ = ("_failures", "_leader_epoch", "_log", "has_leader", "phase", "recheck", "retry_us")
 
     def __init__(self, log: CopiedLog) -> None:
         self._log = log
@@ -155,6 +157,7 @@ class Follower:
         self.phase = Phase.WAITING
         self.has_leader = False
         self.retry_us = 0
+        self.recheck = False
 
     @property
     def may_fetch(self) -> bool:
@@ -205,6 +208,7 @@ class Follower:
             log.epochs.latest()[0],
             log.flushed_offset,
             log.log_start_saved,
+            self.recheck,
         )
 
     def answered(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
