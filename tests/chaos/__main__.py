@@ -34,6 +34,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--steady", action="store_true", help="instead: full load, no fault")
     parser.add_argument("--schedule", action="store_true", help="print the faults, run nothing")
     parser.add_argument("--runs", type=int, default=1, help="with seeds that follow one another")
+    parser.add_argument("--no-mounts", action="store_true", help="full disks by RLIMIT_FSIZE")
     parser.add_argument("--logs", type=Path, default=None, help="keep the brokers' logs here")
     return parser.parse_args(argv)
 
@@ -79,7 +80,9 @@ def main(argv: list[str]) -> int:
     for seed in range(first, first + options.runs):
         print(f"python -m tests.chaos --seed {seed} --minutes {options.minutes:g}", flush=True)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(run(seed, duration_s, say, options.logs))
+            report = runner.run(
+                run(seed, duration_s, say, options.logs, may_mount=not options.no_mounts)
+            )
         print(report.text(), flush=True)
         failures += bool(report.verdict.problems)
     return 1 if failures else 0

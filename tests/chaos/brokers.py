@@ -44,6 +44,7 @@ class Brokers:
         proxy: None: they are connected to directly.
         disk_bytes: 0: they share the disk of the machine.
         config: beyond what each needs anyway.
+        may_mount: False: as where this process may not.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class Brokers:
         proxy: Proxy | None = None,
         disk_bytes: int = 0,
         config: Mapping[str, object] | None = None,
+        *,
+        may_mount: bool = True,
     ) -> None:
         self.proxy = proxy
         self.by_id: dict[int, BrokerProcess] = {}
@@ -62,6 +65,7 @@ class Brokers:
         self.starts: Counter[int] = Counter()
         self._disk_bytes = disk_bytes
         self._config = dict(config or {})
+        self._may_mount = may_mount
         self._workspace = tempfile.TemporaryDirectory(prefix="quiverlog-chaos-")
         self._busy = {node_id: asyncio.Lock() for node_id in NODE_IDS}
 
@@ -199,7 +203,8 @@ class Brokers:
     # --- the beginning -------------------------------------------------------------------------
     async def _begin(self) -> None:
         workspace = Path(self._workspace.name)
-        is_mounted = self._disk_bytes > 0 and await asyncio.to_thread(can_mount, workspace)
+        wants_mount = self._disk_bytes > 0 and self._may_mount
+        is_mounted = wants_mount and await asyncio.to_thread(can_mount, workspace)
         for node_id in NODE_IDS:
             host, port = self._addresses[node_id] = _free_address()
             self.fronts[node_id] = f"{host}:{port}"

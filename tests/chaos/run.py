@@ -89,19 +89,25 @@ def _counted(counts: dict[str, int]) -> str:
 
 
 async def run(
-    seed: int, duration_s: float, say: Callable[[str], None], logs: Path | None = None
+    seed: int,
+    duration_s: float,
+    say: Callable[[str], None],
+    logs: Path | None = None,
+    *,
+    may_mount: bool = True,
 ) -> Report:
     """See the module docstring.
 
     Args:
         say: hears how far the run has come.
         logs: a directory for what the brokers logged; made when it is missing.
+        may_mount: False: disks become full by a bound on the size of files.
     """
     schedule = draw(seed, duration_s)
     proxy = Proxy()
     disk_bytes = max(DISK_BYTES_MIN, int(duration_s * DISK_BYTES_PER_S))
     try:
-        async with Brokers(proxy, disk_bytes, BROKER_CONFIG) as brokers:
+        async with Brokers(proxy, disk_bytes, BROKER_CONFIG, may_mount=may_mount) as brokers:
             try:
                 return await _run(seed, duration_s, schedule, brokers, proxy, say)
             finally:
