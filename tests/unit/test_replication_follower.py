@@ -15,6 +15,7 @@ from quiverlog.errors import (
     OffsetOutOfRange,
     StaleBrokerEpoch,
     ThrottledBroker,
+    UnknownLeaderEpoch,
 )
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.types import NO_EPOCH
@@ -127,6 +128,15 @@ def test_an_answer_to_another_leadership_is_nothing() -> None:
     follower.led_by(10, has_leader=True)
     assert follower.answered(result(epoch=9), 0) is None
     assert follower.phase is Phase.ASKING
+
+
+def test_a_leader_that_has_not_heard_of_its_epoch_yet_is_asked_again() -> None:
+    """One that led before has no reason to tell more by itself."""
+    follower = asking(log_of(1), epoch=10)
+    unknown = result(epoch=9, error_code=UnknownLeaderEpoch.code)
+    assert follower.answered(unknown, 0) is None
+    assert follower.phase is Phase.FAILED
+    assert follower.retry_us > 0
 
 
 def test_rows_that_the_leader_has_given_up_are_skipped() -> None:
