@@ -154,7 +154,13 @@ def produce_frame(topic: Topic, batch: bytes | bytearray, number: int) -> Frame:
 
 
 def fetch_frame(
-    topic: Topic, offset: int, bytes_max: int, number: int, *, max_wait_ms: int = 0
+    topic: Topic,
+    offset: int,
+    bytes_max: int,
+    number: int,
+    *,
+    max_wait_ms: int = 0,
+    from_follower: bool = False,
 ) -> Frame:
     """Request number `number` (from 0): the batches of partition 0 from `offset` on."""
     entry = m.FetchPartition(
@@ -163,6 +169,7 @@ def fetch_frame(
         leader_epoch=topic.leader_epoch,
         offset=offset,
         bytes_max=bytes_max,
+        from_follower=from_follower,
     )
     request = m.FetchRequest(max_wait_ms=max_wait_ms, bytes_max=bytes_max, partitions=[entry])
     return [frames.encode(request, 1 + number)]
