@@ -52,7 +52,8 @@ def cluster(root: Path, partitions: int) -> tuple[Members, Member, bytes]:
     """Three nodes; a topic of so many partitions with a copy on each, all in sync."""
     root.mkdir(parents=True)
     members = Members(root)
-    usual: dict[str, Any] = {"retention_check_ms": 10**9}  # A round of retention looks at each log once, slowly.
+    # A round of retention looks at each log once, slowly.
+    usual: dict[str, Any] = {"retention_check_ms": 10**9}
     first = members.add(1, **usual)
     for node_id in (2, 3):
         members.add(node_id, seeds=(1,), **usual)
