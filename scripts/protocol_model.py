@@ -368,7 +368,12 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     Api.ALTER_TOPIC: (*_TOPIC_CHANGE, *_TOPIC_SHAPE, e.UnknownTopic, e.IncompatibleSchema),
     Api.DESCRIBE_TOPICS: (e.UnknownTopic, e.QuiverlogError),
     Api.TOPIC_SCHEMAS: (e.UnknownTopicId,),
-    Api.DELETE_RECORDS: (*_PARTITION, e.OffsetOutOfRange, e.RequestTimedOut),
+    Api.DELETE_RECORDS: (
+        *_PARTITION,
+        e.OffsetOutOfRange,
+        e.OffsetNotAvailable,
+        e.RequestTimedOut,
+    ),
     Api.EPOCH_END_OFFSETS: (*_PARTITION, e.InvalidRequest),
     Api.DESCRIBE_RANGES: (*_PARTITION, e.OffsetOutOfRange),
     Api.CHANGE_VOTERS: (

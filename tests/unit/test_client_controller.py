@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from quiverlog.client import admin
+from quiverlog.client.answers import check_answer
 from quiverlog.client.commands import Call, Operation, Reply, Sleep
 from quiverlog.client.producer_runner import new_identity
 from quiverlog.client.results import Address
@@ -286,3 +287,17 @@ def test_a_refusal_after_a_lost_answer_is_told_with_a_note(world: World, *, lost
     notes = getattr(caught.value, "__notes__", [])
     assert [note for note in notes if "may hold" in note] == notes
     assert bool(notes) == lost
+
+
+def test_a_broker_that_knows_of_none_alive_is_passed_by(world: World) -> None:
+    """As one does that has just heard that all others are fenced, itself among them."""
+
+    def answer(call: Call) -> None:
+        if call.address == ONE:
+            assert isinstance(call.request, m.MetadataRequest)
+            check_answer(call.request, m.MetadataResponse(), 0)
+
+    world.before = answer
+    picture = world.play(admin.metadata(world.cluster, []))
+    assert set(picture.brokers) == set(BROKERS)
+    assert [address for address, _ in world.asked[-2:]] == [ONE, TWO]

@@ -318,6 +318,14 @@ def test_rows_that_wait_when_another_leads_are_of_unknown_fate(
     assert code_of(node, node.produce(topic, batch_of([2]))) == NotLeader.code, "not stored"
 
 
+def deleted(node: NodeDriver, topic: bytes, before: int) -> m.DeleteRecordsPartitionResult:
+    response, _ = node.call(
+        m.DeleteRecordsRequest(partitions=[m.DeleteRecordsPartition(topic, 0, before)])
+    )
+    assert isinstance(response, m.DeleteRecordsResponse)
+    return response.partitions[0]
+
+
 def test_a_new_leader_says_where_rows_end_when_it_knows(node: NodeDriver) -> None:
     """Rule 5 of docs/replication.md."""
     topic = node.create()
@@ -330,5 +338,8 @@ def test_a_new_leader_says_where_rows_end_when_it_knows(node: NodeDriver) -> Non
     replica.append_copied([(BatchHeader.unpack(batch), memoryview(batch))], node.now)
     change(node, topic, leader_id=HERE, leader_epoch=4)
     assert node.offset_of(topic, LATEST).error_code == OffsetNotAvailable.code
+    for before in (3, LATEST):
+        code = deleted(node, topic, before).error_code
+        assert code == OffsetNotAvailable.code, "readers may have seen these rows"
     follower_at(node, topic, 3)
     assert node.offset_of(topic, LATEST).offset == 3

@@ -149,6 +149,17 @@ def test_rows_that_the_leader_has_given_up_are_skipped() -> None:
     assert follower.phase is Phase.WAITING
 
 
+def test_a_copy_without_rows_has_nothing_to_agree_upon() -> None:
+    """The leader may know its newest epoch to have ended below: no cut would make them agree."""
+    log = log_of(0, 0, 0)
+    follower = asking(log, epoch=1)
+    leader = epochs_of(113, (0, 0), (1, 2))
+    log.log_start_offset = 3
+    said = follower.said(TOPIC, 0)
+    assert said.offset == 3
+    assert diverging(leader, said.last_epoch, said.offset) is None
+
+
 def test_failures_wait_longer_each_time_and_a_disk_is_final() -> None:
     follower = asking(log_of(1))
     waits = []

@@ -204,6 +204,7 @@ def test_a_copy_begins_where_its_leader_s_log_does(first: int, rows: int, power:
     skip(log, at)
     assert (log.log_start_offset, log.log_end_offset, log.flushed_offset) == (at, at, at)
     assert log.segment_count == 0
+    assert not log.epochs.entries(), "where they ended the rows between would have told"
     begin = at - 5 + first
     assert log.append_copied([copied(begin, 6, 2), copied(begin + 6, 1, 2)], NOW) == begin + 7
     flush(log)

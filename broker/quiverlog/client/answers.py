@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
-from quiverlog.errors import InvalidResponse, QuiverlogError
+from quiverlog.errors import ConnectionFailed, InvalidResponse, QuiverlogError
 from quiverlog.limits import (
     BATCH_ROWS_MAX,
     PARTITIONS_PER_TOPIC_MAX,
@@ -236,7 +236,10 @@ def _check_hello(request: Any, response: Any, _: int) -> None:
 def _check_metadata(request: Any, response: Any, _: int) -> None:
     names = None if request.topics is None or request.topic_ids else request.topics
     nodes = [b.node_id for b in response.brokers]
-    if not nodes or len(nodes) != len(set(nodes)):
+    if not nodes:
+        # Of a cluster that nobody has decided in for a while: another broker may know more.
+        raise ConnectionFailed("The broker that was asked knows of none that is alive.")
+    if len(nodes) != len(set(nodes)):
         raise InvalidResponse(f"METADATA names the brokers {nodes[:10]}.")
     for broker in response.brokers:
         if not broker.host or not 0 < broker.port < 65_536 or broker.node_id < 0:

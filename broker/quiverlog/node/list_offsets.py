@@ -12,13 +12,19 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import ClassVar
 
-from quiverlog.errors import InvalidRequest, OffsetNotAvailable, ThrottledBroker
+from quiverlog.errors import InvalidRequest, ThrottledBroker
 from quiverlog.limits import FETCH_MAX_WAIT_MS_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.cold import Loaded
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.lookup import Lookup
-from quiverlog.node.offsets import ENTRIES_PER_STEP, answer_each, check_count, fail_entry
+from quiverlog.node.offsets import (
+    ENTRIES_PER_STEP,
+    answer_each,
+    check_count,
+    check_current,
+    fail_entry,
+)
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.readers import check_isolation
 from quiverlog.node.replica import Replica
@@ -212,7 +218,7 @@ def _fill_offset(
     state = replica.state
     state.check_leader_epoch(entry.leader_epoch)
     if entry.at == LATEST:
-        _check_current(replica)
+        check_current(replica)
         result.offset = state.high_watermark
     elif entry.at == EARLIEST:
         result.offset = state.log_start_offset
@@ -223,20 +229,12 @@ def _fill_offset(
             entry.at, from_offset=loaded.offset, cold_ok=False, just_read=loaded.reads
         )
         if found is None or found[0] >= state.high_watermark:
-            _check_current(replica)
+            check_current(replica)
             return
         result.offset, result.timestamp_us = found
     assert result.offset <= state.high_watermark, "nobody learns of rows that may vanish"
     result.leader_epoch = _epoch_before(replica, result.offset)
     assert result.leader_epoch <= state.leader_epoch
-
-
-def _check_current(replica: Replica) -> None:
-    """Where readable rows end is not said before it is known: it would go back."""
-    if not replica.state.is_current:
-        raise OffsetNotAvailable(
-            f"{replica.name}: this leader does not know yet what the one before has shown."
-        )
 
 
 def _epoch_before(replica: Replica, offset: int) -> int:

@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeVar
 from quiverlog.errors import (
     CorruptLog,
     InvalidRequest,
+    OffsetNotAvailable,
     OffsetOutOfRange,
     QuiverlogError,
     StorageFault,
@@ -229,10 +230,20 @@ def _wait_for_copies(
 
 def _check_delete(replica: Replica, before_offset: int) -> int:
     high_watermark = replica.state.high_watermark
+    if before_offset == -1 or before_offset > high_watermark:
+        check_current(replica)
     before = high_watermark if before_offset == -1 else before_offset
     if not 0 <= before <= high_watermark:
         raise out_of_range(replica, before)
     return before
+
+
+def check_current(replica: Replica) -> None:
+    """Where readable rows end is not said before it is known: it would go back."""
+    if not replica.state.is_current:
+        raise OffsetNotAvailable(
+            f"{replica.name}: this leader does not know yet what the one before has shown."
+        )
 
 
 # --- parts --------------------------------------------------------------------------------------

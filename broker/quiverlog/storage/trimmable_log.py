@@ -129,6 +129,7 @@ class TrimmableLog(AppendableLog):
         if self._skipping:
             assert self.log_end_offset < job.offset
             self.log_end_offset = self.flushed_offset = job.offset
+            self.epochs.truncate_to(0)  # Nobody here knows where they ended.
             self._skipping = False
         self._move_start(min(job.offset, self.log_end_offset))
         assert self._start_saved <= self.log_start_offset <= self.log_end_offset

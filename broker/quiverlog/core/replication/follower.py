@@ -200,12 +200,15 @@ class Follower:
         assert self._leader_epoch != NO_EPOCH, "there is somebody to ask"
         log = self._log
         assert log.log_start_offset <= log.log_end_offset
+        # A copy without rows has nothing to agree upon: its newest epoch is of rows that it has
+        # not, and may have ended below its start. No cut would change that.
+        is_empty = log.log_start_offset == log.log_end_offset
         return ReplicaFetchPartition(
             topic_id,
             partition,
             self._leader_epoch,
             log.log_end_offset,
-            log.epochs.latest()[0],
+            NO_EPOCH if is_empty else log.epochs.latest()[0],
             log.flushed_offset,
             log.log_start_saved,
             self.recheck,
