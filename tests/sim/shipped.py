@@ -41,7 +41,7 @@ from .loop import SimLoop
 from .rows import schema_of
 from .world import World
 
-__all__ = ["ClientConsumer", "ClientProducer", "clients_clock"]
+__all__ = ["ClientConsumer", "ClientProducer", "ShippedClient", "clients_clock"]
 
 _LOST_COUNT = (OutOfOrderSequence, UnknownProducerId, InvalidProducerEpoch)
 _FIRST_NUMBER = 500
@@ -59,8 +59,11 @@ def clients_clock(world: World) -> Iterator[None]:
         yield
 
 
-class _ShippedClient:
+class ShippedClient:
     """A program with a client of its own, on a loop of its own."""
+
+    request_timeout_s = 5.0
+    delivery_timeout_s = 30.0
 
     def __init__(self, world: World, checker: Checker, name: str) -> None:
         self.world = world
@@ -93,11 +96,22 @@ class _ShippedClient:
         """The client, whose clock and jitter are the world's."""
         if self._client is None:
             self._client = AsyncClient(
-                "node-0:9292", client_id=self.name, connect_timeout=2.0, request_timeout=5.0
+                self.bootstrap(),
+                client_id=self.name,
+                connect_timeout=2.0,
+                request_timeout=self.request_timeout_s,
             )
             self._client.cluster.clock = self.loop.time
             self._client.cluster.jitter = self.rng.random
         return self._client
+
+    def bootstrap(self) -> list[str]:
+        """Addresses that the program knows."""
+        return ["node-0:9292"]
+
+    async def nap(self, seconds: float) -> None:
+        """The program has something else to do."""
+        await asyncio.sleep(seconds)
 
     def topics(self) -> list[TopicModel]:
         """Topics that nobody has deleted."""
@@ -114,7 +128,7 @@ class _ShippedClient:
         self.loop.enter(self._task.cancel)
 
 
-class ClientProducer(_ShippedClient):
+class ClientProducer(ShippedClient):
     """Sends rows through the shipped producer, each send to one partition."""
 
     def __init__(self, world: World, checker: Checker, number: int) -> None:
@@ -133,24 +147,27 @@ class ClientProducer(_ShippedClient):
         while not self.stopped:
             topics = self.topics()
             if not topics:
-                await asyncio.sleep(0.05)
+                await self.nap(0.05)
                 continue
             topic = self.rng.choice(topics)
             try:
-                producer = await self.client().producer(
-                    topic.name,
-                    linger=self.rng.choice((0.0, 0.005, 0.05)),
-                    batch_rows=self.rng.choice((1, 8, 64)),
-                    delivery_timeout=30.0,
-                )
+                producer = await self._open(topic)
             except QuiverlogError as error:
                 self._check_open(topic, error)
-                await asyncio.sleep(0.05)
+                await self.nap(0.05)
                 continue
             topic_id = producer._core.topic.topic_id
             await self._use(producer, topic_id)
             self.number += 1_000
             self._next_value = 0
+
+    async def _open(self, topic: TopicModel) -> AsyncProducer:
+        return await self.client().producer(
+            topic.name,
+            linger=self.rng.choice((0.0, 0.005, 0.05)),
+            batch_rows=self.rng.choice((1, 8, 64)),
+            delivery_timeout=self.delivery_timeout_s,
+        )
 
     def _check_open(self, topic: TopicModel, error: QuiverlogError) -> None:
         self.checker.error(error.code)
@@ -162,7 +179,7 @@ class ClientProducer(_ShippedClient):
         for _ in range(sends):
             if self.stopped or self.checker.topics[topic_id].doomed:
                 break
-            await asyncio.sleep(self.rng.random() * 0.05)
+            await self.nap(self.rng.random() * 0.05)
             if self._undecided >= _UNDECIDED_MAX:
                 continue
             try:
@@ -231,7 +248,7 @@ class ClientProducer(_ShippedClient):
             raise Violation(f"{self.name}: rows of {model.name} reported as failed: {error!r}")
 
 
-class ClientConsumer(_ShippedClient):
+class ClientConsumer(ShippedClient):
     """Follows a topic through the shipped consumer from its first row on."""
 
     def __init__(self, world: World, checker: Checker, number: int) -> None:
@@ -242,7 +259,7 @@ class ClientConsumer(_ShippedClient):
         while not self.retired:
             topics = self.topics()
             if not topics:
-                await asyncio.sleep(0.05)
+                await self.nap(0.05)
                 continue
             topic = self.rng.choice(topics)
             self.positions = {}
@@ -279,12 +296,16 @@ class ClientConsumer(_ShippedClient):
                         f"{self.name}: {self.checker.partitions[key].name} was read up to"
                         f" {expected}, then came {batch.base_offset}"
                     )
-                self.checker.read(key, batch.base_offset, values)
-                self.world.events["rows given out by the shipped consumer"] += len(values)
+                self.given(key, batch.base_offset, values)
                 self.positions[key] = batch.base_offset + len(values)
             return consumer
         except QuiverlogError as error:
             return await self._failed(topic, consumer, error)
+
+    def given(self, key: Key, base_offset: int, values: list[int]) -> None:
+        """The consumer has handed these rows to the program."""
+        self.checker.read(key, base_offset, values)
+        self.world.events["rows given out by the shipped consumer"] += len(values)
 
     async def _failed(
         self, topic: TopicModel, consumer: AsyncConsumer, error: QuiverlogError

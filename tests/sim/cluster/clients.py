@@ -2,7 +2,7 @@
 
 Owns how they find the leader: METADATA of anybody, NOT_LEADER sends them to ask again, and now and
 then they stay with one that leads no more. What they check is the single node's (`producers`,
-`actors`); what an acknowledgement is worth is the cluster's (`ClusterTopicModel`).
+`actors`); what an acknowledgement is worth is the cluster's (`promises`).
 """
 
 from __future__ import annotations
@@ -17,56 +17,19 @@ from quiverlog.errors import (
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 from tests.sim.actors import Actor, Reader
-from tests.sim.checker import Checker, Key, TopicModel
+from tests.sim.checker import Checker, Key
 from tests.sim.host import Host
 from tests.sim.network import Connection
 from tests.sim.producers import Producer, _Entry, _Partition
 from tests.sim.topics import Setup
 from tests.sim.world import World
 
-__all__ = ["ClusterChecker", "ClusterProducer", "ClusterReader", "ClusterSetup",
-           "ClusterTopicModel"]  # fmt: skip
+__all__ = ["ClusterProducer", "ClusterReader", "ClusterSetup"]
 
 _ELSEWHERE = (
     NotLeader.code, FencedLeaderEpoch.code, UnknownLeaderEpoch.code, UnknownTopicId.code,
 )  # fmt: skip
 _SILENT_US = 3_000_000
-
-
-class ClusterTopicModel(TopicModel):
-    """A topic with several replicas: rows acknowledged below `replicated` go with a leader."""
-
-    @property
-    def lossy(self) -> bool:
-        return not self.durabilities <= {"replicated", "replicated_flushed"}
-
-
-class ClusterChecker(Checker):
-    """The single node's rules; rows of a level that no fault had the right to take must stay."""
-
-    def acked(
-        self, key: Key, base_offset: int, values: list[int], at_us: int, flushed: bool
-    ) -> None:
-        if self.partitions[key].topic.lossy:
-            self.rows_acknowledged += len(values)
-        else:
-            super().acked(key, base_offset, values, at_us, flushed=True)
-
-    def all_lost_power(self, *, is_flushed_kept: bool) -> None:
-        """Rows that are on too few disks may be gone, and others in their place."""
-        for model in self.partitions.values():
-            if is_flushed_kept and model.topic.durabilities == {"replicated_flushed"}:
-                kept = set(model.acknowledged)
-            else:
-                kept = set()
-                model.acknowledged.clear()
-                model.acknowledged_memory.clear()
-            for offset in [o for o in model.seen if o not in kept]:
-                model.offset_of.pop(model.seen.pop(offset), None)
-            for offset in [o for o in model.timestamp_us if o not in kept]:
-                del model.timestamp_us[offset]
-            if not kept:
-                model.forgetful = True
 
 
 class _Routed(Actor):

@@ -64,6 +64,7 @@ class Cluster:
             config,
             broker_session_ms=tempo.session_ms,
             leader_balance_period_ms=tempo.balance_ms,
+            rack=f"rack-{host.node_id % 2}",
         )
 
     # --- looking -------------------------------------------------------------------------------

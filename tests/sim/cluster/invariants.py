@@ -41,6 +41,10 @@ class Committed:
     end: int = 0
     lossy: int = 0
     """How often a fault had the right to take rows."""
+    is_ragged: bool = False
+    """Copies may show rows that are cut later: before the end only leaders' are compared."""
+    from_epoch: int = -1
+    """Leaders of earlier epochs do not know yet that others lead who lack their rows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,14 +80,33 @@ class Invariants:
         has moved."""
 
     # --- what somebody tells -------------------------------------------------------------------
-    def forgive(self, key: Key, kept: int) -> None:
-        """All machines lost their power: rows from `kept` on may be gone, and others take their
-        places."""
+    def committed_end(self, key: Key) -> int:
+        """Up to where somebody knows that rows are committed."""
+        return self.partitions[key].end if key in self.partitions else 0
+
+    def forgive(self, key: Key, kept: int, *, from_epoch: int | None = None) -> None:
+        """A fault took rows: those from `kept` on may be gone, and others take their places.
+
+        With `from_epoch` not all machines lost their power: leaders of this epoch and later ones
+        have lost the rows, and others may go on showing them for a while.
+        """
         found = self.partitions.setdefault(key, Committed())
         found.batches = {base: one for base, one in found.batches.items() if one[0] <= kept}
         found.end = max((after for after, _ in found.batches.values()), default=0)
         found.lossy += 1
+        if from_epoch is not None:
+            found.is_ragged = True
+            found.from_epoch = max(found.from_epoch, from_epoch)
         self._lossy += 1
+
+    def look_at_all(self, host: ClusterHost) -> None:
+        """At the end, when nobody shows rows that are to be cut: copies are compared anew."""
+        for known in self.partitions.values():
+            if known.is_ragged:
+                known.is_ragged = False
+                known.lossy += 1
+                self._lossy += 1
+        self.look(host)
 
     # --- looking -------------------------------------------------------------------------------
     def look(self, host: ClusterHost) -> None:
@@ -172,6 +195,8 @@ class Invariants:
             copy = self._copies[host.node_id, key] = _Copy(host.life, forgiven=known.lossy)
         if replica.cutting:
             copy.path, copy.offset = "", 0
+            return
+        if known.is_ragged and (not state.leads or state.leader_epoch < known.from_epoch):
             return
         if state.leads:
             self._look_at_leader(host, replica, key, copy)

@@ -10,6 +10,7 @@ from typing import Final
 
 from tests.sim.bug import Bug, make_bug
 
+from .client_plan import NO_CLIENTS
 from .scenario import ClusterTopic
 from .tempo import SHIPPED
 
@@ -31,6 +32,7 @@ def _topic(level: str) -> tuple[ClusterTopic, ...]:
 
 _QUIET: Final[dict[str, object]] = {
     "tempo": SHIPPED,
+    "clients": NO_CLIENTS,
     "nodes": 3,
     "topics": _topic("replicated"),
     "producers": 4,

@@ -10,26 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from quiverlog.types import EARLIEST, LATEST
-from quiverlog.wire import messages as m
-from tests.sim.checker import Key, Violation
-from tests.sim.decoding import rows_of
+from tests.sim.checker import Violation
 from tests.sim.host import Plant
 from tests.sim.limits import small_limits
+from tests.sim.shipped import clients_clock
 
-from .clients import (
-    ClusterChecker,
-    ClusterProducer,
-    ClusterReader,
-    ClusterSetup,
-    ClusterTopicModel,
-)
 from .cluster import Cluster
 from .host import ClusterHost
+from .losses import Losses
+from .promises import ClusterChecker, ClusterTopicModel
 from .scenario import ClusterScenario
 from .tempo import Tempo
+from .workload import Workload
 
 __all__ = ["ClusterResult", "simulate"]
 
@@ -65,8 +58,7 @@ class _Run:
         self.cluster = Cluster(scenario, plant)
         self.world = self.cluster.world
         self.checker = ClusterChecker()
-        self.producers: list[ClusterProducer] = []
-        self.readers: list[ClusterReader] = []
+        self.workload = Workload(self.cluster, self.checker)
 
     def run(self) -> ClusterResult:
         cluster, world, checker = self.cluster, self.world, self.checker
@@ -81,8 +73,8 @@ class _Run:
         self._until(self._all_open, _START_US, "every copy is open and in sync")
         self._know_topics()
         world.calm = False
-        cluster.on_all_power.append(self._all_power)
-        self._begin_work()
+        Losses(cluster, checker, keeps_flushed=self.scenario.gate("flushed-everywhere"))
+        self.workload.begin()
         cluster.begin_faults()
         world.run(self.scenario.duration_ms * self.scenario.tempo.stretch * 1_000)
         healed_us = self._finish()
@@ -136,24 +128,6 @@ class _Run:
             model = ClusterTopicModel(topic.name, topic.topic_id, dict(topic.configs))
             self.checker.add(model, len(topic.partitions))
 
-    def _begin_work(self) -> None:
-        checker, scenario = self.checker, self.scenario
-        world: Any = self.cluster.leisure
-        keys = checker.live()
-        for number in range(scenario.producers):
-            key = keys[number % len(keys)]
-            self.producers.append(ClusterProducer(world, checker, number, key))
-        for number in range(scenario.readers):
-            key = keys[number % len(keys)]
-            self.readers.append(ClusterReader(world, checker, number, key))
-
-    def _all_power(self) -> None:
-        """What may be gone, and what must not be: told before it happens."""
-        self.checker.all_lost_power(is_flushed_kept=self.scenario.gate("flushed-everywhere"))
-        for key, model in self.checker.partitions.items():
-            kept = max(model.acknowledged, default=-1) + 1
-            self.cluster.invariants.forgive(key, kept)
-
     # --- the end -------------------------------------------------------------------------------
     def _all_open(self) -> bool:
         hosts = self.cluster.hosts
@@ -174,19 +148,17 @@ class _Run:
     def _finish(self) -> int:
         cluster = self.cluster
         cluster.calm()
-        for producer in self.producers:
-            producer.stopped = True
+        self.workload.stop()
         healed_us = self._until(self._all_open, _HEAL_US, "all are in sync again")
-        self._until(self._all_idle, _HEAL_US, "every producer has its answers")
-        for reader in self.readers:
-            reader.retired = True
+        self._until(self.workload.is_idle, _HEAL_US, "every client has its answers")
         self._until(self._all_equal, _HEAL_US, "all copies have all rows")
-        for key in self.checker.live():
-            self._check_log(key)
+        self._until(self.workload.consumers_are_done, _HEAL_US, "consumers are given all rows")
+        self.workload.end()
+        self.workload.check()
         # A stop that had begun before the calm may have ended just now.
         self._until(self._all_open, _HEAL_US, "all are in sync at the end")
         for host in cluster.hosts:
-            cluster.invariants.look(host)
+            cluster.invariants.look_at_all(host)
         self._check_logs()
         return healed_us
 
@@ -196,9 +168,6 @@ class _Run:
             for line in host.log_lines:
                 if line.startswith("error internal error"):
                     raise Violation(f"{host.name}: {line[-700:]}")
-
-    def _all_idle(self) -> bool:
-        return all(producer.idle for producer in self.producers)
 
     def _all_equal(self) -> bool:
         for key in self.checker.live():
@@ -210,33 +179,6 @@ class _Run:
             if len(ends) != 1:
                 return False
         return True
-
-    def _check_log(self, key: Key) -> None:
-        setup = ClusterSetup(self.world, self.checker, key)
-        start, end = setup.offset(key, EARLIEST), setup.offset(key, LATEST)
-        self.checker.log_end(key, end)
-        self._read_all(setup, key, start, end)
-        self.checker.finish(key, start, end)
-        setup.retired = True
-
-    def _read_all(self, setup: ClusterSetup, key: Key, offset: int, end: int) -> None:
-        model = self.checker.partitions[key]
-        for _ in range(_READ_STEPS_MAX):
-            if offset >= end:
-                return
-            part = m.FetchPartition(*key, offset=offset, bytes_max=1_000_000)
-            response, body = setup.call(m.FetchRequest(bytes_max=1_000_000, partitions=[part]))
-            assert isinstance(response, m.FetchResponse)
-            if response.error_code or response.partitions[0].error_code:
-                continue
-            after, found = rows_of(model, offset, body)
-            for base_offset, values in found:
-                self.checker.read(key, base_offset, values)
-                model.read_last.update(range(base_offset, base_offset + len(values)))
-            if after == offset:
-                raise Violation(f"{model.name}: nothing at {offset}, the log ends at {end}")
-            offset = after
-        raise Violation(f"{model.name} could not be read to its end")
 
 
 def simulate(
@@ -257,7 +199,7 @@ def simulate(
     scenario = ClusterScenario.draw(seed, duration_ms=duration_ms, opened=opened, shape=shape)
     run = _Run(scenario, plant)
     try:
-        with small_limits(), scenario.tempo.timers():
+        with small_limits(), clients_clock(run.world), scenario.tempo.timers():
             return run.run()
     except (Violation, AssertionError) as violation:
         lines = "\n  ".join(

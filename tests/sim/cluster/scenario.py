@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tests.sim.gates import CLOSED, check_names
 from tests.sim.scenario import Scenario
 
+from .client_plan import NO_CLIENTS, ClientPlan
 from .tempo import SHIPPED, Tempo
 
 __all__ = ["ClusterScenario", "ClusterTopic"]
@@ -66,6 +67,7 @@ class ClusterScenario:
     opened: frozenset[str] = frozenset()
     """Gates that are open although `gates.CLOSED` names them."""
     tempo: Tempo = SHIPPED
+    clients: ClientPlan = NO_CLIENTS
     buggy_everywhere: bool = False
     """A planted bug that needs two sides is in all nodes, otherwise in one."""
 
@@ -92,6 +94,7 @@ class ClusterScenario:
             duration_ms=duration_ms,
             opened=opened,
             tempo=Tempo.draw(seed),
+            clients=ClientPlan.draw(seed),
             nodes=nodes,
             topics=tuple(_topic(rng, n) for n in range(rng.randint(1, 2))),
             producers=rng.randint(2, 4),

@@ -6,8 +6,8 @@ import pytest
 
 from tests.sim.checker import Violation
 
-from .clients import ClusterChecker, ClusterTopicModel
 from .invariants import Invariants
+from .promises import ClusterChecker, ClusterTopicModel
 
 KEY = (bytes(16), 0)
 
@@ -157,13 +157,13 @@ def test_two_acknowledgements_are_of_two_places(rows: ClusterChecker) -> None:
 def test_a_power_failure_of_all_takes_only_what_it_may(rows: ClusterChecker) -> None:
     rows.acked(KEY, 0, [1], 0, flushed=True)
     rows.read(KEY, 0, [1])
-    rows.all_lost_power(is_flushed_kept=True)
+    rows.all_lost_power(is_flushed_kept=True, at_us=0)
     rows.read(KEY, 0, [2])
     rows.finish(KEY, 0, 1)
     strict = ClusterChecker()
     strict.add(ClusterTopicModel("t", KEY[0], {"durability": "replicated_flushed"}), 1)
     strict.sent(KEY, [1, 2])
     strict.acked(KEY, 0, [1], 0, flushed=True)
-    strict.all_lost_power(is_flushed_kept=True)
+    strict.all_lost_power(is_flushed_kept=True, at_us=0)
     with pytest.raises(Violation, match="acknowledged was 1"):
         strict.read(KEY, 0, [2])

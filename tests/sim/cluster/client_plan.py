@@ -1,0 +1,51 @@
+"""Which clients a cluster's run has beside the simple ones, as one seed draws it.
+
+Owns the counts. They are drawn by a generator of their own: a run without them is the run that it
+was before.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["NO_CLIENTS", "ClientPlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPlan:
+    """How many of each kind."""
+
+    producers: int = 0
+    """Programs with the shipped producer."""
+    consumers: int = 0
+    """Programs with the shipped consumer."""
+    administrators: int = 0
+    """Programs that create, alter, grow, trim and delete topics through the shipped client."""
+    repeaters: int = 0
+    """Producers that send requests twice, old ones again, and to whoever leads no more."""
+    strangers: int = 0
+    """Readers with odd epochs, and callers that pretend to be brokers."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Are there none?"""
+        return self == NO_CLIENTS
+
+    @classmethod
+    def draw(cls, seed: int) -> ClientPlan:
+        """That of a seed; a third of all runs have the simple clients only."""
+        rng = random.Random(f"client-plan-{seed}")
+        if rng.random() < 0.33:
+            return NO_CLIENTS
+        return cls(
+            producers=rng.choice((1, 1, 2)),
+            consumers=rng.choice((1, 1, 2)),
+            administrators=rng.choice((0, 1, 1)),
+            repeaters=rng.choice((0, 1)),
+            strangers=rng.choice((0, 1)),
+        )
+
+
+NO_CLIENTS: Final = ClientPlan()

@@ -1,0 +1,133 @@
+"""Everybody who uses a cluster in a run, from the first request to the last row that is read.
+
+Owns who there is, when they end, and the last reading of every log, after which all that was
+promised is looked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quiverlog.errors import OffsetOutOfRange
+from quiverlog.types import EARLIEST, LATEST
+from quiverlog.wire import messages as m
+from tests.sim.checker import Key, Violation
+from tests.sim.decoding import rows_of
+
+from .administrator import Administrator
+from .clients import ClusterProducer, ClusterReader, ClusterSetup
+from .programs import ConsumingProgram, ProducingProgram
+from .promises import ClusterChecker
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+__all__ = ["Workload"]
+
+_READ_STEPS_MAX = 5_000
+
+
+class Workload:
+    """See the module docstring."""
+
+    def __init__(self, cluster: Cluster, checker: ClusterChecker) -> None:
+        self.cluster = cluster
+        self.checker = checker
+        self.producers: list[ClusterProducer] = []
+        self.readers: list[ClusterReader] = []
+        self.administrators: list[Administrator] = []
+        self.senders: list[ProducingProgram] = []
+        self.consumers: list[ConsumingProgram] = []
+
+    def begin(self) -> None:
+        """All come to work."""
+        scenario, checker, plan = self.cluster.scenario, self.checker, self.cluster.scenario.clients
+        world: Any = self.cluster.leisure
+        keys = checker.live()
+        for number in range(scenario.producers):
+            key = keys[number % len(keys)]
+            self.producers.append(ClusterProducer(world, checker, number, key))
+        for number in range(scenario.readers):
+            key = keys[number % len(keys)]
+            self.readers.append(ClusterReader(world, checker, number, key))
+        for number in range(plan.administrators):
+            self.administrators.append(Administrator(self.cluster, checker, number))
+        for number in range(plan.producers):
+            self.senders.append(ProducingProgram(self.cluster, checker, number))
+        for number in range(plan.consumers):
+            self.consumers.append(ConsumingProgram(self.cluster, checker, number))
+
+    def stop(self) -> None:
+        """Nobody begins anything new."""
+        for one in (*self.producers, *self.senders, *self.administrators):
+            one.stopped = True
+
+    def is_idle(self) -> bool:
+        """Has everything that was sent an outcome?"""
+        return all(one.idle for one in (*self.producers, *self.senders)) and all(
+            one.is_idle for one in self.administrators
+        )
+
+    def consumers_are_done(self) -> bool:
+        """Were the shipped consumers given everything that there is?"""
+        ends = {key: self.cluster.invariants.committed_end(key) for key in self.checker.live()}
+        return not any(one.behind(key, end) for one in self.consumers for key, end in ends.items())
+
+    def end(self) -> None:
+        """All go home."""
+        for reader in self.readers:
+            reader.retired = True
+        for client in (*self.senders, *self.consumers):
+            client.stop()
+        for client in (*self.senders, *self.consumers, *self.administrators):
+            if client.loop.complaints:
+                raise Violation(f"{client.name}: {client.loop.complaints[0]}")
+
+    # --- the end -------------------------------------------------------------------------------
+    def check(self) -> None:
+        """Read everything, and look for what was promised."""
+        for key in self.checker.live():
+            self._check_log(key)
+        for consumer in self.consumers:
+            consumer.check_copies()
+        for administrator in self.administrators:
+            administrator.check()
+
+    def _check_log(self, key: Key) -> None:
+        model = self.checker.partitions[key]
+        if key in self.checker.unclean:
+            # What was seen before may have been of leaders that are none any more.
+            model.seen.clear()
+            model.offset_of.clear()
+        setup = ClusterSetup(self.cluster.world, self.checker, key)
+        start, end = setup.offset(key, EARLIEST), setup.offset(key, LATEST)
+        self.checker.log_start(key, start, self.cluster.world.wall_us, model.log_start_offset)
+        self.checker.log_end(key, end)
+        self._read_all(setup, key, start, end)
+        # Retention went on while we read: only what is still kept must have been read.
+        start = setup.offset(key, EARLIEST)
+        self.checker.log_start(key, start, self.cluster.world.wall_us, model.log_start_offset)
+        self.checker.finish(key, start, end)
+        setup.retired = True
+
+    def _read_all(self, setup: ClusterSetup, key: Key, offset: int, end: int) -> None:
+        model = self.checker.partitions[key]
+        for _ in range(_READ_STEPS_MAX):
+            if offset >= end:
+                return
+            part = m.FetchPartition(*key, offset=offset, bytes_max=1_000_000)
+            response, body = setup.call(m.FetchRequest(bytes_max=1_000_000, partitions=[part]))
+            assert isinstance(response, m.FetchResponse)
+            code = response.error_code or response.partitions[0].error_code
+            if code == OffsetOutOfRange.code:
+                offset = max(offset, setup.offset(key, EARLIEST))
+            if code:
+                continue
+            after, found = rows_of(model, offset, body)
+            for base_offset, values in found:
+                self.checker.read(key, base_offset, values)
+                model.read_last.update(range(base_offset, base_offset + len(values)))
+            if after == offset:
+                raise Violation(f"{model.name}: nothing at {offset}, the log ends at {end}")
+            offset = after
+        raise Violation(f"{model.name} could not be read to its end")
