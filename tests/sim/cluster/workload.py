@@ -15,6 +15,7 @@ from tests.sim.checker import Key, Violation
 from tests.sim.decoding import rows_of
 
 from .administrator import Administrator
+from .adversaries import Impostor, OddReader, Repeater
 from .clients import ClusterProducer, ClusterReader, ClusterSetup
 from .programs import ConsumingProgram, ProducingProgram
 from .promises import ClusterChecker
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Workload"]
 
 _READ_STEPS_MAX = 5_000
+_REPEATERS = 300
 
 
 class Workload:
@@ -35,6 +37,7 @@ class Workload:
         self.checker = checker
         self.producers: list[ClusterProducer] = []
         self.readers: list[ClusterReader] = []
+        self.impostors: list[Impostor] = []
         self.administrators: list[Administrator] = []
         self.senders: list[ProducingProgram] = []
         self.consumers: list[ConsumingProgram] = []
@@ -50,6 +53,14 @@ class Workload:
         for number in range(scenario.readers):
             key = keys[number % len(keys)]
             self.readers.append(ClusterReader(world, checker, number, key))
+        # Their numbers are those of no simple client: the numbers stand in the rows.
+        for number in range(plan.repeaters):
+            key = keys[number % len(keys)]
+            self.producers.append(Repeater(world, checker, _REPEATERS + number, key))
+        for number in range(plan.strangers):
+            key = keys[number % len(keys)]
+            self.readers.append(OddReader(world, checker, _REPEATERS + number, key))
+            self.impostors.append(Impostor(world, checker, f"impostor-{number}", key))
         for number in range(plan.administrators):
             self.administrators.append(Administrator(self.cluster, checker, number))
         for number in range(plan.producers):
@@ -75,7 +86,7 @@ class Workload:
 
     def end(self) -> None:
         """All go home."""
-        for reader in self.readers:
+        for reader in (*self.readers, *self.impostors):
             reader.retired = True
         for client in (*self.senders, *self.consumers):
             client.stop()
