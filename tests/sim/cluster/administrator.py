@@ -53,11 +53,17 @@ class Administrator(Program):
             f"admin{number}-{letter}": None for letter in "ab"
         }
         self._cluster = cluster
+        scenario = cluster.scenario
+        has_power = not (scenario.power_interval_ms or scenario.all_power_interval_ms)
+        self._creates = has_power or scenario.gate("lost-directories")
         super().__init__(cluster, checker, f"administrator-{number}")
 
     async def main(self) -> None:
         while not self.stopped:
             await self.nap(self.rng.uniform(0.05, 0.8))
+            if not self._creates:
+                await self._change(self.rng.choice(self._first_topics()))
+                continue
             name = self.rng.choice(list(self._models))
             model = self._models[name]
             if name in self.uncertain or (model is not None and self.rng.random() < 0.15):
@@ -68,14 +74,17 @@ class Administrator(Program):
                 await self._change(self._any_topic(model))
         self.is_idle = True
 
-    def _any_topic(self, own: ClusterTopicModel) -> ClusterTopicModel:
-        """Mostly one of its own; the topics that a run begins with stay, and are changed, too."""
-        first = [
+    def _first_topics(self) -> list[ClusterTopicModel]:
+        """The topics that a run begins with, which stay to its end."""
+        return [
             topic
             for topic in self.checker.topics.values()
             if isinstance(topic, ClusterTopicModel) and topic.name.startswith("topic")
         ]
-        return self.rng.choice(first) if first and self.rng.random() < 0.3 else own
+
+    def _any_topic(self, own: ClusterTopicModel) -> ClusterTopicModel:
+        """Mostly one of its own."""
+        return self.rng.choice(self._first_topics()) if self.rng.random() < 0.3 else own
 
     async def _change(self, model: ClusterTopicModel) -> None:
         dice = self.rng.random()

@@ -1,10 +1,10 @@
 """Clients that mean no good, or are out of their wits: what they are answered is known beforehand.
 
-Owns three. A producer that sends its requests twice, sends old ones again to anybody, and stays with
-leaders that lead no more: a repetition is answered with the offset that its rows have, or refused. A
-reader with epochs of other times: it is answered under the epoch that it has named, or refused. A
-stranger that speaks for brokers: it has none of their numbers right, and nothing that it asks is
-done.
+Owns three. A producer that sends its requests twice, sends old ones again to anybody, and stays
+with leaders that lead no more: a repetition is answered with the offset that its rows have, or
+refused. A reader with epochs of other times: it is answered under the epoch that it has named, or
+refused. A stranger that speaks for brokers: it has none of their numbers right, and nothing that it
+asks is done.
 """
 
 from __future__ import annotations

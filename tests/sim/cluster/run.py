@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from tests.sim.checker import Violation
@@ -197,9 +198,10 @@ def simulate(
         shape: fields of the scenario that are not left to the seed.
     """
     scenario = ClusterScenario.draw(seed, duration_ms=duration_ms, opened=opened, shape=shape)
-    run = _Run(scenario, plant)
+    outside = plant() if plant is not None and scenario.buggy_clients else nullcontext()
+    run = _Run(scenario, None if scenario.buggy_clients else plant)
     try:
-        with small_limits(), clients_clock(run.world), scenario.tempo.timers():
+        with outside, small_limits(), clients_clock(run.world), scenario.tempo.timers():
             return run.run()
     except (Violation, AssertionError) as violation:
         lines = "\n  ".join(

@@ -68,6 +68,8 @@ class ClusterScenario:
     """Gates that are open although `gates.CLOSED` names them."""
     tempo: Tempo = SHIPPED
     clients: ClientPlan = NO_CLIENTS
+    buggy_clients: bool = False
+    """A planted bug is in the client, and so in all that runs outside of nodes."""
     buggy_everywhere: bool = False
     """A planted bug that needs two sides is in all nodes, otherwise in one."""
 
