@@ -90,6 +90,7 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
         "core.replication.follower:Follower.said",
         "NO_EPOCH if is_empty else log.epochs.latest()[0]",
         "log.epochs.latest()[0]",
+        seed=1,
         shape={**_PROGRAMS, "down_ms": 3_000},
         also=(
             (

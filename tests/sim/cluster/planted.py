@@ -10,6 +10,7 @@ from typing import Final
 
 from tests.sim.bug import Bug, make_bug
 
+from .client_bugs import CLIENT_BUGS
 from .client_plan import NO_CLIENTS
 from .scenario import ClusterTopic
 from .tempo import SHIPPED
@@ -235,6 +236,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "end = log.log_end_offset",
         shape=_DIVERGING,
     ),
+    *CLIENT_BUGS,
 )
 
 UNPROVEN: Final = frozenset(
@@ -251,6 +253,9 @@ UNPROVEN: Final = frozenset(
         "a fetch for another leader epoch is answered",
         "an answer of an earlier leader is taken",
         "a leader of an older epoch may propose",
+        "a client does not look for another leader",
+        "a reader does not name the epoch of its last row",
+        "a trim is answered before copies have written it down",
     )
 )
 """Bugs that no run, or one in many, was seen to catch as the code is now."""
