@@ -266,8 +266,7 @@ def test_a_write_that_fails_ends_the_connection_and_tells(target: Target, call: 
         lost = c.ask(body=[bytes(1 << 17) if call == "writelines" else b""])
         await c.told(lost)
         assert type(c.refused[lost]) is errors.PeerUnreachable
-        again = c.ask()
-        await c.told(again)
+        await c.told(again := c.ask())
         assert again in c.answers
 
     play(asyncio.run, scenario, target.port)
@@ -286,8 +285,7 @@ def test_messages_give_way_and_questions_are_refused_when_too_much_waits(
         await asyncio.sleep(0)
         await c.told(*tokens[-3:])
         # On a busy machine the connection may have been given up meanwhile, and with it the others.
-        full = {token for token, why in c.refused.items() if "too much waits" in str(why)}
-        assert full == set(tokens[-3:])
+        assert {t for t, why in c.refused.items() if "too much waits" in str(why)} == {*tokens[-3:]}
 
     play(run, scenario, target.port)
 
