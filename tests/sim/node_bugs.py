@@ -96,7 +96,7 @@ METADATA = (
     make_bug(
         "no new leader epoch after an unclean stop",
         "node.lifecycle:_start_in",
-        "records.extend(decide.bump_leader_epochs(image, config.node_id))",
+        "records.extend(restarted_alone(image, config.node_id))",
         "pass",
         seed=5,
         shape={

@@ -110,7 +110,7 @@ class ElectionsWorld:
             (2, self.configure),
             (2, self.prefer),
             (1, self.elect_unclean),
-            (1, self.unregister),
+            (1, self.lose_disk),
             (4, self.reassign),
             (1, self.cancel),
         )
@@ -181,8 +181,8 @@ class ElectionsWorld:
                 del logs[node_id][self.rng.randint(0, len(logs[node_id])) :]
         return [life, *elections.broker_restarted_uncleanly(self.image, node_id)]
 
-    def unregister(self) -> list[Record]:
-        """For ever; who has its number next has nothing."""
+    def lose_disk(self) -> list[Record]:
+        """Who has its number next has nothing."""
         node_id = self._broker(fenced=True)
         if node_id is None or self.rng.random() < 0.7:
             return []
@@ -193,7 +193,7 @@ class ElectionsWorld:
                 self.given_up.add(key)
             if node_id in logs:
                 logs[node_id].clear()
-        return elections.unregistered(self.image, node_id)
+        return elections.disk_lost(self.image, node_id)
 
     # --- a partition ---------------------------------------------------------------------------
     def partition(self, key: Key) -> tuple[TopicImage, PartitionImage]:

@@ -11,6 +11,7 @@ import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller import elections
+from quiverlog.core.controller.elections import restarted_alone
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
@@ -21,7 +22,6 @@ from quiverlog.core.controller.records import (
     encode_entry,
 )
 from quiverlog.core.controller.topics import (
-    bump_leader_epochs,
     check_topic_name,
     create_topic,
     delete_topic,
@@ -269,11 +269,11 @@ def test_producer_id_blocks_do_not_overlap() -> None:
 def test_leader_epochs_of_ours_are_bumped() -> None:
     image = Image({})
     image.replay_entry(create(image, partitions=2, brokers=[0, 1]))
-    records = bump_leader_epochs(image, 0)
-    assert [(r.partition, r.leader_epoch) for r in records] == [(0, 1)]  # type: ignore[union-attr]
-    image.replay_entry(records)
+    led = [p.leader_id == 0 for p in image.topics["flights"].partitions]
+    assert sum(led) == 1
+    image.replay_entry(restarted_alone(image, 0))
     epochs = [p.leader_epoch for p in image.topics["flights"].partitions]
-    assert epochs == [1, 0]
+    assert epochs == [int(is_ours) for is_ours in led]
 
 
 def test_version_grows_with_every_entry(image: Image) -> None:
@@ -289,7 +289,7 @@ def test_snapshot_is_the_same_image(image: Image) -> None:
     image.replay_entry(alter(image, partitions=4, schema=serialize_schema(wider)))
     image.replay_entry(alter(image, set_configs={"retention.ms": "5000"}))
     image.replay_entry([next_producer_id_block(image)])
-    image.replay_entry(bump_leader_epochs(image, 0))
+    image.replay_entry(restarted_alone(image, 0))
     image.replay_entry(create(image, "other"))
     again = Image({})
     again.replay_entry(decode_entry(encode_entry(image.snapshot_records())))

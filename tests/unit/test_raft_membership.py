@@ -137,6 +137,24 @@ def test_acknowledgements_of_another_disk_do_not_count() -> None:
     assert replica.step(observe(fresh), answer).committed == 0
 
 
+def test_an_observer_with_an_earlier_state_of_its_disk_gets_what_it_lacks() -> None:
+    """Without a vote: nothing rests on what was acknowledged before."""
+    replica = ready_leader(0, 1, 2)
+    caught_up(replica, 3)
+    replica.propose(b"a", b"b", b"c").settle().step(accepted(3, 4))
+    replica.take()
+    replica.step(observe(key(3)))
+    probes = [one for one in replica.take() if isinstance(one, m.Append) and one.target == key(3)]
+    assert [(one.prev_index, one.entries) for one in probes] == [(4, ())]
+    assert change(replica, "add", 3) is Refusal.NOT_CAUGHT_UP
+    refusal = m.AppendResponse(
+        source=key(3), target=key(0), term=1, accepted=False, index=4, hint_index=1, hint_term=1
+    )
+    replica.step(refusal)
+    sent_again = [one for one in replica.take() if isinstance(one, m.Append)]
+    assert [entry.index for entry in sent_again[0].entries] == [2, 3, 4]
+
+
 def test_nonsense_is_refused() -> None:
     replica = leader(members=voters(0)).settle()
     assert change(replica, "remove", 0) is Refusal.LAST_VOTER

@@ -20,12 +20,6 @@ PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog")
 EXCEPTIONS: Final[dict[str, str]] = {
     **dict.fromkeys(
         [
-            "broker/quiverlog/core/controller/elections.py:unregistered",
-        ],
-        "elections that are asked for, which have no request yet",
-    ),
-    **dict.fromkeys(
-        [
             "connector/pyspark_quiverlog/__init__.py:streamReader",
             "connector/pyspark_quiverlog/__init__.py:streamWriter",
             "connector/pyspark_quiverlog/stream_reader.py:getDefaultReadLimit",

@@ -1,7 +1,7 @@
 """Starting: from a data directory to a broker that serves.
 
-Take the data directory, replay the metadata log, begin a new leader epoch everywhere after an
-unclean stop, remove what no topic owns; then open every partition that the image gives to this
+Take the data directory, replay the metadata log, let others lead or begin a new leader epoch after
+an unclean stop, remove what no topic owns; then open every partition that the image gives to this
 broker, by jobs. RUNNING begins when each is open or known not to be.
 
 A broker that is not the whole quorum knows from its own disk only what was decided once. It takes
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from quiverlog.core.controller import topics as decide
+from quiverlog.core.controller.elections import restarted_alone
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import BrokerRecord, Record, decode_entry
 from quiverlog.core.raft.messages import ReplicaKey
@@ -95,7 +95,7 @@ def _start_in(
     ]
     image = broker.metadata.image
     if not directory.clean:
-        records.extend(decide.bump_leader_epochs(image, config.node_id))
+        records.extend(restarted_alone(image, config.node_id))
     # Logged before any log is opened: an epoch that was begun must never be begun again.
     broker.metadata.commit_at_start(records, now)
     broker.producer_ids.start()

@@ -11,7 +11,8 @@ that lives leads, alone in sync, with nobody eligible, and the record says `uncl
 What holds after each of them, for every partition:
 - One broker at most leads in a leader epoch; who leads next has a later one.
 - The leader is in sync and not fenced. Nobody fenced is in sync, and nobody at all is without a
-  leader: the last one becomes eligible instead. So "in sync" always says who copies now.
+  leader: the last one becomes eligible instead, unless it has lost its disk. So "in sync" always
+  says who copies now.
 - Eligible are only replicas out of sync, and only while fewer than the minimum are in sync.
 
 Must not know: how it is found out that a broker is gone, files, requests.
@@ -40,10 +41,11 @@ __all__ = [
     "broker_restarted_uncleanly",
     "broker_shutting_down",
     "broker_unfenced",
+    "disk_lost",
     "preferred_leader",
+    "restarted_alone",
     "settings_changed",
     "unclean_leader",
-    "unregistered",
 ]
 
 
@@ -85,9 +87,37 @@ def broker_restarted_uncleanly(image: Image, node_id: int) -> list[Record]:
     return _gone(image, node_id, _Kept.FLUSHED_ROWS)
 
 
-def unregistered(image: Image, node_id: int) -> list[Record]:
-    """A broker will not come back: nobody waits for it, or counts on its rows."""
+def disk_lost(image: Image, node_id: int) -> list[Record]:
+    """A broker is fenced as a new life with another disk: nobody counts on rows that it had.
+
+    What only that disk had has no leader from now on. To let an empty log lead would be to lose the
+    rows without a word, and for good: a copy of it may come back, or another replica be elected.
+    """
     return _gone(image, node_id, _Kept.NOTHING)
+
+
+def restarted_alone(image: Image, node_id: int) -> list[Record]:
+    """The whole quorum restarts uncleanly, as one broker, which may lack rows: nobody can tell it
+    so, as it decides itself. Others lead where they have all rows; what nobody else has it leads
+    on, under a new epoch: offsets of rows that are lost will be given to others, which only the
+    epoch shows to a reader (KIP-320).
+    """
+    assert node_id >= 0, "a partition without a leader keeps its epoch"
+    alive = _alive(image) - {node_id}
+    changes: list[Record] = []
+    for topic, partition in _relying_on(image, node_id):
+        in_sync, eligible = partition.in_sync_replicas, partition.eligible_leader_replicas
+        assert not set(in_sync) & set(eligible)
+        if len(in_sync) + len(eligible) > 1:
+            changes += _leave(topic, partition, node_id, alive, _Kept.FLUSHED_ROWS)
+        elif partition.leader_id == node_id:
+            epoch = partition.leader_epoch + 1
+            changes.append(
+                PartitionChangeRecord(
+                    topic.topic_id, partition.partition, leader_id=node_id, leader_epoch=epoch
+                )
+            )
+    return changes
 
 
 def broker_unfenced(image: Image, node_id: int) -> list[Record]:

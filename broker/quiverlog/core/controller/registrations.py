@@ -119,7 +119,9 @@ class Registrations:
         if _is_same(before, newcomer):
             return []
         self._stopping.pop(newcomer.node_id, None)
-        if clean_incarnation and clean_incarnation == before.incarnation:
+        if before.directory_id not in ("", newcomer.directory_id):
+            follows = elections.disk_lost(pending, newcomer.node_id)
+        elif clean_incarnation and clean_incarnation == before.incarnation:
             follows = elections.broker_fenced(pending, newcomer.node_id)
         else:
             follows = elections.broker_restarted_uncleanly(pending, newcomer.node_id)

@@ -28,7 +28,6 @@ from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.placement import Place, place
 from quiverlog.core.controller.records import (
     ConfigRecord,
-    PartitionChangeRecord,
     PartitionRecord,
     ProducerIdBlockRecord,
     Record,
@@ -67,7 +66,6 @@ __all__ = [
     "PRODUCER_ID_BLOCK",
     "TOPIC_ID_BYTES",
     "alter_topic",
-    "bump_leader_epochs",
     "check_topic_name",
     "create_topic",
     "delete_topic",
@@ -202,26 +200,6 @@ def delete_topic(topic: TopicImage) -> list[Record]:
 def next_producer_id_block(image: Image) -> ProducerIdBlockRecord:
     """The record that sets the next block of producer ids aside."""
     return ProducerIdBlockRecord(image.next_producer_id + PRODUCER_ID_BLOCK)
-
-
-def bump_leader_epochs(image: Image, node_id: int) -> list[Record]:
-    """A new leader epoch for all that `node_id` leads.
-
-    After an unclean stop the log may have lost rows that were not flushed, and their offsets will
-    be taken by others: only the epoch lets a reader notice (KIP-320).
-    """
-    assert node_id >= 0, "a partition without a leader keeps its epoch"
-    return [
-        PartitionChangeRecord(
-            topic.topic_id,
-            partition.partition,
-            leader_id=node_id,
-            leader_epoch=partition.leader_epoch + 1,
-        )
-        for topic in image.topics.values()
-        for partition in topic.partitions
-        if partition.leader_id == node_id
-    ]
 
 
 # --- parts ---------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ Owns the state machine of one follower (etcd's raft has the same three states):
 - SNAPSHOT: what the follower needs is not in the log any more; no entries are sent.
 
 Invariants: match < next; `match` never falls, because an acknowledgement was durable when it was
-sent and a replica that loses its disk comes back under another key. `match` is only what the
-follower acknowledged in this term, so up to there it has this leader's log.
+sent and a replica that loses its disk comes back under another key; an observer that asks anew gets
+a new progress. `match` is only what the follower acknowledged in this term, so up to there it has
+this leader's log.
 
 Must not know: other followers, what is committed.
 """

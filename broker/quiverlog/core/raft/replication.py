@@ -97,10 +97,15 @@ class Replication:
     def on_observe(self, key: ReplicaKey, now_us: int) -> None:
         """A replica without a vote wants the log. Over the bound it is not answered."""
         known = self.progress.get(key)
-        if known is not None:
+        if known is not None and self._membership.is_voter(key):
             known.probe_again()
-            if not self._membership.is_voter(key):
-                known.heard_us = now_us
+        elif known is not None and known.transfer is not None:
+            known.heard_us = now_us
+        elif known is not None:
+            # It begins anew, perhaps with an earlier state of its disk: what it acknowledged before
+            # is no more known to be there, and without a vote nothing has rested on it.
+            self._add(key, now_us)
+            assert self.progress[key].match == 0
         elif self._observer_count < self._config.observers_max:
             self._add(key, now_us)
         self.wants_to_send = True
@@ -111,7 +116,7 @@ class Replication:
 
     def _add(self, key: ReplicaKey, now_us: int) -> None:
         assert key != self._key, "a leader sends itself nothing"
-        assert key not in self.progress
+        assert key not in self.progress or not self._membership.is_voter(key)
         self.progress[key] = Progress(key, self._log.last_index + 1, self._config, now_us)
 
     def _forget_silent_observers(self, now_us: int) -> None:
