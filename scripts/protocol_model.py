@@ -208,6 +208,7 @@ MEANINGS: Final[dict[str, str]] = {
     "incarnation": "16 bytes that name this life of the broker's process",
     "index_term": "term of the entry at `index`",
     "installed": "the log stands at the snapshot",
+    "is_behind": "the broker has not reached the controller for a session: ask another one too",
     "is_caught_up": "the broker knows the metadata up to its registration",
     "is_fenced": "it leads nothing, and counts as a copy of nothing",
     "is_internal": "belongs to quiverlog itself",

@@ -227,3 +227,13 @@ def test_a_controller_that_stood_still_does_not_speak_as_a_leader(world: World) 
     one.send(Tick())
     assert not one.quorum.is_leading
     assert one.offset_of(led, LATEST).error_code == NotLeader.code
+
+
+def test_metadata_of_a_broker_that_is_cut_off_say_so(world: World) -> None:
+    for is_over in (False, True):
+        if is_over:
+            world.stand_down()
+        answer, _ = world.two.call(m.MetadataRequest(topics=[]))
+        assert answer.is_behind == is_over
+    alone, _ = world.one.call(m.MetadataRequest(topics=[]))
+    assert not alone.is_behind

@@ -36,12 +36,8 @@ from quiverlog.errors import (
 from quiverlog.limits import (
     CLIENT_ID_CHARS_MAX,
     CONNECT_TIMEOUT_MS_DEFAULT,
-    ELSEWHERE_BACKOFF_MS_MAX,
-    ELSEWHERE_TRIES,
     NEW_TOPIC_PATIENCE_MS,
     REQUEST_TIMEOUT_MS_DEFAULT,
-    RETRY_BACKOFF_MS_MAX,
-    RETRY_BACKOFF_MS_MIN,
 )
 from quiverlog.wire import messages as m
 
@@ -49,6 +45,8 @@ from .answers import check_topic_count, named
 from .arguments import shown
 from .commands import Call, Operation, Reply, Sleep
 from .deadline import within
+from .known_brokers import Doubt, KnownBrokers, doubt_of
+from .pauses import backoff_s, empty_pause_s, pause_s
 from .results import Address, ClusterMetadata, PartitionInfo, TopicInfo, topic_info
 from .schema_history import check_history_size, history_from_wire
 
@@ -66,6 +64,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+_TRIES_PER_TIMEOUT = 3
+"""So long is a silent broker waited for where another one may be asked instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +102,6 @@ def parse_addresses(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
         raise InvalidArgument(f"bootstrap address: {error}.") from None
 
 
-def backoff_s(attempt: int, jitter: float) -> float:
-    """The pause before try number `attempt + 1`; `jitter` lies in [0, 1)."""
-    assert attempt >= 0
-    ceiling_ms: int = min(RETRY_BACKOFF_MS_MAX, RETRY_BACKOFF_MS_MIN << min(attempt, 16))
-    return jitter * ceiling_ms / 1000
-
-
-def pause_s(error: QuiverlogError, attempt: int, jitter: float) -> float:
-    """As `backoff_s`, after `error`: short while somebody else may be elected in these seconds."""
-    found_s = backoff_s(attempt, jitter)
-    if error.refresh_metadata and attempt < ELSEWHERE_TRIES:
-        found_s = min(found_s, jitter * ELSEWHERE_BACKOFF_MS_MAX / 1000)
-    return found_s
-
-
-def empty_pause_s(attempt: int, jitter: float) -> float:
-    """The pause after a long poll that was answered early and without rows.
-
-    At least half the ceiling: a pause that may be 0 bounds no rate of requests.
-    """
-    return (backoff_s(attempt, 1.0) + backoff_s(attempt, jitter)) / 2
-
-
 def check(response: m.Response) -> None:
     """Raise the error that a response carries as a whole, if it does."""
     if response.error_code:
@@ -155,8 +133,7 @@ class Cluster:
         self.jitter = jitter
         self.metadata = ClusterMetadata("", -1, -1, {}, {}, {})
         self._histories: dict[bytes, SchemaHistory] = {}
-        self._good_address: Address | None = None
-        self._avoided: Address | None = None
+        self._known = KnownBrokers()
         self._is_controller_gone = False
         self._is_controller_told = False
         """A refusal has said where it is, and the picture has it from there."""
@@ -165,12 +142,8 @@ class Cluster:
 
     # --- addresses ------------------------------------------------------------------------------
     def addresses(self) -> list[Address]:
-        """All brokers that may answer: the one that answered last first, the one that failed last
-        behind the others."""
-        order = [*self.metadata.brokers.values(), *self.bootstrap]
-        if self._good_address is not None:
-            order.insert(0, self._good_address)
-        return sorted(dict.fromkeys(order), key=lambda address: address == self._avoided)
+        """All brokers that may answer, in the order in which they are asked."""
+        return self._known.order([*self.metadata.brokers.values(), *self.bootstrap])
 
     def address_of(self, node_id: int) -> Address:
         """The address of a node.
@@ -195,26 +168,48 @@ class Cluster:
         """A call with the client's request timeout."""
         return Call(address, request, timeout_s or self.settings.request_timeout_s)
 
-    def call_any(self, request: m.Request) -> Operation[Reply]:
-        """Ask the first broker that can be reached.
+    def call_any(self, request: m.Request, *, is_read: bool = True) -> Operation[Reply]:
+        """Ask brokers until one has answered, and one whose picture of the cluster is believed.
+
+        Args:
+            is_read: asking another broker as well, where one is silent, changes nothing.
 
         Raises:
-            ConnectionFailed: none could be; the message names every address and its failure.
+            ConnectionFailed: none could be reached; names every address and its failure.
+            RequestTimedOut: the same, and one of them was silent.
         """
-        failures: list[str] = []
-        for address in self.addresses():
+        addresses = self.addresses()
+        failures: list[QuiverlogError] = []
+        best: tuple[Doubt, Address, Reply] | None = None
+        for number, address in enumerate(addresses, start=1):
+            patience_s = self.settings.request_timeout_s
+            if is_read and number < len(addresses):
+                patience_s /= _TRIES_PER_TIMEOUT
             try:
-                reply: Reply = yield self.call(address, request)
-            except ConnectionFailed as error:
-                failures.append(error.message)
+                reply: Reply = yield self.call(address, request, timeout_s=patience_s)
+            except (ConnectionFailed, RequestTimedOut) as error:
+                self._known.failed(address, addresses)
+                if not is_read and not isinstance(error, ConnectionFailed):
+                    raise
+                failures.append(error)
                 continue
             except QuiverlogError:
-                self._avoided = address  # a broker that hangs must not be the first choice again
+                self._known.failed(address, addresses)
                 raise
-            self._good_address = address
+            if doubt := doubt_of(reply.response, self.metadata):
+                self._known.failed(address, addresses)
+                if best is None or doubt < best[0]:
+                    best = doubt, address, reply
+                continue
+            self._known.answered(address)
             check(reply.response)
             return reply
-        raise ConnectionFailed(" ".join(failures))
+        if best is not None:
+            self._known.answered(best[1])
+            return best[2]
+        silent = any(isinstance(error, RequestTimedOut) for error in failures)
+        kind = RequestTimedOut if silent else ConnectionFailed
+        raise kind(" ".join(error.message for error in failures))
 
     def call_controller(self, request: m.Request) -> Operation[Reply]:
         """Ask the broker that decides about topics and producers.
@@ -229,12 +224,13 @@ class Cluster:
         self._is_controller_gone = False
         address = self.metadata.brokers.get(self.metadata.controller_id)
         if address is None or len(self.metadata.brokers) <= 1:
-            reply = yield from self.call_any(request)
+            reply = yield from self.call_any(request, is_read=False)
         else:
             try:
                 reply = yield self.call(address, request)
             except (ConnectionFailed, ConnectionClosed, RequestTimedOut):
                 self._is_controller_gone = True
+                self._known.failed(address, self.addresses())
                 raise
         told = getattr(reply.response, "controller", None)
         if told is not None:

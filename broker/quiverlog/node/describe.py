@@ -56,6 +56,7 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
         brokers=_endpoints(broker, call.connection_id),
         topics=topics,
         next_name=next_name,
+        is_behind=broker.standing.is_over,
     )
 
 

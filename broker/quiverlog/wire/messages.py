@@ -177,7 +177,10 @@ class TopicMetadata(Part, array_like=True, gc=False):
 
 
 class MetadataResponse(Response, array_like=True, gc=False):
-    """`metadata_version` grows with every change of any topic; compare, do not interpret."""
+    """`metadata_version` grows with every change of any topic; compare, do not interpret.
+
+    `is_behind`: the broker has not reached the controller for a session, others may know more.
+    """
 
     API: ClassVar[Api] = Api.METADATA
     cluster_id: str = ""
@@ -186,6 +189,7 @@ class MetadataResponse(Response, array_like=True, gc=False):
     brokers: Few[BrokerEndpoint] = []
     topics: PerTopic[TopicMetadata] = []
     next_name: str = ""
+    is_behind: bool = False
 
 
 # --- PRODUCE: body = the partitions' batches, one after the other, in the order of `partitions` --

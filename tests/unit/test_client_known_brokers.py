@@ -1,0 +1,165 @@
+"""Whom a client asks first, and whose picture of the cluster it believes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quiverlog.client.commands import Call, Operation, Reply, Sleep
+from quiverlog.client.known_brokers import KnownBrokers
+from quiverlog.client.results import Address
+from quiverlog.client.routing import Cluster, Settings
+from quiverlog.errors import ConnectionFailed, QuiverlogError, RequestTimedOut
+from quiverlog.wire import messages as m
+
+ONE, TWO, THREE = (Address(host, 9292) for host in ("one", "two", "three"))
+ALL = (ONE, TWO, THREE)
+SILENT = RequestTimedOut("silent")
+GONE = ConnectionFailed("gone")
+
+
+class World:
+    """Three brokers; `says`: what each answers METADATA with, or how it fails."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster(ALL, Settings(), clock=lambda: 0.0, jitter=lambda: 0.5)
+        self.says: dict[Address, Any] = dict.fromkeys(ALL, 10)
+        self.calls: list[Call] = []
+
+    @property
+    def asked(self) -> list[Address]:
+        return [call.address for call in self.calls]
+
+    def answer(self, call: Call) -> Reply:
+        self.calls.append(call)
+        said = self.says[call.address]
+        if isinstance(said, QuiverlogError):
+            raise said
+        if isinstance(said, int):
+            said = picture(said)
+        return Reply(said, memoryview(b""))
+
+    def play(self, operation: Operation[Any]) -> Any:
+        self.calls.clear()
+        command, error = next(operation), None
+        while True:
+            result: Any = None
+            try:
+                assert isinstance(command, Call | Sleep)
+                result, error = self.answer(command) if isinstance(command, Call) else None, None
+            except QuiverlogError as failure:
+                error = failure
+            try:
+                command = operation.send(result) if error is None else operation.throw(error)
+            except StopIteration as end:
+                return end.value
+
+    def refresh(self) -> int:
+        """The version that the picture has then."""
+        self.play(self.cluster.refresh([]))
+        return self.cluster.metadata.metadata_version
+
+
+def picture(version: int, *, is_behind: bool = False, cluster_id: str = "c") -> m.MetadataResponse:
+    return m.MetadataResponse(
+        cluster_id=cluster_id,
+        controller_id=1,
+        metadata_version=version,
+        brokers=[m.BrokerEndpoint(n, *where) for n, where in enumerate(ALL, start=1)],
+        is_behind=is_behind,
+    )
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_who_answered_last_is_asked_first(world: World) -> None:
+    world.says[ONE] = GONE
+    assert world.refresh() == 10
+    assert world.asked == [ONE, TWO]
+    world.says[ONE] = 10
+    world.refresh()
+    assert world.asked == [TWO]
+
+
+@pytest.mark.parametrize("failure", [SILENT, GONE])
+def test_who_failed_goes_to_the_back(world: World, failure: QuiverlogError) -> None:
+    world.says[ONE] = failure
+    world.refresh()
+    assert world.asked == [ONE, TWO]
+    world.says[TWO] = failure
+    world.refresh()
+    assert world.asked == [TWO, THREE], "one failed before two"
+    world.says[THREE] = failure
+    world.says[ONE] = 10
+    world.refresh()
+    assert world.asked == [THREE, ONE]
+
+
+def test_a_silent_broker_is_not_waited_for_all_the_time_there_is(world: World) -> None:
+    world.says[ONE] = world.says[TWO] = SILENT
+    world.refresh()
+    whole_s = Settings().request_timeout_s
+    assert [call.timeout_s for call in world.calls] == [whole_s / 3, whole_s / 3, whole_s]
+    assert world.asked == [ONE, TWO, THREE]
+
+
+@pytest.mark.parametrize(("failure", "kind"), [(SILENT, RequestTimedOut), (GONE, ConnectionFailed)])
+def test_where_nobody_answers_the_error_names_all(
+    world: World, failure: QuiverlogError, kind: type[QuiverlogError]
+) -> None:
+    world.says = {ONE: GONE, TWO: failure, THREE: GONE}
+    with pytest.raises(kind) as caught:
+        world.refresh()
+    assert caught.value.message.split() == ["gone.", failure.message + ".", "gone."] or (
+        caught.value.message.split() == ["gone", failure.message, "gone"]
+    )
+    assert world.asked == [ONE, TWO, THREE]
+
+
+def test_what_changes_something_is_not_asked_of_another_where_one_is_silent(world: World) -> None:
+    world.says[ONE] = SILENT
+    with pytest.raises(RequestTimedOut):
+        world.play(world.cluster.call_any(m.MetadataRequest(), is_read=False))
+    assert world.asked == [ONE]
+
+
+def test_a_broker_that_says_it_is_behind_is_not_believed_over_others(world: World) -> None:
+    world.says[ONE] = picture(10, is_behind=True)
+    world.says[TWO] = 9
+    assert world.refresh() == 9
+    assert world.asked == [ONE, TWO]
+    world.refresh()
+    assert world.asked == [TWO], "who is cut off is not asked first again"
+
+
+def test_an_older_version_than_one_that_was_seen_is_not_believed_over_others(world: World) -> None:
+    assert world.refresh() == 10
+    world.says = {ONE: 9, TWO: 8, THREE: 11}
+    assert world.refresh() == 11
+    assert world.asked == [ONE, TWO, THREE]
+
+
+def test_where_nobody_knows_more_the_best_of_them_is_believed(world: World) -> None:
+    assert world.refresh() == 10
+    world.says = {ONE: picture(9, is_behind=True), TWO: 7, THREE: 8}
+    assert world.refresh() == 8
+    assert world.asked == [ONE, TWO, THREE]
+    world.refresh()
+    assert len(world.asked) <= 2, "what was believed once is not doubted again"
+
+
+def test_another_cluster_is_another_count(world: World) -> None:
+    assert world.refresh() == 10
+    world.says[ONE] = picture(2, cluster_id="another")
+    assert world.refresh() == 2
+
+
+def test_brokers_that_are_gone_are_forgotten() -> None:
+    known = KnownBrokers()
+    known.failed(ONE, [ONE, TWO])
+    known.failed(TWO, [TWO, THREE])
+    assert known.order([ONE, TWO, THREE]) == [ONE, THREE, TWO]
