@@ -69,6 +69,23 @@ def test_requests_errors_and_connections() -> None:
     assert found["process_open_fds"] > 0
 
 
+def test_the_idle_ratio_is_of_the_time_since_the_last_look() -> None:
+    metrics = ServerMetrics()
+    now_s = [100.0]
+    exporter = MetricsExporter(metrics, list, topics_max=1, clock=lambda: now_s[0])
+    name = "quiverlog_handler_idle_ratio"
+    assert samples(exporter)[name] == 1
+    now_s[0] += 10
+    metrics.requests[Api.FETCH].handling.observe(2_000_000)
+    metrics.requests[Api.PRODUCE].handling.observe(500_000)
+    assert samples(exporter)[name] == 0.75
+    now_s[0] += 10
+    assert samples(exporter)[name] == 1
+    now_s[0] += 1
+    metrics.requests[Api.FETCH].handling.observe(3_000_000)
+    assert samples(exporter)[name] == 0, "what began before is counted when it ends"
+
+
 def test_topics_beyond_the_cap_are_counted_together() -> None:
     metrics = ServerMetrics()
     logs = []

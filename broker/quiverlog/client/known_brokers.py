@@ -46,13 +46,13 @@ class KnownBrokers:
         return [*(address for address in known if address not in failed), *failed]
 
     def answered(self, address: Address) -> None:
-        """It is the first choice from now on."""
+        """The first choice from now on is this one."""
         self._good = address
         if address in self._failed:
             self._failed = tuple(one for one in self._failed if one != address)
 
     def failed(self, address: Address, among: Iterable[Address]) -> None:
-        """It was not reached, did not answer, or knew too little. `among`: who may be asked."""
+        """This one gave no answer, or knew too little. `among`: who may be asked."""
         kept = {address, *among}
         self._failed = (*(one for one in self._failed if one != address and one in kept), address)
         if self._good == address:

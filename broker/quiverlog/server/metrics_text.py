@@ -11,6 +11,7 @@ Must not know: connections, the loop, HTTP.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -50,7 +51,10 @@ class MetricsExporter:
         topics_max: int,
         gauges: Callable[[], Gauges] = Gauges,
         cluster: Callable[[], ClusterGauges] = ClusterGauges,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._handled = (clock(), 0)  # Of the last look: when, and for how many microseconds.
         self._metrics = metrics
         self._log_sizes = log_sizes
         self.topics_max = topics_max
@@ -143,8 +147,20 @@ class MetricsExporter:
         yield _histogram("event_loop_lag", "How late the loop runs timers.", m.loop_lag)
         worst, m.loop_lag_max_us = m.loop_lag_max_us, 0
         yield _gauge("event_loop_lag_max_seconds", "Worst since the last look.", worst / 1e6)
+        text = "Part of the time since the last look in which the loop handled no request."
+        yield _gauge("handler_idle_ratio", text, self._idle_ratio())
         yield _histogram("fsync", "Flushing a log to disk.", m.sync)
         yield _gauge("disk_free_bytes", "Free in the data directory.", m.disk_free_bytes)
+
+    def _idle_ratio(self) -> float:
+        """From what handlers took, which is counted anyway: 1 is an idle broker, 0 a full one."""
+        then_s, before_us = self._handled
+        now_s = self._clock()
+        handled_us = sum(self._metrics.requests[api].handling.sum_us for api in Api)
+        self._handled = (now_s, handled_us)
+        if now_s <= then_s:
+            return 1.0
+        return min(1.0, max(0.0, 1 - (handled_us - before_us) / 1e6 / (now_s - then_s)))
 
     def _memory_and_jobs(self) -> Iterator[Metric]:
         m = self._metrics
