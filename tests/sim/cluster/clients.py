@@ -45,6 +45,14 @@ class _Routed(Actor):
     def host(self) -> Host:
         return self.world.hosts[self._target]
 
+    def log_start(self, key: Key, offset: int) -> None:
+        """A broker that is cut off may lack a trim: live copies alone confirm it, and what it has
+        shown stays shown."""
+        node, floors = self.host.node, self.last.floors
+        if node is not None and not node.broker.membership.registration.may_lead(self.host.now):
+            floors = {}
+        self.checker.log_start(key, offset, self.world.wall_us, floors.get(key, 0))
+
     def lost(self) -> None:
         super().lost()
         self._elsewhere()
