@@ -145,6 +145,12 @@ MEANINGS: Final[dict[str, str]] = {
     "RangePartition.bytes_max": "how many bytes the range may have; -1: no bound",
     "RangePartition.end_offset": "first offset that is not asked about; -1: the high watermark",
     "RangePartitionResult.end_offset": "end of the range that `bytes_max` reach, a batch boundary",
+    "PartitionLogEnd.end_offset": "the offset after its last row; -1: not known; -2: there is none",
+    "PartitionLogEnd.last_epoch": "the leader epoch of its last row; -1: it has none",
+    "PartitionLogEnd.leader_epoch": "the partition's leader epoch that the broker knows",
+    "ReportLogEndsRequest.broker_epoch": "under which the broker is registered",
+    "ReportLogEndsRequest.broker_id": "node id of the broker",
+    "ReportLogEndsRequest.partitions": "one entry per partition without a leader that it holds",
     "ReplicaFetchPartition.flushed_offset": "rows below it are on the follower's disk",
     "ReplicaFetchPartition.last_epoch": "newest leader epoch of the follower's list; -1: none",
     "ReplicaFetchPartition.leader_epoch": "the leader epoch that the follower knows",
@@ -422,6 +428,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.ThrottledBroker,
         e.WrongListener,
     ),
+    Api.REPORT_LOG_ENDS: (e.NotController, e.StaleBrokerEpoch, e.WrongListener),
     Api.QUORUM: (e.WrongCluster, e.WrongNode, e.WrongListener),
 }
 """In an entry of the answer; for APIs whose answer has no entries, in the answer as a whole."""

@@ -47,6 +47,9 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "created_us": "created in µs",
             "replication_factor": "replication factor",
             "key_columns": "key columns",
+            "min_in_sync_least": (
+                "smallest `min.insync.replicas` it has had; 0 or absent: its configuration's"
+            ),
         },
     ),
     "PartitionRecord": (
@@ -62,6 +65,8 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "eligible_leader_replicas": "eligible leader replicas; absent: none",
             "adding_replicas": "replicas that begin to hold it; absent: none",
             "removing_replicas": "replicas that are to hold it no more; absent: none",
+            "replaced_disks": "replicas whose disk was replaced; absent: none",
+            "last_trusted": "who was trusted last, where nobody is; -1 or absent: nobody",
         },
     ),
     "PartitionChangeRecord": (
@@ -78,6 +83,8 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "unclean": "true when the leader may lack rows that were readable; absent: false",
             "adding_replicas": "replicas that begin to hold it; absent: nil",
             "removing_replicas": "replicas that are to hold it no more; absent: nil",
+            "replaced_disks": "replicas whose disk was replaced; absent: nil",
+            "last_trusted": "who was trusted last, from now on; -1 or absent: no news",
         },
     ),
     "ConfigRecord": (

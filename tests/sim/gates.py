@@ -40,8 +40,6 @@ CLOSED: Final[dict[str, str]] = {
     "lost-directories": "a new topic's directories are on no disk yet: where power takes them, the"
     " last in sync stays offline for ever (python -m tests.sim --cluster --seed 69"
     " --duration-ms 6000)",
-    "flushed-everywhere": "whoever registers last after a power failure of all leads, however few"
-    " rows it had flushed (python -m tests.sim --cluster --seed 372 --duration-ms 12000)",
 }
 """Gates that are closed, each with its reason."""
 

@@ -46,15 +46,20 @@ def check_all(world: ElectionsWorld) -> None:
         for node_id in in_sync | eligible:
             seen = world.seen[key]
             has = logs[node_id][: len(seen)] == seen
-            check(has or node_id in world.torn[key], "lacks what readers saw", node_id, *facts)
+            may_lack = node_id in world.torn[key] or node_id in world.dark
+            check(has or may_lack, "lacks what readers saw", node_id, *facts)
         check((leader == NO_LEADER) == (key in world.image.leaderless), "the index", *facts)
         if leader == NO_LEADER:
             check(not alive & eligible, "nobody leads, and one could", *facts)
-            check(eligible or key in world.given_up, "nobody is left to lead", *facts)
+            may_wait = len(replicas) > 1 or key in world.given_up
+            check(eligible or may_wait, "nobody is left to lead", *facts)
             may_lose = topic.config.unclean_leader_election
             check(not (may_lose and alive & replicas), "nobody leads, and one may", *facts)
             continue
         check(leader in in_sync, "a leader out of sync", *facts)
+        if leader not in world.dark:
+            safe = world.safe[key]
+            check(logs[leader][: len(safe)] == safe, "lacks what was acknowledged", *facts)
         known = world.leader_of.setdefault((key, partition.leader_epoch), leader)
         check(known == leader, "two leaders of one epoch", *facts)
         preferred = leader == partition.replicas[0]

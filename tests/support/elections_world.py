@@ -2,13 +2,15 @@
 
 Owns the world: an image that only production code changes, and beside it each replica's rows and
 those that readers saw. Rows become readable by the rules alone (at least the minimum in sync, and
-all of them have the row); then no election may lose one, unless it says so.
+all of them have the row); then no election may lose one, unless it says so, or has asked the logs.
+
+Rows are *safe* that readers saw and that lie on the disks of at least the minimum in sync: what is
+acknowledged at `replicated_flushed`. No election loses one of these unless it says so: whoever lost
+power or its disk, however often, and whatever was said by whom in which life.
 """
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +18,6 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.alter_partition import alter_partition
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.reassignment import cancel, reassign
 from quiverlog.core.controller.records import (
     LEADER_GONE,
     LEADER_STAYS,
@@ -28,46 +29,41 @@ from quiverlog.core.controller.records import (
     decode_entry,
     encode_entry,
 )
-from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
+from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.core.controller.topics import alter_topic, create_topic
 from quiverlog.errors import QuiverlogError
 from quiverlog.wire.replica_messages import AlterPartition
 
 from .controller import SCHEMA
 from .elections_checks import Violation, check, check_all
+from .replica_logs import Key, ReplicaLogs, common
 
 __all__ = ["ElectionsWorld", "Violation"]
 
-Key = tuple[bytes, int]
 
+class ElectionsWorld(ReplicaLogs):
+    """See the module docstring.
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """So many rows at their beginnings are the same."""
-    pairs = zip(one, other, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    Args:
+        is_focused: one partition of three replicas that must not lose a row, and power that is lost
+            often: what needs several things to happen in their order happens here.
+    """
 
-
-class ElectionsWorld:
-    """See the module docstring."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = rng = random.Random(seed)
-        self.image = Image({})
-        self.happened: Counter[str] = Counter()
-        self.brokers = list(range(rng.choice((2, 3, 3, 4, 5))))
-        self.log: dict[Key, dict[int, list[int]]] = {}
-        self.seen: dict[Key, list[int]] = {}
-        """Rows that readers saw, by partition."""
+    def __init__(self, seed: int, *, is_focused: bool = False) -> None:
+        super().__init__(seed)
+        rng = self.rng
+        self.is_focused = is_focused
+        self.brokers = [0, 1, 2] if is_focused else list(range(rng.choice((2, 3, 3, 4, 5))))
         self.torn: dict[Key, set[int]] = {}
-        """Who is eligible only because nobody else is."""
+        """Who is eligible only because nobody else has a copy."""
         self.leader_of: dict[tuple[Key, int], int] = {}
         self.given_up: set[Key] = set()
         """Partitions whose last copy will not come back."""
         self.adding: dict[Key, set[int]] = {}  # By partitions that move.
-        self.rows = 0
         for node_id in self.brokers:
             self.image.replay(BrokerRecord(node_id, b"first", f"host-{node_id}", broker_epoch=0))
-        for number in range(3):
+        self.disks = dict.fromkeys(self.brokers, 0)
+        for number in range(1 if is_focused else 3):
             self._create(f"t{number}")
         check_all(self)
 
@@ -77,11 +73,14 @@ class ElectionsWorld:
             "min.insync.replicas": str(self.rng.randint(1, 3)),
             "unclean.leader.election.enable": self.rng.choice(("false", "false", "true")),
         }
+        if self.is_focused:
+            factor = 3
+            configs = {"min.insync.replicas": "2"}
         records = create_topic(
             self.image,
             name=name,
             schema=serialize_schema(SCHEMA),
-            partitions=2,
+            partitions=1 if self.is_focused else 2,
             replication_factor=factor,
             key_columns=[],
             configs=configs,
@@ -93,26 +92,32 @@ class ElectionsWorld:
         for partition in topic.partitions:
             key = (topic.topic_id, partition.partition)
             self.log[key] = {node_id: [] for node_id in partition.replicas}
-            self.seen[key], self.torn[key] = [], set()
+            self.flushed[key] = dict.fromkeys(partition.replicas, 0)
+            self.seen[key], self.torn[key], self.safe[key] = [], set(), []
 
     # --- steps ---------------------------------------------------------------------------------
     def step(self) -> None:
         """Something happens, and what must hold does."""
+        focused = self.is_focused
         steps: Sequence[tuple[int, Callable[[], list[Record]]]] = (
-            (6, self.append),
-            (8, self.copy),
-            (8, self.join),
-            (3, self.shrink),
-            (4, self.fence),
-            (8, self.unfence),
-            (2, self.stop),
-            (3, self.restart),
-            (2, self.configure),
+            (16, self.append),
+            (24, self.copy),
+            (20, self.join),
+            (2 if focused else 4, self.shrink),
+            (1 if focused else 4, self.fence),
+            (20, self.unfence),
+            (0 if focused else 2, self.stop),
+            (16 if self.dark else 1 if focused else 4, self.restart),
+            (1 if focused else 2, self.configure),
             (2, self.prefer),
-            (1, self.elect_unclean),
-            (1, self.lose_disk),
-            (4, self.reassign),
-            (1, self.cancel),
+            (0 if focused else 3, self.elect_unclean),
+            (3 if focused else 1, self.replace_disk),
+            (0 if focused else 4, self.reassign),
+            (0 if focused else 1, self.cancel),
+            (10, self.flush),
+            (2 if focused else 1, self.power),
+            (16 if self.image.leaderless else 0, self.report),
+            (16 if self.mail else 0, self.hear),
         )
         weights = [weight for weight, _ in steps]
         (step,) = self.rng.choices([what for _, what in steps], weights)
@@ -122,17 +127,27 @@ class ElectionsWorld:
             self.happened[step.__name__] += 1
             # As others hear of it.
             self.image.replay_entry(decode_entry(encode_entry(records)))
+            if self.rng.random() < 0.02:
+                self._snapshot()
         changes = [one for one in records if isinstance(one, PartitionChangeRecord)]
         self._follow(changes, before, is_asked=step == self.elect_unclean)
         self._become_readable()
         check_all(self)
 
+    def _snapshot(self) -> None:
+        """Another controller knows the metadata from a snapshot, and has been told nothing."""
+        image = Image({})
+        image.replay_entry(self.image.snapshot_records(), version=self.image.version)
+        self.image = image
+        self.ends.clear()
+
     def _broker(self, **states: bool) -> int | None:
-        """Some broker in these states."""
+        """Some broker in these states that has power."""
         found = [
             node_id
             for node_id, one in self.image.brokers.items()
-            if all(getattr(one, name) == value for name, value in states.items())
+            if node_id not in self.dark
+            and all(getattr(one, name) == value for name, value in states.items())
         ]
         return self.rng.choice(found) if found else None
 
@@ -168,60 +183,41 @@ class ElectionsWorld:
 
     def restart(self) -> list[Record]:
         """Alive or fenced; after a clean stop, or with power lost: rows at its end may be gone."""
-        node_id = self.rng.choice(self.brokers)
-        clean = self.rng.random() < 0.4
-        epoch = self.image.version + 1
-        life = BrokerRecord(node_id, b"%d" % epoch, broker_epoch=epoch, fenced=True)
+        node_id = self.rng.choice(list(self.dark or self.brokers))
+        clean = node_id not in self.dark and self.rng.random() < 0.4
+        life = self._life(node_id)
         if clean:
-            if node_id not in self.image.brokers:
-                return [life]
+            for key in self.log:
+                self._flush(key, node_id)
             return [life, *elections.broker_fenced(self.image, node_id)]
-        for logs in self.log.values():
-            if node_id in logs and self.rng.random() < 0.7:
-                del logs[node_id][self.rng.randint(0, len(logs[node_id])) :]
+        if node_id not in self.dark:
+            self._lose_power(node_id)
+        self.dark.discard(node_id)
         return [life, *elections.broker_restarted_uncleanly(self.image, node_id)]
 
-    def lose_disk(self) -> list[Record]:
+    def _life(self, node_id: int) -> BrokerRecord:
+        epoch = self.image.version + 1
+        disk = f"disk-{self.disks[node_id]}"
+        return BrokerRecord(
+            node_id, b"%d" % epoch, broker_epoch=epoch, fenced=True, directory_id=disk
+        )
+
+    def replace_disk(self) -> list[Record]:
         """Who has its number next has nothing."""
-        node_id = self._broker(fenced=True)
-        if node_id is None or self.rng.random() < 0.7:
+        fenced = [n for n in self.brokers if self.image.brokers[n].fenced]
+        if not fenced:
             return []
+        node_id = self.rng.choice(fenced)
         for key, logs in self.log.items():
-            partition = self.partition(key)[1]
-            relied = {*partition.in_sync_replicas, *partition.eligible_leader_replicas}
-            if relied == {node_id}:
+            if set(logs) == {node_id}:
                 self.given_up.add(key)
+                self.safe[key].clear()
             if node_id in logs:
                 logs[node_id].clear()
-        return elections.disk_lost(self.image, node_id)
-
-    # --- a partition ---------------------------------------------------------------------------
-    def partition(self, key: Key) -> tuple[TopicImage, PartitionImage]:
-        topic = self.image.topics_by_id[key[0]]
-        return topic, topic.partitions[key[1]]
-
-    def _led(self) -> tuple[Key, PartitionImage] | None:
-        keys = [key for key in self.log if self.partition(key)[1].leader_id != NO_LEADER]
-        key = self.rng.choice(keys) if keys else None
-        return None if key is None else (key, self.partition(key)[1])
-
-    def append(self) -> list[Record]:
-        found = self._led()
-        if found is not None:
-            self.rows += 1
-            self.log[found[0]][found[1].leader_id].append(self.rows)
-        return []
-
-    def copy(self) -> list[Record]:
-        """A follower cuts what its leader has not, and takes some of what that has."""
-        found = self._led()
-        if found is not None:
-            key, partition = found
-            node_id, rows = self.rng.choice(partition.replicas), self.log[key][partition.leader_id]
-            own = self.log[key][node_id]
-            end = self.rng.choice((len(rows), self.rng.randint(_common(own, rows), len(rows))))
-            own[:] = rows[:end]
-        return []
+                self.flushed[key][node_id] = 0
+        self.disks[node_id] += 1
+        self.dark.discard(node_id)
+        return [self._life(node_id), *elections.disk_lost(self.image, node_id)]
 
     def join(self) -> list[Record]:
         """The leader proposes one that has all that it has."""
@@ -233,11 +229,20 @@ class ElectionsWorld:
         fit = [
             n for n in partition.replicas
             if n not in partition.in_sync_replicas and logs[n] == logs[partition.leader_id]
+            and n not in self.dark
+            and (n not in partition.replaced_disks or self.flushed[key][n] >= len(self.seen[key]))
         ]  # fmt: skip
         ends = partition.moves and set(partition.adding_replicas) <= set(partition.in_sync_replicas)
-        if not fit and not ends:
+        if not fit and not (ends and self._is_safe_without(key, partition.removing_replicas)):
             return []
         return self._alter(key, partition, [*partition.in_sync_replicas, *fit[:1]])
+
+    def _is_safe_without(self, key: Key, leaving: Sequence[int]) -> bool:
+        """The disks of enough others have what is safe."""
+        topic, partition = self.partition(key)
+        stay = [n for n in partition.in_sync_replicas if n not in leaving]
+        has = [n for n in stay if self.flushed[key][n] >= len(self.safe[key])]
+        return len(has) >= topic.config.min_in_sync_replicas
 
     def shrink(self) -> list[Record]:
         found = self._led()
@@ -263,22 +268,6 @@ class ElectionsWorld:
         except QuiverlogError:
             return []
 
-    def reassign(self) -> list[Record]:
-        """To brokers of which some may be fenced, which are refused where they are new."""
-        topic, partition = self.partition(self.rng.choice(list(self.log)))
-        target = self.rng.sample(self.brokers, topic.replication_factor)
-        try:
-            return reassign(self.image, topic, partition, target)
-        except QuiverlogError:
-            return []
-
-    def cancel(self) -> list[Record]:
-        moving = [one for one in map(self.partition, self.log) if one[1].moves]
-        try:
-            return cancel(*self.rng.choice(moving)) if moving else []
-        except QuiverlogError:
-            return []
-
     def prefer(self) -> list[Record]:
         changes: list[Record] = []
         for key in self.image.unpreferred:
@@ -289,13 +278,14 @@ class ElectionsWorld:
         keys = list(self.image.leaderless)
         if not keys or self.rng.random() < 0.7:
             return []
-        return elections.unclean_leader(self.image, *self.rng.choice(keys))
+        key = self.rng.choice(keys)
+        return elections.unclean_leader(self.image, *key, self.ends.of(self.image, *key))
 
     def configure(self) -> list[Record]:
         topic = self.rng.choice(list(self.image.topics.values()))
         changes: dict[str, Any] = (
             {"min.insync.replicas": str(self.rng.randint(1, 3))}
-            if self.rng.random() < 0.6
+            if self.is_focused or self.rng.random() < 0.6
             else {"unclean.leader.election.enable": self.rng.choice(("false", "true"))}
         )
         return alter_topic(
@@ -304,25 +294,26 @@ class ElectionsWorld:
         )  # fmt: skip
 
     # --- what follows --------------------------------------------------------------------------
-    def facts(self) -> dict[Key, tuple[int, int, set[int]]]:
+    def facts(self) -> dict[Key, tuple[int, int, set[int], tuple[int, ...]]]:
         found = {}
         for key in self.log:
             partition = self.partition(key)[1]
             relied = {*partition.in_sync_replicas, *partition.eligible_leader_replicas}
-            found[key] = (partition.leader_id, partition.leader_epoch, relied)
+            replaced = partition.replaced_disks
+            found[key] = (partition.leader_id, partition.leader_epoch, relied, replaced)
         return found
 
     def _follow(
         self,
         changes: Sequence[PartitionChangeRecord],
-        before: dict[Key, tuple[int, int, set[int]]],
+        before: dict[Key, tuple[int, int, set[int], tuple[int, ...]]],
         *,
         is_asked: bool,
     ) -> None:
         self._hold(changes)
         told = {(one.topic_id, one.partition): one for one in changes}
         check(len(told) == len(changes), "a partition changes twice in one entry")
-        for key, (leader, epoch, relied) in before.items():
+        for key, (leader, epoch, relied, replaced) in before.items():
             topic, partition = self.partition(key)
             change, now = told.get(key), partition.leader_id
             if now == leader:
@@ -344,13 +335,17 @@ class ElectionsWorld:
                 check(may_lose or is_asked, "unclean without being asked", key)
                 check(partition.in_sync_replicas == (now,), "others in sync with an unclean one")
                 check(not partition.eligible_leader_replicas, "others eligible beside an unclean")
-                self.given_up.discard(key)
-            else:
+            elif relied or len(partition.replicas) == 1:
                 check(now in relied, "elected outside of in sync and eligible", key, now)
-            if change.unclean or now in self.torn[key]:
-                rows = self.log[key][now]
-                left = [n for n, row in enumerate(self.seen[key]) if rows[n : n + 1] != [row]]
-                del self.seen[key][min(left, default=len(self.seen[key])) :]
+            else:
+                self.happened["longest logs"] += 1
+                check(now not in replaced, "a disk that was replaced leads", key, now)
+            rows = self.log[key][now]
+            if change.unclean or now in self.torn[key] or not relied:
+                kept = common(self.seen[key], rows)
+                del self.seen[key][kept:]
+                if change.unclean:
+                    del self.safe[key][kept:]
         for key, torn in self.torn.items():
             _, partition = self.partition(key)
             torn.clear()
@@ -367,8 +362,9 @@ class ElectionsWorld:
                 continue
             key = (change.topic_id, change.partition)
             topic, partition = self.partition(key)
-            logs = self.log[key]
+            logs, flushed = self.log[key], self.flushed[key]
             self.log[key] = {node_id: logs.get(node_id, []) for node_id in change.replicas}
+            self.flushed[key] = {node_id: flushed.get(node_id, 0) for node_id in change.replicas}
             before = len(change.replicas) - len(change.adding_replicas or ())
             begin = self.log[key].keys() - logs.keys()
             check(begin <= self.alive(), "a replica at a broker that is not alive", key, begin)
@@ -380,21 +376,12 @@ class ElectionsWorld:
                 in_sync = set(partition.in_sync_replicas)
                 check(added <= in_sync, "a move ended early", key, added, in_sync)
                 check(len(in_sync) >= topic.config.min_in_sync_replicas, "too few stay", key)
+            elif logs.keys() - self.log[key].keys():
+                # Given up, with the disks of those that it was to go to.
+                on_disk = sorted(self.flushed[key].values())
+                del self.safe[key][max(0, on_disk[-topic.config.min_in_sync_replicas]) :]
 
     def alive(self) -> set[int]:
         """Who may lead."""
         brokers = self.image.brokers.values()
         return {one.node_id for one in brokers if not one.fenced and not one.in_shutdown}
-
-    def _become_readable(self) -> None:
-        for key, logs in self.log.items():
-            topic, partition = self.partition(key)
-            minimum = topic.config.min_in_sync_replicas
-            members = [logs[node_id] for node_id in partition.in_sync_replicas]
-            if partition.leader_id == NO_LEADER or len(members) < minimum:
-                continue
-            # Who has other rows at its end is heard when it has cut them.
-            led = logs[partition.leader_id]
-            end = min(_common(rows, led) for rows in members)
-            if end > len(self.seen[key]):
-                self.seen[key] = led[:end]

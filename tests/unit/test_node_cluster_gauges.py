@@ -137,6 +137,7 @@ def test_another_leader_is_counted_once_by_each_that_holds_the_partition(members
     one.send(Tick())
     members.run(100)
     assert {gauges(member).partitions_leaderless for member in members.by_id.values()} == {1}
+    assert {gauges(member).partitions_awaiting_logs for member in members.by_id.values()} == {0}
 
 
 def test_the_slowest_voter_is_the_lag_of_the_quorum(members: Members) -> None:

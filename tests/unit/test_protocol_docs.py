@@ -60,6 +60,7 @@ def test_the_json_says_what_the_classes_say() -> None:
         "BROKER_HEARTBEAT",
         "REPLICA_FETCH",
         "ALTER_PARTITION",
+        "REPORT_LOG_ENDS",
     }
     for struct in [*document["parts"], *(a[side] for a in apis.values() for side in SIDES)]:
         for field in struct["fields"]:

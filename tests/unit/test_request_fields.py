@@ -102,6 +102,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
             ),
             b"",
         ),
+        (ask(r.ReportLogEndsRequest, 0, 2, [r.PartitionLogEnd(topic, 0, 0, 0, 1)]), b""),
         (
             ask(
                 b.RegisterBrokerRequest,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from quiverlog.core.controller.elections import restarted_alone
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
@@ -62,8 +60,14 @@ def test_others_are_waited_for_where_they_are_eligible() -> None:
     assert partition.eligible_leader_replicas == (1,)
 
 
-@pytest.mark.parametrize("replicas", [(0,), (0, 1, 2)])
-def test_what_nobody_else_has_it_leads_under_a_new_epoch(replicas: tuple[int, ...]) -> None:
-    partition = _restarted(replicas, (0,), 0)
+def test_what_nobody_else_has_it_leads_under_a_new_epoch() -> None:
+    partition = _restarted((0,), (0,), 0)
     assert (partition.leader_id, partition.leader_epoch) == (0, 5)
     assert partition.in_sync_replicas == (0,)
+
+
+def test_where_others_hold_copies_the_logs_are_asked() -> None:
+    """Others may have flushed rows that it has lost (docs/adr/0037)."""
+    partition = _restarted((0, 1, 2), (0,), 0)
+    assert partition.awaits_logs
+    assert (partition.last_trusted, partition.leader_epoch) == (0, 5)

@@ -53,9 +53,11 @@ def test_the_last_one_in_sync_leads_nothing_with_another_disk() -> None:
     assert partition.eligible_leader_replicas == ()
 
 
-def test_the_last_one_in_sync_leads_with_the_disk_that_it_had() -> None:
+def test_the_last_one_in_sync_tells_of_its_log_with_the_disk_that_it_had() -> None:
+    """Others may have flushed rows that this one has lost (docs/adr/0037)."""
     partition = _comes_back(_cluster((1,)), 1, "disk 1")
-    assert partition.leader_id == 1
+    assert partition.awaits_logs
+    assert (partition.last_trusted, partition.replaced_disks) == (1, ())
 
 
 def test_others_lead_when_a_disk_is_another_one() -> None:

@@ -234,7 +234,7 @@ def _confirm(question: str) -> None:
 @click.option(
     "--unclean",
     is_flag=True,
-    help="Where nobody leads, let any replica that lives: rows may be lost.",
+    help="Where nobody leads, let the longest log that is known: rows may be lost.",
 )
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @bootstrap_option

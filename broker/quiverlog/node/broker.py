@@ -283,6 +283,7 @@ class Broker:
             self.peers,
             self.outbox,
             lambda: self.directory,
+            self.assignment,
             {AlterPartitionRequest: self._decide_in_sync},
             lambda: self.offline_replicas.is_untold,
         )

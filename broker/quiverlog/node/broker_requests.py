@@ -1,7 +1,7 @@
-"""REGISTER_BROKER and BROKER_HEARTBEAT: other brokers tell the controller of themselves.
+"""REGISTER_BROKER, BROKER_HEARTBEAT, REPORT_LOG_ENDS: brokers tell the controller of themselves.
 
-Owns what is asked before they count: the listener, the cluster. A heartbeat is answered in the call
-that brings it: it waits for no job, no row and no other request.
+Owns what is asked before they count: the listener, the cluster. A heartbeat, and what is told of
+logs, is answered in the call that brings it: it waits for no job, no row and no other request.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from quiverlog.wire.broker_messages import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
+from quiverlog.wire.messages import Request
+from quiverlog.wire.replica_messages import ReportLogEndsRequest, ReportLogEndsResponse
 
-__all__ = ["handle_broker_heartbeat", "handle_register_broker"]
+__all__ = ["handle_broker_heartbeat", "handle_register_broker", "handle_report_log_ends"]
 
 
-def _check(
-    broker: Broker, connection_id: int, request: RegisterBrokerRequest | BrokerHeartbeatRequest
-) -> None:
-    """Raises WrongListener, WrongCluster, BrokerShuttingDown."""
+def _check_listener(broker: Broker, connection_id: int, request: Request) -> None:
+    """Raises WrongListener, BrokerShuttingDown."""
     assert connection_id >= 0
     if not broker.membership.is_active:
         raise BrokerShuttingDown
@@ -31,6 +31,13 @@ def _check(
         listener = broker.clients.listener_of(connection_id)
         name = request.API.name
         raise WrongListener(f"the listener {listener!r} of this broker serves no {name}.")
+
+
+def _check(
+    broker: Broker, connection_id: int, request: RegisterBrokerRequest | BrokerHeartbeatRequest
+) -> None:
+    """Raises WrongListener, WrongCluster, BrokerShuttingDown."""
+    _check_listener(broker, connection_id, request)
     cluster_id = broker.directory.cluster_id
     if request.cluster_id != cluster_id:
         raise WrongCluster(f"the request is for {request.cluster_id!r}, this is {cluster_id!r}.")
@@ -60,3 +67,17 @@ def handle_broker_heartbeat(broker: Broker, event: RequestReceived, now: Now) ->
     _check(broker, event.connection_id, request)
     response = broker.membership.registrar.beat(request, now)
     broker.outbox.respond(event.connection_id, request.correlation_id, response)
+
+
+def handle_report_log_ends(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """Answer at once."""
+    request = event.request
+    assert isinstance(request, ReportLogEndsRequest)
+    _check_listener(broker, event.connection_id, request)
+
+    def then(response: object, error: BaseException | None, _now: Now) -> None:
+        assert isinstance(response, ReportLogEndsResponse)
+        assert error is None
+        broker.outbox.respond(event.connection_id, request.correlation_id, response)
+
+    broker.membership.log_end_decisions.decide(request, then, now)

@@ -18,6 +18,7 @@ from quiverlog.core.partition.leadership import Leadership
 from quiverlog.node.replica import Replica
 
 if TYPE_CHECKING:
+    from quiverlog.core.controller.image import Image
     from quiverlog.node.node import Node
     from quiverlog.node.quorum import Quorum
 
@@ -36,6 +37,7 @@ class ClusterGauges(NamedTuple):
     brokers_registered: int = 0
     brokers_fenced: int = 0
     partitions_leaderless: int = 0
+    partitions_awaiting_logs: int = 0
     partitions_under_replicated: int = 0
     partitions_under_min_in_sync: int = 0
     replica_lag_max_rows: int = 0
@@ -77,6 +79,7 @@ def cluster_gauges(node: Node | None, now_us: int) -> ClusterGauges:
         brokers_registered=len(brokers),
         brokers_fenced=sum(one.fenced for one in brokers),
         partitions_leaderless=len(image.leaderless),
+        partitions_awaiting_logs=_awaiting_logs(image),
         partitions_under_replicated=under_replicated,
         partitions_under_min_in_sync=under_min,
         replica_lag_max_rows=lag.rows,
@@ -86,6 +89,16 @@ def cluster_gauges(node: Node | None, now_us: int) -> ClusterGauges:
         quorum_term=raft.term,
         quorum_leader_id=NOBODY if leader is None else leader.node_id,
     )
+
+
+def _awaiting_logs(image: Image) -> int:
+    """Of those without a leader. A topic may go while they are counted."""
+    count = 0
+    for topic_id, number in list(image.leaderless):
+        topic = image.topics_by_id.get(topic_id)
+        count += topic is not None and topic.partitions[number].awaits_logs
+    assert count >= 0
+    return count
 
 
 def _lag_of(replica: Replica, leadership: Leadership, now_us: int) -> _Lag:

@@ -35,15 +35,18 @@ def _elect_leaders(broker: Broker, call: Call, request: ElectLeadersRequest) -> 
     pending = broker.metadata.pending
     topic = find_topic(pending, request.name)
     numbers = _numbers(topic, request)
-    elect, some = preferred_leader, pending.unpreferred
-    if request.unclean:
-        elect, some = unclean_leader, pending.leaderless
+    known = broker.membership.log_end_decisions
+    some = pending.leaderless if request.unclean else pending.unpreferred
     changes: list[Record] = []
     elected: set[int] = set()
     for number in numbers:
         # Most partitions are led as they should be.
         if (topic.topic_id, number) in some:
-            change = elect(pending, topic.topic_id, number)
+            key = (topic.topic_id, number)
+            if request.unclean:
+                change = unclean_leader(pending, *key, known.of(pending, *key))
+            else:
+                change = preferred_leader(pending, *key)
             changes += change
             elected.update([number] if change else [])
     assert len(changes) == len(elected)

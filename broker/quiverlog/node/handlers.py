@@ -11,7 +11,11 @@ from typing import Final
 from quiverlog.node import describe, offsets, topics
 from quiverlog.node.alter_partition import handle_alter_partition
 from quiverlog.node.broker import Broker
-from quiverlog.node.broker_requests import handle_broker_heartbeat, handle_register_broker
+from quiverlog.node.broker_requests import (
+    handle_broker_heartbeat,
+    handle_register_broker,
+    handle_report_log_ends,
+)
 from quiverlog.node.describe_cluster import handle_describe_cluster
 from quiverlog.node.elect_leaders import handle_elect_leaders
 from quiverlog.node.events import RequestReceived
@@ -33,7 +37,11 @@ from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
 from quiverlog.wire.reassignment_messages import ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
-from quiverlog.wire.replica_messages import AlterPartitionRequest, ReplicaFetchRequest
+from quiverlog.wire.replica_messages import (
+    AlterPartitionRequest,
+    ReplicaFetchRequest,
+    ReportLogEndsRequest,
+)
 from quiverlog.wire.voters_messages import ChangeVotersRequest
 
 __all__ = ["HANDLERS", "STEPS_HANDLERS"]
@@ -47,6 +55,7 @@ HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], N
     ReplicaFetchRequest: handle_replica_fetch,
     RegisterBrokerRequest: handle_register_broker,
     BrokerHeartbeatRequest: handle_broker_heartbeat,
+    ReportLogEndsRequest: handle_report_log_ends,
 }
 """Answered (or parked) in the call that brings them."""
 

@@ -1,6 +1,8 @@
-"""This node among the brokers: its way to the controller, its registration, and everybody's.
+"""This node among the brokers: its way to the controller, its registration, and everybody's; and
+what each tells of its logs where nobody leads.
 
 Owns nothing but these three, put together, and the voters that change by themselves.
+Owns nothing but these, put together.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from collections.abc import Callable
 
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.controller_link import ControllerLink, Local
+from quiverlog.node.log_end_decisions import LogEndDecisions
+from quiverlog.node.log_end_reports import Copies, LogEndReports
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.peers import Peers
@@ -20,6 +24,7 @@ from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.types import Now
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
 from quiverlog.wire.messages import Request
+from quiverlog.wire.replica_messages import ReportLogEndsRequest
 
 __all__ = ["Membership"]
 
@@ -29,11 +34,15 @@ class Membership:
 
     Args:
         directory: the data directory, once it is taken.
+        copies: the replicas here, of whose logs the controller is told.
         local: who takes what else is asked of the controller, where this node decides.
         holds_back: see `Registration`.
     """
 
-    __slots__ = ("_is_active", "controller", "registrar", "registration", "voter_changes")
+    __slots__ = (
+        "_is_active", "controller", "log_end_decisions", "log_end_reports", "registrar",
+        "registration", "voter_changes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -43,6 +52,7 @@ class Membership:
         peers: Peers,
         outbox: Outbox,
         directory: Callable[[], DataDirectory],
+        copies: Copies,
         local: dict[type[Request], Local],
         holds_back: Callable[[], bool],
     ) -> None:
@@ -55,11 +65,13 @@ class Membership:
             lambda: directory().incarnation,
             lambda: self.registration.controller_heard,
         )
+        self.log_end_decisions = LogEndDecisions(quorum, metadata, outbox, self.registrar.is_heard)
         assert not local.keys() & {RegisterBrokerRequest, BrokerHeartbeatRequest}
         taken: dict[type[Request], Callable[..., None]] = {
             **local,
             RegisterBrokerRequest: self.registrar.register,
             BrokerHeartbeatRequest: self.registrar.heartbeat,
+            ReportLogEndsRequest: self.log_end_decisions.decide,
         }
         self.controller = ControllerLink(quorum, peers, taken)
         self.registration = Registration(
@@ -70,6 +82,14 @@ class Membership:
             directory,
             lambda: quorum.is_alone,
             holds_back,
+        )
+        self.log_end_reports = LogEndReports(
+            config.node_id,
+            lambda: metadata.image,
+            copies,
+            lambda: self.registration.epoch,
+            self.controller.ask,
+            outbox,
         )
 
         self.voter_changes = VoterChanges(config, quorum, metadata, outbox)
@@ -88,13 +108,17 @@ class Membership:
         """When `tick` is to be called at the latest; 0: at once; None: when something happens."""
         if not self._is_active:
             return None
-        own_us, others_us = self.registration.next_us(), self.registrar.next_us()
-        voters_us = self.voter_changes.next_us()
-        if voters_us is not None and (others_us is None or voters_us < others_us):
-            others_us = voters_us
-        if own_us is None or others_us is None:
-            return own_us if others_us is None else others_us
-        return min(own_us, others_us)
+        earliest = self.registration.next_us()
+        due_us = self.registrar.next_us()
+        if due_us is not None and (earliest is None or due_us < earliest):
+            earliest = due_us
+        due_us = self.voter_changes.next_us()
+        if due_us is not None and (earliest is None or due_us < earliest):
+            earliest = due_us
+        due_us = self.log_end_reports.next_us()
+        if due_us is not None and (earliest is None or due_us < earliest):
+            earliest = due_us
+        return earliest
 
     def changed(self) -> None:
         """What the metadata say of brokers is another."""
@@ -117,3 +141,4 @@ class Membership:
         self.registrar.tick(now)
         self.registration.tick(now)
         self.voter_changes.tick(now)
+        self.log_end_reports.run(now)

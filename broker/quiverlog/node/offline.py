@@ -76,14 +76,15 @@ def is_damage(error: BaseException) -> bool:
 def may_begin_empty(image: Image, key: Key, node_id: int) -> bool:
     """Nobody relies on this broker's copy, so a lost one may begin again with what the leader has.
 
-    A copy in sync, or eligible, must not: as leader it would have all others cut their logs.
+    A copy in sync, or eligible, must not: as leader it would have all others cut their logs. Nor
+    may one whose partition awaits logs: an empty log would be counted as one that never had rows.
     """
     topic = image.topics_by_id.get(key[0])
     if topic is None:
         return False
     partition = topic.partitions[key[1]]
     assert partition.partition == key[1]
-    return not _is_relied_on(partition, node_id)
+    return not (partition.awaits_logs or _is_relied_on(partition, node_id))
 
 
 def begins_here(partition: PartitionImage, node_id: int) -> bool:

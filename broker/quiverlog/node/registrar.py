@@ -178,6 +178,13 @@ class Registrar:
             session_ms=self._config.broker_session_ms,
         )
 
+    def is_heard(self, node_id: int, now: Now) -> bool:
+        """True while a broker has a session: what it has to say will come."""
+        assert node_id >= 0
+        if node_id == self._config.node_id:
+            return True
+        return self._machine is not None and self._machine.sessions.is_alive(node_id, now.mono_us)
+
     # --- parts ---------------------------------------------------------------------------------
     def _tell(self, change: Record) -> None:
         assert isinstance(change, BrokerChangeRecord)

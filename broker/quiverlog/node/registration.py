@@ -138,6 +138,11 @@ class Registration:
         self.changed()
         return self._epoch >= 0 or ROLE_BROKER not in self._config.roles
 
+    @property
+    def epoch(self) -> int:
+        """The broker epoch of this life, as far as is known; negative: it is not registered."""
+        return self._epoch
+
     def changed(self) -> None:
         """The metadata say something new of brokers."""
         broker = self._image().brokers.get(self._config.node_id)

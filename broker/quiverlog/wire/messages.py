@@ -76,6 +76,7 @@ class Api(enum.IntEnum):
     BROKER_HEARTBEAT = 43
     REPLICA_FETCH = 50
     ALTER_PARTITION = 51
+    REPORT_LOG_ENDS = 52
 
 
 class Part(msgspec.Struct, array_like=True, gc=False):

@@ -133,6 +133,12 @@ APIS: dict[int, ApiSpec] = {
             between_brokers=True,
             request_containers_max=r.ALTER_PARTITION_CONTAINERS_MAX,
         ),
+        _spec(
+            r.ReportLogEndsRequest,
+            r.ReportLogEndsResponse,
+            between_brokers=True,
+            request_containers_max=r.LOG_ENDS_CONTAINERS_MAX,
+        ),
     )
 }
 

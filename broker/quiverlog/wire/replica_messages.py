@@ -17,16 +17,20 @@ from .messages import Api, Int32, Int64, Part, PerPartition, Request, Response, 
 
 __all__ = [
     "ALTER_PARTITION_CONTAINERS_MAX",
+    "LOG_ENDS_CONTAINERS_MAX",
     "AlterPartition",
     "AlterPartitionRequest",
     "AlterPartitionResponse",
     "AlterPartitionResult",
     "OfflineReplica",
     "PartitionKey",
+    "PartitionLogEnd",
     "ReplicaFetchPartition",
     "ReplicaFetchRequest",
     "ReplicaFetchResponse",
     "ReplicaFetchResult",
+    "ReportLogEndsRequest",
+    "ReportLogEndsResponse",
 ]
 
 _T = TypeVar("_T")
@@ -36,6 +40,9 @@ PerChange = Annotated[list[_T], Meta(max_length=ALTER_PARTITION_ENTRIES_MAX)]
 
 ALTER_PARTITION_CONTAINERS_MAX: Final = 3 + 4 * ALTER_PARTITION_ENTRIES_MAX
 """Arrays in the largest ALTER_PARTITION: the message, its lists, three of each entry, and keys."""
+
+LOG_ENDS_CONTAINERS_MAX: Final = 2 + ALTER_PARTITION_ENTRIES_MAX
+"""Arrays in the largest REPORT_LOG_ENDS: the message, its list, and one for each entry."""
 
 
 class PartitionKey(Part, array_like=True, gc=False):
@@ -165,3 +172,33 @@ class AlterPartitionResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.ALTER_PARTITION
     partitions: PerChange[AlterPartitionResult] = []
     offline: PerChange[AlterPartitionResult] = []
+
+
+class PartitionLogEnd(Part, array_like=True, gc=False):
+    """Where the asker's log of a partition without a leader ends: `end_offset`, and the leader
+    epoch of its last row. -1: the log cannot be read to its end. -2: there is none. `leader_epoch`
+    is that of the partition, as the asker knows it.
+    """
+
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    leader_epoch: Int32 = NO_EPOCH
+    last_epoch: Int32 = NO_EPOCH
+    end_offset: Annotated[int, Meta(ge=-2, le=2**63 - 1)] = -1
+
+
+class ReportLogEndsRequest(Request, array_like=True, gc=False):
+    """A broker tells the controller how far its logs reach, where nobody leads: from several of
+    these a leader may be found.
+    """
+
+    API: ClassVar[Api] = Api.REPORT_LOG_ENDS
+    broker_id: Int32 = -1
+    broker_epoch: Int64 = -1
+    partitions: PerChange[PartitionLogEnd] = []
+
+
+class ReportLogEndsResponse(Response, array_like=True, gc=False):
+    """The controller has heard it. What follows comes with the metadata, perhaps much later."""
+
+    API: ClassVar[Api] = Api.REPORT_LOG_ENDS

@@ -110,7 +110,7 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "an unclean election that nobody has allowed",
         "core.controller.elections:_settle",
-        "config.unclean_leader_election or may_be_unclean",
+        "config.unclean_leader_election or unclean_ends is not None",
         "True",
         shape={**_PROGRAMS, "kill_interval_ms": 600, "down_ms": 2_000},
     ),

@@ -8,12 +8,18 @@ the partition's replicas; who is fenced or about to stop never leads. With neith
 leader, unless the topic prefers to lose rows (`unclean.leader.election.enable`): then any replica
 that lives leads, alone in sync, with nobody eligible, and the record says `unclean`.
 
+Who restarts without a clean stop may lack rows that it had not flushed, and is trusted no more.
+When that was the last one, nobody is: the partition awaits logs (`PartitionImage.awaits_logs`),
+until enough of the replicas have told where theirs end, and the longest one leads
+(docs/adr/0037).
+
 What holds after each of them, for every partition:
 - One broker at most leads in a leader epoch; who leads next has a later one.
 - The leader is in sync and not fenced. Nobody fenced is in sync, and nobody at all is without a
   leader: the last one becomes eligible instead, unless it has lost its disk. So "in sync" always
   says who copies now.
 - Eligible are only replicas out of sync, and only while fewer than the minimum are in sync.
+- A replica whose disk was replaced counts for nothing before it is in sync again.
 
 Must not know: how it is found out that a broker is gone, files, requests.
 """
@@ -21,11 +27,12 @@ Must not know: how it is found out that a broker is gone, files, requests.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from quiverlog.core.controller.configs import TopicConfig
-from quiverlog.core.controller.eligible import eligible_after, min_in_sync
+from quiverlog.core.controller.eligible import eligible_after, logs_needed, min_in_sync
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.log_ends import MISSING, UNREADABLE, LogEnd
 from quiverlog.core.controller.records import (
     LEADER_GONE,
     LEADER_STAYS,
@@ -42,6 +49,7 @@ __all__ = [
     "broker_shutting_down",
     "broker_unfenced",
     "disk_lost",
+    "longest_log",
     "preferred_leader",
     "restarted_alone",
     "settings_changed",
@@ -54,8 +62,9 @@ class _Kept(enum.Enum):
 
     ROWS = enum.auto()
     FLUSHED_ROWS = enum.auto()
-    """Perhaps not all: it is eligible only where nobody else is."""
+    """Perhaps not all."""
     NOTHING = enum.auto()
+    """Not even those that it had flushed."""
 
 
 def _alive(image: Image) -> frozenset[int]:
@@ -98,17 +107,17 @@ def disk_lost(image: Image, node_id: int) -> list[Record]:
 
 def restarted_alone(image: Image, node_id: int) -> list[Record]:
     """The whole quorum restarts uncleanly, as one broker, which may lack rows: nobody can tell it
-    so, as it decides itself. Others lead where they have all rows; what nobody else has it leads
-    on, under a new epoch: offsets of rows that are lost will be given to others, which only the
-    epoch shows to a reader (KIP-320).
+    so, as it decides itself. Others lead where they have all rows, or by what the logs say; what
+    nobody else holds it leads on, under a new epoch: offsets of rows that are lost will be given to
+    others, which only the epoch shows to a reader (KIP-320).
     """
     assert node_id >= 0, "a partition without a leader keeps its epoch"
     alive = _alive(image) - {node_id}
     changes: list[Record] = []
-    for topic, partition in _relying_on(image, node_id):
+    for topic, partition in _relying_on(image, node_id, _Kept.FLUSHED_ROWS):
         in_sync, eligible = partition.in_sync_replicas, partition.eligible_leader_replicas
         assert not set(in_sync) & set(eligible)
-        if len(in_sync) + len(eligible) > 1:
+        if len(partition.replicas) > 1:
             changes += _leave(topic, partition, node_id, alive, _Kept.FLUSHED_ROWS)
         elif partition.leader_id == node_id:
             epoch = partition.leader_epoch + 1
@@ -153,8 +162,14 @@ def preferred_leader(image: Image, topic_id: bytes, number: int) -> list[Record]
     return _change(topic, partition, preferred, partition.in_sync_replicas, eligible)
 
 
-def unclean_leader(image: Image, topic_id: bytes, number: int) -> list[Record]:
-    """Whoever lives leads, where nobody does: what the operator asks for to have rows again."""
+def unclean_leader(
+    image: Image, topic_id: bytes, number: int, ends: Mapping[int, LogEnd]
+) -> list[Record]:
+    """Whoever lives leads, where nobody does: what the operator asks for to have rows again.
+
+    Args:
+        ends: what is known of the logs. Of those that live, the longest one leads.
+    """
     topic = image.topics_by_id[topic_id]
     partition = topic.partitions[number]
     assert partition.partition == number
@@ -162,7 +177,45 @@ def unclean_leader(image: Image, topic_id: bytes, number: int) -> list[Record]:
         return []
     assert (topic_id, number) in image.leaderless
     in_sync, alive = partition.in_sync_replicas, _alive(image)
-    return _settle(topic, topic.config, partition, in_sync, alive, may_be_unclean=True)
+    return _settle(topic, topic.config, partition, in_sync, alive, unclean_ends=ends)
+
+
+def longest_log(
+    image: Image,
+    topic_id: bytes,
+    number: int,
+    ends: Mapping[int, LogEnd],
+    is_heard: Callable[[int], bool],
+) -> list[Record]:
+    """The longest log leads a partition that awaits logs; no change while too few are known.
+
+    Args:
+        ends: what the brokers have told of theirs, in this life of each.
+        is_heard: whether a broker has a session. Whoever is there is waited for: its log may be
+            longer by rows that nobody was promised, which are as dear to somebody.
+    """
+    topic = image.topics_by_id[topic_id]
+    partition = topic.partitions[number]
+    assert partition.partition == number
+    if not partition.awaits_logs:
+        return []
+    alive, replaced = _alive(image), partition.replaced_disks
+    intact = [n for n in partition.replicas if n not in replaced]
+    told = {n: ends[n] for n in intact if n in ends and n in alive}
+    logs = [n for n in told if told[n].is_log]
+    # Where every disk has been asked nothing more will be known: rows lie on none that has no log.
+    is_all = len(told) == len(partition.replicas)
+    is_all = is_all and all(one.end_offset != UNREADABLE for one in told.values())
+    if not logs or not (is_all or len(logs) >= logs_needed(topic, partition)):
+        return []
+    if any(n not in ends and is_heard(n) for n in intact):
+        return []
+    if partition.last_trusted in intact and partition.last_trusted not in told:
+        return []
+    leader_id = _longest(logs, told)
+    assert leader_id in alive
+    assert all(told[n] <= told[leader_id] for n in logs)
+    return _change(topic, partition, leader_id, (leader_id,), ())
 
 
 def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> list[Record]:
@@ -185,13 +238,27 @@ def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> li
 
 
 # --- parts -------------------------------------------------------------------------------------
-def _relying_on(image: Image, node_id: int) -> Iterator[tuple[TopicImage, PartitionImage]]:
-    """The partitions in which this broker is in sync, or eligible. All are looked at: a broker
-    comes or goes seldom."""
+def _longest(node_ids: Iterable[int], ends: Mapping[int, LogEnd]) -> int:
+    """Whose log is longest, the first of them if several are; NO_LEADER: of nobody's."""
+    longest, best = NO_LEADER, LogEnd(NO_EPOCH, MISSING - 1)
+    for node_id in node_ids:
+        end = ends.get(node_id, LogEnd(NO_EPOCH, UNREADABLE))
+        if end > best:
+            longest, best = node_id, end
+    assert longest == NO_LEADER or best.end_offset >= MISSING
+    return longest
+
+
+def _relying_on(
+    image: Image, node_id: int, kept: _Kept
+) -> Iterator[tuple[TopicImage, PartitionImage]]:
+    """The partitions in which this broker is in sync, or eligible; with its disk gone, all that it
+    holds. All are looked at: a broker comes or goes seldom."""
     for topic in image.topics.values():
         for partition in topic.partitions:
             in_sync, eligible = partition.in_sync_replicas, partition.eligible_leader_replicas
-            if node_id in in_sync or (eligible and node_id in eligible):
+            is_relied_on = node_id in in_sync or (eligible and node_id in eligible)
+            if is_relied_on or (kept is _Kept.NOTHING and node_id in partition.replicas):
                 yield topic, partition
 
 
@@ -200,7 +267,7 @@ def _gone(image: Image, node_id: int, kept: _Kept) -> list[Record]:
     assert node_id >= 0
     assert kept is _Kept.ROWS or node_id not in alive
     changes: list[Record] = []
-    for topic, partition in _relying_on(image, node_id):
+    for topic, partition in _relying_on(image, node_id, kept):
         changes += _leave(topic, partition, node_id, alive, kept)
     return changes
 
@@ -211,11 +278,14 @@ def _leave(
     """One broker is in sync no more, and eligible as far as it has its rows."""
     in_sync = _minus(partition.in_sync_replicas, node_id)
     assert node_id not in in_sync
-    lost: Collection[int] = ()
-    if kept is not _Kept.ROWS:
-        others = _minus(eligible_after(topic.config, partition, in_sync), node_id)
-        lost = (node_id,) if in_sync or others or kept is _Kept.NOTHING else ()
-    return _settle(topic, topic.config, partition, in_sync, alive, lost=lost)
+    if len(partition.replicas) == 1 and kept is _Kept.FLUSHED_ROWS:
+        # Nobody has more: what it comes back with is the log.
+        kept = _Kept.ROWS
+    lost = () if kept is _Kept.ROWS else (node_id,)
+    replaced = partition.replaced_disks
+    if kept is _Kept.NOTHING:
+        replaced = (*_minus(replaced, node_id), node_id)
+    return _settle(topic, topic.config, partition, in_sync, alive, lost=lost, replaced=replaced)
 
 
 def _settle(
@@ -226,30 +296,31 @@ def _settle(
     alive: Collection[int],
     *,
     lost: Collection[int] = (),
-    may_be_unclean: bool = False,
+    replaced: tuple[int, ...] | None = None,
+    unclean_ends: Mapping[int, LogEnd] | None = None,
 ) -> list[Record]:
     """The change by which these are in sync, with a leader; none where all is so already.
 
     Args:
         lost: who is not eligible, having lost its rows.
-        may_be_unclean: whatever the configuration says.
+        replaced: whose disk was replaced from now on; None: as it was.
+        unclean_ends: elect uncleanly, whatever the configuration says: by what these logs have.
     """
     leader_id, unclean = partition.leader_id, False
     if leader_id not in in_sync:
         leader_id = _first(partition.replicas, alive, in_sync)
     if leader_id == NO_LEADER:
-        eligible = [n for n in eligible_after(config, partition, ()) if n not in lost]
-        leader_id = _first(partition.replicas, alive, eligible)
-        if leader_id == NO_LEADER and (config.unclean_leader_election or may_be_unclean):
-            leader_id = _first(partition.replicas, alive)
+        trusted = [n for n in eligible_after(config, partition, ()) if n not in lost]
+        leader_id = _first(partition.replicas, alive, trusted)
+        if leader_id == NO_LEADER and (config.unclean_leader_election or unclean_ends is not None):
+            leader_id = _longest([n for n in partition.replicas if n in alive], unclean_ends or {})
             unclean = leader_id != NO_LEADER
         in_sync = () if leader_id == NO_LEADER else (leader_id,)
     assert not set(lost) & set(in_sync), "who has lost its rows leads nothing"
     assert leader_id == NO_LEADER or leader_id in alive or leader_id == partition.leader_id
     left = () if unclean else eligible_after(config, partition, in_sync)
-    return _change(
-        topic, partition, leader_id, in_sync, tuple(n for n in left if n not in lost), unclean
-    )
+    eligible = tuple(n for n in left if n not in lost)
+    return _change(topic, partition, leader_id, in_sync, eligible, unclean, replaced)
 
 
 def _change(
@@ -259,17 +330,23 @@ def _change(
     in_sync: tuple[int, ...],
     eligible: tuple[int, ...],
     unclean: bool = False,
+    replaced: tuple[int, ...] | None = None,
 ) -> list[Record]:
     """The record of what is different. A leader that changes has a new epoch."""
     before = (partition.in_sync_replicas, partition.eligible_leader_replicas)
+    if replaced == partition.replaced_disks:
+        replaced = None
     assert len(set(in_sync)) == len(in_sync), "each once"
     assert set(in_sync) <= set(partition.replicas)
     is_elected = leader_id != partition.leader_id
     assert leader_id == NO_LEADER or leader_id in in_sync, "a leader is in sync"
     assert not set(in_sync) & set(eligible)
     assert is_elected or not unclean
-    if not is_elected and before == (in_sync, eligible):
+    if not is_elected and before == (in_sync, eligible) and replaced is None:
         return []
+    last_trusted = NO_LEADER
+    if leader_id == NO_LEADER and not in_sync and not eligible:
+        (last_trusted,) = before[0] or before[1] or (NO_LEADER,)
     told = LEADER_STAYS
     if is_elected:
         told = LEADER_GONE if leader_id == NO_LEADER else leader_id
@@ -283,6 +360,8 @@ def _change(
             in_sync_replicas=in_sync,
             eligible_leader_replicas=eligible,
             unclean=unclean,
+            replaced_disks=replaced,
+            last_trusted=last_trusted,
         )
     ]
 

@@ -1,4 +1,5 @@
-"""Which replicas have all that was ever readable, although they are out of sync (KIP-966).
+"""Which replicas have all that was ever readable, although they are out of sync (KIP-966); and
+how many logs are enough to know it where none does for sure.
 
 While fewer than the minimum are in sync no more rows become readable, so whoever leaves the in-sync
 replicas then, or is the last of them, has all that are: it may lead, should nobody in sync live.
@@ -12,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quiverlog.core.controller.configs import TopicConfig
-from quiverlog.core.controller.topic_image import PartitionImage
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 
-__all__ = ["eligible_after", "min_in_sync"]
+__all__ = ["eligible_after", "logs_needed", "min_in_sync"]
 
 
 def min_in_sync(config: TopicConfig, partition: PartitionImage) -> int:
@@ -35,3 +36,16 @@ def eligible_after(
     found = tuple(member for member in dict.fromkeys(before) if member not in in_sync)
     assert set(found) <= set(partition.replicas)
     return found
+
+
+def logs_needed(topic: TopicImage, partition: PartitionImage) -> int:
+    """Among so many replicas at least one has each row that was acknowledged on enough disks.
+
+    Such a row lies on the disks of as many *replicas* as the minimum said then, and the smallest
+    minimum that the topic has had says no more. Of replicas in sync fewer would do if the set had
+    never shrunk: who had the row on its disk may have left it since.
+    """
+    count = len(partition.replicas)
+    least = min(topic.min_in_sync_least, count)
+    assert 1 <= least <= count
+    return count - least + 1

@@ -150,13 +150,12 @@ class Image:
         match record:
             case PartitionRecord():
                 topic = self.topics_by_id[record.topic_id]
-                assert record.partition == len(topic.partitions)
-                topic.partitions.append(PartitionImage(record))
+                partition = topic.add_partition(record)
                 self.partition_count += 1
                 for node_id in record.replicas:
                     self.replica_counts[node_id] += 1
                 if record.leader_id != record.replicas[0]:
-                    self._note_leader(record.topic_id, topic.partitions[-1])
+                    self._note_leader(record.topic_id, partition)
             case PartitionChangeRecord():
                 self._replay_partition_change(record)
             case TopicRecord():
@@ -242,6 +241,18 @@ class Image:
             partition.eligible_leader_replicas = tuple(
                 node_id for node_id in eligible if node_id in replicas and node_id not in in_sync
             )
+        replaced = record.replaced_disks
+        if replaced is None:
+            replaced = partition.replaced_disks
+        if replaced or partition.replaced_disks:
+            in_sync, replicas = partition.in_sync_replicas, partition.replicas
+            partition.replaced_disks = tuple(
+                node_id for node_id in replaced if node_id in replicas and node_id not in in_sync
+            )
+        if not partition.awaits_logs:
+            partition.last_trusted = NO_LEADER
+        elif record.last_trusted != NO_LEADER:
+            partition.last_trusted = record.last_trusted
         partition.partition_epoch += 1
         assert partition.replicas, "somebody holds a partition"
         assert partition.leader_id in (NO_LEADER, *partition.replicas), "one of them leads"
@@ -267,7 +278,7 @@ class Image:
         self._configure(topic)
 
     def _configure(self, topic: TopicImage) -> None:
-        topic.config = topic_config(topic.configs, self.defaults, topic.replication_factor)
+        topic.configure(topic_config(topic.configs, self.defaults, topic.replication_factor))
 
     def live_brokers(self) -> list[BrokerRecord]:
         """Those that are not fenced, by their ids. Some of them may be about to stop."""

@@ -84,11 +84,16 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """`min_in_sync_least`: the smallest `min.insync.replicas` that the topic has had, in a
+    snapshot; 0: as its configuration says.
+    """
+
     topic_id: bytes
     name: str
     created_us: int
     replication_factor: int
     key_columns: tuple[str, ...] = ()
+    min_in_sync_least: int = 0
 
 
 class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -98,6 +103,9 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     sync, and yet known to have all that was readable (KIP-966). While the partition moves,
     `replicas` are those it moves to, in their order, and then `removing_replicas`, which hold it
     until `adding_replicas` are in sync (KIP-455).
+
+    `replaced_disks`: replicas whose disk is another one than that on which they acknowledged rows.
+    `last_trusted`: who was, when nobody is any more; NO_LEADER otherwise.
     """
 
     topic_id: bytes
@@ -110,13 +118,16 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     eligible_leader_replicas: tuple[int, ...] = ()
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()
+    replaced_disks: tuple[int, ...] = ()
+    last_trusted: int = NO_LEADER
 
 
 class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """What is not given (LEADER_STAYS, NO_EPOCH, None) stays. Each one is a partition epoch.
 
-    Eligible leader replicas stay but for those that this change takes into sync, or away.
-    `unclean`: the new leader may lack rows that were readable.
+    Eligible leader replicas, and replaced disks, stay but for those that this change takes into
+    sync, or away. `unclean`: the new leader may lack rows that were readable. `last_trusted`: when
+    nobody is trusted any more.
     """
 
     topic_id: bytes
@@ -129,6 +140,8 @@ class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5)
     unclean: bool = False
     adding_replicas: tuple[int, ...] | None = None
     removing_replicas: tuple[int, ...] | None = None
+    replaced_disks: tuple[int, ...] | None = None
+    last_trusted: int = NO_LEADER
 
 
 class ConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=6):

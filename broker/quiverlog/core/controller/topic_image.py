@@ -26,17 +26,20 @@ __all__ = ["PartitionImage", "TopicImage"]
 
 class PartitionImage:
     """Who holds a partition, and who leads it. `partition_epoch` counts its changes: who proposes
-    one names the epoch that it knows. Nobody is both in sync and eligible."""
+    one names the epoch that it knows. Nobody is both in sync and eligible, and nobody in sync has a
+    replaced disk."""
 
     __slots__ = (
         "adding_replicas",
         "eligible_leader_replicas",
         "in_sync_replicas",
+        "last_trusted",
         "leader_epoch",
         "leader_id",
         "partition",
         "partition_epoch",
         "removing_replicas",
+        "replaced_disks",
         "replicas",
     )
 
@@ -52,6 +55,15 @@ class PartitionImage:
         self.eligible_leader_replicas = record.eligible_leader_replicas
         self.adding_replicas = record.adding_replicas
         self.removing_replicas = record.removing_replicas
+        self.replaced_disks = record.replaced_disks
+        self.last_trusted = record.last_trusted
+
+    @property
+    def awaits_logs(self) -> bool:
+        """Nobody is trusted to have all rows: who leads next is told by the logs themselves."""
+        is_relied_on = bool(self.in_sync_replicas or self.eligible_leader_replicas)
+        assert not set(self.replaced_disks) & set(self.in_sync_replicas)
+        return self.leader_id == NO_LEADER and not is_relied_on
 
     def record(self, topic_id: bytes) -> PartitionRecord:
         """The record that this partition adds up to."""
@@ -68,6 +80,8 @@ class PartitionImage:
             self.eligible_leader_replicas,
             self.adding_replicas,
             self.removing_replicas,
+            self.replaced_disks,
+            self.last_trusted,
         )
 
     @property
@@ -77,13 +91,17 @@ class PartitionImage:
 
 
 class TopicImage:
-    """One topic. `config` follows from `configs` and the broker's defaults."""
+    """One topic. `config` follows from `configs` and the broker's defaults.
+
+    `min_in_sync_least`: the smallest minimum that its rows may have been acknowledged under.
+    """
 
     __slots__ = (
         "config",
         "configs",
         "created_us",
         "key_columns",
+        "min_in_sync_least",
         "name",
         "partitions",
         "replication_factor",
@@ -102,15 +120,38 @@ class TopicImage:
         self.key_columns = record.key_columns
         self.configs: dict[str, str] = {}
         self.config = config
+        self.min_in_sync_least = record.min_in_sync_least
         self.partitions: list[PartitionImage] = []
         self.schema_records: list[SchemaRecord] = []
         self.schemas: dict[int, pa.Schema] = {}
 
     def record(self) -> TopicRecord:
         """The record that this topic begins with."""
+        assert 1 <= self.min_in_sync_least <= self.replication_factor or not self.partitions
         return TopicRecord(
-            self.topic_id, self.name, self.created_us, self.replication_factor, self.key_columns
+            self.topic_id,
+            self.name,
+            self.created_us,
+            self.replication_factor,
+            self.key_columns,
+            self.min_in_sync_least,
         )
+
+    def configure(self, config: TopicConfig) -> None:
+        """From now on the topic is configured so."""
+        self.config = config
+        if self.partitions:
+            least = min(self.min_in_sync_least, config.min_in_sync_replicas)
+            self.min_in_sync_least = least
+            assert least >= 1
+
+    def add_partition(self, record: PartitionRecord) -> PartitionImage:
+        """Take in one more. With the first there may be rows under the minimum of now."""
+        assert record.partition == len(self.partitions)
+        self.min_in_sync_least = self.min_in_sync_least or self.config.min_in_sync_replicas
+        self.partitions.append(PartitionImage(record))
+        assert self.min_in_sync_least >= 1
+        return self.partitions[-1]
 
     def copy(self) -> TopicImage:
         """One that changes on its own."""

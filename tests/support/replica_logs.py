@@ -1,0 +1,191 @@
+"""What the replicas of a simulated cluster hold, and how rows are lost, read and told of.
+
+Owns the rows of each replica, which of them are on its disk, which were read and which are safe;
+and what brokers have said of their logs. `ElectionsWorld` decides upon these who leads.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from quiverlog.core.controller import elections
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.log_ends import LogEnd, LogEnds, Said
+from quiverlog.core.controller.reassignment import cancel, reassign
+from quiverlog.core.controller.records import NO_LEADER, Record
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
+from quiverlog.errors import QuiverlogError, StaleBrokerEpoch
+
+__all__ = ["Key", "ReplicaLogs", "common"]
+
+Key = tuple[bytes, int]
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """So many rows at their beginnings are the same."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+class ReplicaLogs:
+    """See the module docstring."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.image = Image({})
+        self.happened: Counter[str] = Counter()
+        self.brokers: list[int] = []
+        self.log: dict[Key, dict[int, list[int]]] = {}
+        self.flushed: dict[Key, dict[int, int]] = {}
+        """How many rows of each replica are on its disk."""
+        self.seen: dict[Key, list[int]] = {}
+        """Rows that readers saw, by partition."""
+        self.safe: dict[Key, list[int]] = {}
+        self.epoch_of: dict[int, int] = {}
+        """The leader epoch that a row was written under."""
+        self.ends = LogEnds()
+        self.mail: list[tuple[int, int, list[Said]]] = []
+        """What brokers have said of their logs, and nobody has heard yet."""
+        self.dark: set[int] = set()
+        """Who has no power, and perhaps is not fenced yet."""
+        self.rows = 0
+
+    # --- a partition ---------------------------------------------------------------------------
+    def partition(self, key: Key) -> tuple[TopicImage, PartitionImage]:
+        topic = self.image.topics_by_id[key[0]]
+        return topic, topic.partitions[key[1]]
+
+    def _led(self) -> tuple[Key, PartitionImage] | None:
+        keys = [
+            key
+            for key in self.log
+            if self.partition(key)[1].leader_id not in (NO_LEADER, *self.dark)
+        ]
+        key = self.rng.choice(keys) if keys else None
+        return None if key is None else (key, self.partition(key)[1])
+
+    def append(self) -> list[Record]:
+        found = self._led()
+        if found is not None:
+            self.rows += 1
+            self.epoch_of[self.rows] = found[1].leader_epoch
+            self.log[found[0]][found[1].leader_id].append(self.rows)
+        return []
+
+    def copy(self) -> list[Record]:
+        """A follower cuts what its leader has not, and takes some of what that has."""
+        found = self._led()
+        if found is not None:
+            key, partition = found
+            node_id, rows = self.rng.choice(partition.replicas), self.log[key][partition.leader_id]
+            own = self.log[key][node_id]
+            if node_id in self.dark:
+                return []
+            kept = common(own, rows)
+            end = self.rng.choice((len(rows), self.rng.randint(kept, len(rows))))
+            own[:] = rows[:end]
+            self.flushed[key][node_id] = min(self.flushed[key][node_id], kept)
+            if node_id == partition.leader_id:
+                self.flushed[key][node_id] = self.rng.randint(self.flushed[key][node_id], end)
+        return []
+
+    def reassign(self) -> list[Record]:
+        """To brokers of which some may be fenced, which are refused where they are new."""
+        topic, partition = self.partition(self.rng.choice(list(self.log)))
+        target = self.rng.sample(self.brokers, topic.replication_factor)
+        try:
+            return reassign(self.image, topic, partition, target)
+        except QuiverlogError:
+            return []
+
+    def cancel(self) -> list[Record]:
+        moving = [one for one in map(self.partition, self.log) if one[1].moves]
+        try:
+            return cancel(*self.rng.choice(moving)) if moving else []
+        except QuiverlogError:
+            return []
+
+    # --- power and disks ---------------------------------------------------------------------
+    def _lose_power(self, node_id: int) -> None:
+        for key, logs in self.log.items():
+            if node_id in logs and self.rng.random() < 0.7:
+                rows = logs[node_id]
+                del rows[self.rng.randint(self.flushed[key][node_id], len(rows)) :]
+
+    def power(self) -> list[Record]:
+        """All machines lose their power at once, and come back when they do."""
+        if self.rng.random() < 0.6:
+            return []
+        self.happened["power failures"] += 1
+        for node_id in self.brokers:
+            if node_id not in self.dark:
+                self._lose_power(node_id)
+        self.dark.update(self.brokers)
+        return []
+
+    def _flush(self, key: Key, node_id: int) -> None:
+        if node_id in self.log[key]:
+            self.flushed[key][node_id] = len(self.log[key][node_id])
+
+    def flush(self) -> list[Record]:
+        key = self.rng.choice(list(self.log))
+        node_id = self.rng.choice(list(self.log[key]))
+        if node_id not in self.dark:
+            self._flush(key, node_id)
+        return []
+
+    def report(self) -> list[Record]:
+        """A broker says how far its logs reach, which may be heard much later."""
+        node_id = self.rng.choice(self.brokers)
+        if node_id in self.dark:
+            return []
+        said = []
+        for key in self.image.leaderless:
+            partition = self.partition(key)[1]
+            if node_id in partition.replicas:
+                rows = self.log[key][node_id]
+                last_epoch = self.epoch_of[rows[-1]] if rows else -1
+                said.append(Said(*key, partition.leader_epoch, LogEnd(last_epoch, len(rows))))
+        if said:
+            self.mail.append((node_id, self.image.brokers[node_id].broker_epoch, said))
+        return []
+
+    def hear(self) -> list[Record]:
+        """The controller hears something that was said, most often the newest, and decides."""
+        if not self.mail:
+            return []
+        at = -1 if self.rng.random() < 0.7 else self.rng.randrange(len(self.mail))
+        node_id, broker_epoch, said = self.mail.pop(at)
+        del self.mail[:-20]
+        try:
+            keys = self.ends.take(self.image, node_id, broker_epoch, said)
+        except StaleBrokerEpoch:
+            return []
+        records: list[Record] = []
+        for key in keys:
+            ends = self.ends.of(self.image, *key)
+            records += elections.longest_log(
+                self.image, *key, ends, lambda _: self.rng.random() < 0.1
+            )
+        return records
+
+    def _become_readable(self) -> None:
+        for key, logs in self.log.items():
+            topic, partition = self.partition(key)
+            minimum = min(topic.config.min_in_sync_replicas, len(partition.replicas))
+            members = [logs[node_id] for node_id in partition.in_sync_replicas]
+            if partition.leader_id in (NO_LEADER, *self.dark) or len(members) < minimum:
+                continue
+            # Who has other rows at its end is heard when it has cut them.
+            led = logs[partition.leader_id]
+            end = min(common(rows, led) for rows in members)
+            if end > len(self.seen[key]):
+                self.seen[key] = led[:end]
+            on_disk = sorted(
+                (self.flushed[key][n] for n in partition.in_sync_replicas), reverse=True
+            )
+            safe = min(len(self.seen[key]), on_disk[minimum - 1])
+            if safe > len(self.safe[key]):
+                self.safe[key] = self.seen[key][:safe]
