@@ -89,10 +89,11 @@ class Copying:
         host.feed()
 
     def _agree(self) -> None:
-        """A leader that comes back has a new epoch: the other one hears of it."""
+        """A leader that comes back leads, in a new epoch: the other one hears of it."""
         leader, copy = self.world.hosts
         epochs = []
         self._register(leader, copy)
+        self._lead_again(leader)
         for host in (leader, copy):
             if host.node is None:
                 return
@@ -106,6 +107,18 @@ class Copying:
         if epochs[0] > epochs[1]:
             change = PartitionChangeRecord(TOPIC, 0, leader_id=LEADER, leader_epoch=epochs[0])
             self._decide(copy, [change])
+
+    def _lead_again(self, leader: Host) -> None:
+        """A broker that decides for itself hands over when it has lost rows; not here."""
+        if leader.node is None:
+            return
+        topic = leader.node.broker.metadata.pending.topics_by_id.get(TOPIC)
+        if topic is None or not topic.partitions or topic.partitions[0].leader_id == LEADER:
+            return
+        epoch = topic.partitions[0].leader_epoch + 1
+        change = PartitionChangeRecord(TOPIC, 0, LEADER, epoch, (LEADER, COPY))
+        self._decide(leader, [change])
+        self.world.at(50_000, self._agree)
 
     def _register(self, leader: Host, copy: Host) -> None:
         """The leader's metadata know this life of the copy, or it would never be in sync."""
