@@ -98,11 +98,6 @@ class NodeConfig:
         default = Address(self.advertised_host, self.advertised_port)
         return self.listeners.get(self.inter_broker_listener, default)
 
-    @property
-    def wants_vote(self) -> bool:
-        """What the controller is told of it."""
-        return self.joins_quorum and ROLE_CONTROLLER in self.roles
-
     def __post_init__(self) -> None:
         assert self.node_id >= 0
         assert self.roles

@@ -24,6 +24,7 @@ from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
 from quiverlog.node.effects import StartComplete
 from quiverlog.node.leftovers import Leftovers, LeftoversJob, owners_of, report
+from quiverlog.node.registration import wants_vote
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.metadata_log import restore_error
 from quiverlog.storage.partition_files import printable
@@ -90,7 +91,7 @@ def _start_in(
             config.rack,
             config.endpoints,
             directory_id=directory.directory_id,
-            wants_vote=config.wants_vote,
+            wants_vote=wants_vote(config),
         )
     ]
     image = broker.metadata.image

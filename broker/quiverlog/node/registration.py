@@ -29,7 +29,7 @@ from quiverlog.limits import (
     BROKER_RETRY_MS,
     BROKER_STOP_MS_MAX,
 )
-from quiverlog.node.config import ROLE_BROKER, NodeConfig
+from quiverlog.node.config import ROLE_BROKER, ROLE_CONTROLLER, NodeConfig
 from quiverlog.node.controller_link import ControllerLink
 from quiverlog.node.outbox import Outbox
 from quiverlog.storage.data_directory import DataDirectory
@@ -42,10 +42,15 @@ from quiverlog.wire.broker_messages import (
     RegisteredListener,
 )
 
-__all__ = ["Registration"]
+__all__ = ["Registration", "wants_vote"]
 
 _OFTEN: Final = (NotController, PeerUnreachable)
 """The controller is about to be another one: said by the log of the quorum, and not here."""
+
+
+def wants_vote(config: NodeConfig) -> bool:
+    """Whether the controller is to make this broker a voter."""
+    return config.joins_quorum and ROLE_CONTROLLER in config.roles
 
 
 class Registration:
@@ -247,7 +252,7 @@ class Registration:
             port=config.advertised_port,
             rack=config.rack,
             listeners=[RegisteredListener(*one) for one in config.endpoints],
-            wants_vote=config.wants_vote,
+            wants_vote=wants_vote(config),
         )
 
     def _answered(

@@ -14,7 +14,7 @@ from quiverlog.errors import (
     UnknownLeaderEpoch,
     UnknownTopicId,
 )
-from quiverlog.types import Durability
+from quiverlog.types import LATEST, Durability
 from quiverlog.wire import messages as m
 from tests.sim.actors import Actor, Reader
 from tests.sim.checker import Checker, Key
@@ -24,7 +24,9 @@ from tests.sim.producers import Producer, _Entry, _Partition
 from tests.sim.topics import Setup
 from tests.sim.world import World
 
-__all__ = ["ClusterProducer", "ClusterReader", "ClusterSetup"]
+from .promises import ClusterChecker
+
+__all__ = ["ClusterProducer", "ClusterReader", "ClusterSetup", "put_down_ends"]
 
 _ELSEWHERE = (
     NotLeader.code, FencedLeaderEpoch.code, UnknownLeaderEpoch.code, UnknownTopicId.code,
@@ -124,6 +126,13 @@ class ClusterProducer(_Routed, Producer):
     def keys(self) -> list[Key]:
         return [self.key]
 
+    def _make(self, key: Key, partition: _Partition) -> None:
+        super()._make(key, partition)
+        # One batch each; the shipped client cuts what it is given as it likes.
+        assert isinstance(self.checker, ClusterChecker)
+        values = partition.entries[-1].values
+        self.checker.histories.sent(key, values, self.world.mono_us)
+
     def _level(self, entries: object) -> int:
         return int(Durability.TOPIC_DEFAULT)
 
@@ -144,6 +153,17 @@ class ClusterProducer(_Routed, Producer):
             self._ask_for_leader()
 
 
+def put_down_ends(client: _Routed, request: m.Request, response: m.ListOffsetsResponse) -> None:
+    """Who leads has said where readable rows end: a read of the partition."""
+    assert isinstance(request, m.ListOffsetsRequest)
+    assert isinstance(client.checker, ClusterChecker)
+    called_us, now_us = client.last.sent_us, client.world.mono_us
+    for asked, got in zip(request.partitions, response.partitions, strict=False):
+        if asked.at == LATEST and not got.error_code:
+            key = (got.topic_id, got.partition)
+            client.checker.histories.end(key, got.offset, called_us, now_us)
+
+
 class ClusterReader(_Routed, Reader):
     """Reads one partition at odd places, sometimes from a copy of it."""
 
@@ -158,6 +178,10 @@ class ClusterReader(_Routed, Reader):
         entry = super()._entry(key)
         entry.from_follower = self.rng.random() < 0.5
         return entry
+
+    def _listed(self, request: m.Request, response: m.ListOffsetsResponse) -> None:
+        put_down_ends(self, request, response)
+        super()._listed(request, response)
 
     def _failed(self, key: Key, got: m.FetchPartitionResult) -> None:
         if got.error_code == ReplicaNotAvailable.code:
@@ -187,6 +211,8 @@ class ClusterSetup(_Routed, Setup):
         if isinstance(response, m.MetadataResponse):
             self.led_by(response)
             return
+        if isinstance(response, m.ListOffsetsResponse):
+            put_down_ends(self, request, response)
         super().answered(request, response, body)
         parts = getattr(response, "partitions", ())
         if any(part.error_code in _ELSEWHERE for part in parts):

@@ -69,6 +69,8 @@ class Invariants:
         self.terms: dict[int, int] = {}
         self.elections = 0
         self.on_elected: Callable[[ClusterHost], None] = lambda host: None
+        self.versions_us: dict[int, int] = {}
+        """When any node knew a version of the metadata for the first time."""
         self.compared = 0
         """Batches of all copies that were compared."""
         self._copies: dict[tuple[int, Key], _Copy] = {}
@@ -151,6 +153,7 @@ class Invariants:
         if self._versions.get(host.node_id) == seen or image.frozen:
             return
         self._versions[host.node_id] = seen
+        self.versions_us.setdefault(image.version, host.real_world.mono_us)
         records = [encode_entry([record]) for record in image.snapshot_records()]
         digest = hashlib.blake2b(b"".join(sorted(records)), digest_size=12).digest()
         self.check_image(host.name, image.version, digest)

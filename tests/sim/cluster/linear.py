@@ -48,26 +48,29 @@ def is_linearizable(history: Sequence[Operation], model: Model, state: State) ->
         OverflowError: too much was tried; give shorter histories.
     """
     operations = sorted(history, key=lambda one: one.called_us)
-    needed = frozenset(n for n, one in enumerate(operations) if one.returned_us != NEVER)
-    tried: set[tuple[frozenset[int], Hashable]] = set()
-    stack: list[tuple[frozenset[int], State]] = [(frozenset(), state)]
+    # Sets of operations are the bits of a number.
+    needed = sum(1 << n for n, one in enumerate(operations) if one.returned_us != NEVER)
+    tried: set[tuple[int, Hashable]] = set()
+    stack: list[tuple[int, State]] = [(0, state)]
     while stack:
         done, now = stack.pop()
-        if needed <= done:
+        if not needed & ~done:
             return True
         if (done, now) in tried:
             continue
         tried.add((done, now))
         if len(tried) > _TRIED_MAX:
             raise OverflowError("the history is too long")
-        first_return = min(operations[n].returned_us for n in needed - done)
+        first_return = min(
+            one.returned_us for n, one in enumerate(operations) if needed & ~done & 1 << n
+        )
         for number, one in enumerate(operations):
             if one.called_us > first_return:
                 break  # Something had returned before it, and before all behind it, was called.
-            if number not in done:
+            if not done & 1 << number:
                 is_right, after = model(now, one)
                 if is_right:
-                    stack.append((done | {number}, after))
+                    stack.append((done | 1 << number, after))
     return False
 
 

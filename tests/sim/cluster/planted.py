@@ -38,6 +38,8 @@ _QUIET: Final[dict[str, object]] = {
     "topics": _topic("replicated"),
     "producers": 4,
     "readers": 2,
+    "operators": 0,
+    "watched": False,
     "rows_max": 8,
     "loss": 0.0,
     "half_open": 0.0,
@@ -93,6 +95,21 @@ _DIVERGING: Final = {
     "slow_network": 0.1,
 }
 """Leaders are lost with rows that nobody else has."""
+_ASKED: Final = {
+    **_QUIET,
+    "watched": True,
+    "slow_network": 0.1,
+    "newborn_faults": 0.3,
+    "kill_interval_ms": 2_500,
+    "partition_interval_ms": 3_000,
+    "partition_ms": 4_000,
+    "pause_interval_ms": 3_000,
+    "pause_ms": 4_000,
+    "leader_faults": 1.0,
+}
+"""Many ask where rows end, while one leader after the other is lost or cut off."""
+_MANAGED: Final = {**_SPLIT, "nodes": 3, "operators": 3, "producers": 1, "readers": 1}
+"""Topics come and go, while whoever decides is lost or cut off."""
 
 BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
@@ -236,6 +253,29 @@ BUGS: Final[tuple[Bug, ...]] = (
         "end = log.log_end_offset",
         shape=_DIVERGING,
     ),
+    make_bug(
+        "a new leader says where rows end before it knows",
+        "node.offsets:check_current",
+        "if not replica.state.is_current:",
+        "if False:",
+        seed=3,
+        shape=_ASKED,
+    ),
+    make_bug(
+        "a leader that has stood down says where rows end",
+        "node.standing:Standing.check",
+        "if self.is_over and _has_copies(replica):",
+        "if False:",
+        shape=_ASKED,
+    ),
+    make_bug(
+        "a decision is confirmed although its controller was deposed",
+        "node.decisions:Decisions._tell",
+        "decision.then(None if error is not None else self.image, error, now)",
+        "decision.then(self.image, None, now)",
+        seed=13,
+        shape=_MANAGED,
+    ),
     *CLIENT_BUGS,
 )
 
@@ -256,6 +296,7 @@ UNPROVEN: Final = frozenset(
         "a client does not look for another leader",
         "a reader does not name the epoch of its last row",
         "a trim is answered before copies have written it down",
+        "a leader that has stood down says where rows end",
     )
 )
 """Bugs that no run, or one in many, was seen to catch as the code is now."""

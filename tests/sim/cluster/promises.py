@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from quiverlog.types import Durability
 from tests.sim.checker import CLOCK_SLACK_US, Checker, Key, TopicModel, Violation
 
+from .histories import Histories
+
 __all__ = ["ClusterChecker", "ClusterTopicModel"]
 
 
@@ -55,6 +57,9 @@ class ClusterChecker(Checker):
         """When a fault last had the right to take rows that readers saw."""
         self.unclean: set[Key] = set()
         """Partitions that had an unclean election."""
+        self.histories = Histories()
+        self.now_us: Callable[[], int] = lambda: 0
+        """For the histories."""
 
     # --- acknowledgements ----------------------------------------------------------------------
     def acked(
@@ -70,6 +75,7 @@ class ClusterChecker(Checker):
         """A leader acknowledged `values` at this level."""
         lasts = level >= Durability.REPLICATED and key not in self.unclean
         if lasts:
+            self.histories.acknowledged(key, values[0], self.now_us())
             super().acked(key, base_offset, values, at_us, flushed=True)
         else:
             self.rows_acknowledged += len(values)
@@ -110,6 +116,7 @@ class ClusterChecker(Checker):
         model = self.partitions[key]
         kept = frozenset(kept)
         self.lost_us[key] = at_us
+        self.histories.forgive(key)
         for offset in [o for o in model.acknowledged if o not in kept]:
             del model.acknowledged[offset]
         model.acknowledged_memory.clear()
@@ -128,6 +135,7 @@ class ClusterChecker(Checker):
         if not (topic.may_be_unclean or topic.doomed):
             raise Violation(f"{model.name}: an unclean election that nobody has allowed")
         self.unclean.add(key)
+        self.histories.forgive(key)
         self.lost(key, at_us)
 
     # --- where logs begin ----------------------------------------------------------------------

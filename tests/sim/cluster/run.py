@@ -43,6 +43,8 @@ class ClusterResult:
     lives: int
     elections: int
     compared: int
+    judged: int
+    """Windows of histories that were judged to be linearizable."""
     errors: dict[int, int]
     faults: dict[str, int]
     events: dict[str, int]
@@ -59,6 +61,7 @@ class _Run:
         self.cluster = Cluster(scenario, plant)
         self.world = self.cluster.world
         self.checker = ClusterChecker()
+        self.checker.now_us = lambda: self.world.mono_us
         self.workload = Workload(self.cluster, self.checker)
 
     def run(self) -> ClusterResult:
@@ -86,6 +89,7 @@ class _Run:
             sum(host.life for host in cluster.hosts),
             cluster.invariants.elections,
             cluster.invariants.compared,
+            checker.histories.judged,
             checker.errors_seen,
             dict(world.faults),
             dict(world.events),
@@ -150,6 +154,7 @@ class _Run:
         cluster = self.cluster
         cluster.calm()
         self.workload.stop()
+        self._until(self.workload.operators_are_done, _HEAL_US, "operators have cleared up")
         healed_us = self._until(self._all_open, _HEAL_US, "all are in sync again")
         self._until(self.workload.is_idle, _HEAL_US, "every client has its answers")
         self._until(self._all_equal, _HEAL_US, "all copies have all rows")

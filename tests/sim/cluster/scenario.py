@@ -41,6 +41,10 @@ class ClusterScenario:
     topics: tuple[ClusterTopic, ...]
     producers: int
     readers: int
+    operators: int
+    """Who create, alter and delete topics of their own."""
+    watched: bool
+    """Is every node asked all the time where rows end?"""
     rows_max: int
     loss: float
     half_open: float
@@ -67,6 +71,8 @@ class ClusterScenario:
     opened: frozenset[str] = frozenset()
     """Gates that are open although `gates.CLOSED` names them."""
     tempo: Tempo = SHIPPED
+    judged: bool = True
+    """Are histories judged? Only a test of them says no."""
     clients: ClientPlan = NO_CLIENTS
     buggy_clients: bool = False
     """A planted bug is in the client, and so in all that runs outside of nodes."""
@@ -96,6 +102,8 @@ class ClusterScenario:
             duration_ms=duration_ms,
             opened=opened,
             tempo=Tempo.draw(seed),
+            operators=random.Random(f"operators-{seed}").choice((0, 0, 1, 2)),
+            watched=random.Random(f"watched-{seed}").random() < 0.2,
             clients=ClientPlan.draw(seed),
             nodes=nodes,
             topics=tuple(_topic(rng, n) for n in range(rng.randint(1, 2))),

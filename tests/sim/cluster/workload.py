@@ -17,8 +17,10 @@ from tests.sim.decoding import rows_of
 from .administrator import Administrator
 from .adversaries import Impostor, OddReader, Repeater
 from .clients import ClusterProducer, ClusterReader, ClusterSetup
+from .operators import Operator
 from .programs import ConsumingProgram, ProducingProgram
 from .promises import ClusterChecker
+from .watchers import Watcher
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -36,7 +38,8 @@ class Workload:
         self.cluster = cluster
         self.checker = checker
         self.producers: list[ClusterProducer] = []
-        self.readers: list[ClusterReader] = []
+        self.readers: list[ClusterReader | Watcher] = []
+        self.operators: list[Operator] = []
         self.impostors: list[Impostor] = []
         self.administrators: list[Administrator] = []
         self.senders: list[ProducingProgram] = []
@@ -61,6 +64,12 @@ class Workload:
             key = keys[number % len(keys)]
             self.readers.append(OddReader(world, checker, _REPEATERS + number, key))
             self.impostors.append(Impostor(world, checker, f"impostor-{number}", key))
+        for number in range(scenario.nodes if scenario.watched else 0):
+            self.readers.append(Watcher(world, checker, number))
+        for number in range(scenario.operators):
+            one = Operator(world, checker, number, checker.histories)
+            one.versions = self.cluster.invariants.versions_us
+            self.operators.append(one)
         for number in range(plan.administrators):
             self.administrators.append(Administrator(self.cluster, checker, number))
         for number in range(plan.producers):
@@ -72,6 +81,12 @@ class Workload:
         """Nobody begins anything new."""
         for one in (*self.producers, *self.senders, *self.administrators):
             one.stopped = True
+        for operator in self.operators:
+            operator.wind_up()
+
+    def operators_are_done(self) -> bool:
+        """Are the operators' topics gone?"""
+        return all(operator.idle for operator in self.operators)
 
     def is_idle(self) -> bool:
         """Has everything that was sent an outcome?"""
@@ -86,7 +101,7 @@ class Workload:
 
     def end(self) -> None:
         """All go home."""
-        for reader in (*self.readers, *self.impostors):
+        for reader in (*self.readers, *self.impostors, *self.operators):
             reader.retired = True
         for client in (*self.senders, *self.consumers):
             client.stop()
@@ -103,6 +118,8 @@ class Workload:
             consumer.check_copies()
         for administrator in self.administrators:
             administrator.check()
+        if self.cluster.scenario.judged:
+            self.checker.histories.check_names()
 
     def _check_log(self, key: Key) -> None:
         model = self.checker.partitions[key]
@@ -119,6 +136,8 @@ class Workload:
         start = setup.offset(key, EARLIEST)
         self.checker.log_start(key, start, self.cluster.world.wall_us, model.log_start_offset)
         self.checker.finish(key, start, end)
+        if self.cluster.scenario.judged:
+            self.checker.histories.check_log(key, model.name, model.offset_of)
         setup.retired = True
 
     def _read_all(self, setup: ClusterSetup, key: Key, offset: int, end: int) -> None:
