@@ -109,6 +109,16 @@ class SimDisk:
         directory.change({name: None})
         directory.sync()
 
+    def image(self) -> Directory:
+        """A copy of what is on the plate, as a snapshot of the volume would be."""
+        return self._root.on_plate()
+
+    def become(self, image: Directory | None) -> None:
+        """Another disk is in its place: a copy of an earlier one, or (None) an empty one."""
+        assert not self.locks, "no process is there"
+        self._root = Directory() if image is None else image.on_plate()
+        self.capacity = None
+
     def durable_size(self, path: str) -> int:
         """Bytes of a file that a crash cannot take."""
         directory, name = self._parent(path)

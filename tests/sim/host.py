@@ -110,6 +110,8 @@ class Host:
         """Until this moment requests may have met an error that was raised on purpose."""
         self.offline_until_us = 0
         """Until this moment a partition may be offline because it could not be opened."""
+        self.stalled_us = 0
+        """So much longer does every job take: a disk that hardly moves."""
         self._scratch = bytearray(SCRATCH_BYTES)
         self._pool = BufferPool()
         self._inbound: dict[int, _Inbound] = {}

@@ -107,6 +107,12 @@ class Inode:
                 arriving[start:end] = bytes(end - start)
         return arriving
 
+    def on_plate(self) -> Inode:
+        """A file with what is on the disk."""
+        copy = Inode()
+        copy.data, copy.durable = bytearray(self.durable), self.durable
+        return copy
+
     def _rewritten(self, start: int, end: int) -> None:
         kept = [(a, min(b, start)) for a, b in self.dropped if a < start]
         kept += [(max(a, end), b) for a, b in self.dropped if b > end]
@@ -183,6 +189,19 @@ class Directory:
         """One change: names that appear, and names that go (None)."""
         _apply(self.entries, names)
         self.pending.append(names)
+
+    def on_plate(self, done: dict[int, Node] | None = None) -> Directory:
+        """A copy of what a power failure that takes all it can would leave."""
+        done = {} if done is None else done
+        copy = Directory()
+        for name, node in self.durable.items():
+            if id(node) not in done:
+                done[id(node)] = (
+                    node.on_plate(done) if isinstance(node, Directory) else node.on_plate()
+                )
+            copy.durable[name] = done[id(node)]
+        copy.entries = dict(copy.durable)
+        return copy
 
     def sync(self) -> None:
         """All changes are on the disk."""

@@ -61,7 +61,8 @@ class JobRunner:
             if not self._is_over():
                 self._work(job, slow=slow)
 
-        world.at(rng.randrange(50, _SLOW_US if slow else _QUICK_US), work)
+        usual_us = rng.randrange(50, _SLOW_US if slow else _QUICK_US)
+        world.at(usual_us + self._host.stalled_us, work)
 
     def _work(self, job: Job, *, slow: bool) -> None:
         host = self._host

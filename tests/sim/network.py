@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from .world import World
 
-__all__ = ["Connection", "Endpoint", "Network"]
+__all__ = ["Connection", "Endpoint", "Link", "Network"]
 
 _PIECES_MAX = 3
 
@@ -47,6 +48,17 @@ class _Direction:
         self.arrival_us = 0
         self.held: list[Callable[[], None]] = []
         """What arrives when the two are not cut off from each other any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How bad the way from one endpoint to another is, beside what the whole network is."""
+
+    loss: float = 0.0
+    delay_us: int = 0
+
+
+_GOOD_LINK = Link()
 
 
 class Connection:
@@ -93,6 +105,9 @@ class Network:
         """Chance that the other end hears of a broken connection late."""
         self.cut_up = 0.0
         """Chance that bytes arrive in several pieces."""
+        self.links: dict[tuple[str, str], Link] = {}
+        """Ways that are worse than others, by source and target."""
+        self._newest: dict[tuple[str, str], int] = {}
 
     def connect(self, client: Endpoint, server: Endpoint) -> Connection | None:
         """A new connection; None where the two are cut off from each other."""
@@ -147,7 +162,8 @@ class Network:
         if connection.broken:
             return
         rng, world = self._rng, self._world
-        if not world.calm and rng.random() < self.loss:
+        link = self._link(sender.name, way.receiver.name)
+        if not world.calm and rng.random() < max(self.loss, link.loss):
             world.faults[f"lost on the way to {type(way.receiver).__name__}"] += 1
             data = data[: rng.randrange(len(data) + 1)] if rng.random() < 0.5 else b""
             if data:
@@ -174,14 +190,21 @@ class Network:
             if cut or way.held:
                 way.held.append(arrive)
                 return
+            newest = self._newest.get((sender.name, receiver), 0)
+            if connection.number < newest:
+                self._world.events["overtaken by a later connection"] += 1
+            self._newest[sender.name, receiver] = max(newest, connection.number)
             way.receiver.on_bytes(connection, data)
 
-        self._in_order(way, arrive)
+        self._in_order(way, arrive, self._link(sender.name, way.receiver.name).delay_us)
 
-    def _in_order(self, way: _Direction, action: Callable[[], None]) -> None:
+    def _link(self, source: str, target: str) -> Link:
+        return self.links.get((source, target), _GOOD_LINK) if self.links else _GOOD_LINK
+
+    def _in_order(self, way: _Direction, action: Callable[[], None], delay_us: int) -> None:
         world, rng = self._world, self._rng
         slow = self.slow > 0 and rng.random() < self.slow
-        arrival_us = world.mono_us + rng.randrange(20, 100_000 if slow else 2_000)
+        arrival_us = world.mono_us + rng.randrange(20, 100_000 if slow else 2_000) + delay_us
         way.arrival_us = arrival_us = max(arrival_us, way.arrival_us + 1)
         world.at(arrival_us - world.mono_us, action)
 

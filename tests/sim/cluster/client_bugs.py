@@ -11,6 +11,7 @@ from typing import Final
 from tests.sim.bug import Bug, make_bug
 
 from .client_plan import ClientPlan
+from .fault_plan import CALM
 from .scenario import ClusterTopic
 from .tempo import SHIPPED
 
@@ -54,6 +55,7 @@ _PROGRAMS: Final[dict[str, object]] = {
     "leader_faults": 0.7,
     "down_ms": 500,
     "buggy_everywhere": True,
+    "plan": CALM,
 }
 """Leaders are lost while programs work."""
 _CLIENT: Final = {**_PROGRAMS, "buggy_clients": True}

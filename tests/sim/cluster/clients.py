@@ -78,6 +78,10 @@ class _Routed(Actor):
     def _expect_in_time(self, correlation_id: int, connection: Connection, wait_ms: int) -> None:
         """Brokers are paused and cut off here."""
 
+    def fault_excused(self, message: str) -> bool:
+        """A sector that could not be read once keeps its partition out of use until a restart."""
+        return super().fault_excused(message) or bool(self.host.disk.failures["EIO read"])
+
     def refused(self, key: Key, code: int, message: str) -> None:
         if code == UnknownTopicId.code:
             # A broker that has just started answers before it has heard of all topics.

@@ -11,13 +11,16 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 
+from quiverlog.addresses import Address
 from quiverlog.node.config import NodeConfig
 from tests.sim.host import Host, Plant
 from tests.sim.world import World
 
-from .glue import CLUSTER_ID, StandIn, make_directories
+from .glue import CLUSTER_ID, PORT, StandIn, make_directories
 from .host import ClusterHost
 from .invariants import Invariants
+from .machines import Machines
+from .operator import Operator
 from .scenario import ClusterScenario
 from .tempo import Leisure
 
@@ -25,6 +28,8 @@ __all__ = ["Cluster"]
 
 _JUMP_US = 8 * 86_400_000_000
 _BACK_US = 2_000_000
+_FIRST_MIN = 3
+"""So many nodes are there when the topics are created, as copies are to be on three."""
 
 
 class Cluster:
@@ -45,11 +50,21 @@ class Cluster:
         self.on_all_power: list[Callable[[], None]] = []
         self.frail: set[int] = set()
         """Nodes that lost rows with their power, and have not got all of them back yet."""
+        self.bare: set[int] = set()
+        """Those of them whose disk is another one."""
+        self.machines = Machines(self)
+        self.operator: Operator | None = None
+        """Who changes the voters; None in runs in which nobody has to."""
         self.world.on_died.append(self._died)
         buggy = range(scenario.nodes) if scenario.buggy_everywhere else (
             self.rng.randrange(scenario.nodes),
         )  # fmt: skip
-        make_directories(self.hosts)
+        late = min(scenario.plan.late, max(0, scenario.nodes - _FIRST_MIN))
+        self.late = self.hosts[len(self.hosts) - late :]
+        """Nodes that are started while clients work."""
+        first = self.hosts[: len(self.hosts) - late]
+        self.first_voters = first[: scenario.plan.first_voters or len(first)]
+        make_directories(self.first_voters)
         for host in self.hosts:
             host.cluster_id = CLUSTER_ID
             host.plant = plant if plant is not None and host.node_id in buggy else nullcontext
@@ -58,13 +73,18 @@ class Cluster:
             host.may_lose_power = self.may_lose_power
 
     def _config(self, host: ClusterHost, config: NodeConfig) -> NodeConfig:
-        """As an operator has it."""
+        """As an operator has it: all know all, but for whoever begins the cluster at first."""
+        others = {one.node_id: Address(one.name, PORT) for one in self.hosts if one is not host}
+        plan = self.scenario.plan
+        founds = plan.first_voters == 1 and host.node_id == 0 and host.life == 1
         tempo = self.scenario.tempo
         return dataclasses.replace(
             config,
             broker_session_ms=tempo.session_ms,
             leader_balance_period_ms=tempo.balance_ms,
             rack=f"rack-{host.node_id % 2}",
+            controllers={} if founds else others,
+            joins_quorum=not (plan.has_operator or plan.old_disk_interval_ms),
         )
 
     # --- looking -------------------------------------------------------------------------------
@@ -75,6 +95,11 @@ class Cluster:
             and h.node.broker.quorum.is_leading
         ]  # fmt: skip
         return max(leading, key=_term, default=None)
+
+    @property
+    def members(self) -> list[ClusterHost]:
+        """Nodes that have been started at least once."""
+        return [host for host in self.hosts if host.life]
 
     @property
     def living(self) -> list[ClusterHost]:
@@ -88,7 +113,7 @@ class Cluster:
             return False
         image = leader.node.broker.metadata.image
         known = {node_id: one.incarnation for node_id, one in image.brokers.items()}
-        if not all(h.is_serving and known.get(h.node_id) == h.incarnation for h in self.hosts):
+        if not all(h.is_serving and known.get(h.node_id) == h.incarnation for h in self.members):
             return False
         partitions = [one for topic in image.topics.values() for one in topic.partitions]
         return bool(partitions) and all(
@@ -96,13 +121,28 @@ class Cluster:
             for one in partitions
         )
 
-    def may_lose_power(self, host: ClusterHost) -> bool:
+    def may_lose(self, host: ClusterHost) -> bool:
         """Is everything that this machine alone would lose on others?"""
+        return not self.world.calm and self._are_others_sound(host)
+
+    def _are_others_sound(self, host: ClusterHost) -> bool:
+        """Has everybody else got back what it lost?"""
+        if self.machines.failing - {host.node_id}:
+            return False
         if self.frail - {host.node_id}:
             if not self.all_in_sync():
                 return False
             self.frail.clear()
-        return self.scenario.power_interval_ms > 0 and not self.world.calm
+            self.bare.clear()
+        return True
+
+    def may_kill(self, host: ClusterHost) -> bool:
+        """May this process end without having said so?"""
+        return self.scenario.gate("killed-while-frail") or self._are_others_sound(host)
+
+    def may_lose_power(self, host: ClusterHost) -> bool:
+        """The same, in runs in which power fails."""
+        return self.scenario.power_interval_ms > 0 and self.may_lose(host)
 
     # --- work ----------------------------------------------------------------------------------
     def begin_faults(self) -> None:
@@ -110,13 +150,24 @@ class Cluster:
         scenario, network = self.scenario, self.world.network
         network.loss, network.half_open = scenario.loss, scenario.half_open
         network.slow, network.cut_up = scenario.slow_network, scenario.cut_up
-        self._every(scenario.kill_interval_ms, self._kill)
-        self._every(scenario.stop_interval_ms, self._stop)
-        self._every(scenario.power_interval_ms, self._power)
-        self._every(scenario.all_power_interval_ms, self._all_power)
-        self._every(scenario.pause_interval_ms, self._pause)
-        self._every(scenario.partition_interval_ms, self._partition)
-        self._every(scenario.clock_jump_interval_ms, self._jump)
+        self.every(scenario.kill_interval_ms, self._kill)
+        self.every(scenario.stop_interval_ms, self._stop)
+        self.every(scenario.power_interval_ms, self._power)
+        self.every(scenario.all_power_interval_ms, self._all_power)
+        self.every(scenario.pause_interval_ms, self._pause)
+        self.every(scenario.partition_interval_ms, self._partition)
+        self.every(scenario.clock_jump_interval_ms, self._jump)
+        self.machines.begin()
+        for host in self.late:
+            self.world.at(self._soon_us(scenario.plan.late_ms), self._joins(host))
+
+    def _joins(self, host: ClusterHost) -> Callable[[], None]:
+        def join() -> None:
+            if not self.world.calm:
+                self.world.faults["a broker joins late"] += 1
+                host.start()
+
+        return join
 
     def calm(self) -> None:
         """No more faults; all processes come back."""
@@ -129,9 +180,11 @@ class Cluster:
             host.resume()
             host.wall_offset_us = 0
             host.disk.quiet()
+        self.machines.end()
+        for host in self.hosts:
             host.start()
 
-    def _every(self, interval_ms: int, action: Callable[[], None]) -> None:
+    def every(self, interval_ms: int, action: Callable[[], None]) -> None:
         if interval_ms == 0:
             return
 
@@ -151,7 +204,7 @@ class Cluster:
         return not self.leisure.is_quiet or self.rng.random() < self.scenario.tempo.quiet_faults
 
     # --- faults --------------------------------------------------------------------------------
-    def _victim(self) -> ClusterHost:
+    def victim(self) -> ClusterHost:
         """Anybody, or somebody who leads."""
         if self.rng.random() < self.scenario.leader_faults:
             leading = [h for h in self.living if h.node is not None and h.node.broker.replicas]
@@ -162,33 +215,35 @@ class Cluster:
                 return self.rng.choice(leading)
         return self.rng.choice(self.hosts)
 
-    def _goes_down(self, host: ClusterHost) -> None:
+    def goes_down(self, host: ClusterHost) -> None:
         host.down_until_us = self.world.mono_us + self._soon_us(self.scenario.down_ms)
 
     def _kill(self) -> None:
-        host = self._victim()
-        if host.node is not None:
-            self._goes_down(host)
+        host = self.victim()
+        if host.node is not None and self.may_kill(host):
+            self.goes_down(host)
             host.kill()
 
     def _stop(self) -> None:
-        host = self._victim()
+        host = self.victim()
         if host.node is not None and not host.is_paused:
-            self._goes_down(host)
+            self.goes_down(host)
             host.stop()
 
     def _power(self) -> None:
-        host = self._victim()
+        host = self.victim()
         if host.node is not None and self.may_lose_power(host):
-            self._goes_down(host)
+            self.goes_down(host)
             host.power_loss()
 
     def _all_power(self) -> None:
+        if self.bare:
+            return  # With what a lost disk had, that would be more than any level survives.
         self.world.faults["power loss of all"] += 1
         for tell in self.on_all_power:
             tell()
         for host in self.hosts:
-            self._goes_down(host)
+            self.goes_down(host)
             if host.node is not None:
                 host.power_loss()
             else:
@@ -202,11 +257,13 @@ class Cluster:
         def lose() -> None:
             if host.life != life or host.node is None or self.world.calm:
                 return
-            self.world.faults["newborn leader lost"] += 1
-            self._goes_down(host)
             if self.may_lose_power(host):
+                self.world.faults["newborn leader lost"] += 1
+                self.goes_down(host)
                 host.power_loss()
-            else:
+            elif self.may_kill(host):
+                self.world.faults["newborn leader lost"] += 1
+                self.goes_down(host)
                 host.kill()
 
         self.world.at(self.rng.randrange(1, self.rng.choice((2_000, 20_000, 200_000))), lose)
@@ -216,9 +273,11 @@ class Cluster:
         host.resume()
         if host.disk.lost_power:
             self.frail.add(host.node_id)
+            self.world.faults["pages out of order"] += host.disk.pages_reordered
+            host.disk.pages_reordered = 0
 
     def _pause(self) -> None:
-        host = self._victim()
+        host = self.victim()
         if host.node is not None and not host.is_paused:
             self.world.faults["pause"] += 1
             host.pause(self._soon_us(self.scenario.pause_ms))
@@ -227,7 +286,7 @@ class Cluster:
         rng, network = self.rng, self.world.network
         side = set(rng.sample(range(len(self.hosts)), rng.randint(1, len(self.hosts) // 2)))
         if rng.random() < self.scenario.leader_faults:
-            side = {self._victim().node_id}
+            side = {self.victim().node_id}
         one_way = rng.random() < self.scenario.one_way
         self.world.faults["one-way partition" if one_way else "partition"] += 1
         for source in self.hosts:

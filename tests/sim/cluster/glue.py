@@ -33,15 +33,21 @@ from .host import ClusterHost
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["CLUSTER_ID", "StandIn", "make_directories"]
+__all__ = ["CLUSTER_ID", "PORT", "StandIn", "make_directories"]
 
 CLUSTER_ID = "the-cluster"
+PORT = 9292
 _LOOK_US = 100_000
 _SESSION_US = BROKER_SESSION_MS_DEFAULT * 1000
 
 
 def make_directories(hosts: Sequence[ClusterHost]) -> None:
-    """A directory for each node, whose metadata log names them all as voters."""
+    """A directory for each node, whose metadata log names them all as voters.
+
+    None for a single one: it begins the cluster by itself.
+    """
+    if len(hosts) == 1:
+        return
     directories = [
         DataDirectory.open(
             host.disk, DATA_DIR, node_id=host.node_id, cluster_id=CLUSTER_ID,
@@ -50,7 +56,7 @@ def make_directories(hosts: Sequence[ClusterHost]) -> None:
         for host in hosts
     ]  # fmt: skip
     voters = {
-        ReplicaKey(host.node_id, directory.directory_id): f"{host.name}:9292"
+        ReplicaKey(host.node_id, directory.directory_id): f"{host.name}:{PORT}"
         for host, directory in zip(hosts, directories, strict=True)
     }
     item = pack_snapshot(Snapshot(SnapshotMeta(0, 0, voters), b""))
@@ -81,7 +87,8 @@ class StandIn:
         if leader.node.broker.metadata.pending.topics:
             return True
         live = leader.node.broker.metadata.image.live_brokers()
-        if len(live) < len(cluster.hosts):
+        members = [host.node_id for host in cluster.members]
+        if len(live) < len(members):
             return False
         records: list[Record] = []
         for place, topic in enumerate(cluster.scenario.topics):
@@ -90,9 +97,9 @@ class StandIn:
             records += [ConfigRecord(topic_id, *config) for config in topic.configs]
             records.append(SchemaRecord(topic_id, 1, 1, bytes(serialize_schema(schema_of(1)))))
             for partition in range(topic.partitions):
-                first = self._rng.randrange(len(cluster.hosts))
-                count = min(topic.replicas, len(cluster.hosts))
-                replicas = tuple((first + n) % len(cluster.hosts) for n in range(count))
+                first = self._rng.randrange(len(members))
+                count = min(topic.replicas, len(members))
+                replicas = tuple(members[(first + n) % len(members)] for n in range(count))
                 records.append(
                     PartitionRecord(topic_id, partition, replicas, replicas, replicas[0])
                 )

@@ -14,6 +14,7 @@ from typing import Any
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.events import Event
 from tests.sim.host import Host
+from tests.sim.inodes import Directory
 from tests.sim.world import World
 
 __all__ = ["ClusterHost"]
@@ -70,6 +71,8 @@ class ClusterHost(Host):
         self.disk.loop_may_block = False
         self.down_until_us = 0
         self._incarnation = b""
+        self.directory_id = ""
+        """Of the disk that is in the machine; empty: no process has named it yet."""
         self.looked: Callable[[ClusterHost], None] = lambda host: None
         """Called whenever code of the node has run."""
         self.make_config: Callable[[ClusterHost, NodeConfig], NodeConfig] = lambda _, config: config
@@ -94,12 +97,23 @@ class ClusterHost(Host):
             self.disk.die_after(None, power=False)
         super().cut_short(where)
 
+    def change_disk(self, image: Directory | None) -> None:
+        """The machine is gone, and comes back with an empty disk, or with this one."""
+        if self.node is not None:
+            self.disk.process_death()
+            self._died(clean=False)
+        self.disk.become(image)
+        self.disk.lost_power = True
+        if image is None:
+            self.directory_id = ""
+
     @property
     def incarnation(self) -> bytes:
         """Of this life, or of the last one."""
         directory = getattr(self.node.broker, "directory", None) if self.node else None
         if directory is not None:
             self._incarnation = bytes(directory.incarnation)
+            self.directory_id = directory.directory_id
         return self._incarnation
 
     # --- pauses --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from tests.sim.bug import Bug, make_bug
 
 from .client_bugs import CLIENT_BUGS
 from .client_plan import NO_CLIENTS
+from .fault_plan import CALM
 from .scenario import ClusterTopic
 from .tempo import SHIPPED
 
@@ -57,6 +58,7 @@ _QUIET: Final[dict[str, object]] = {
     "leader_faults": 0.7,
     "down_ms": 500,
     "buggy_everywhere": True,
+    "plan": CALM,
 }
 _POWER: Final = {
     **_QUIET,

@@ -20,6 +20,7 @@ from tests.sim.shipped import clients_clock
 from .cluster import Cluster
 from .host import ClusterHost
 from .losses import Losses
+from .operator import Operator, are_voters_settled
 from .promises import ClusterChecker, ClusterTopicModel
 from .scenario import ClusterScenario
 from .tempo import Tempo
@@ -30,6 +31,7 @@ __all__ = ["ClusterResult", "simulate"]
 _START_US = 20_000_000
 _HEAL_US = 60_000_000
 _READ_STEPS_MAX = 5_000
+_BUGS = ("error internal error", "error the quorum met a bug")
 _NOISE = re.compile(r": debug |: warning peer cannot be asked|internal error")
 
 
@@ -68,10 +70,11 @@ class _Run:
         cluster, world, checker = self.cluster, self.world, self.checker
         world.calm = True
         for host in cluster.hosts:
-            host.start()
+            if host not in cluster.late:
+                host.start()
         self._until(lambda: cluster.controller() is not None, _START_US, "a quorum leader")
         self._until(
-            lambda: all(host.is_serving for host in cluster.hosts), _START_US, "every start"
+            lambda: all(host.is_serving for host in cluster.members), _START_US, "every start"
         )
         self._until(cluster.stand_in.create, _START_US, "the topics")
         self._until(self._all_open, _START_US, "every copy is open and in sync")
@@ -79,6 +82,8 @@ class _Run:
         world.calm = False
         Losses(cluster, checker, keeps_flushed=self.scenario.gate("flushed-everywhere"))
         self.workload.begin()
+        if self.scenario.plan.has_operator:
+            cluster.operator = Operator(cluster, checker)
         cluster.begin_faults()
         world.run(self.scenario.duration_ms * self.scenario.tempo.stretch * 1_000)
         healed_us = self._finish()
@@ -135,7 +140,7 @@ class _Run:
 
     # --- the end -------------------------------------------------------------------------------
     def _all_open(self) -> bool:
-        hosts = self.cluster.hosts
+        hosts = self.cluster.members
         return self.cluster.all_in_sync() and all(self._has_its_copies(host) for host in hosts)
 
     def _has_its_copies(self, host: ClusterHost) -> bool:
@@ -157,6 +162,7 @@ class _Run:
         self._until(self.workload.operators_are_done, _HEAL_US, "operators have cleared up")
         healed_us = self._until(self._all_open, _HEAL_US, "all are in sync again")
         self._until(self.workload.is_idle, _HEAL_US, "every client has its answers")
+        self._settle_voters()
         self._until(self._all_equal, _HEAL_US, "all copies have all rows")
         self._until(self.workload.consumers_are_done, _HEAL_US, "consumers are given all rows")
         self.workload.end()
@@ -168,11 +174,22 @@ class _Run:
         self._check_logs()
         return healed_us
 
+    def _settle_voters(self) -> None:
+        cluster = self.cluster
+        self._until(
+            lambda: are_voters_settled(cluster), _HEAL_US, "voters are disks that are there"
+        )
+        if self.scenario.plan.first_voters == 1:
+            self.world.events["a quorum grew"] += 1
+        if cluster.operator is not None:
+            cluster.operator.check()
+            cluster.operator.retired = True
+
     def _check_logs(self) -> None:
         """Nobody met a bug of its own."""
         for host in self.cluster.hosts:
             for line in host.log_lines:
-                if line.startswith("error internal error"):
+                if line.startswith(_BUGS):
                     raise Violation(f"{host.name}: {line[-700:]}")
 
     def _all_equal(self) -> bool:

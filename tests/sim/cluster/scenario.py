@@ -11,6 +11,7 @@ from tests.sim.gates import CLOSED, check_names
 from tests.sim.scenario import Scenario
 
 from .client_plan import NO_CLIENTS, ClientPlan
+from .fault_plan import CALM, FaultPlan
 from .tempo import SHIPPED, Tempo
 
 __all__ = ["ClusterScenario", "ClusterTopic"]
@@ -68,6 +69,8 @@ class ClusterScenario:
     partition_ms: int
     one_way: float
     clock_jump_interval_ms: int
+    plan: FaultPlan = CALM
+    """What else goes wrong with machines."""
     opened: frozenset[str] = frozenset()
     """Gates that are open although `gates.CLOSED` names them."""
     tempo: Tempo = SHIPPED
@@ -101,6 +104,7 @@ class ClusterScenario:
             seed=seed,
             duration_ms=duration_ms,
             opened=opened,
+            plan=FaultPlan.draw(seed),
             tempo=Tempo.draw(seed),
             operators=random.Random(f"operators-{seed}").choice((0, 0, 1, 2)),
             watched=random.Random(f"watched-{seed}").random() < 0.2,
@@ -130,7 +134,16 @@ class ClusterScenario:
             clock_jump_interval_ms=rng.choice((0, 0, 5_000)),
             newborn_faults=rng.choice((0.0, 0.0, 0.2)),
         )
-        return dataclasses.replace(drawn, **dict(shape or {}))  # type: ignore[arg-type]
+        if not drawn.gate("machine-faults"):
+            drawn = dataclasses.replace(drawn, plan=CALM)
+        found = dataclasses.replace(drawn, **dict(shape or {}))  # type: ignore[arg-type]
+        if found.plan.old_disk_interval_ms:
+            # Of brokers that have never had a vote: see `machines`.
+            plan = dataclasses.replace(found.plan, first_voters=3, voters_interval_ms=0)
+            found = dataclasses.replace(found, nodes=max(5, found.nodes), plan=plan)
+        if found.plan.costs_rows and not found.gate("killed-while-frail"):
+            return dataclasses.replace(found, death_in_job=0.0)
+        return found
 
     def of_world(self) -> Scenario:
         """What the parts of the world of one node read of it."""

@@ -1,0 +1,56 @@
+"""What goes wrong with single machines happens, and a cluster keeps its promises all the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import pytest
+
+from .fault_plan import KINDS, FaultPlan
+from .run import simulate
+from .tempo import SHIPPED
+
+_DURATION_MS = 3_000
+_SEEDS_MAX = 8
+_HAPPENS: Final[dict[str, tuple[str, ...]]] = {
+    "wiped disks": ("disk wiped",),
+    "old disks": ("old disk",),
+    "voters": ("voter added", "voter removed"),
+    "grown from one": ("a quorum grew",),
+    "late brokers": ("a broker joins late",),
+    "failing disks": ("writes fail for a while", "EIO append", "restarted by hand"),
+    "no descriptors": ("EMFILE",),
+    "full disks": ("full disk",),
+    "stalling disks": ("stalled disk",),
+    "pages out of order": ("pages out of order",),
+    "bad links": ("bad links", "overtaken by a later connection"),
+    "long pauses": ("pause longer than a session",),
+    "clocks": ("clock jump ahead", "clock jump back"),
+}
+
+
+def test_every_kind_is_looked_for() -> None:
+    assert set(_HAPPENS) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_of_fault_happens_and_costs_nothing_that_was_promised(kind: str) -> None:
+    """By a few seeds: they go on until all of it has been seen."""
+    seen = Counter[str]()
+    for seed in range(100, 100 + _SEEDS_MAX):
+        shape = {"plan": FaultPlan.of(kind), "tempo": SHIPPED, "nodes": 5}
+        result = simulate(seed, duration_ms=_DURATION_MS, shape=shape)
+        seen.update(result.faults)
+        seen.update(result.events)
+        if all(seen[what] for what in _HAPPENS[kind]):
+            return
+    missing = [what for what in _HAPPENS[kind] if not seen[what]]
+    raise AssertionError(f"{missing} did not happen in {_SEEDS_MAX} runs: {dict(seen)}")
+
+
+def test_plans_differ_and_are_those_of_their_seeds() -> None:
+    plans = [FaultPlan.draw(seed) for seed in range(40)]
+    assert plans == [FaultPlan.draw(seed) for seed in range(40)]
+    assert len(set(plans)) > len(KINDS)
+    assert FaultPlan() in plans
