@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from quiverlog.core.controller.records import (
+    BrokerChangeRecord,
+    BrokerRecord,
+    Record,
+    encode_entry,
+)
 from quiverlog.errors import CorruptLog
+from quiverlog.node.lifecycle import _why_not_torn
 from quiverlog.storage.metadata_frames import FILE_HEADER_BYTES
 from tests.support.node import NodeDriver, batch_of
 
@@ -131,3 +138,14 @@ def test_the_label_of_another_topic_is_no_damage(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path / "second")
     assert "b-0" not in served(node)
     assert any(name.endswith(".orphan") for name in os.listdir(tmp_path / "second/data-1/data"))
+
+
+def test_registrations_in_front_of_a_torn_entry_do_not_matter(tmp_path: Path) -> None:
+    """Registrations name versions, which entries that are only looked through do not have."""
+    broker = NodeDriver(tmp_path).node.broker
+    records: list[list[Record]] = [
+        [BrokerRecord(1, b"life")],
+        [BrokerChangeRecord(1, 7, fenced=False)],
+    ]
+    entries = [encode_entry(one) for one in records]
+    assert _why_not_torn(broker, broker.directory, entries) == ""
