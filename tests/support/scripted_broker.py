@@ -97,6 +97,10 @@ class Door:
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def has_connections(self) -> bool:
+        return bool(self._open)
+
     def fault(self, request: type[m.Request], *faults: Fault) -> None:
         """The next requests of this type meet these faults, one each."""
         self._faults.setdefault(request, deque()).extend(faults)
@@ -193,7 +197,7 @@ class ScriptedBroker(Door):
 
     def stop(self) -> None:
         """Close all doors and end the thread; the data directory goes."""
-        self.on_loop(lambda: [door.close() for door in self.doors])
+        asyncio.run_coroutine_threadsafe(self._wind_down(), self._loop).result(STOP_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_TIMEOUT_S)
         assert not self._thread.is_alive(), "the broker's thread hangs"
@@ -207,6 +211,19 @@ class ScriptedBroker(Door):
             return action()
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(STOP_TIMEOUT_S)
+
+    async def _wind_down(self) -> None:
+        """Leave no socket behind: not that of a client who was accepted a moment ago either.
+
+        Its transport is made by a task of the loop. One that meets a closed server, or a loop that
+        has ended, drops the socket without closing it (CPython's `Server._attach`).
+        """
+        while accepting := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(accepting)
+        for door in self.doors:
+            door.close()
+        while any(door.has_connections for door in self.doors):
+            await asyncio.sleep(0)
 
     # --- the node -------------------------------------------------------------------------------
     def _start(self, config: dict[str, Any]) -> None:
