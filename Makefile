@@ -4,7 +4,7 @@
 #   make PYTHON=/path/to/python   the interpreter that .venv is made of
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs sim sim-bugs chaos failover steady setup clean
+.PHONY: help demo test lint bench docs test-again sim sim-bugs chaos failover steady setup clean
 export PYTHON
 
 ARGS ?=
@@ -16,7 +16,7 @@ RUN := scripts/with-env.sh
 RUN_NO_JAVA := scripts/with-env.sh --no-java
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 demo:  ## Real flights through client, broker, disk, Spark and back (needs Java 17 or newer)
 	@scripts/setup.sh --java
@@ -25,6 +25,9 @@ demo:  ## Real flights through client, broker, disk, Spark and back (needs Java 
 test:  ## All tests: unit, model, simulation, broker processes, real Spark
 	@scripts/setup.sh --java
 	@$(RUN) scripts/test.sh $(ARGS)
+
+test-again:  ## The tests that failed last, one by one: those that pass are flaky
+	@$(RUN) scripts/test_again.sh
 
 lint:  ## Style, types, import floors, tidiness (no Java)
 	@scripts/setup.sh

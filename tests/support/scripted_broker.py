@@ -222,7 +222,7 @@ class ScriptedBroker(Door):
             await asyncio.wait(accepting)
         for door in self.doors:
             door.close()
-        while any(door.has_connections for door in self.doors):
+        while any(d.has_connections for d in self.doors):  # noqa: ASYNC110 - the loop ends them
             await asyncio.sleep(0)
 
     # --- the node -------------------------------------------------------------------------------
