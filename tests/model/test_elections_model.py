@@ -158,7 +158,7 @@ def test_everything_happens() -> None:
     happened: Counter[str] = Counter()
     for seed in range(60):
         happened += run(seed).happened
-    assert len(happened) == 19, happened
+    assert len(happened) == 22, happened
     assert min(happened.values()) > 5, happened
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -245,8 +245,13 @@ class DamagedCopies:
 
     def restart(self, member: Member, *, scans: bool = False) -> None:
         """The process ends and begins anew; `scans`: what was flushed is known no more."""
-        if scans:
-            for path in self.directory(member).glob("recovery-point*"):
+        self.restart_together([member], scans=scans)
+
+    def restart_together(self, members: Iterable[Member], *, scans: bool = False) -> None:
+        """So do several, at once."""
+        members = list(members)
+        for member in members:
+            for path in self.directory(member).glob("recovery-point*") if scans else ():
                 path.unlink()
-        member.crash()
-        self._until(lambda: member.started)
+            member.crash()
+        self._until(lambda: all(member.started for member in members))

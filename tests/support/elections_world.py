@@ -94,6 +94,7 @@ class ElectionsWorld(ReplicaLogs):
             self.log[key] = {node_id: [] for node_id in partition.replicas}
             self.flushed[key] = dict.fromkeys(partition.replicas, 0)
             self.seen[key], self.torn[key], self.safe[key] = [], set(), []
+            self.due[key] = 0
 
     # --- steps ---------------------------------------------------------------------------------
     def step(self) -> None:
@@ -113,11 +114,14 @@ class ElectionsWorld(ReplicaLogs):
             (0 if focused else 3, self.elect_unclean),
             (3 if focused else 1, self.replace_disk),
             (0 if focused else 4, self.reassign),
-            (0 if focused else 1, self.cancel),
+            (0 if focused else 4, self.cancel),
             (10, self.flush),
             (2 if focused else 1, self.power),
             (16 if self.image.leaderless else 0, self.report),
             (16 if self.mail else 0, self.hear),
+            (24 if self.dark else 0, self.lose_directory),
+            (8 if self.lost else 1, self.tell_damaged),
+            (4, self.make_anew),
         )
         weights = [weight for weight, _ in steps]
         (step,) = self.rng.choices([what for _, what in steps], weights)
@@ -213,8 +217,8 @@ class ElectionsWorld(ReplicaLogs):
                 self.given_up.add(key)
                 self.safe[key].clear()
             if node_id in logs:
-                logs[node_id].clear()
-                self.flushed[key][node_id] = 0
+                self._clear(key, node_id)
+                self.lost.discard((key, node_id))
         self.disks[node_id] += 1
         self.dark.discard(node_id)
         return [self._life(node_id), *elections.disk_lost(self.image, node_id)]
@@ -229,8 +233,8 @@ class ElectionsWorld(ReplicaLogs):
         fit = [
             n for n in partition.replicas
             if n not in partition.in_sync_replicas and logs[n] == logs[partition.leader_id]
-            and n not in self.dark
-            and (n not in partition.replaced_disks or self.flushed[key][n] >= len(self.seen[key]))
+            and n not in self.dark and (key, n) not in self.lost
+            and (n not in partition.replaced_disks or self.flushed[key][n] >= self.due[key])
         ]  # fmt: skip
         ends = partition.moves and set(partition.adding_replicas) <= set(partition.in_sync_replicas)
         if not fit and not (ends and self._is_safe_without(key, partition.removing_replicas)):
@@ -317,7 +321,9 @@ class ElectionsWorld(ReplicaLogs):
             topic, partition = self.partition(key)
             change, now = told.get(key), partition.leader_id
             if now == leader:
-                check(partition.leader_epoch == epoch, "an epoch without an election", key)
+                is_over = change is not None and change.replaced_disks is not None
+                is_same = partition.leader_epoch == epoch
+                check(is_same or is_over, "an epoch without an election", key)
                 continue
             assert change is not None
             check(change.leader_id != LEADER_STAYS, "an election that the record does not tell of")
@@ -346,6 +352,9 @@ class ElectionsWorld(ReplicaLogs):
                 del self.seen[key][kept:]
                 if change.unclean:
                     del self.safe[key][kept:]
+                    self.lost.discard((key, now))
+        for key in told:
+            self.due[key] = len(self.safe[key])
         for key, torn in self.torn.items():
             _, partition = self.partition(key)
             torn.clear()
@@ -366,6 +375,7 @@ class ElectionsWorld(ReplicaLogs):
             self.log[key] = {node_id: logs.get(node_id, []) for node_id in change.replicas}
             self.flushed[key] = {node_id: flushed.get(node_id, 0) for node_id in change.replicas}
             before = len(change.replicas) - len(change.adding_replicas or ())
+            self.lost = {one for one in self.lost if one[0] != key or one[1] in change.replicas}
             begin = self.log[key].keys() - logs.keys()
             check(begin <= self.alive(), "a replica at a broker that is not alive", key, begin)
             check(before == topic.replication_factor, "another number of replicas", key)

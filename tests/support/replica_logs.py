@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.log_ends import LogEnd, LogEnds, Said
+from quiverlog.core.controller.log_ends import MISSING, LogEnd, LogEnds, Said
 from quiverlog.core.controller.reassignment import cancel, reassign
 from quiverlog.core.controller.records import NO_LEADER, Record
+from quiverlog.core.controller.replica_offline import replica_offline
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.errors import QuiverlogError, StaleBrokerEpoch
 
@@ -51,6 +52,10 @@ class ReplicaLogs:
         self.dark: set[int] = set()
         """Who has no power, and perhaps is not fenced yet."""
         self.rows = 0
+        self.lost: set[tuple[Key, int]] = set()
+        """Replicas whose directory was lost, and is not made again."""
+        self.due: dict[Key, int] = {}
+        """So many rows were safe when the metadata of a partition changed last."""
 
     # --- a partition ---------------------------------------------------------------------------
     def partition(self, key: Key) -> tuple[TopicImage, PartitionImage]:
@@ -81,7 +86,7 @@ class ReplicaLogs:
             key, partition = found
             node_id, rows = self.rng.choice(partition.replicas), self.log[key][partition.leader_id]
             own = self.log[key][node_id]
-            if node_id in self.dark:
+            if node_id in self.dark or (key, node_id) in self.lost:
                 return []
             kept = common(own, rows)
             end = self.rng.choice((len(rows), self.rng.randint(kept, len(rows))))
@@ -125,6 +130,52 @@ class ReplicaLogs:
         self.dark.update(self.brokers)
         return []
 
+    def lose_directory(self) -> list[Record]:
+        """Of one partition, of a broker without power: its next life finds out."""
+        key = self.rng.choice(list(self.log))
+        topic, partition = self.partition(key)
+        found = [n for n in partition.replicas if n in self.dark]
+        # One, where rows lie on two disks at least: more than that nothing survives.
+        may_lose = topic.min_in_sync_least > 1 and not any(k == key for k, _ in self.lost)
+        if may_lose and len(partition.replicas) > 1 and found:
+            self.happened["lose_directory"] += 1
+            node_id = self.rng.choice(found)
+            self._clear(key, node_id)
+            self.lost.add((key, node_id))
+        return []
+
+    def _clear(self, key: Key, node_id: int) -> None:
+        self.log[key][node_id].clear()
+        self.flushed[key][node_id] = 0
+
+    def tell_damaged(self) -> list[Record]:
+        """A directory is gone, or rows are damaged: it is about to make the replica anew."""
+        key, node_id = self.rng.choice([*self.lost] or [self._any_replica()])
+        partition = self.partition(key)[1]
+        if node_id in self.dark or len(partition.replicas) < 2:
+            return []
+        epoch = self.image.brokers[node_id].broker_epoch
+        seen_epoch = partition.leader_epoch - (self.rng.random() < 0.3)
+        return replica_offline(self.image, node_id, epoch, *key, seen_epoch)
+
+    def _any_replica(self) -> tuple[Key, int]:
+        key = self.rng.choice(list(self.log))
+        return key, self.rng.choice(self.partition(key)[1].replicas)
+
+    def make_anew(self) -> list[Record]:
+        """What the metadata count on no more begins empty, where somebody leads."""
+        noted = [(key, n) for key in self.log for n in self.partition(key)[1].replaced_disks]
+        if not noted:
+            return []
+        key, node_id = self.rng.choice(noted)
+        partition = self.partition(key)[1]
+        is_relied_on = node_id in partition.eligible_leader_replicas
+        if partition.leader_id != NO_LEADER and node_id not in self.dark and not is_relied_on:
+            self.happened["make_anew"] += 1
+            self._clear(key, node_id)
+            self.lost.discard((key, node_id))
+        return []
+
     def _flush(self, key: Key, node_id: int) -> None:
         if node_id in self.log[key]:
             self.flushed[key][node_id] = len(self.log[key][node_id])
@@ -145,6 +196,9 @@ class ReplicaLogs:
         for key in self.image.leaderless:
             partition = self.partition(key)[1]
             if node_id in partition.replicas:
+                if (key, node_id) in self.lost:
+                    said.append(Said(*key, partition.leader_epoch, LogEnd(-1, MISSING)))
+                    continue
                 rows = self.log[key][node_id]
                 last_epoch = self.epoch_of[rows[-1]] if rows else -1
                 said.append(Said(*key, partition.leader_epoch, LogEnd(last_epoch, len(rows))))

@@ -45,8 +45,9 @@ def fetched(
     *,
     epoch: int | None = None,
     heard: Heard | None = None,
+    flushed: int = 0,
 ) -> None:
-    said = Said(broker, 10 + broker if epoch is None else epoch, at, 0, 0)
+    said = Said(broker, 10 + broker if epoch is None else epoch, at, flushed, 0)
     leader.fetched(said, heard, end, BROKERS, now_us)
 
 
@@ -147,6 +148,34 @@ def test_who_was_started_anew_or_is_fenced_does_not_join() -> None:
     leader = leadership((0, 1))
     fetched(leader, 2, 100, 100, 5)
     assert leader.propose(100, 100, fenced, 5) is None
+
+
+def test_one_whose_log_was_replaced_joins_with_what_was_promised_on_its_disk() -> None:
+    """From then on its log counts where logs are asked for: so there is what others have lost."""
+    leader = leadership(in_sync=(0, 1))
+    leader.replaced = frozenset((2,))
+    fetched(leader, 2, 100, 100, 10, flushed=99)
+    assert leader.flush_needed(2) == 100, "rows of leaders before may have been promised"
+    assert leader.flush_needed(1) == 0, "who has its log joins as ever"
+    assert proposed(leader, 100, 20) is None
+    fetched(leader, 2, 100, 100, 30, flushed=100)
+    assert proposed(leader, 100, 40) == {0, 1, 2}
+
+
+def test_what_is_promised_while_it_copies_needs_not_be_flushed_to_join() -> None:
+    """Else it would never come up with a busy leader. A disk that is lost changes the metadata."""
+    leader = leadership(in_sync=(0, 1))
+    leader.replaced = frozenset((2,))
+    fetched(leader, 1, 150, 150, 5, flushed=150)
+    assert leader.flushed_offset(150) == 150
+    fetched(leader, 2, 150, 150, 10, flushed=100)
+    assert proposed(leader, 150, 20) == {0, 1, 2}
+    leader.refused(IneligibleReplica.code)
+    leader.holds(2, (0, 1), 30)
+    assert leader.flush_needed(2) == 150
+    assert proposed(leader, 150, 40) is None
+    fetched(leader, 2, 150, 150, 50, flushed=150)
+    assert proposed(leader, 150, 60) == {0, 1, 2}
 
 
 def test_a_new_life_has_caught_up_with_nothing() -> None:

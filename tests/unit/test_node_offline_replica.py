@@ -62,6 +62,30 @@ def test_a_leader_hands_over_to_who_is_in_sync_and_lives() -> None:
     assert shape(partition(image)) == (2, 4, (1, 2), ())
 
 
+def test_one_that_is_to_be_made_anew_counts_for_nothing_from_then_on() -> None:
+    """Also one that was in sync with nobody: its disk may be one of those that were promised."""
+    image = cluster()
+    assert leave(image, 1) == 1
+    assert partition(image).replaced_disks == (), "its log stays"
+    assert leave(image, 1, leader_epoch=2) == 1
+    assert shape(partition(image)) == (0, 3, (0, 2), ()), "nobody has counted on it in this epoch"
+    assert partition(image).replaced_disks == (1,)
+    assert leave(image, 1, leader_epoch=2) == 0
+    assert leave(image, 1, leader_epoch=3) == 1
+    assert (partition(image).leader_epoch, partition(image).replaced_disks) == (4, (1,))
+    assert leave(image, 0, leader_epoch=4) == 1
+    assert shape(partition(image)) == (2, 5, (2,), ())
+    assert partition(image).replaced_disks == (1, 0)
+
+
+def test_nothing_is_noted_while_logs_are_asked_for() -> None:
+    """That none was ever made is told of where all are asked, and would not be heard any more."""
+    image = cluster(in_sync=())
+    partition(image).leader_id = -1
+    assert partition(image).awaits_logs
+    assert leave(image, 1, leader_epoch=3) == 0
+
+
 def test_a_leader_hands_over_to_who_is_eligible_where_nobody_is_in_sync() -> None:
     image = cluster(in_sync=(0,))
     partition(image).eligible_leader_replicas = (1,)

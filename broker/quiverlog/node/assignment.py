@@ -9,9 +9,8 @@ has changed in the image.
        ▲           └─ failed ─▶ offline, with a reason ─▶ opening (where trying again can help)
        └── let go, damaged (repairs.py) ◀── followed, or offline
 
-A partition that cannot be opened (its directory is missing, its files are damaged, the disk or the
-process is short of something) answers a typed error; every other partition, and DESCRIBE and DELETE
-of its own topic, work.
+A partition that cannot be opened (no directory, damaged files, a disk or process that is short of
+something) answers a typed error; every other one, and DESCRIBE and DELETE of its own topic, work.
 
 Must not know: requests, how records come about.
 """
@@ -138,7 +137,7 @@ class Assignment:
         Args:
             clean: partitions that are opened now are new, or were left in order.
             made: names of partitions whose empty directories were made for this; None: no one's.
-            open_now: False begins to open with the next tick.
+            open_now: False at a start, which begins to open with the next tick.
         """
         self.image = image
         for topic_id in topic_ids:
@@ -147,7 +146,7 @@ class Assignment:
                 self._drop(topic_id, self._held.get(topic_id, ()), "was deleted")
                 continue
             for partition in topic.partitions:
-                self._reconcile_partition(topic, partition, now, clean, made)
+                self._reconcile_partition(topic, partition, now, clean, made, is_live=open_now)
         if open_now:
             self._openings.start_jobs(now)
 
@@ -158,6 +157,8 @@ class Assignment:
         now: Now,
         clean: bool,
         made: Collection[str] | None,
+        *,
+        is_live: bool,
     ) -> None:
         key = (topic.topic_id, partition.partition)
         assert key not in self.replicas or key not in self._followed, "led or followed"
@@ -171,7 +172,7 @@ class Assignment:
             if key not in self._openings.under_way and not self._repairs.is_leaving(key):
                 name = TopicPartition(topic.name, partition.partition)
                 new = made is not None and str(name) in made
-                unmade = made is None or begins_here(partition, self._config.node_id)
+                unmade = made is None or (is_live and begins_here(partition, self._config.node_id))
                 self._openings.add(key, Opening(name, clean, new=new, unmade=unmade))
         else:
             replica = self.find(key)
@@ -200,7 +201,7 @@ class Assignment:
             self.replicas[key] = replica
             self._metrics.partitions_led = len(self.replicas)
         assert self.replicas.get(key) is replica
-        if moved or (begins and replica.waiters):
+        if moved or (begins and replica.waiters) or partition.replaced_disks:
             self._wakeups.changed(replica)
         replica.look_at_answers()
         self._in_sync_changes.look_at((replica,))
@@ -285,8 +286,7 @@ class Assignment:
     def tick(self, now: Now, *, starting: bool = False) -> None:
         """Open the next partitions, and once more those that are due.
 
-        Not while the broker is `starting`: a start ends when nothing is being opened, and would
-        never end where trying those again that failed takes longer than the pause between.
+        Not while the broker is `starting`: a start ends when nothing is being opened.
         """
         self._openings.tick(now)
         for key, (_, opening, lost) in [] if starting else self._offline.take_due(now):

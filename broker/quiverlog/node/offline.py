@@ -77,18 +77,23 @@ def may_begin_empty(image: Image, key: Key, node_id: int) -> bool:
     """Nobody relies on this broker's copy, so a lost one may begin again with what the leader has.
 
     A copy in sync, or eligible, must not: as leader it would have all others cut their logs. Nor
-    may one whose partition awaits logs: an empty log would be counted as one that never had rows.
+    may one whose log would count where all are asked, after a power failure of all: an empty log
+    would be counted as one that never had rows. So the metadata say first that it does not.
     """
     topic = image.topics_by_id.get(key[0])
     if topic is None:
         return False
     partition = topic.partitions[key[1]]
     assert partition.partition == key[1]
-    return not (partition.awaits_logs or _is_relied_on(partition, node_id))
+    is_noted = node_id in partition.replaced_disks
+    return is_noted and not (partition.awaits_logs or _is_relied_on(partition, node_id))
 
 
 def begins_here(partition: PartitionImage, node_id: int) -> bool:
-    """The partition moves to this broker, which may not have heard of it, and has no rows yet."""
+    """The partition moves to this broker, which has just heard of it, and has no rows yet.
+
+    A start has not: a directory that is missing then may have been lost.
+    """
     assert node_id in partition.replicas
     return node_id in partition.adding_replicas and not _is_relied_on(partition, node_id)
 

@@ -108,15 +108,22 @@ class OfflineReplicas:
             return False
         assert partition.partition == key[1]
         counted = (*partition.in_sync_replicas, *partition.eligible_leader_replicas)
-        is_known = leader_epoch != NO_EPOCH and partition.leader_epoch <= leader_epoch
+        is_anew = leader_epoch != NO_EPOCH
+        is_known = is_anew and partition.leader_epoch <= leader_epoch
+        # Its log counts, where all of them are asked, until it is noted to count for nothing.
+        is_known = is_known or (is_anew and self._node_id not in partition.replaced_disks)
         return len(partition.replicas) > 1 and (is_known or self._node_id in counted)
 
     def _is_to_tell(self, key: Key, leader_epoch: int) -> bool:
-        """False for a damaged leader whose rows nobody else has for certain: it goes on."""
+        """False for a damaged leader whose rows nobody else has for certain: it goes on; and
+        while logs are asked for: then it is told with the others what this one has.
+        """
         _, partition = find_partition(self._image(), *key)
         assert len(partition.replicas) > 1
         is_alone = partition.in_sync_replicas == (self._node_id,)
-        return leader_epoch == NO_EPOCH or partition.leader_id != self._node_id or not is_alone
+        if leader_epoch == NO_EPOCH:
+            return True
+        return not partition.awaits_logs and (partition.leader_id != self._node_id or not is_alone)
 
     def run(self, now: Now) -> None:
         """Tell the controller, if it is time."""

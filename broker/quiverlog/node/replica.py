@@ -57,6 +57,7 @@ def assigned(topic: TopicImage, partition: PartitionImage) -> Assigned:
         min_in_sync(topic.config, partition),
         partition.adding_replicas,
         partition.removing_replicas,
+        partition.replaced_disks,
     )
 
 

@@ -106,7 +106,7 @@ class ReplicaFetchWaiter(Waiter):
         else:
             result = check(replica.state, replica.log.epochs, session.broker_id, entry)
             result.log_start_saved = replica.log.start_saved
-            result.flush_offset = replica.flush_offset
+            result.flush_offset = max(replica.flush_offset, self._flush_needed(replica, entry))
             try:
                 if not result.error_code and entry.offset < replica.log.log_end_offset:
                     limit = self._request.partition_bytes_max
@@ -136,6 +136,16 @@ class ReplicaFetchWaiter(Waiter):
                 result.error_code = StorageFault.code
                 result.error_message = f"reading failed: {error}."
         self._add(key, result, views)
+
+    def _flush_needed(self, replica: Replica, entry: ReplicaFetchPartition) -> int:
+        """One that joins when its disk has these rows flushes them when it has copied them."""
+        leadership = replica.state.leadership
+        if leadership is None or not leadership.replaced:
+            return 0
+        assert leadership.followers, "somebody follows"
+        needed = leadership.flush_needed(self._session.broker_id)
+        assert needed <= replica.log.log_end_offset, "what was promised is in the leader's log"
+        return needed if entry.offset >= needed else 0
 
     def _load(self, key: Key, replica: Replica, cold: NotResident) -> QuiverlogError | None:
         """Have it read by a job; or why that would be in vain."""

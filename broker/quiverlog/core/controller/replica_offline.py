@@ -8,7 +8,9 @@ rows, and readers are served what can still be read. So does the last one that i
 A broker that is about to let go of what the replica holds names the leader epoch under which it may
 have been counted, and gets a later one, also where nothing else changes. A proposal of the leader
 that still has it among those in sync is of the older epoch then, and refused: nobody counts on rows
-that are gone.
+that are gone. Its log is noted as replaced, as that of a lost disk is: it counts for nothing before
+it is in sync again, also where it was in sync with nobody before. Only while a partition awaits
+logs nothing is noted: what each of them has is told then.
 
 Must not know: what is wrong with the replica, how the broker asks.
 """
@@ -51,7 +53,8 @@ def replica_offline(
         raise InvalidRequest(f"broker {broker_id} has no replica of {topic.name}-{number}.")
     in_sync = _without(partition.in_sync_replicas, broker_id)
     eligible = _without(partition.eligible_leader_replicas, broker_id)
-    leader_id = LEADER_STAYS
+    leader_id, is_anew = LEADER_STAYS, leader_epoch != NO_EPOCH
+    is_noted = broker_id in partition.replaced_disks
     if partition.leader_id == broker_id:
         leader_id = _first_fit(image, partition, in_sync)
         if leader_id == LEADER_STAYS:
@@ -64,9 +67,10 @@ def replica_offline(
         return []
     is_same = in_sync == partition.in_sync_replicas
     is_same = is_same and eligible == partition.eligible_leader_replicas
-    if is_same and leader_epoch < partition.leader_epoch:
+    is_over = is_same and leader_epoch < partition.leader_epoch
+    if is_over and (is_noted or not is_anew):
         return []
-    is_later = leader_id != LEADER_STAYS or leader_epoch != NO_EPOCH
+    is_later = leader_id != LEADER_STAYS or (is_anew and not is_over)
     if len(in_sync) >= min_in_sync(topic.config, partition):
         eligible = ()
     assert broker_id not in (*in_sync, *eligible)
@@ -78,6 +82,7 @@ def replica_offline(
             leader_epoch=partition.leader_epoch + 1 if is_later else NO_EPOCH,
             in_sync_replicas=in_sync,
             eligible_leader_replicas=tuple(one for one in eligible if one not in in_sync),
+            replaced_disks=_with(partition.replaced_disks, broker_id) if is_anew else None,
         )
     ]
 
@@ -89,6 +94,10 @@ def _first_fit(image: Image, partition: PartitionImage, members: Iterable[int]) 
         if node_id in among and fit_epoch(image, node_id) is not None:
             return node_id
     return LEADER_STAYS
+
+
+def _with(members: tuple[int, ...], broker_id: int) -> tuple[int, ...]:
+    return (*_without(members, broker_id), broker_id)
 
 
 def _without(members: tuple[int, ...], broker_id: int) -> tuple[int, ...]:

@@ -9,6 +9,10 @@ leader epoch lasts, and four rules (numbers as in docs/replication.md):
 - In sync may be who is alive and not on its way out, asks with the broker epoch that is registered,
   has done so within the lag time, and has all that is known to be replicated and all of earlier
   leaders (8).
+- One whose log was replaced (another disk, or copied again) counts from then on, where logs are
+  asked for after a power failure: so it has on its disk what was promised to be on disks. That is
+  what had been promised when the metadata changed last. Of later rows each lies on enough disks of
+  those that the metadata know, and no disk is lost without a change of theirs (docs/adr/0044).
 - Out of sync is who has not had all rows for the lag time (9). An election gives those in sync a
   fresh start: what they said was said to another.
 
@@ -62,6 +66,7 @@ class Leadership:
         "_lag_max_us",
         "_node_id",
         "_promised_offset",
+        "_promised_until_change",
         "adding",
         "epoch_start_offset",
         "followers",
@@ -69,6 +74,7 @@ class Leadership:
         "leader_epoch",
         "leaving",
         "min_in_sync",
+        "replaced",
     )
 
     def __init__(
@@ -101,7 +107,8 @@ class Leadership:
         self.adding: frozenset[int] = frozenset()
         self.leaving: frozenset[int] = frozenset()
         # Rows below it may have been promised on disks, by this leader or one before.
-        self._promised_offset = epoch_start_offset
+        self._promised_offset = self._promised_until_change = epoch_start_offset
+        self.replaced: frozenset[int] = frozenset()
         self.set_replicas(replicas, now_us)
 
     # --- how safe rows are ---------------------------------------------------------------------
@@ -218,6 +225,8 @@ class Leadership:
         """The controller says who is in sync. False when that was known."""
         before = self.in_sync.committed
         changed = self.in_sync.holds(partition_epoch, members)
+        if changed:
+            self._promised_until_change = self._promised_offset
         for broker_id in self.in_sync.committed - before:
             # It may join with rows still missing, and has as long as others to come up.
             if broker_id in self.followers:
@@ -309,9 +318,16 @@ class Leadership:
         assert follower.broker_id not in self.in_sync.committed
         assert follower.heard_us <= now_us
         has_rows = end >= high_watermark and end >= self.epoch_start_offset
+        if follower.flushed_offset < self.flush_needed(follower.broker_id):
+            return False
         # One that is silent has just left, perhaps, and would leave again after the lag time.
         asks = now_us - follower.heard_us <= self._lag_max_us
         return has_rows and asks and self._is_fit(follower, brokers)
+
+    def flush_needed(self, broker_id: int) -> int:
+        """A follower that is out of sync has to have on its disk what is below it, to join."""
+        assert self._promised_until_change >= self.epoch_start_offset
+        return self._promised_until_change if broker_id in self.replaced else 0
 
     @staticmethod
     def _is_fit(follower: FollowerProgress, brokers: Brokers) -> bool:

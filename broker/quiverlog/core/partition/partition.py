@@ -84,6 +84,7 @@ class Assigned(NamedTuple):
 
     `min_in_sync`: rows are replicated when they are on so many, at most as many as there are.
     `adding`, `leaving`: replicas of a partition that moves, which begin and end to hold it.
+    `replaced`: those whose log counts for nothing before they are in sync again.
     """
 
     leader_epoch: int
@@ -93,6 +94,7 @@ class Assigned(NamedTuple):
     min_in_sync: int = 1
     adding: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
+    replaced: tuple[int, ...] = ()
 
 
 class PartitionState:
@@ -307,6 +309,7 @@ class PartitionState:
         self.leader_epoch = leader_epoch
         assert self.leadership is not None
         self.leadership.move(assigned.adding, assigned.leaving)
+        self.leadership.replaced = frozenset(assigned.replaced)
         assert self.leadership.leader_epoch == leader_epoch
         return self._advance()
 
