@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ from quiverlog.client.voters import change_voters
 from quiverlog.errors import QuiverlogError
 from quiverlog.wire.voters_messages import ChangeVotersRequest, VoterChange
 from tests.support.broker import BrokerFailed, BrokerProcess
+from tests.support.ports import free_port
 
 from .disks import Disk, can_mount
 from .nemesis import NODE_IDS
@@ -206,7 +206,7 @@ class Brokers:
         wants_mount = self._disk_bytes > 0 and self._may_mount
         is_mounted = wants_mount and await asyncio.to_thread(can_mount, workspace)
         for node_id in NODE_IDS:
-            host, port = self._addresses[node_id] = _free_address()
+            host, port = self._addresses[node_id] = "127.0.0.1", free_port()
             self.fronts[node_id] = f"{host}:{port}"
             if self.proxy is not None:
                 self.fronts[node_id] = await self.proxy.open_front(node_id)
@@ -256,11 +256,3 @@ class Brokers:
                 if time.monotonic() > deadline_s:
                     raise
                 await asyncio.sleep(0.1)
-
-
-def _free_address() -> tuple[str, int]:
-    """A loopback port that nobody has just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        host, port = probe.getsockname()
-        return str(host), int(port)

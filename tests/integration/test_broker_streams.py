@@ -19,6 +19,7 @@ import pytest
 from quiverlog.errors import QuiverlogError, StorageFault
 from quiverlog.wire import messages as m
 from tests.support.broker import COMMAND, BrokerFailed, BrokerProcess, ordinary_environment
+from tests.support.ports import free_port
 from tests.support.rawclient import RawClient, make_batch
 
 pytestmark = pytest.mark.process
@@ -29,11 +30,6 @@ def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def answers(address: tuple[str, int]) -> bool:

@@ -25,6 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.ports import free_address
+
 __all__ = ["BrokerFailed", "BrokerProcess"]
 
 COMMAND = (sys.executable, "-m", "quiverlog", "broker")
@@ -56,7 +58,7 @@ class BrokerProcess:
     Args:
         data_dir: kept at the end when given; a temporary directory otherwise.
         config: keys of docs/config.md, written to a TOML file.
-        listen, http_listen: the first start may pick ports (0); later starts keep them.
+        listen, http_listen: for port 0 a free one is picked, which later starts keep.
         env: added to this process's environment, from which `QUIVERLOG_*` is taken out.
         arguments: more flags, after `--config` and the addresses.
         start_timeout: seconds for a start, recovery included.
@@ -77,8 +79,8 @@ class BrokerProcess:
         self._workspace = Path(tempfile.mkdtemp(prefix="quiverlog-test-"))
         self.data_dir = Path(data_dir) if data_dir is not None else self._workspace / "data"
         self.config = dict(config or {})
-        self._listen = listen
-        self._http_listen = http_listen
+        self._listen = free_address(listen)
+        self._http_listen = free_address(http_listen)
         self._env = dict(env or {})
         self._arguments = tuple(arguments)
         self._command = tuple(command)
