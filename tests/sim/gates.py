@@ -15,7 +15,6 @@ __all__ = ["CLOSED", "GATES", "check_names"]
 GATES: Final = {
     "emfile": "descriptors run out for a while",
     "lost-directories": "machines of a cluster lose their power soon after a topic was created",
-    "unheard-topics": "a broker that has just started does not say that a topic is unknown",
     "long-names": "topics have names as long as a name may be",
     "memory-flushed": "rows of `memory` topics are on the disk half a minute later",
     "page-order": "pages of a file reach the disk in any order",
@@ -37,8 +36,6 @@ GATES: Final = {
     "flushed-everywhere": "`replicated_flushed` survives a power failure of all machines",
 }
 CLOSED: Final[dict[str, str]] = {
-    "unheard-topics": "a broker that has not heard of a topic yet says that there is none, and the"
-    " client gives up (python -m tests.sim --cluster --seed 7001 --duration-ms 12000)",
     "lost-directories": "a new topic's directories are on no disk yet: where power takes them, the"
     " last in sync stays offline for ever (python -m tests.sim --cluster --seed 69"
     " --duration-ms 6000)",

@@ -31,7 +31,6 @@ from quiverlog.errors import (
     UnknownPartition,
     UnknownTopic,
     UnknownTopicId,
-    error_from_code,
 )
 from quiverlog.limits import (
     CLIENT_ID_CHARS_MAX,
@@ -41,13 +40,14 @@ from quiverlog.limits import (
 )
 from quiverlog.wire import messages as m
 
-from .answers import check_topic_count, named
+from .answers import named
 from .arguments import shown
 from .commands import Call, Operation, Reply, Sleep
 from .deadline import within
 from .known_brokers import Doubt, KnownBrokers, doubt_of
+from .metadata_looks import Look, ask_one, check, look
 from .pauses import backoff_s, empty_pause_s, pause_s
-from .results import Address, ClusterMetadata, PartitionInfo, TopicInfo, topic_info
+from .results import Address, ClusterMetadata, PartitionInfo, TopicInfo
 from .schema_history import check_history_size, history_from_wire
 
 if TYPE_CHECKING:
@@ -100,12 +100,6 @@ def parse_addresses(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
         return parse_address_list(",".join(parts), port_default=PORT_DEFAULT)
     except ValueError as error:
         raise InvalidArgument(f"bootstrap address: {error}.") from None
-
-
-def check(response: m.Response) -> None:
-    """Raise the error that a response carries as a whole, if it does."""
-    if response.error_code:
-        raise error_from_code(response.error_code, response.error_message)
 
 
 class Cluster:
@@ -178,6 +172,12 @@ class Cluster:
             ConnectionFailed: none could be reached; names every address and its failure.
             RequestTimedOut: the same, and one of them was silent.
         """
+        return (yield from self._ask_any(request, is_read=is_read))[1]
+
+    def _ask_any(
+        self, request: m.Request, *, is_read: bool = True
+    ) -> Operation[tuple[Address, Reply]]:
+        """As `call_any`, and who it was."""
         addresses = self.addresses()
         failures: list[QuiverlogError] = []
         best: tuple[Doubt, Address, Reply] | None = None
@@ -203,10 +203,10 @@ class Cluster:
                 continue
             self._known.answered(address)
             check(reply.response)
-            return reply
+            return address, reply
         if best is not None:
             self._known.answered(best[1])
-            return best[2]
+            return best[1], best[2]
         silent = any(isinstance(error, RequestTimedOut) for error in failures)
         kind = RequestTimedOut if silent else ConnectionFailed
         raise kind(" ".join(error.message for error in failures))
@@ -290,38 +290,43 @@ class Cluster:
 
     # --- metadata -------------------------------------------------------------------------------
     def refresh(self, names: Sequence[str] | None = None) -> Operation[ClusterMetadata]:
-        """Ask for all topics (None) or for some, and renew the picture. No retry."""
+        """Ask for all topics (None) or for some, and renew the picture. No retry.
+
+        Raises:
+            NotController, ConnectionFailed, RequestTimedOut: a name is not known to whoever was
+                asked, and the broker that decides cannot be asked whether it names a topic.
+        """
         wanted = None if names is None else list(dict.fromkeys(names))
-        found: dict[str, TopicInfo] = {}
-        first_name = ""
-        while True:
-            request = m.MetadataRequest(topics=wanted, first_name=first_name)
-            try:
-                reply = yield from self.call_any(request)
-            except QuiverlogError as error:
-                if wanted and len(wanted) == 1:
-                    named(error, wanted[0])
-                raise
-            response = reply.response
-            assert isinstance(response, m.MetadataResponse)
-            found.update((t.name, topic_info(t)) for t in response.topics if not t.error_code)
-            check_topic_count(len(found))
-            first_name = response.next_name
-            if not first_name:
-                break
+        found = yield from look(self._ask_any, wanted)
         kept = {} if names is None else dict(self.metadata.topics)
         for name in names or ():
             kept.pop(name, None)
-        self._heard_s.update(dict.fromkeys(found, self.clock()))
-        self.metadata = ClusterMetadata(
-            cluster_id=response.cluster_id,
-            controller_id=response.controller_id,
-            metadata_version=response.metadata_version,
-            brokers={b.node_id: Address(b.host, b.port) for b in response.brokers},
-            racks={b.node_id: b.rack for b in response.brokers},
-            topics={**kept, **found},
-        )
-        return replace(self.metadata, topics=found)
+        self._learn(found, {**kept, **found.topics})
+        topics = found.topics
+        missing = [name for name in wanted or () if name not in topics]
+        if missing and not found.decides:
+            told = yield from self._look_at_controller(missing, found)
+            topics = {**topics, **told.topics}
+            self._learn(told, {**self.metadata.topics, **topics})
+        return replace(self.metadata, topics=topics)
+
+    def _learn(self, found: Look, topics: dict[str, TopicInfo]) -> None:
+        """The picture is from now on what one broker has said."""
+        self._heard_s.update(dict.fromkeys(found.topics, self.clock()))
+        self.metadata = found.picture(topics)
+
+    def _look_at_controller(self, names: list[str], found: Look) -> Operation[Look]:
+        """Ask whoever decides for names that another broker does not know."""
+        patience_s = self.settings.request_timeout_s / _TRIES_PER_TIMEOUT
+        try:
+            told = yield from look(ask_one(found.controller, patience_s), names)
+            if not told.decides or doubt_of(told.response, self.metadata):
+                raise NotController(f"{told.address} does not decide about topics any more.")
+        except QuiverlogError:
+            # Another one is asked next time: it may know the name, or who decides now.
+            self._known.failed(found.address, self.addresses())
+            raise
+        return told
 
     def topic(
         self, name: str, *, fresh: bool = False, age_max_s: float = math.inf

@@ -20,7 +20,7 @@ from quiverlog.node.quorum import Quorum
 from quiverlog.wire import messages as m
 from quiverlog.wire.registry import APIS
 
-__all__ = ["check_decides", "controller_for", "endpoint_at", "refusal"]
+__all__ = ["check_decides", "controller_for", "endpoint_at", "refusal", "told_controller"]
 
 
 class Knowing(Protocol):
@@ -68,6 +68,19 @@ def check_decides(broker: Knowing, connection_id: int) -> None:
     if found is None:
         raise NotController("nobody is known to decide.")
     raise NotController(f"broker {found.node_id} at {found.host}:{found.port} decides.")
+
+
+def told_controller(broker: Knowing) -> int:
+    """Whom METADATA names: the node that decides; -1: nobody.
+
+    What it does not know does not exist, so a node that was elected names itself only when it
+    knows all that was decided before.
+    """
+    found = broker.membership.controller.controller_id
+    quorum = broker.quorum
+    if found == broker.config.node_id and not (quorum.is_leading or quorum.is_alone):
+        return -1
+    return found
 
 
 def _controller(broker: Knowing, connection_id: int) -> m.BrokerEndpoint | None:

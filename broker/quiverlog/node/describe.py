@@ -16,7 +16,7 @@ from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.errors import InvalidRequest, QuiverlogError, UnknownTopic, UnknownTopicId
 from quiverlog.node import paging
 from quiverlog.node.broker import Broker
-from quiverlog.node.deciding import endpoint_at
+from quiverlog.node.deciding import endpoint_at, told_controller
 from quiverlog.node.tasks import Call, Steps
 from quiverlog.node.topics import check_count
 from quiverlog.wire import messages as m
@@ -51,7 +51,7 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
         topics += yield from _topics_by_id(broker, request.topic_ids, _least_bytes(topics))
     return m.MetadataResponse(
         cluster_id=broker.directory.cluster_id,
-        controller_id=broker.membership.controller.controller_id,
+        controller_id=told_controller(broker),
         metadata_version=metadata.image.version,
         brokers=_endpoints(broker, call.connection_id),
         topics=topics,

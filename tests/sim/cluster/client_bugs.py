@@ -81,6 +81,14 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
         ),
     ),
     make_bug(
+        "a client believes any broker that there is no topic of a name",
+        "client.routing:Cluster.refresh",
+        "if missing and not found.decides:",
+        "if False:",
+        seed=7001,
+        shape={"buggy_everywhere": True, "buggy_clients": True},
+    ),
+    make_bug(
         "a reader does not name the epoch of its last row",
         "client.consumer_fetches:Fetches._request",
         "position.last_epoch,",

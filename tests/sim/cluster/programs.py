@@ -50,7 +50,6 @@ class Program(ShippedClient):
     def prepare(self, cluster: Cluster) -> None:
         """To be called before the program begins."""
         self._leisure = cluster.leisure
-        self._topics_are_heard_of = cluster.scenario.gate("unheard-topics")
         self._scale = cluster.scenario.tempo.scale
         self._addresses = [f"{host.name}:9292" for host in cluster.hosts]
         self.request_timeout_s = 20.0 * self._scale
@@ -58,12 +57,6 @@ class Program(ShippedClient):
 
     def bootstrap(self) -> list[str]:
         return self.rng.sample(self._addresses, len(self._addresses))
-
-    def is_excused(self, error: QuiverlogError) -> bool:
-        """Is it an answer of a broker that may not have heard of a topic yet?"""
-        unknown = isinstance(error, (UnknownTopic, UnknownTopicId))
-        self.world.events["topic not known yet"] += unknown
-        return unknown and not self._topics_are_heard_of
 
     async def nap(self, seconds: float) -> None:
         scale = 1 if self.world.calm else self._scale
@@ -89,10 +82,6 @@ class ProducingProgram(Program, ClientProducer):
             delivery_timeout=self.delivery_timeout_s,
             durability=self._level,
         )
-
-    def _check_open(self, topic: TopicModel, error: QuiverlogError) -> None:
-        if not self.is_excused(error):
-            super()._check_open(topic, error)
 
     async def _use(self, producer: AsyncProducer, topic_id: bytes) -> None:
         if topic_id in self.checker.topics:
@@ -136,9 +125,7 @@ class ProducingProgram(Program, ClientProducer):
     def _check_failure(self, key: Key, error: QuiverlogError) -> None:
         super()._check_failure(key, error)
         topic = self.checker.partitions[key].topic
-        if isinstance(error, (UnknownTopic, UnknownTopicId)) and not (
-            topic.doomed or self.is_excused(error)
-        ):
+        if isinstance(error, (UnknownTopic, UnknownTopicId)) and not topic.doomed:
             raise Violation(f"{self.name}: {topic.name} is unknown: {error!r}")
 
 
@@ -187,7 +174,7 @@ class ConsumingProgram(Program, ClientConsumer):
         await consumer.close()
         keys = [key for key in self.checker.partitions if key[0] == topic.topic_id]
         if isinstance(error, (UnknownTopic, UnknownTopicId)):
-            if not (topic.doomed or self.is_excused(error)):
+            if not topic.doomed:
                 raise Violation(f"{self.name}: {topic.name} is unknown: {error!r}")
             return None
         if isinstance(error, OffsetOutOfRange):

@@ -1,0 +1,165 @@
+"""A name that a broker does not know: who decides about topics says whether there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quiverlog.client import admin
+from quiverlog.client.commands import Call, Operation, Reply, Sleep
+from quiverlog.client.results import Address
+from quiverlog.client.routing import Cluster, Settings
+from quiverlog.errors import (
+    ConnectionFailed,
+    NotController,
+    QuiverlogError,
+    RequestTimedOut,
+    UnknownTopic,
+)
+from quiverlog.wire import messages as m
+
+ONE, TWO, THREE = (Address(host, 9292) for host in ("one", "two", "three"))
+ALL = (ONE, TWO, THREE)
+TOPIC_ID = b"t" * 16
+
+
+class World:
+    """Brokers of which each knows topics of its own. `decides`: the controller's number."""
+
+    def __init__(self, *addresses: Address) -> None:
+        self.now_s = 0.0
+        self.brokers = addresses
+        self.decides = 3
+        self.knows: dict[Address, set[str]] = {THREE: {"t"}}
+        self.says: dict[Address, QuiverlogError] = {}
+        self.change: Callable[[Call, m.MetadataResponse], None] = lambda call, response: None
+        self.asked: list[Address] = []
+        self.cluster = Cluster(addresses, Settings(), clock=lambda: self.now_s, jitter=lambda: 0.5)
+
+    def play(self, operation: Operation[Any]) -> Any:
+        command, error = next(operation), None
+        while True:
+            result: Any = None
+            try:
+                if isinstance(command, Call):
+                    result = self.answer(command)
+                else:
+                    assert isinstance(command, Sleep)
+                    self.now_s += command.seconds
+                error = None
+            except QuiverlogError as failure:
+                error = failure
+            try:
+                command = operation.send(result) if error is None else operation.throw(error)
+            except StopIteration as end:
+                return end.value
+
+    def answer(self, call: Call) -> Reply:
+        self.asked.append(call.address)
+        assert isinstance(call.request, m.MetadataRequest)
+        if call.address in self.says:
+            self.now_s += 0.01
+            raise self.says[call.address]
+        known = self.knows.get(call.address, set())
+        response = m.MetadataResponse(
+            controller_id=self.decides,
+            metadata_version=7,
+            brokers=[m.BrokerEndpoint(n, *a) for n, a in enumerate(ALL, 1) if a in self.brokers],
+            topics=[
+                m.TopicMetadata(name, TOPIC_ID)
+                if name in known
+                else m.TopicMetadata(name, error_code=UnknownTopic.code)
+                for name in call.request.topics or ()
+            ],
+        )
+        self.change(call, response)
+        return Reply(response, memoryview(b""))
+
+    def topic(self, name: str) -> Any:
+        return self.play(self.cluster.retrying(lambda: self.cluster.topic(name, fresh=True)))
+
+
+@pytest.fixture
+def world() -> World:
+    return World(*ALL)
+
+
+def test_what_one_broker_does_not_know_is_asked_of_the_one_that_decides(world: World) -> None:
+    assert world.topic("t").topic_id == TOPIC_ID
+    assert world.asked == [ONE, THREE]
+    assert world.cluster.metadata.topics.keys() == {"t"}
+
+
+def test_who_decides_is_believed_at_once(world: World) -> None:
+    with pytest.raises(UnknownTopic):
+        world.topic("nothing")
+    assert world.asked[:2] == [ONE, THREE]
+    assert world.now_s < 1, "nothing is waited for"
+    assert len(world.asked) <= 4
+
+
+def test_a_topic_that_everybody_knows_costs_one_question(world: World) -> None:
+    world.knows[ONE] = {"t"}
+    assert world.topic("t").topic_id == TOPIC_ID
+    assert world.asked == [ONE]
+
+
+def test_a_broker_that_is_alone_knows_all_topics() -> None:
+    world = World(ONE)
+    world.decides = 1
+    with pytest.raises(UnknownTopic):
+        world.play(world.cluster.topic("t"))
+    assert world.asked == [ONE]
+
+
+@pytest.mark.parametrize("failure", [ConnectionFailed("gone"), RequestTimedOut("silent")])
+def test_while_who_decides_is_away_nobody_says_that_there_is_no_topic(
+    world: World, failure: QuiverlogError
+) -> None:
+    world.says[THREE] = failure
+    with pytest.raises(type(failure)):
+        world.topic("t")
+    assert world.now_s >= Settings().request_timeout_s * 0.9
+    assert {ONE, TWO} <= set(world.asked), "each may be the first to hear of it"
+
+
+def test_another_broker_that_knows_the_name_is_enough(world: World) -> None:
+    world.says[THREE] = ConnectionFailed("gone")
+    world.knows[TWO] = {"t"}
+    assert world.topic("t").topic_id == TOPIC_ID
+    assert world.asked[:3] == [ONE, THREE, TWO]
+
+
+def test_who_decides_no_more_or_is_behind_is_not_believed(world: World) -> None:
+    def deposed(call: Call, response: m.MetadataResponse) -> None:
+        if call.address == THREE:
+            response.controller_id = 2
+            response.topics = [m.TopicMetadata("t", error_code=UnknownTopic.code)]
+
+    world.change = deposed
+    with pytest.raises(NotController):
+        world.play(world.cluster.refresh(["t"]))
+
+    def behind(call: Call, response: m.MetadataResponse) -> None:
+        response.is_behind = call.address == THREE
+
+    world.change = behind
+    with pytest.raises(NotController):
+        world.play(world.cluster.refresh(["t"]))
+
+    def nobody(call: Call, response: m.MetadataResponse) -> None:
+        response.controller_id = -1
+
+    world.knows = {}
+    world.change = nobody
+    with pytest.raises(NotController):
+        world.play(world.cluster.refresh(["t"]))
+
+
+def test_of_several_names_those_that_are_missing_are_asked_for(world: World) -> None:
+    world.knows[ONE] = {"a"}
+    found = world.play(admin.metadata(world.cluster, ["a", "t", "none"]))
+    assert found.topics.keys() == {"a", "t"}
+    assert world.asked == [ONE, THREE]

@@ -1,0 +1,31 @@
+"""Whom METADATA name as the broker that decides."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quiverlog.node.deciding import told_controller
+
+
+@pytest.mark.parametrize(
+    ("elected", "is_leading", "is_alone", "told"),
+    [
+        (1, True, False, 1),
+        (1, False, False, -1),  # It may not know all topics that were decided before it.
+        (1, False, True, 1),
+        (2, False, False, 2),
+        (-1, False, False, -1),
+    ],
+)
+def test_a_node_names_itself_when_it_knows_all_that_was_decided(
+    elected: int, *, is_leading: bool, is_alone: bool, told: int
+) -> None:
+    broker: Any = SimpleNamespace(
+        membership=SimpleNamespace(controller=SimpleNamespace(controller_id=elected)),
+        config=SimpleNamespace(node_id=1),
+        quorum=SimpleNamespace(is_leading=is_leading, is_alone=is_alone),
+    )
+    assert told_controller(broker) == told
