@@ -281,6 +281,7 @@ MEANINGS: Final[dict[str, str]] = {
     "under_replicated_count": "partitions with fewer replicas in sync than they have",
     "validate_only": "check everything, change nothing",
     "wants_vote": "it may be made a voter of the metadata quorum",
+    "takes_partitions": "it may be given replicas: it has the role `broker`",
     "wants_to_stop": "asks to hand over what it leads",
     "voters": "the replicas that elect and count, as of `index`",
     "version_max": "newest version spoken",

@@ -37,6 +37,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "in_shutdown": "about to stop; absent: false",
             "directory_id": "id of its data directory; absent: empty",
             "wants_vote": "may become a voter by itself; absent: false",
+            "takes_partitions": "may be given replicas; absent: true",
         },
     ),
     "TopicRecord": (

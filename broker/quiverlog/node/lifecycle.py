@@ -22,6 +22,7 @@ from quiverlog.core.raft.messages import ReplicaKey
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
+from quiverlog.node.config import ROLE_BROKER
 from quiverlog.node.effects import StartComplete
 from quiverlog.node.leftovers import Leftovers, LeftoversJob, owners_of, report
 from quiverlog.node.registration import wants_vote
@@ -92,6 +93,7 @@ def _start_in(
             config.endpoints,
             directory_id=directory.directory_id,
             wants_vote=wants_vote(config),
+            takes_partitions=ROLE_BROKER in config.roles,
         )
     ]
     image = broker.metadata.image

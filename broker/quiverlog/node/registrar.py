@@ -240,4 +240,5 @@ def _newcomer(request: RegisterBrokerRequest) -> BrokerRecord:
         tuple((one.name, one.host, one.port) for one in request.listeners),
         directory_id=request.directory_id,
         wants_vote=request.wants_vote,
+        takes_partitions=request.takes_partitions,
     )

@@ -127,21 +127,19 @@ class Registration:
     def begin(self, now: Now) -> None:
         """The broker has a quorum to ask: it registers, and is fenced until it serves."""
         assert self._next_us is None, "a broker begins once"
-        if ROLE_BROKER in self._config.roles:
-            self._next_us = now.mono_us
+        self._next_us = now.mono_us
 
     def serve(self, now: Now) -> None:
         """The broker serves from now on: it heartbeats."""
         self._serves = True
         self.changed()
-        if ROLE_BROKER in self._config.roles:
-            self._next_us = now.mono_us
+        self._next_us = now.mono_us
 
     @property
     def is_registered(self) -> bool:
-        """True when the metadata name this life of the broker, or it is no broker."""
+        """True when the metadata name this life of the broker."""
         self.changed()
-        return self._epoch >= 0 or ROLE_BROKER not in self._config.roles
+        return self._epoch >= 0
 
     @property
     def epoch(self) -> int:
@@ -253,6 +251,7 @@ class Registration:
             rack=config.rack,
             listeners=[RegisteredListener(*one) for one in config.endpoints],
             wants_vote=wants_vote(config),
+            takes_partitions=ROLE_BROKER in config.roles,
         )
 
     def _answered(

@@ -66,6 +66,7 @@ class RegisterBrokerRequest(Request, array_like=True, gc=False):
     rack: Rack = ""
     listeners: PerListener[RegisteredListener] = []
     wants_vote: bool = False
+    takes_partitions: bool = True
 
 
 class RegisterBrokerResponse(Response, array_like=True, gc=False):

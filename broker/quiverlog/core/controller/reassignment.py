@@ -120,6 +120,8 @@ def _check(
             continue
         if node_id not in alive:
             raise InvalidReplicaAssignment(f"{name}: broker {node_id} is not alive.")
+        if not image.brokers[node_id].takes_partitions:
+            raise InvalidReplicaAssignment(f"{name}: node {node_id} is a controller alone.")
         if image.replica_counts[node_id] >= PARTITIONS_PER_BROKER_MAX:
             raise PolicyViolation(
                 f"broker {node_id} holds {PARTITIONS_PER_BROKER_MAX} partitions, which is the most"

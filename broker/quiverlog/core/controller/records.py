@@ -67,7 +67,8 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     `broker_epoch` numbers the registration (UNKNOWN_BROKER_EPOCH); snapshots write the number.
     `fenced`: it leads nothing, and counts as a copy of nothing. A record from before there were
     registrations is that of a quorum of one, which nobody fences. `wants_vote`: it may be made a
-    voter of the metadata quorum without anybody's asking.
+    voter of the metadata quorum without anybody's asking. `takes_partitions`: it may be given
+    replicas; what it holds it keeps.
     """
 
     node_id: int
@@ -81,6 +82,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     in_shutdown: bool = False
     directory_id: str = ""
     wants_vote: bool = False
+    takes_partitions: bool = True
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):

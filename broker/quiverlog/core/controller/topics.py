@@ -237,7 +237,7 @@ def _partition_records(
 
 def _with_room(image: Image, replication_factor: int) -> list[Place]:
     """The brokers that can take partitions; as many at least as a partition needs."""
-    live = [broker for broker in image.live_brokers() if not broker.in_shutdown]
+    live = [one for one in image.live_brokers() if one.takes_partitions and not one.in_shutdown]
     if len(live) < replication_factor:
         raise InvalidReplicationFactor(
             f"{replication_factor} replicas are wanted; brokers that can take one: {len(live)}."
