@@ -12,10 +12,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from quiverlog.addresses import Address
+from quiverlog.limits import REPLICA_LAG_MS_MAX
 from quiverlog.node.config import NodeConfig
 from tests.sim.host import Host, Plant
 from tests.sim.world import World
 
+from .aimed import Aimed
+from .fault_plan import CALM
 from .glue import CLUSTER_ID, PORT, StandIn, make_directories
 from .host import ClusterHost
 from .invariants import Invariants
@@ -45,6 +48,10 @@ class Cluster:
         """The world as clients see it."""
         self.hosts: list[ClusterHost] = [h for h in self.world.hosts if isinstance(h, ClusterHost)]
         self.invariants = Invariants()
+        counted = self.invariants.counted
+        counted.hosts = self.hosts
+        counted.lag_us = REPLICA_LAG_MS_MAX * scenario.tempo.scale * 1_000
+        counted.is_patient = scenario.plan == CALM
         self.stand_in = StandIn(self)
         self.invariants.on_elected = self._elected
         self.on_all_power: list[Callable[[], None]] = []
@@ -53,6 +60,7 @@ class Cluster:
         self.bare: set[int] = set()
         """Those of them whose disk is another one."""
         self.machines = Machines(self)
+        self.aimed = Aimed(self)
         self.operator: Operator | None = None
         """Who changes the voters; None in runs in which nobody has to."""
         self.world.on_died.append(self._died)
@@ -158,6 +166,7 @@ class Cluster:
         self.every(scenario.partition_interval_ms, self._partition)
         self.every(scenario.clock_jump_interval_ms, self._jump)
         self.machines.begin()
+        self.aimed.begin()
         for host in self.late:
             self.world.at(self._soon_us(scenario.plan.late_ms), self._joins(host))
 
@@ -250,6 +259,8 @@ class Cluster:
                 host.disk.power_loss()
 
     def _elected(self, host: ClusterHost) -> None:
+        if self.scenario.aims.stranded_newborn and not self.world.calm:
+            self.aimed.elected(host)
         if self.world.calm or self.rng.random() >= self.scenario.newborn_faults:
             return
         life = host.life

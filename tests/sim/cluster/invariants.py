@@ -10,6 +10,10 @@ Owns what was seen of each node, and these rules:
 5. image: nodes at one metadata version know the same.
 6. quorum: one leader in a term.
 
+`counted` has those of what the metadata say of replicas. The list of leader epochs of a copy names
+the epoch that stands on each batch, and who leads has its own epoch in it (part of 4: by this list
+logs are cut).
+
 Committed batches are compared once for each copy and life: what came since the last look is walked
 over, by the files' bytes. Somebody tells when a fault had the right to take rows (`forgive`).
 """
@@ -26,8 +30,10 @@ from quiverlog.core.controller.records import encode_entry
 from quiverlog.core.raft.election import Role
 from quiverlog.node.replica import Replica
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.types import NO_EPOCH
 from tests.sim.checker import Key, Violation
 
+from .counted import Counted
 from .host import ClusterHost
 
 __all__ = ["Committed", "Invariants"]
@@ -71,6 +77,10 @@ class Invariants:
         self.on_elected: Callable[[ClusterHost], None] = lambda host: None
         self.versions_us: dict[int, int] = {}
         """When any node knew a version of the metadata for the first time."""
+        self.counted = Counted()
+        self.counted.is_lossy = lambda key: (
+            key in self.partitions and self.partitions[key].is_ragged
+        )
         self.compared = 0
         """Batches of all copies that were compared."""
         self._copies: dict[tuple[int, Key], _Copy] = {}
@@ -120,6 +130,8 @@ class Invariants:
             return
         self._look_at_quorum(host)
         self._look_at_image(host)
+        if host.node_id in self.counted.fenced:
+            self.counted.look_at_fenced(host)
         life, settled = self._settled.get(host.node_id, (0, {}))
         if life != host.life:
             settled = {}
@@ -130,7 +142,10 @@ class Invariants:
                 state.high_watermark, state.leadership, state.leader_epoch, replica.cutting,
                 self._lossy,
             )  # fmt: skip
-            if settled.get(replica) != now and not replica.deleted:
+            before = settled.get(replica)
+            if before != now and not replica.deleted:
+                if before is not None and before[3] and not replica.cutting:
+                    self.counted.look_at_producers(replica)
                 self._look_at_replica(host, replica)
                 settled[replica] = now
 
@@ -166,6 +181,7 @@ class Invariants:
                     getattr(one, "eligible_leader_replicas", ()),
                     one.leader_id,
                 )
+        self.counted.look_at_image(image, host.real_world.mono_us, self.committed_end)
 
     def check_image(self, name: str, version: int, digest: bytes) -> None:
         """Rule 5."""
@@ -219,6 +235,7 @@ class Invariants:
         self.check_one_leader(key, epoch, host.node_id)
         self.elections += 1
         self.on_elected(host)
+        self.check_epoch(f"{replica.name} leads", replica.log.epochs.latest()[0], epoch)
         # Whatever anybody was shown before must be in the log of who leads now.
         self.check_complete(str(replica.name), replica.log.log_end_offset, self.partitions[key].end)
         copy.path, copy.offset = "", 0
@@ -244,6 +261,12 @@ class Invariants:
                 f"{name}: who leads has rows up to {log_end_offset}, committed was {committed_end}"
             )
 
+    @staticmethod
+    def check_epoch(name: str, listed: int, epoch: int) -> None:
+        """Rule 4, of the list by which logs are cut; what was before its first entry is unknown."""
+        if listed not in (NO_EPOCH, epoch):
+            raise Violation(f"{name}: the list says epoch {listed}, it is {epoch}")
+
     # --- bytes ---------------------------------------------------------------------------------
     def compare(self, host: ClusterHost, replica: Replica, copy: _Copy, limit: int) -> None:
         """Rule 4: all batches of a copy below `limit` that were not compared yet."""
@@ -263,6 +286,12 @@ class Invariants:
                 key, f"{replica.name} on {host.name}", header.base_offset, header.next_offset,
                 checksum,
             )  # fmt: skip
+            listed = replica.log.epochs.epoch_for(header.base_offset)
+            self.check_epoch(
+                f"{replica.name} on {host.name} at {header.base_offset}",
+                listed,
+                header.leader_epoch,
+            )
             copy.offset = header.next_offset
             self.compared += 1
 
@@ -271,7 +300,9 @@ class Invariants:
         known = self.partitions.setdefault(key, Committed())
         if known.batches.setdefault(base, (after, checksum)) != (after, checksum):
             raise Violation(f"{where}: other bytes at {base} than were committed")
-        known.end = max(known.end, after)
+        if after > known.end:
+            known.end = after
+            self.counted.look_at_rows(key, after)
 
     def _batch(
         self, host: ClusterHost, replica: Replica, copy: _Copy

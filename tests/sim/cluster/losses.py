@@ -49,6 +49,7 @@ class Losses:
                     self._unclean(host, found)
             self._lines_read[host.node_id] = len(host.log_lines)
         self._cluster.invariants.look(host)
+        self._cluster.aimed.looked(host)
 
     def _unclean(self, host: ClusterHost, found: re.Match[str]) -> None:
         assert host.node is not None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tests.sim.gates import CLOSED, check_names
 from tests.sim.scenario import Scenario
 
+from .aimed import NO_AIMS, AimPlan
 from .client_plan import NO_CLIENTS, ClientPlan
 from .fault_plan import CALM, FaultPlan
 from .tempo import SHIPPED, Tempo
@@ -71,6 +72,8 @@ class ClusterScenario:
     clock_jump_interval_ms: int
     plan: FaultPlan = CALM
     """What else goes wrong with machines."""
+    aims: AimPlan = NO_AIMS
+    """Faults that wait for their moment; no seed draws them."""
     opened: frozenset[str] = frozenset()
     """Gates that are open although `gates.CLOSED` names them."""
     tempo: Tempo = SHIPPED

@@ -1,0 +1,211 @@
+"""Faults that are aimed at the moments in which one mistake would show, by somebody who sees all.
+
+Owns what each kind waits for and what it does then. A run has none of them unless its scenario
+names them (`AimPlan`): drawn by chance, these moments are too rare for a few seeds.
+
+- stranded: a leader is cut off from other brokers, not from clients, and killed soon: it has rows
+  that nobody else has. Also right after its election, so that all rows of its epoch are such rows.
+- lean: one follower of a leader is late, another hears nothing for a moment, then the leader is
+  killed: copies end at different places, and not all know what was shown.
+- see-saw: two brokers of a partition lead by turns, each while the other one is down.
+- joiner: whoever is about to join the in-sync replicas loses its power, while the leader that asks
+  for it is cut off from whoever decides.
+- unheard: a broker is cut off from whoever decides, and from nobody else.
+
+Must not know: what is right or wrong with rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tests.sim.network import Link
+
+from .host import ClusterHost
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+__all__ = ["NO_AIMS", "AimPlan", "Aimed"]
+
+_STRANDED_US: Final = 150_000
+_LATE_US: Final = 60_000
+_QUICK_US: Final = 20_000
+_UNHEARD_US: Final = 3_500_000
+"""Longer than a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class AimPlan:
+    """Intervals are means between two events (0: never), the others are chances."""
+
+    stranded_interval_ms: int = 0
+    stranded_newborn: float = 0.0
+    lean_interval_ms: int = 0
+    seesaw_ms: int = 0
+    """For so long one of the two leads."""
+    joiner: float = 0.0
+    unheard_interval_ms: int = 0
+
+
+NO_AIMS: Final = AimPlan()
+
+
+class Aimed:
+    """See the module docstring."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rng = cluster.rng
+        self._plan = cluster.scenario.aims
+        self._striking = False
+
+    def begin(self) -> None:
+        """From now on until the world is calm."""
+        cluster, plan = self._cluster, self._plan
+        cluster.every(plan.stranded_interval_ms, self._strand_somebody)
+        cluster.every(plan.lean_interval_ms, self._lean)
+        cluster.every(plan.unheard_interval_ms, self._unhear)
+        if plan.seesaw_ms:
+            cluster.world.at(1, lambda: self._swing(0))
+
+    # --- rows that nobody else has -------------------------------------------------------------
+    def _leading(self) -> list[ClusterHost]:
+        return [
+            host for host in self._cluster.living
+            if host.node is not None and host.node.broker.replicas and not host.is_paused
+        ]  # fmt: skip
+
+    def _strand_somebody(self) -> None:
+        leading = self._leading()
+        if leading:
+            self._strand(self._rng.choice(leading))
+
+    def elected(self, host: ClusterHost) -> None:
+        """This node has begun to lead a partition."""
+        if self._rng.random() < self._plan.stranded_newborn:
+            self._cluster.world.at(1, lambda: self._strand(host))
+
+    def _strand(self, host: ClusterHost) -> None:
+        if host.node is None or self._striking or self._cluster.world.calm:
+            return
+        self._striking = True
+        self._cluster.world.faults["leader stranded"] += 1
+        for other in self._cluster.hosts:
+            if other is not host:
+                self._cluster.world.network.cut(host.name, other.name)
+        self._kill_soon(host, self._rng.randrange(1, 2 * _STRANDED_US))
+
+    def _lean(self) -> None:
+        """One copy is late, one does not hear the last of it."""
+        leading = self._leading()
+        if not leading or self._striking:
+            return
+        host = self._rng.choice(leading)
+        others = [one for one in self._cluster.living if one is not host]
+        if len(others) < 2:
+            return
+        self._striking = True
+        self._cluster.world.faults["leader lean"] += 1
+        late, deaf = self._rng.sample(others, 2)
+        network = self._cluster.world.network
+        link = Link(delay_us=self._rng.randrange(_LATE_US // 4, _LATE_US))
+        network.links[host.name, late.name] = network.links[late.name, host.name] = link
+        life = host.life
+
+        def deafen() -> None:
+            if host.life == life and not self._cluster.world.calm:
+                network.cut_one_way(host.name, deaf.name)
+
+        self._cluster.world.at(2 * _STRANDED_US, deafen)
+        self._kill_soon(host, 2 * _STRANDED_US + self._rng.randrange(1, 2 * _LATE_US))
+
+    def _kill_soon(self, host: ClusterHost, delay_us: int) -> None:
+        cluster, life = self._cluster, host.life
+
+        def strike() -> None:
+            self._striking = False
+            cluster.world.network.links.clear()
+            if cluster.world.calm:
+                return
+            if host.node is not None and host.life == life and cluster.may_kill(host):
+                cluster.goes_down(host)
+                host.kill()
+            cluster.world.network.heal()
+
+        cluster.world.at(delay_us, strike)
+
+    # --- leaders by turns ----------------------------------------------------------------------
+    def _swing(self, turn: int) -> None:
+        """The other one of the two is up now, alone."""
+        cluster = self._cluster
+        if cluster.world.calm:
+            return
+        up, down = cluster.hosts[turn % 2], cluster.hosts[1 - turn % 2]
+        cluster.world.faults["see-saw"] += 1
+        if down.node is not None:
+            down.down_until_us = cluster.world.mono_us + self._plan.seesaw_ms * 1_000
+            down.kill()
+        up.down_until_us = 0
+        if up.node is None:
+            up.start()
+        stays = self._rng.random() < 0.3
+        both_ms = self._plan.seesaw_ms * (4 if stays else 1)
+        if stays:
+            down.down_until_us = 0
+            cluster.world.at(1, down.start)
+        cluster.world.at(both_ms * 1_000, lambda: self._swing(turn + 1))
+
+    # --- those who decide ----------------------------------------------------------------------
+    def looked(self, host: ClusterHost) -> None:
+        """Code of this node has run."""
+        if not self._plan.joiner or self._striking or host.node is None:
+            return
+        for replica in host.node.broker.replicas.values():
+            leadership = replica.state.leadership
+            if leadership is None or not leadership.in_sync.in_flight:
+                continue
+            joining = sorted(leadership.in_sync.maximal - leadership.in_sync.committed)
+            if joining and self._rng.random() < self._plan.joiner:
+                self._striking = True
+                joiner = self._cluster.hosts[joining[0]]
+                self._cluster.world.at(1, partial(self._fell, host, joiner))
+                return
+
+    def _fell(self, leader: ClusterHost, joiner: ClusterHost) -> None:
+        cluster, world = self._cluster, self._cluster.world
+        controller = cluster.controller()
+        ready = joiner.node is not None and controller is not None and not world.calm
+        if not ready or controller in (leader, joiner) or not cluster.may_lose_power(joiner):
+            self._striking = False
+            return
+        assert controller is not None
+        world.faults["joiner lost"] += 1
+        world.network.cut(leader.name, controller.name)
+        joiner.down_until_us = world.mono_us + self._rng.randrange(_QUICK_US)
+        joiner.power_loss()
+
+        def over() -> None:
+            self._striking = False
+            if not world.calm:
+                world.network.heal()
+
+        world.at(self._rng.randrange(10 * _QUICK_US, 70 * _QUICK_US), over)
+
+    def _unhear(self) -> None:
+        controller, world = self._cluster.controller(), self._cluster.world
+        if controller is None or self._striking:
+            return
+        host = self._rng.choice([one for one in self._cluster.hosts if one is not controller])
+        self._striking = True
+        world.faults["cut off from the controller"] += 1
+        world.network.cut(host.name, controller.name)
+
+        def over() -> None:
+            self._striking = False
+            if not world.calm:
+                world.network.heal()
+
+        world.at(_UNHEARD_US * self._cluster.scenario.tempo.scale, over)

@@ -1,0 +1,154 @@
+"""Scenarios in which planted bugs are met soon: same simulation, other probabilities.
+
+Owns the shapes that bugs share. Each is quiet but for what its bugs need.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .aimed import AimPlan
+from .client_plan import NO_CLIENTS
+from .fault_plan import CALM
+from .scenario import ClusterTopic
+from .tempo import SHIPPED
+
+__all__ = [
+    "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "JOINING", "LEAN", "MANAGED", "NEWBORN", "POWER",
+    "QUIET", "SEESAW", "SPLIT", "STRANDED", "STRICT", "UNHEARD", "topics",
+]  # fmt: skip
+
+
+def topics(
+    level: str, *, min_in_sync: int = 2, partitions: int = 2, replicas: int = 3, **configs: str
+) -> tuple[ClusterTopic, ...]:
+    """One topic of this level."""
+    all_configs = {
+        "segment.bytes": "65536",
+        "segment.ms": "604800000",
+        "index.interval.bytes": "1024",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "durability": level,
+        "min.insync.replicas": str(min_in_sync),
+        **{name.replace("_", "."): value for name, value in configs.items()},
+    }
+    return (ClusterTopic("topic0", partitions, replicas, tuple(all_configs.items())),)
+
+
+QUIET: Final[dict[str, object]] = {
+    "tempo": SHIPPED,
+    "clients": NO_CLIENTS,
+    "nodes": 3,
+    "topics": topics("replicated"),
+    "producers": 4,
+    "readers": 2,
+    "operators": 0,
+    "watched": False,
+    "rows_max": 8,
+    "loss": 0.0,
+    "half_open": 0.0,
+    "slow_network": 0.0,
+    "slow_job": 0.0,
+    "death_in_job": 0.0,
+    "kill_interval_ms": 0,
+    "stop_interval_ms": 0,
+    "power_interval_ms": 0,
+    "all_power_interval_ms": 0,
+    "pause_interval_ms": 0,
+    "partition_interval_ms": 0,
+    "clock_jump_interval_ms": 0,
+    "newborn_faults": 0.0,
+    "leader_faults": 0.7,
+    "down_ms": 500,
+    "buggy_everywhere": True,
+    "plan": CALM,
+}
+POWER: Final = {
+    **QUIET,
+    "power_interval_ms": 700,
+    "slow_network": 0.2,
+    "newborn_faults": 0.3,
+}
+"""Machines lose rows that they had not flushed, one at a time."""
+SPLIT: Final = {
+    **QUIET,
+    "nodes": 5,
+    "partition_interval_ms": 2_000,
+    "partition_ms": 4_000,
+    "kill_interval_ms": 1_500,
+    "down_ms": 4_000,
+}
+"""A leader is left alone with the controller, and then lost."""
+CAROUSEL: Final = {
+    **QUIET,
+    "topics": topics("memory"),
+    "kill_interval_ms": 2_000,
+    "partition_interval_ms": 2_500,
+    "partition_ms": 2_500,
+    "newborn_faults": 0.5,
+    "slow_network": 0.1,
+}
+"""One leader after the other is lost as soon as it leads."""
+DIVERGING: Final = {
+    **QUIET,
+    "topics": topics("memory"),
+    "kill_interval_ms": 2_500,
+    "pause_interval_ms": 3_000,
+    "pause_ms": 3_000,
+    "partition_interval_ms": 2_500,
+    "partition_ms": 3_000,
+    "slow_network": 0.1,
+}
+"""Leaders are lost with rows that nobody else has."""
+ASKED: Final = {
+    **QUIET,
+    "watched": True,
+    "slow_network": 0.1,
+    "newborn_faults": 0.3,
+    "kill_interval_ms": 2_500,
+    "partition_interval_ms": 3_000,
+    "partition_ms": 4_000,
+    "pause_interval_ms": 3_000,
+    "pause_ms": 4_000,
+    "leader_faults": 1.0,
+}
+"""Many ask where rows end, while one leader after the other is lost or cut off."""
+MANAGED: Final = {**SPLIT, "nodes": 3, "operators": 3, "producers": 1, "readers": 1}
+"""Topics come and go, while whoever decides is lost or cut off."""
+STRANDED: Final = {
+    **QUIET,
+    "topics": topics("memory"),
+    "aims": AimPlan(stranded_interval_ms=700),
+}
+"""Leaders come back with rows that nobody else has."""
+FLUSHED: Final = {**STRANDED, "topics": topics("flushed")}
+"""These rows are on their disks."""
+NEWBORN: Final = {
+    **QUIET,
+    "topics": topics("memory"),
+    "kill_interval_ms": 1_500,
+    "aims": AimPlan(stranded_newborn=0.5),
+}
+"""All rows of an epoch are such rows."""
+LEAN: Final = {**QUIET, "topics": topics("memory"), "aims": AimPlan(lean_interval_ms=300)}
+"""Copies end at different places when their leader dies."""
+SEESAW: Final = {
+    **QUIET,
+    "topics": topics("memory", min_in_sync=1, replicas=2, unclean_leader_election_enable="true"),
+    "aims": AimPlan(seesaw_ms=300),
+}
+"""Two brokers lead by turns, each without the other's rows."""
+JOINING: Final = {
+    **QUIET,
+    "nodes": 5,
+    "kill_interval_ms": 1_500,
+    "down_ms": 300,
+    "power_interval_ms": 1_000_000,
+    "aims": AimPlan(joiner=0.7),
+}
+"""Who is about to join the in-sync replicas loses its power."""
+UNHEARD: Final = {**QUIET, "nodes": 5, "aims": AimPlan(unheard_interval_ms=500)}
+"""Brokers are cut off from whoever decides, and from nobody else."""
+STRICT: Final = {**POWER, "topics": topics("replicated", min_in_sync=3)}
+"""One that leaves the in-sync replicas is eligible at once."""

@@ -1,0 +1,59 @@
+"""The rules of what the metadata say of replicas: what is right passes, nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.checker import Violation
+
+from .aimed import AimPlan
+from .counted import Counted
+from .invariants import Invariants
+from .run import simulate
+from .shapes import JOINING, LEAN, NEWBORN, SEESAW, STRANDED, UNHEARD
+
+
+def test_who_counts_has_all_that_readers_saw() -> None:
+    Counted.check_rows("t-0 on a", "in sync", 9, 9)
+    with pytest.raises(Violation, match="is eligible with rows up to 8, committed is 9"):
+        Counted.check_rows("t-0 on a", "eligible", 8, 9)
+
+
+def test_nobody_fenced_is_in_sync() -> None:
+    Counted.check_fenced("t-0", (0, 1), {2})
+    with pytest.raises(Violation, match=r"fenced \[1\]"):
+        Counted.check_fenced("t-0", (0, 1), {1})
+
+
+def test_nobody_is_dropped_before_the_lag_time() -> None:
+    Counted.check_patience("t-0", set(), 5, 10)
+    Counted.check_patience("t-0", {1}, 10, 10)
+    with pytest.raises(Violation, match="s after the election"):
+        Counted.check_patience("t-0", {1}, 9, 10)
+
+
+def test_the_list_of_epochs_says_what_stands_on_the_batches() -> None:
+    Invariants.check_epoch("a", 3, 3)
+    Invariants.check_epoch("a", -1, 3)
+    with pytest.raises(Violation, match="says epoch 2, it is 3"):
+        Invariants.check_epoch("a", 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "what"),
+    [
+        (STRANDED, "leader stranded"),
+        (NEWBORN, "leader stranded"),
+        (LEAN, "leader lean"),
+        (SEESAW, "see-saw"),
+        (JOINING, "joiner lost"),
+        (UNHEARD, "cut off from the controller"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_aimed_faults_strike_and_cost_nothing_that_was_promised(
+    shape: dict[str, object], what: str
+) -> None:
+    assert shape["aims"] != AimPlan()
+    result = simulate(3, duration_ms=4_000, shape=shape)
+    assert result.faults[what], result.faults
