@@ -226,9 +226,6 @@ REPLICA_LAG_MS_MAX: Final = 10_000
 as this: a third of Kafka's, which is made for disks that spin."""
 REPLICA_FETCH_WAIT_MS: Final = 500
 """A leader without news lets a follower wait so long."""
-REPLICA_FETCH_FLUSH_WAIT_MS: Final = 5
-"""While a follower flushes rows that a producer waits for, its fetch waits no longer than this:
-what it has flushed is said by the next one."""
 REPLICA_FETCH_BYTES_MAX: Final = 16 * MIB
 """Rows in one answer to a follower, of all partitions together."""
 REPLICA_FETCH_PARTITION_BYTES_MAX: Final = 4 * MIB

@@ -264,6 +264,55 @@ def test_a_leader_that_does_not_answer_is_asked_less_and_less() -> None:
     assert waits[-1] == 1_000_000
 
 
+def test_news_end_the_wait_of_a_fetch_once_and_only_if_it_is_held() -> None:
+    fetcher, _ = fetcher_of(2)
+    named(fetcher)
+    fetcher.told((TOPIC, 0), 0)
+    assert fetcher.wait_to_end() is None, "the fetch that begins a session is not held"
+    fetcher.answered(7)
+    assert named(fetcher) == (7, 1, [0], [])
+    assert fetcher.wait_to_end() is None, "there is no news"
+    fetcher.told((TOPIC, 1), 0, urgent=False)
+    assert fetcher.wait_to_end() is None, "nobody waits for it"
+    assert fetcher.next_us() is None
+    fetcher.told((TOPIC, 0), 0)
+    assert fetcher.next_us() == 0
+    assert fetcher.wait_to_end() == 7
+    fetcher.told((TOPIC, 1), 0)
+    assert fetcher.wait_to_end() is None, "the leader was told"
+    fetcher.answered(7)
+    assert named(fetcher) == (7, 2, [1, 0], [])
+    assert fetcher.wait_to_end() is None, "all was said"
+
+
+def test_a_session_that_begins_anew_has_no_wait_to_end() -> None:
+    fetcher, _ = fetcher_of(1)
+    named(fetcher)
+    fetcher.answered(7)
+    named(fetcher)
+    fetcher.told((TOPIC, 0), 0)
+    fetcher.refused(0)
+    assert fetcher.wait_to_end() is None
+    assert named(fetcher) == (0, 0, [0], [])
+    fetcher.told((TOPIC, 0), 0)
+    assert fetcher.wait_to_end() is None
+
+
+def test_a_copy_has_news_when_it_is_not_as_it_was_said() -> None:
+    log = log_of(1, 1)
+    follower = asking(log)
+    assert follower.has_news
+    follower.said(TOPIC, 0)
+    assert not follower.has_news
+    log.flushed_offset = 1
+    assert follower.has_news
+    assert not follower.has_new_start
+    follower.said(TOPIC, 0)
+    log.log_start_saved = 1
+    assert follower.has_new_start
+    assert follower.has_news
+
+
 def test_nothing_is_asked_of_a_leader_that_leads_nothing() -> None:
     fetcher = PeerFetcher()
     assert fetcher.next_fetch(0) is None

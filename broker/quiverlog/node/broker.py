@@ -211,7 +211,7 @@ class Broker:
             self.outbox,
             FollowedStarts(
                 self.trims,
-                moved=lambda replica: self.replication.flushed(replica),
+                moved=lambda replica: self.replication.moved(replica),
                 failed=lambda replica, now: self.replication.start_failed(replica, now),
             ),
             lambda topic_id, now: self.assignment.reconcile(self.metadata.image, [topic_id], now),
@@ -297,7 +297,7 @@ class Broker:
         if isinstance(watched, Replica):
             leadership = watched.state.leadership
             if leadership is None:
-                self.replication.flushed(watched)
+                self.replication.moved(watched)
             elif leadership.followers:
                 self.copy_sessions.moved(watched)
                 self.in_sync_changes.grown(watched)

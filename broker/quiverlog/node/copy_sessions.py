@@ -14,6 +14,7 @@ from quiverlog.core.replication.sessions import FetchSession, FetchSessions
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.replica import Replica
 from quiverlog.node.wakeups import Wakeups
+from quiverlog.types import Now
 
 __all__ = ["CopySessions"]
 
@@ -42,9 +43,23 @@ class CopySessions:
         key = (replica.topic.topic_id, replica.name.partition)
         for session in sessions_of(replica.state):
             if session.moved(key):
-                waiter = self._parked.get(session)
-                if waiter is not None:
-                    self._wakeups.mark(waiter, (0,))
+                self.look_again(session)
+
+    def look_again(self, session: FetchSession) -> None:
+        """There is news for the fetch that waits, if one does."""
+        waiter = self._parked.get(session)
+        if waiter is not None:
+            assert not waiter.done
+            self._wakeups.mark(waiter, (0,))
+
+    def end_wait(self, broker_id: int, session_id: int, now: Now) -> None:
+        """Answer the fetch of this session that waits, if one does: the follower has news."""
+        for session, waiter in self._parked.items():
+            if (session.broker_id, session.session_id) == (broker_id, session_id):
+                assert not waiter.done, "who has an answer waits no more"
+                waiter.expire(now)
+                assert waiter.answered
+                return
 
     def park(self, session: FetchSession, waiter: Waiter) -> Waiter | None:
         """This fetch waits for news. Returns the one that did so before."""

@@ -184,6 +184,8 @@ class ReplicaFetchWaiter(Waiter):
         self._session.moved(key)
         if not self.done:
             self.look(now)
+        else:
+            self._sessions.look_again(self._session)
 
     def wake(self, indexes: object, now: Now) -> None:
         """There is news of the session."""
@@ -216,6 +218,14 @@ def handle_replica_fetch(broker: Broker, event: RequestReceived, now: Now) -> No
             raise InvalidRequest(f"partition {entry.partition}: offsets are not negative.")
     if request.broker_epoch < 0:
         raise InvalidRequest(f"{request.broker_epoch} is no broker epoch.")
+    if request.ends_wait:
+        broker.copy_sessions.end_wait(request.replica_id, request.session_id, now)
+        broker.outbox.respond(
+            event.connection_id,
+            request.correlation_id,
+            ReplicaFetchResponse(session_id=request.session_id),
+        )
+        return
     session = _take_in(broker, request, now)
     wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX)
     if not broker.purgatory.may_park(event.connection_id, 1):

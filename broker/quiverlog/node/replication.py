@@ -12,6 +12,7 @@ Must not know: how the metadata come about, connections.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -25,7 +26,7 @@ from quiverlog.errors import (
     QuiverlogError,
     StorageFault,
 )
-from quiverlog.limits import REPLICA_FETCH_FLUSH_WAIT_MS, REPLICA_FETCH_WAIT_MS
+from quiverlog.limits import REPLICA_FETCH_WAIT_MS
 from quiverlog.node.copied_replica import Copy, checked_rows
 from quiverlog.node.effects import Peer, Purpose
 from quiverlog.node.flushes import Flushes
@@ -34,20 +35,21 @@ from quiverlog.node.jobs import Jobs
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.peers import Answer, Peers
 from quiverlog.node.replica import Replica
+from quiverlog.node.replica_requests import end_of_wait, fetch_of
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.jobs import TrimJob, TrimResult
 from quiverlog.storage.truncation import TruncateJob, TruncateResult
 from quiverlog.types import Durability, Now
-from quiverlog.wire.replica_messages import (
-    ReplicaFetchRequest,
-    ReplicaFetchResponse,
-    ReplicaFetchResult,
-)
+from quiverlog.wire.replica_messages import ReplicaFetchResponse, ReplicaFetchResult
 
 __all__ = ["Replication"]
 
 _ANSWER_MS: Final = REPLICA_FETCH_WAIT_MS + 4_500
 """A leader that says nothing for so long is given up."""
+
+
+def _nobody_waits(_answer: object, _error: BaseException | None, _now: Now) -> None:
+    """What ends a wait has an answer of no consequence."""
 
 
 class Replication:
@@ -99,8 +101,8 @@ class Replication:
         self._cut_done = cut_done
         self._copies: dict[Key, Copy] = {}
         self._fetchers: dict[int, PeerFetcher] = {}
-        # Copies whose leader waits for their flush, and this leader.
-        self._flushing: dict[Key, int] = {}
+        # Copies for whose flush their leader waits.
+        self._flushing: set[Key] = set()
         # Copies whose cut waits for a flush to be back.
         self._to_cut: dict[Key, Copy] = {}
 
@@ -138,7 +140,7 @@ class Replication:
         return True
 
     def _leave_leader(self, copy: Copy) -> None:
-        self._flushing.pop(copy.key, None)
+        self._flushing.discard(copy.key)
         if copy.leader_id >= 0:
             self._fetchers[copy.leader_id].remove(copy.key)
             copy.leader_id = -1
@@ -160,15 +162,19 @@ class Replication:
         assert not replica.state.leads
         return replica if replica.fault is None else None
 
-    def flushed(self, replica: Replica) -> None:
-        """More of a copy is on the disk: its leader is to know."""
+    def moved(self, replica: Replica) -> None:
+        """Something of a copy has moved: its leader is to know, if it was told otherwise.
+
+        It waits for what is on the disk if it has asked for that, and for a new start.
+        """
         copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
         if copy is None:
             return
+        urgent = copy.key in self._flushing or copy.follower.has_new_start
         if not replica.flush_queued and not replica.flush_running:
-            self._flushing.pop(copy.key, None)
-        if copy.leader_id >= 0 and copy.follower.may_fetch:
-            self._fetchers[copy.leader_id].told(copy.key, 0)
+            self._flushing.discard(copy.key)
+        if copy.leader_id >= 0 and copy.follower.may_fetch and copy.follower.has_news:
+            self._fetchers[copy.leader_id].told(copy.key, 0, urgent=urgent)
 
     def went_offline(self, replica: Replica) -> None:
         """A replica takes no writes, or has lost rows: if it is a copy, it copies no more."""
@@ -206,22 +212,15 @@ class Replication:
             plan = fetcher.next_fetch(now.mono_us)
             if plan is not None:
                 self._ask(leader_id, fetcher, plan, now)
+                continue
+            session_id = fetcher.wait_to_end()
+            if session_id is not None:
+                self._end_wait(leader_id, session_id, now)
 
     def _ask(self, leader_id: int, fetcher: PeerFetcher, plan: FetchPlan, now: Now) -> None:
         assert fetcher.in_flight
         assert leader_id != self._node_id, "a broker copies nothing from itself"
-        wait_ms = REPLICA_FETCH_WAIT_MS if plan.may_wait else 0
-        if leader_id in self._flushing.values():
-            wait_ms = min(wait_ms, REPLICA_FETCH_FLUSH_WAIT_MS)
-        request = ReplicaFetchRequest(
-            replica_id=self._node_id,
-            broker_epoch=max(self._broker_epoch(), 0),
-            session_id=plan.session_id,
-            session_epoch=plan.session_epoch,
-            max_wait_ms=wait_ms,
-            partitions=plan.entries,
-            forgotten=plan.forgotten,
-        )
+        request = fetch_of(plan, self._node_id, self._broker_epoch())
         try:
             self._peers.ask(
                 Peer(leader_id, Purpose.FETCH),
@@ -232,6 +231,15 @@ class Replication:
             )
         except QuiverlogError:
             fetcher.failed(now.mono_us)
+
+    def _end_wait(self, leader_id: int, session_id: int, now: Now) -> None:
+        """Have the leader answer the fetch that it holds back: there is news for it."""
+        request = end_of_wait(session_id, self._node_id, self._broker_epoch())
+        # Should it get lost, the fetch is answered in its time, or is lost, too.
+        with contextlib.suppress(QuiverlogError):
+            self._peers.ask(
+                Peer(leader_id, Purpose.FETCH), request, _nobody_waits, now, timeout_ms=_ANSWER_MS
+            )
 
     def _answered(
         self, fetcher: PeerFetcher, answer: object, error: BaseException | None, now: Now
@@ -313,7 +321,7 @@ class Replication:
         at_once = replica.state.durability is Durability.REPLICATED_FLUSHED
         wanted = log.log_end_offset if at_once else min(flush_offset, log.log_end_offset)
         if wanted > log.flushed_offset and replica.fault is None:
-            self._flushing[copy.key] = copy.leader_id
+            self._flushing.add(copy.key)
             self._flushes.want(replica)
 
     # --- cutting -------------------------------------------------------------------------------

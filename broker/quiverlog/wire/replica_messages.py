@@ -74,6 +74,9 @@ class ReplicaFetchRequest(Request, array_like=True, gc=False):
     the next epoch, from 1 on. `forgotten` is taken first.
 
     Held back for `max_wait_ms` at most, until there is news of any partition of the session.
+
+    With `ends_wait` it is no fetch: the one of the session that is held back is answered now, so
+    that the next one may be sent. It has no entries and no epoch, and is answered without any.
     """
 
     API: ClassVar[Api] = Api.REPLICA_FETCH
@@ -86,6 +89,7 @@ class ReplicaFetchRequest(Request, array_like=True, gc=False):
     partition_bytes_max: Int64 = 0
     partitions: PerPartition[ReplicaFetchPartition] = []
     forgotten: PerPartition[PartitionKey] = []
+    ends_wait: bool = False
 
 
 class ReplicaFetchResult(Part, array_like=True, gc=False):

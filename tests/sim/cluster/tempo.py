@@ -32,7 +32,13 @@ from quiverlog.limits import (
     RAFT_HEARTBEAT_MS,
     REPLICA_LAG_MS_MAX,
 )
-from quiverlog.node import in_sync_changes, quorum_duties, registration, replication
+from quiverlog.node import (
+    in_sync_changes,
+    quorum_duties,
+    registration,
+    replica_requests,
+    replication,
+)
 from quiverlog.server import peer_link
 from quiverlog.storage import flushing
 from tests.sim.world import World
@@ -40,7 +46,7 @@ from tests.sim.world import World
 __all__ = ["SHIPPED", "Leisure", "Tempo"]
 
 _SCALED: Final[tuple[tuple[Any, str], ...]] = (
-    (replication, "REPLICA_FETCH_WAIT_MS"),
+    (replica_requests, "REPLICA_FETCH_WAIT_MS"),
     (replication, "_ANSWER_MS"),
     (registration, "BROKER_RETRY_MS"),
     (registration, "BROKER_STOP_MS_MAX"),

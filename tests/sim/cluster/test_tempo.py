@@ -6,7 +6,7 @@ import itertools
 import random
 
 from quiverlog.core.partition.partition import PartitionState
-from quiverlog.node import quorum_duties, replication
+from quiverlog.node import quorum_duties, replica_requests
 from quiverlog.storage import flushing
 from tests.sim.scenario import Scenario
 from tests.sim.world import World
@@ -20,7 +20,7 @@ _SLOW = Tempo(scale=30, quiet=4, hurry=10)
 def _now() -> tuple[object, ...]:
     return (
         quorum_duties.RaftConfig().election_timeout_us,
-        replication.REPLICA_FETCH_WAIT_MS,
+        replica_requests.REPLICA_FETCH_WAIT_MS,
         flushing.UNFLUSHED_MS_MAX,
         PartitionState.__init__.__kwdefaults__["lag_max_us"],
     )

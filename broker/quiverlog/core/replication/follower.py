@@ -148,12 +148,16 @@ class Follower:
         log: the copy; it changes only by what an `Action` says, and by being flushed and trimmed.
     """
 
-    __slots__ = ("_failures", "_leader_epoch", "_log", "has_leader", "phase", "recheck", "retry_us")
+    __slots__ = (
+        "_failures", "_leader_epoch", "_log", "_said", "has_leader", "phase", "recheck", "retry_us"
+    )  # fmt: skip
 
     def __init__(self, log: CopiedLog) -> None:
         self._log = log
         self._leader_epoch = NO_EPOCH
         self._failures = 0
+        # End, flushed and start offset, as they were said last.
+        self._said = (-1, -1, -1)
         self.phase = Phase.WAITING
         self.has_leader = False
         self.retry_us = 0
@@ -194,6 +198,17 @@ class Follower:
         assert self.may_fetch == self.has_leader
 
     # --- asking --------------------------------------------------------------------------------
+    @property
+    def has_news(self) -> bool:
+        """The copy is not as it was when it was said last."""
+        log = self._log
+        return self._said != (log.log_end_offset, log.flushed_offset, log.log_start_saved)
+
+    @property
+    def has_new_start(self) -> bool:
+        """Rows that come back no more are more than was said."""
+        return self._said[2] != self._log.log_start_saved
+
     def said(self, topic_id: bytes, partition: int) -> ReplicaFetchPartition:
         """The entry of the next fetch."""
         assert self.may_fetch
@@ -203,6 +218,7 @@ class Follower:
         # A copy without rows has nothing to agree upon: its newest epoch is of rows that it has
         # not, and may have ended below its start. No cut would change that.
         is_empty = log.log_start_offset == log.log_end_offset
+        self._said = (log.log_end_offset, log.flushed_offset, log.log_start_saved)
         return ReplicaFetchPartition(
             topic_id,
             partition,

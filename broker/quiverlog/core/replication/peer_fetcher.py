@@ -4,7 +4,8 @@ Owns the follower's end of a fetch session (KIP-227). The leader remembers what 
 partition, so a fetch names those alone of which there is something new to say: a new end, flushed
 or start offset, a new leader epoch. A session begins with all that may be fetched, a bounded number
 in each request; after an error of the session, or a connection that ended, a new one begins. One
-fetch is under way at a time.
+fetch is under way at a time. The leader may hold its answer back, and gives it at once when it is
+told that this wait is to end, which the follower says when somebody waits for its news.
 
 A partition that failed is taken out of the session until its retry deadline, in the order of these.
 Nothing here grows with partitions that stand still: they are in no queue.
@@ -45,7 +46,7 @@ def next_epoch(session_epoch: int) -> int:
 
 
 class FetchPlan(NamedTuple):
-    """What the next fetch says. `may_wait`: nothing is left to be said after it."""
+    """What the next fetch says. `may_wait`: the leader may hold it back until it has news."""
 
     session_id: int
     session_epoch: int
@@ -64,6 +65,8 @@ class PeerFetcher:
         "_followers",
         "_forgotten",
         "_in_session",
+        "_is_held",
+        "_is_urgent",
         "_news",
         "_retries",
         "_session_epoch",
@@ -85,6 +88,10 @@ class PeerFetcher:
         self._session_epoch = 0
         self._failures = 0
         self._backoff_until_us = 0
+        # The leader may hold the fetch under way back, and nobody has told it to end that.
+        self._is_held = False
+        # Somebody waits for what is in `_news`.
+        self._is_urgent = False
         self.in_flight = False
 
     def __len__(self) -> int:
@@ -102,13 +109,18 @@ class PeerFetcher:
         if self._followers.pop(key, None) is not None:
             self._leave(key)
 
-    def told(self, key: Key, now_us: int) -> None:
-        """Something has changed that the leader is to know, or the phase of the copy has."""
+    def told(self, key: Key, now_us: int, *, urgent: bool = True) -> None:
+        """Something has changed that the leader is to know, or the phase of the copy has.
+
+        Unless it is `urgent`, it is said with the next fetch, however long the leader holds back
+        the one that is under way.
+        """
         follower = self._followers.get(key)
         if follower is None:
             return
         if follower.may_fetch:
             self._news[key] = None
+            self._is_urgent = self._is_urgent or urgent
             return
         self._leave(key)
         if follower.phase is Phase.FAILED:
@@ -124,11 +136,26 @@ class PeerFetcher:
     def next_us(self) -> int | None:
         """When `next_fetch` is to be called; None: when something happens."""
         retry_us = self._retries[0][0] if self._retries else None
+        if self._ends_wait:
+            return 0
         if self.in_flight or not self._wants_to_ask():
             return retry_us
         if retry_us is None or self._backoff_until_us < retry_us:
             return self._backoff_until_us
         return retry_us
+
+    @property
+    def _ends_wait(self) -> bool:
+        return self._is_held and self._is_urgent
+
+    def wait_to_end(self) -> int | None:
+        """The session whose fetch under way is to be answered now; told once for each fetch."""
+        if not self._ends_wait:
+            return None
+        assert self.in_flight
+        assert self._session_id, "the fetch that begins a session is not held"
+        self._is_held = False
+        return self._session_id
 
     def _wants_to_ask(self) -> bool:
         return bool(self._news or self._forgotten or self._in_session)
@@ -152,12 +179,16 @@ class PeerFetcher:
         assert len(entries) <= self._entries_max
         assert len(forgotten) <= self._entries_max
         self.in_flight = True
+        # What begins a session cannot be named yet, so nobody could end its wait.
+        may_wait = bool(self._session_id) and not self._news and not self._forgotten
+        self._is_held = may_wait
+        self._is_urgent = self._is_urgent and bool(self._news)
         return FetchPlan(
             self._session_id,
             self._session_epoch,
             entries,
             [PartitionKey(*key) for key in forgotten],
-            may_wait=not self._news and not self._forgotten,
+            may_wait,
         )
 
     def _retry(self, now_us: int) -> None:
@@ -167,12 +198,13 @@ class PeerFetcher:
             if follower is not None and follower.phase is Phase.FAILED:
                 follower.retry()
                 self._news[key] = None
+                self._is_urgent = True
 
     # --- what came of it -----------------------------------------------------------------------
     def answered(self, session_id: int) -> None:
         """The leader has answered; its results are to be handed to `result` one by one."""
         assert self.in_flight
-        self.in_flight = False
+        self.in_flight = self._is_held = False
         self._failures = 0
         self._session_id = session_id
         self._session_epoch = next_epoch(self._session_epoch)
@@ -203,7 +235,7 @@ class PeerFetcher:
         self._begin_anew(now_us, backoff=True)
 
     def _begin_anew(self, now_us: int, *, backoff: bool) -> None:
-        self.in_flight = False
+        self.in_flight = self._is_held = False
         self._session_id = self._session_epoch = 0
         self._in_session.clear()
         self._forgotten.clear()
