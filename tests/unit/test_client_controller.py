@@ -17,7 +17,9 @@ from quiverlog.client.commands import Call, Operation, Reply, Sleep
 from quiverlog.client.producer_runner import new_identity
 from quiverlog.client.results import Address
 from quiverlog.client.routing import Cluster, Settings
+from quiverlog.client.voters import change_voters
 from quiverlog.errors import (
+    BrokerShuttingDown,
     ConnectionClosed,
     ConnectionFailed,
     InvalidReplicationFactor,
@@ -28,6 +30,7 @@ from quiverlog.errors import (
     UnknownTopic,
 )
 from quiverlog.wire import messages as m
+from quiverlog.wire.voters_messages import ChangeVotersRequest, ChangeVotersResponse
 
 ONE, TWO, THREE = (Address(host, 9292) for host in ("one", "two", "three"))
 BROKERS = {1: ONE, 2: TWO, 3: THREE}
@@ -41,6 +44,7 @@ class World:
         self.looks = 0
         self.controller = self.picture = 1
         self.down: set[Address] = set()
+        self.starting: set[Address] = set()
         self.tells = False
         self.asked: list[tuple[Address, str]] = []
         self.before: Callable[[Call], None] = lambda call: None
@@ -85,6 +89,10 @@ class World:
             if self.asked_for("CREATE_TOPICS")[1:]:
                 result.error_code = TopicExists.code
             response = m.CreateTopicsResponse(topics=[result])
+        elif isinstance(call.request, ChangeVotersRequest):
+            response = ChangeVotersResponse(leader_id=self.controller, term=5)
+            if call.address in self.starting:
+                response = ChangeVotersResponse(error_code=BrokerShuttingDown.code)
         elif isinstance(call.request, m.InitProducerIdRequest):
             response = m.InitProducerIdResponse(producer_id=7, producer_epoch=0)
             if call.address != BROKERS[self.controller]:
@@ -301,3 +309,12 @@ def test_a_broker_that_knows_of_none_alive_is_passed_by(world: World) -> None:
     picture = world.play(admin.metadata(world.cluster, []))
     assert set(picture.brokers) == set(BROKERS)
     assert [address for address, _ in world.asked[-2:]] == [ONE, TWO]
+
+
+@pytest.mark.parametrize("change", [0, 2])
+def test_a_broker_that_has_no_metadata_yet_hides_no_voters(world: World, change: int) -> None:
+    world.starting = {ONE, TWO}
+    found = world.play(change_voters(world.cluster, ChangeVotersRequest(change=change, node_id=1)))
+    assert (found.term, found.leader_id) == (5, 1)
+    assert world.asked_for("CHANGE_VOTERS") == [ONE, TWO, THREE]
+    assert world.now_s == 0

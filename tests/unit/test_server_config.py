@@ -10,7 +10,7 @@ import pytest
 from quiverlog.addresses import Address
 from quiverlog.core.controller.configs import CONFIG_DEFS
 from quiverlog.errors import InvalidConfig
-from quiverlog.limits import HOST_CHARS_MAX, RACK_CHARS_MAX
+from quiverlog.limits import CLUSTER_ID_CHARS_MAX, HOST_CHARS_MAX, RACK_CHARS_MAX
 from quiverlog.server.config import BrokerConfig, load_config
 from quiverlog.server.config_docs import render
 from quiverlog.server.config_keys import CONFIG_KEYS
@@ -149,6 +149,11 @@ def test_contradictions(tmp_path: Path) -> None:
     too_long = refusal(tmp_path, f"rack = '{'r' * (RACK_CHARS_MAX + 1)}'\n")
     assert "rack has 256 characters, at most 255" in too_long
     assert load_config(flags={"rack": "r" * RACK_CHARS_MAX}).rack == "r" * RACK_CHARS_MAX
+    too_long = refusal(tmp_path, f"cluster.id = '{'c' * (CLUSTER_ID_CHARS_MAX + 1)}'\n")
+    assert "cluster.id has 250 characters, at most 249" in too_long
+    longest = "c" * CLUSTER_ID_CHARS_MAX
+    assert load_config(flags={"cluster.id": longest}).cluster_id == longest
+    assert "control characters" in refusal(tmp_path, 'cluster.id = "a\\u0007b"\n')
     assert "advertise" in refusal(tmp_path, f"advertise = '{'h' * (HOST_CHARS_MAX + 1)}:1'\n")
     assert "must listen" in refusal(tmp_path, listen="off")
     message = refusal(

@@ -5,7 +5,13 @@ Owns the way to whoever leads the quorum: each broker that is known is asked in 
 
 from __future__ import annotations
 
-from quiverlog.errors import ConnectionFailed, NotController, QuiverlogError, error_from_code
+from quiverlog.errors import (
+    BrokerShuttingDown,
+    ConnectionFailed,
+    NotController,
+    QuiverlogError,
+    error_from_code,
+)
 from quiverlog.wire.messages import Response
 from quiverlog.wire.voters_messages import ChangeVotersRequest, ChangeVotersResponse
 
@@ -27,7 +33,8 @@ def change_voters(
             try:
                 reply = yield cluster.call(address, request)
                 found = _checked(reply.response)
-            except (ConnectionFailed, NotController) as error:
+            except (ConnectionFailed, NotController, BrokerShuttingDown) as error:
+                # The last of these is also what a broker says that has no metadata yet.
                 last = error
                 continue
             if request.change:

@@ -27,7 +27,7 @@ from quiverlog.node.effects import StartComplete
 from quiverlog.node.leftovers import Leftovers, LeftoversJob, owners_of, report
 from quiverlog.node.registration import wants_vote
 from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.metadata_log import restore_error
+from quiverlog.storage.metadata_frames import restore_error
 from quiverlog.storage.partition_files import printable
 from quiverlog.storage.quorum_log import QuorumLog
 from quiverlog.types import Now

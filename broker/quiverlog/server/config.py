@@ -38,6 +38,11 @@ from quiverlog.settings import InvalidValue
 __all__ = ["BrokerConfig", "load_config"]
 
 TOPIC_DEFAULTS_PREFIX: Final = "topic.defaults."
+_CHARS_MAX: Final = {
+    "cluster.id": limits.CLUSTER_ID_CHARS_MAX,
+    "rack": limits.RACK_CHARS_MAX,
+}
+"""Brokers refuse longer ones of each other."""
 
 _ENV_OF_OTHERS: Final = re.compile(
     # Clients and tools have variables of their own, and Kubernetes sets the last two kinds in
@@ -215,11 +220,14 @@ def _refuse_contradictions(
         )
     if advertise is not None and advertise.port == 0 and listen.port != 0:
         raise InvalidConfig(f"{source('advertise')}: port 0 can only go with `listen` on port 0.")
-    if len(values["rack"]) > limits.RACK_CHARS_MAX:
-        raise InvalidConfig(
-            f"{source('rack')} has {len(values['rack'])} characters, at most"
-            f" {limits.RACK_CHARS_MAX} are allowed."
-        )
+    for key, chars_max in _CHARS_MAX.items():
+        text = values[key.replace(".", "_")]
+        if len(text) > chars_max:
+            raise InvalidConfig(
+                f"{source(key)} has {len(text)} characters, at most {chars_max} are allowed."
+            )
+        if any(character < " " for character in text):
+            raise InvalidConfig(f"{source(key)}: control characters are not allowed.")
     refuse_lost_brokers(values, source)
     if not values["data_dir"]:
         raise InvalidConfig(f"{source('data.dir')}: a directory is needed.")

@@ -80,8 +80,8 @@ _KEYS: Final = (
         "cluster.id",
         _TEXT,
         "",
-        "The cluster to which the data directory must belong. Empty: whatever it says, or a new"
-        " one.",
+        "The cluster to which the data directory must belong, of at most"
+        f" {limits.CLUSTER_ID_CHARS_MAX} characters. Empty: whatever it says, or a new one.",
     ),
     Setting(
         "rack",

@@ -25,6 +25,7 @@ __all__ = [
     "file_header",
     "pack_frame",
     "parse",
+    "restore_error",
 ]
 
 _MAGIC: Final = b"QVMETLOG"
@@ -74,10 +75,7 @@ def parse(path: str, data: bytes, newest: int = VERSION_SINGLE) -> Frames:
         UnsupportedFormat: a newer version wrote it.
     """
     if len(data) < FILE_HEADER_BYTES or data[:8] != _MAGIC:
-        raise CorruptLog(
-            f"{path} is not a metadata log: restore the file from a backup; it was not changed.",
-            file=path,
-        )
+        raise restore_error(path, "is not a metadata log")
     version = _HEAD.unpack_from(data)[1]
     check_version(path, version, newest)
     entries: list[bytes] = []
@@ -98,12 +96,23 @@ def parse(path: str, data: bytes, newest: int = VERSION_SINGLE) -> Frames:
     return Frames(version, entries, at, last)
 
 
-def _damaged(path: str, at: int) -> CorruptLog:
+def restore_error(path: str, what: str, **details: int) -> CorruptLog:
+    """A file of the metadata is not what it was when the broker stopped.
+
+    Says what to do, which is not the same everywhere: a voter with an earlier state of its disk has
+    forgotten what it told the others, and decisions that hold may be lost.
+    """
     return CorruptLog(
-        f"{path} is damaged at byte {at}: restore the file from a backup; it was not changed.",
+        f"{path} {what}; nothing was changed. A broker that is alone: restore the file from a"
+        " backup. One of several: never from a backup, empty its data directory, and it joins the"
+        " others again (docs/cluster.md).",
         file=path,
-        position=at,
+        **details,
     )
+
+
+def _damaged(path: str, at: int) -> CorruptLog:
+    return restore_error(path, f"is damaged at byte {at}", position=at)
 
 
 def _frame_end(view: memoryview, at: int) -> int | None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError, StorageFault, ThrottledBroker
+from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, ThrottledBroker
 from quiverlog.storage.disk import Disk, is_special_file
 from quiverlog.storage.metadata_frames import (
     FILE_HEADER_BYTES,
@@ -34,10 +34,11 @@ from quiverlog.storage.metadata_frames import (
     Frames,
     file_header,
     parse,
+    restore_error,
 )
 from quiverlog.storage.metadata_jobs import AppendJob, CompactJob, Tail
 
-__all__ = ["AppendJob", "CompactJob", "MetadataLog", "restore_error"]
+__all__ = ["AppendJob", "CompactJob", "MetadataLog"]
 
 _COMPACT_ENTRIES_MIN: Final = 1_000
 _COMPACT_BYTES_MIN: Final = 256 * 1024
@@ -303,10 +304,3 @@ def _flush_last(tail: Tail, data: bytes, frames: Frames) -> None:
         tail.unflushed = (frames.last, last)
         return
     file.sync()
-
-
-def restore_error(path: str, what: str) -> CorruptLog:
-    """The file is not what it was when the broker stopped."""
-    return CorruptLog(
-        f"{path} {what}: restore the file from a backup; nothing was changed.", file=path
-    )

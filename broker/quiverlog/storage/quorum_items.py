@@ -33,8 +33,12 @@ from quiverlog.core.raft.messages import (
     ReplicaKey,
     SnapshotMeta,
 )
-from quiverlog.errors import CorruptLog, UnsupportedFormat
-from quiverlog.storage.metadata_frames import FRAME_OVERHEAD_BYTES, ITEM_OVERHEAD_BYTES
+from quiverlog.errors import UnsupportedFormat
+from quiverlog.storage.metadata_frames import (
+    FRAME_OVERHEAD_BYTES,
+    ITEM_OVERHEAD_BYTES,
+    restore_error,
+)
 
 __all__ = [
     "History",
@@ -106,12 +110,12 @@ def snapshot_frame_bytes(item_bytes: int) -> int:
 def unpack_snapshot(path: str, item: bytes) -> Snapshot:
     """What `pack_snapshot` packed. Raises CorruptLog or UnsupportedFormat."""
     if item[:1] != _SNAPSHOT or len(item) < 1 + _U32.size:
-        raise _nonsense(path, "does not begin with a snapshot")
+        raise restore_error(path, "does not begin with a snapshot")
     end = 1 + _U32.size + int(_U32.unpack_from(item, 1)[0])
     try:
         meta = _decoder.decode(item[1 + _U32.size : end])
     except msgspec.MsgspecError as error:
-        raise _nonsense(path, f"has a snapshot that cannot be read ({error})") from error
+        raise restore_error(path, f"has a snapshot that cannot be read ({error})") from error
     if meta.version < _META_VERSION:
         raise UnsupportedFormat(f"{path} has a snapshot of version {meta.version}.")
     voters = {ReplicaKey(node, directory): endpoint for node, directory, endpoint in meta.voters}
@@ -127,7 +131,7 @@ def pack_entry(entry: Entry) -> bytes:
 
 def _unpack_entry(path: str, item: bytes) -> Entry:
     if item[:1] != _ENTRY or len(item) < _HEAD.size:
-        raise _nonsense(path, "has an entry that is none")
+        raise restore_error(path, "has an entry that is none")
     _, index, term, kind = _HEAD.unpack_from(item)
     if kind not in _KINDS:
         raise UnsupportedFormat(f"{path} has an entry of an unknown kind, {kind}.")
@@ -136,7 +140,7 @@ def _unpack_entry(path: str, item: bytes) -> Entry:
         try:
             unpack_voters(entry.data)
         except (msgspec.MsgspecError, UnicodeError) as error:
-            raise _nonsense(path, f"has voters that cannot be read ({error})") from error
+            raise restore_error(path, f"has voters that cannot be read ({error})") from error
     return entry
 
 
@@ -148,23 +152,23 @@ def unpack_history(path: str, items: Sequence[bytes]) -> History:
         UnsupportedFormat: a newer version wrote one of them.
     """
     if not items:
-        raise _nonsense(path, "does not begin with a snapshot")
+        raise restore_error(path, "does not begin with a snapshot")
     snapshot = unpack_snapshot(path, items[0])
     entries: list[Entry] = []
     for item in items[1:]:
         entry = _unpack_entry(path, item)
         if not entries:
             if not 0 < entry.index <= snapshot.meta.index + 1:
-                raise _nonsense(
+                raise restore_error(
                     path, f"has entry {entry.index} after snapshot {snapshot.meta.index}"
                 )
         else:
             place = entry.index - entries[0].index
             if not 0 <= place <= len(entries):
-                raise _nonsense(path, f"has entry {entry.index} after {entries[-1].index}")
+                raise restore_error(path, f"has entry {entry.index} after {entries[-1].index}")
             del entries[place:]
         if entries and entry.term < entries[-1].term:
-            raise _nonsense(path, f"has a term that falls at entry {entry.index}")
+            raise restore_error(path, f"has a term that falls at entry {entry.index}")
         entries.append(entry)
     assert not entries or entries[-1].index - entries[0].index == len(entries) - 1
     _check_agreement(path, snapshot.meta, entries)
@@ -176,14 +180,8 @@ def _check_agreement(path: str, meta: SnapshotMeta, entries: Sequence[Entry]) ->
         return
     place = meta.index - entries[0].index
     if entries[-1].index < meta.index:
-        raise _nonsense(path, f"ends at entry {entries[-1].index}, before its snapshot")
+        raise restore_error(path, f"ends at entry {entries[-1].index}, before its snapshot")
     if place >= 0 and entries[place].term != meta.term:
-        raise _nonsense(path, f"has another entry {meta.index} than its snapshot")
+        raise restore_error(path, f"has another entry {meta.index} than its snapshot")
     if place < 0 and entries[0].term < meta.term:
-        raise _nonsense(path, "has an older term behind its snapshot")
-
-
-def _nonsense(path: str, what: str) -> CorruptLog:
-    return CorruptLog(
-        f"{path} {what}: restore the file from a backup; nothing was changed.", file=path
-    )
+        raise restore_error(path, "has an older term behind its snapshot")

@@ -32,8 +32,13 @@ from quiverlog.core.raft.outbox import Write
 from quiverlog.core.raft.snapshots import SnapshotRead
 from quiverlog.errors import StorageFault
 from quiverlog.storage.disk import Disk
-from quiverlog.storage.metadata_frames import VERSION_QUORUM, VERSION_SINGLE, pack_frame
-from quiverlog.storage.metadata_log import MetadataLog, restore_error
+from quiverlog.storage.metadata_frames import (
+    VERSION_QUORUM,
+    VERSION_SINGLE,
+    pack_frame,
+    restore_error,
+)
+from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.storage.quorum_items import (
     History,
     Snapshot,

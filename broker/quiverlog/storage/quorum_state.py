@@ -18,6 +18,7 @@ from quiverlog.core.raft.messages import HardState, ReplicaKey
 from quiverlog.errors import CorruptLog
 from quiverlog.storage.disk import Disk, is_special_file
 from quiverlog.storage.frames import pack_file, unpack_file
+from quiverlog.storage.metadata_frames import restore_error
 
 __all__ = ["STATE_FILE", "load_state", "pack_state"]
 
@@ -52,15 +53,9 @@ def load_state(disk: Disk, path: str) -> HardState | None:
         term, has_voted, node_id = _STATE.unpack_from(payload)
         vote = ReplicaKey(node_id, payload[_STATE.size :].decode()) if has_voted else None
     except (CorruptLog, struct.error, UnicodeDecodeError) as error:
-        raise CorruptLog(
-            f"{path} is damaged ({error}): restore the file from a backup; nothing was changed.",
-            file=path,
-        ) from error
+        raise restore_error(path, "is damaged") from error
     except OSError as error:
         if not is_special_file(error):
             raise
-        raise CorruptLog(
-            f"{path} is not a regular file: restore the file from a backup; nothing was changed.",
-            file=path,
-        ) from error
+        raise restore_error(path, "is not a regular file") from error
     return HardState(term, vote)
