@@ -14,6 +14,7 @@ from quiverlog.limits import CLUSTER_ID_CHARS_MAX, HOST_CHARS_MAX, RACK_CHARS_MA
 from quiverlog.server.config import BrokerConfig, load_config
 from quiverlog.server.config_docs import render
 from quiverlog.server.config_keys import CONFIG_KEYS
+from quiverlog.server.node_config import node_config
 from quiverlog.settings import InvalidValue
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,11 +190,16 @@ def test_roles_and_controllers(tmp_path: Path) -> None:
     path.write_text(
         "process.roles = 'controller, broker'\ncluster.id = 'c'\n"
         "controller.quorum.bootstrap.servers = '1@a:9292, 2@[::1]:3,'\n"
+        "controller.quorum.moved.servers = '3@b:1'\n"
     )
     config = load_config(path)
     assert config.process_roles == ("broker", "controller")
     found = config.controller_quorum_bootstrap_servers
     assert found == {1: Address("a", 9292), 2: Address("::1", 3)}
+    assert config.controller_quorum_moved_servers == {3: Address("b", 1)}
+    told = node_config(config, {"default": Address("h", 1)})
+    assert told.moved_controllers == {3: Address("b", 1)}
+    assert told.controllers == found
 
 
 @pytest.mark.parametrize("text", ["a:9292", "x@a:9292", "-1@a:1", "1@a", "1@a:1,1@b:1", "²@a:1"])

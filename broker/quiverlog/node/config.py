@@ -52,6 +52,8 @@ class NodeConfig:
     controllers: Mapping[int, Address] = field(default_factory=dict)
     """Whom to ask for the metadata, by node id. A new data directory of a broker that knows any
     joins their quorum; that of one that knows none becomes a quorum of one."""
+    moved_controllers: Mapping[int, Address] = field(default_factory=dict)
+    """Where controllers are now, whatever the metadata say: all addresses may have changed."""
     joins_quorum: bool = False
     """A controller that becomes a voter without anybody's asking (`voter_changes`)."""
     software_version: str = ""

@@ -7,6 +7,7 @@ Owns what each source says, and which of them counts for a node when they differ
 | the operator (`controllers`) | where controllers were once | when nobody else tells |
 | the voters in the metadata log | where a voter was when it became one | before that |
 | the registrations in the metadata | where a broker was when it last registered | before that |
+| the operator (`moved_controllers`) | where all are that moved at once | before that |
 | the requests of another replica | where it is now | before all others |
 
 What a request says is believed of the node's voter, that is of its very disk, and of nodes that are
@@ -54,6 +55,7 @@ class Whereabouts:
         "_controllers",
         "_heard",
         "_listener",
+        "_moved",
         "_node_id",
         "_registered",
         "_voters",
@@ -67,6 +69,7 @@ class Whereabouts:
         self._node_id = config.node_id
         self._listener = config.inter_broker_listener
         self._controllers = config.controllers
+        self._moved = config.moved_controllers
         self._changed = changed
         self._voters: Voters = {}
         self._registered: Mapping[int, Address] = {}
@@ -129,6 +132,7 @@ class Whereabouts:
             with contextlib.suppress(ValueError):
                 found[voter.node_id] = parse_address(endpoint)
         found.update(self._registered)
+        found.update(self._moved)
         found.update((node_id, said.address) for node_id, said in self._heard.items())
         found.pop(self._node_id, None)
         assert self._node_id not in found, "nobody connects to itself"

@@ -72,6 +72,7 @@ class BrokerConfig:
     rack: str
     process_roles: tuple[str, ...]
     controller_quorum_bootstrap_servers: Mapping[int, Address]
+    controller_quorum_moved_servers: Mapping[int, Address]
     controller_quorum_auto_join: str
     broker_session_ms: int
     connections_max: int

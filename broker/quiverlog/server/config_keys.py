@@ -111,6 +111,16 @@ _KEYS: Final = (
         label="id@host:port,...",
     ),
     Setting(
+        "controller.quorum.moved.servers",
+        _OTHER,
+        "",
+        "Where controllers are now, as `id@host:port` of the listener between brokers: counts"
+        " before what the metadata say, for a cluster whose addresses have all changed at once"
+        " ([cluster.md](cluster.md)). Take it out when the cluster has come up.",
+        read=read_seeds,
+        label="id@host:port,...",
+    ),
+    Setting(
         "controller.quorum.auto.join",
         _CHOICE,
         "true",

@@ -30,6 +30,7 @@ def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> Node
         rack=config.rack,
         roles=config.process_roles,
         controllers=dict(config.controller_quorum_bootstrap_servers),
+        moved_controllers=dict(config.controller_quorum_moved_servers),
         joins_quorum=config.controller_quorum_auto_join == "true",
         broker_session_ms=config.broker_session_ms,
         software_version=VERSION,
