@@ -216,7 +216,7 @@ MEANINGS: Final[dict[str, str]] = {
     "index_term": "term of the entry at `index`",
     "installed": "the log stands at the snapshot",
     "is_behind": "the broker has not reached the controller for a session: ask another one too",
-    "is_caught_up": "the broker knows the metadata up to its registration",
+    "is_caught_up": "the broker knows its registration, and its fencing if it was fenced since",
     "is_fenced": "it leads nothing, and counts as a copy of nothing",
     "is_internal": "belongs to quiverlog itself",
     "isolation_level": "0 read uncommitted, 1 read committed (the same without transactions)",

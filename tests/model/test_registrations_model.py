@@ -25,8 +25,16 @@ BUGS: dict[str, Mutation] = {
         f"{MACHINE}._registered_as", "broker.broker_epoch != broker_epoch", "False"
     ),
     "unfenced before it has caught up": Mutation(
-        f"{MACHINE}.heartbeat", "is_caught_up = beat.version >= broker.broker_epoch",
-        "is_caught_up = True",
+        f"{MACHINE}.heartbeat", "beat.version >= self._must_know(image, broker)", "True"
+    ),
+    "unfenced before it knows that it was fenced": Mutation(
+        f"{MACHINE}._must_know", "since = self._fenced[node_id]\n", "return broker.broker_epoch\n"
+    ),
+    "unfenced before its fencing is decided": Mutation(
+        f"{MACHINE}._must_know", "return image.version + 1", "return 0"
+    ),
+    "a new controller forgets who was fenced": Mutation(
+        f"{MACHINE}.begin", "self._fenced = {n", "self._fenced = {-1 - n"
     ),
     "unfenced although it is about to stop": Mutation(
         f"{MACHINE}.heartbeat", "and not broker.in_shutdown", ""

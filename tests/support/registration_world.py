@@ -82,6 +82,7 @@ class RegistrationWorld:
         self.unsure: set[int] = set()
         self.looks_us: deque[int] = deque(maxlen=BROKER_SUSPICIONS_MAX + 1)
         self.shutdown_version: dict[int, int] = {}
+        self.fenced_version: dict[int, int] = {}
         self.happened: Counter[str] = Counter()
 
     def new_process(self, node_id: int, disk: str, clean: bytes = b"") -> Process:
@@ -109,8 +110,11 @@ class RegistrationWorld:
             self.register(process)
         else:
             version = self.rng.choice(
-                (self.image.version, self.image.version, broker.broker_epoch - 1)
-            )
+                (
+                    self.image.version, self.image.version, broker.broker_epoch - 1,
+                    max(broker.broker_epoch, self.fenced_version.get(process.node_id, 0) - 1),
+                )
+            )  # fmt: skip
             self.heartbeat(process, broker.broker_epoch, version)
 
     def register(self, process: Process) -> None:
@@ -162,10 +166,16 @@ class RegistrationWorld:
         held = self.image.brokers[node_id]
         if verdict.is_fenced != (held.broker_epoch != epoch or held.fenced):
             raise Violation("it is told what does not hold")
+        knows = held.fenced and version >= self.fenced_version.get(node_id, 0)
+        if known.fenced and verdict.is_caught_up and not knows:
+            raise Violation(f"{node_id} does not know that it was fenced, and has caught up")
         if verdict.records:
             self.check_verdict(known, beat)
             self.propose(verdict.records)
-        elif known.fenced and not known.in_shutdown and version >= epoch and not beat.wants_to_stop:
+        elif (
+            known.fenced and held.fenced and not known.in_shutdown and not beat.wants_to_stop
+            and version == self.image.version
+        ):  # fmt: skip
             raise Violation(f"{node_id} has caught up, and stays fenced")
         if verdict.may_stop:
             self.check_stop(node_id, known)
@@ -250,7 +260,8 @@ class RegistrationWorld:
             self.now_us += SUSPECT_US // 2
             self.look()
         for node_id, known in self.known.items():
-            if known.epoch is not None and not known.fenced:
+            is_live = known.epoch is not None and not self.image.brokers[node_id].fenced
+            if is_live and not known.fenced:
                 raise Violation(f"{node_id} was silent all the time, and is not fenced")
 
     def stall(self) -> None:
@@ -263,9 +274,9 @@ class RegistrationWorld:
 
     def look(self) -> None:
         for node_id, known in self.known.items():
-            if known.epoch is None:
-                self.unsure.add(node_id)  # Its session begins when its registration is decided.
-        while records := self.machine.silent(self.pending, self.now_us):
+            if known.epoch is None or (not known.fenced and self.image.brokers[node_id].fenced):
+                self.unsure.add(node_id)  # Its session begins when that is decided.
+        while records := self.machine.silent(self.image, self.pending, self.now_us):
             self.check_fencing(records)
             self.propose(records)
         self.looks_us.append(self.now_us)
@@ -306,6 +317,8 @@ class RegistrationWorld:
                     known.epoch = self.version
             elif isinstance(record, BrokerChangeRecord) and record.in_shutdown:
                 self.shutdown_version[record.node_id] = self.version
+            elif isinstance(record, BrokerChangeRecord) and record.fenced:
+                self.fenced_version[record.node_id] = self.version
 
     def fail(self) -> None:
         """The quorum is interrupted; what is under way never was."""

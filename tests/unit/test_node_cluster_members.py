@@ -12,6 +12,7 @@ from quiverlog.node.effects import SendToPeer
 from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
+from quiverlog.wire.quorum_messages import QuorumRequest
 from tests.support.members import Member, Members
 from tests.support.node import SCHEMA
 
@@ -57,6 +58,37 @@ def test_a_broker_that_is_cut_off_stops_leading_before_it_is_fenced(members: Mem
     assert stopped_ms + fenced_ms <= 2_400
     members.cut.clear()
     assert members.run_until(lambda: may_lead(two)) <= 1_500
+    assert live(members, 2) == [1, 2, 3]
+
+
+def test_a_broker_that_is_back_may_lead_when_it_has_the_metadata(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 16 of docs/replication.md: until then it does not know that others lead."""
+    members.run(500)
+    two = members.by_id[2]
+    members.cut.add(frozenset((1, 2)))
+    members.run_until(lambda: live(members, 1) == [1, 3])
+    deliver, held = members._deliver, []
+
+    def hold_back(source: Member, effect: SendToPeer) -> None:
+        if effect.peer.node_id == 2 and isinstance(effect.request, QuorumRequest):
+            held.append(effect)
+        else:
+            deliver(source, effect)
+
+    monkeypatch.setattr(members, "_deliver", hold_back)
+    members.cut.clear()
+    heard_us = two.mono_us
+    members.run(3_000)
+    heard = two.node.broker.membership.registration.controller_heard
+    assert held, "nothing has come of the metadata"
+    assert live(members, 2) == [1, 2, 3], "it knows nothing of its fencing"
+    assert max(heard.values()) > heard_us + 2_000_000, "its heartbeats are answered"
+    assert not may_lead(two)
+    assert live(members, 1) == [1, 3]
+    monkeypatch.setattr(members, "_deliver", deliver)
+    members.run_until(lambda: may_lead(two))
     assert live(members, 2) == [1, 2, 3]
 
 

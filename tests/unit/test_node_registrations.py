@@ -127,6 +127,27 @@ def test_silence_fences_and_a_heartbeat_brings_back(node: NodeDriver) -> None:
     assert live(node) == [0, 2]
 
 
+def test_who_was_fenced_comes_back_when_it_knows_that_it_was(node: NodeDriver) -> None:
+    """Seen in a simulated cluster: a leader that had slept through its fencing said where rows end,
+    because its heartbeats were answered and the metadata came later."""
+    epoch = unfenced(node)
+    before = node.node.broker.metadata.image.version
+    for _ in range(2):
+        node.advance(1_100)
+    node.advance(100)
+    node.run_until_idle()
+    assert live(node) == [0]
+    for _ in range(2):
+        behind = ask(node, beat(epoch, metadata_version=before))
+        assert (behind.is_caught_up, behind.is_fenced) == (False, True)
+        node.run_until_idle()
+        assert live(node) == [0]
+    fenced = node.node.broker.metadata.image.version
+    assert ask(node, beat(epoch, metadata_version=fenced)).is_caught_up
+    node.run_until_idle()
+    assert live(node) == [0, 2]
+
+
 def test_who_answers_is_named_where_all_are_fenced(node: NodeDriver) -> None:
     """Seen with real brokers that were all killed and back: clients took no broker for nonsense."""
     image = node.node.broker.metadata.image

@@ -87,7 +87,8 @@ class Registrar:
         if machine is None:
             return
         if self._due_us is not None and now.mono_us >= self._due_us:
-            while records := machine.silent(self._metadata.pending, now.mono_us):
+            metadata = self._metadata
+            while records := machine.silent(metadata.image, metadata.pending, now.mono_us):
                 change = records[0]
                 assert isinstance(change, BrokerChangeRecord)
                 self._outbox.log("warning", "broker fenced", node=change.node_id, why="silent")

@@ -10,7 +10,8 @@ broker that is the controller, registered and not fenced, says nothing to anybod
 ```
 
 A leader that has not been answered for a session must take itself for fenced. Its session begins
-when a heartbeat is sent, the controller's when it arrives, so the leader stops first.
+when a heartbeat is sent, the controller's when it arrives, so the leader stops first. An answer to
+who has been fenced, and may not know it yet, begins none.
 
 Must not know: what follows from fencing, what a leader stops doing (standing.py).
 """
@@ -271,7 +272,8 @@ class Registration:
             self._session_us = answer.session_ms * 1000
         self._next_us = sent_us + self._session_us // BROKER_HEARTBEATS_PER_SESSION
         if isinstance(answer, BrokerHeartbeatResponse):
-            self._lease_us = max(self._lease_us, sent_us + self._session_us)
+            if answer.is_caught_up:
+                self._lease_us = max(self._lease_us, sent_us + self._session_us)
             self.may_stop = self._stop_us is not None and answer.may_stop
         if self._epoch < 0 or self._is_fenced or self._stop_us is not None:
             # What it waits for comes with the metadata, in a moment.

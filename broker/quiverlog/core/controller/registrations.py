@@ -2,8 +2,8 @@
 
 A broker registers at its start, heartbeats from then on, and is fenced when it is silent for a
 session: it leads nothing and counts as a copy of nothing until it is heard again and has applied
-the metadata up to its own registration. Each function reads the image (`pending`: as it will be)
-and returns the records of one entry, or raises; none changes it.
+the metadata up to its own registration, and its fencing. Each function reads the image (`pending`:
+as it will be) and returns the records of one entry, or raises; none changes it.
 
 ```
  (unknown) ──registers──▶ fenced ──heard, metadata applied──▶ live ──wants to stop──▶ in shutdown
@@ -15,6 +15,8 @@ and returns the records of one entry, or raises; none changes it.
 Invariants:
 - A broker epoch names one life of one process: who was replaced can do nothing in its name.
 - Who is registered and alive is not replaced by another data directory under its node id.
+- Who was fenced knows it before it is told that it has caught up: till then it may believe that it
+  leads what others lead.
 - A change of `fenced` and what follows for partitions are one entry.
 
 Must not know: logs, requests, the quorum.
@@ -71,7 +73,7 @@ class Registrations:
         node_id, incarnation: of this node, which needs no session of its own while it decides.
     """
 
-    __slots__ = ("_stopping", "incarnation", "node_id", "sessions")
+    __slots__ = ("_fenced", "_stopping", "incarnation", "node_id", "sessions")
 
     def __init__(self, node_id: int, incarnation: bytes, session_us: int) -> None:
         assert incarnation
@@ -80,17 +82,22 @@ class Registrations:
         self.sessions = Sessions(session_us)
         # By node id, of those in shutdown: the version of the image in which that was first seen.
         self._stopping: dict[int, int] = {}
+        # The same of those that were fenced after they had registered; None: nobody has asked yet.
+        self._fenced: dict[int, int | None] = {}
 
     def begin(self, image: Image, now_us: int, heard_us: dict[int, int]) -> None:
         """This node decides from now on. `heard_us`: whom it has heard itself, and when."""
         others = [n for n, one in image.brokers.items() if n != self.node_id and not one.fenced]
         self.sessions.begin(others, now_us, heard_us)
         self._stopping.clear()
+        # In which entry that was is not in the image.
+        self._fenced = {n: image.version for n, one in image.brokers.items() if one.fenced}
 
     def end(self) -> None:
         """Another node decides, or nobody."""
         self.sessions.end()
         self._stopping.clear()
+        self._fenced.clear()
 
     # --- registering ---------------------------------------------------------------------------
     def register(
@@ -119,6 +126,7 @@ class Registrations:
         if _is_same(before, newcomer):
             return []
         self._stopping.pop(newcomer.node_id, None)
+        self._fenced.pop(newcomer.node_id, None)
         if before.directory_id not in ("", newcomer.directory_id):
             follows = elections.disk_lost(pending, newcomer.node_id)
         elif clean_incarnation and clean_incarnation == before.incarnation:
@@ -156,7 +164,7 @@ class Registrations:
         broker = self._registered_as(pending, beat.node_id, beat.broker_epoch)
         if beat.node_id != self.node_id:
             self.sessions.heard(beat.node_id, now_us, beat.version)
-        is_caught_up = beat.version >= broker.broker_epoch
+        is_caught_up = beat.version >= self._must_know(image, broker)
         if beat.wants_to_stop:
             return self._stop(image, pending, broker, is_caught_up)
         records: list[Record] = []
@@ -168,6 +176,20 @@ class Registrations:
         held = image.brokers.get(broker.node_id)
         is_fenced = held is None or held.broker_epoch != broker.broker_epoch or held.fenced
         return Verdict(records, is_caught_up, is_fenced)
+
+    def _must_know(self, image: Image, broker: BrokerRecord) -> int:
+        """The version of the metadata with which a broker knows what became of it."""
+        node_id = broker.node_id
+        held = image.brokers.get(node_id)
+        assert broker.broker_epoch >= 0
+        if not broker.fenced or node_id not in self._fenced:
+            return broker.broker_epoch
+        if held is None or held.broker_epoch != broker.broker_epoch or not held.fenced:
+            return image.version + 1  # Its fencing is about to be decided.
+        since = self._fenced[node_id]
+        if since is None:
+            since = self._fenced[node_id] = image.version
+        return max(since, broker.broker_epoch)
 
     def _registered_as(self, pending: Image, node_id: int, broker_epoch: int) -> BrokerRecord:
         broker = pending.brokers.get(node_id)
@@ -207,12 +229,15 @@ class Registrations:
         )
 
     # --- silence -------------------------------------------------------------------------------
-    def silent(self, pending: Image, now_us: int) -> list[Record]:
+    def silent(self, image: Image, pending: Image, now_us: int) -> list[Record]:
         """The records that fence one broker that has been silent; empty when there is none."""
         for node_id in self.sessions.silent(now_us):
-            broker = pending.brokers.get(node_id)
-            if broker is not None and broker.broker_epoch == UNKNOWN_BROKER_EPOCH:
-                self.sessions.heard(node_id, now_us)  # It is registered in this moment.
+            broker, held = pending.brokers.get(node_id), image.brokers.get(node_id)
+            if broker is not None and (
+                broker.broker_epoch == UNKNOWN_BROKER_EPOCH
+                or (not broker.fenced and (held is None or held.fenced))
+            ):
+                self.sessions.heard(node_id, now_us)  # It is registered, or unfenced, just now.
                 continue
             self.sessions.forget(node_id)
             if broker is not None and not broker.fenced:
@@ -223,6 +248,7 @@ class Registrations:
     def _fence(self, pending: Image, broker: BrokerRecord) -> list[Record]:
         assert not broker.fenced
         assert broker.broker_epoch != UNKNOWN_BROKER_EPOCH
+        self._fenced[broker.node_id] = None
         return [
             BrokerChangeRecord(broker.node_id, broker.broker_epoch, fenced=True),
             *elections.broker_fenced(pending, broker.node_id),
