@@ -13,7 +13,7 @@ from quiverlog.client import producer_core, routing
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, rows
-from tests.support.scripted_broker import ScriptedBroker
+from tests.support.scripted_broker import Answer, ScriptedBroker
 
 
 @pytest.fixture
@@ -39,6 +39,23 @@ def test_a_leader_that_has_not_heard_of_a_new_topic_is_asked_again(
         producer.send(rows(3)).result()
     broker.fault(m.ListOffsetsRequest, *[not_yet] * 5)
     assert sum(len(batch) for batch in client.consumer("t")) == 3
+
+
+def test_a_new_topic_is_not_taken_for_a_deleted_one_of_its_name(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    """Seen in a simulated cluster: the broker that was asked still knew the one before."""
+    before = client.create_topic("t", SCHEMA).topic_id
+    client.delete_topic("t")
+
+    def as_before(_request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+        response.topics[0].topic_id = before
+        return response, body
+
+    broker.fault(m.MetadataRequest, Answer(as_before), Answer(as_before))
+    created = client.create_topic("t", SCHEMA)
+    assert created.topic_id != before
+    assert client.describe_topic("t").topic_id == created.topic_id
 
 
 def test_a_leader_that_never_hears_of_a_topic_is_not_asked_for_ever(

@@ -112,8 +112,10 @@ def create_topic(
         configs=_configs(config),
     )
     tries: list[QuiverlogError] = []
+    created = b""
 
     def attempt() -> Operation[None]:
+        nonlocal created
         try:
             reply = yield from cluster.call_controller(
                 m.CreateTopicsRequest(topics=[new], validate_only=validate_only)
@@ -125,6 +127,7 @@ def create_topic(
         assert isinstance(response, m.CreateTopicsResponse)
         try:
             raise_for(response.topics[0], name)
+            created = response.topics[0].topic_id
         except TopicExists:
             if not (if_not_exists or (tries and (yield from _is_ours(cluster, new)))):
                 raise
@@ -138,7 +141,8 @@ def create_topic(
         return None
     # Not a part of the attempt: a look that fails must not have it created once more.
     left_s = cluster.settings.request_timeout_s - (cluster.clock() - began_s)
-    look = cluster.retrying(lambda: _when_known(cluster, name), timeout_s=max(left_s, _LOOK_S_MIN))
+    look_s = max(left_s, _LOOK_S_MIN)
+    look = cluster.retrying(lambda: _when_known(cluster, name, created), timeout_s=look_s)
     return (yield from about(name, look))
 
 
@@ -152,11 +156,16 @@ def _with_open_tries(tries: list[QuiverlogError], operation: Operation[T]) -> Op
         raise
 
 
-def _when_known(cluster: Cluster, name: str) -> Operation[TopicInfo]:
-    """A topic that exists. The broker that is asked may hear of it later than the controller."""
+def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[TopicInfo]:
+    """A topic that exists, by its id where that was told. The broker that is asked may hear of it
+    later than the controller, and till then know a deleted one of the same name."""
     for tries in itertools.count():
         try:
-            return (yield from cluster.topic(name, fresh=True))
+            found = yield from cluster.topic(name, fresh=True)
+            if topic_id in (b"", found.topic_id):
+                return found
+            cluster.forget_topics()
+            raise UnknownTopic(f"There is another topic {name!r} than the created one.", topic=name)
         except UnknownTopic:
             if tries >= _LOOKS_MAX:
                 raise
