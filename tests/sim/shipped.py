@@ -64,6 +64,8 @@ class ShippedClient:
 
     request_timeout_s = 5.0
     delivery_timeout_s = 30.0
+    patience_s = 0.2
+    """How long a consumer is asked to wait for rows."""
 
     def __init__(self, world: World, checker: Checker, name: str) -> None:
         self.world = world
@@ -281,7 +283,7 @@ class ClientConsumer(ShippedClient):
         """Some batches; the consumer to go on with."""
         try:
             for _ in range(20):
-                batch = await consumer.poll(0.2)
+                batch = await consumer.poll(self.patience_s)
                 if batch is None:
                     continue
                 if consumer._core._fetches.topic_id != topic.topic_id:

@@ -48,29 +48,35 @@ def is_linearizable(history: Sequence[Operation], model: Model, state: State) ->
         OverflowError: too much was tried; give shorter histories.
     """
     operations = sorted(history, key=lambda one: one.called_us)
+    called = [one.called_us for one in operations]
+    # Those that have returned, the earliest first: who has to be next is found from there on.
+    returned = sorted(
+        (one.returned_us, n) for n, one in enumerate(operations) if one.returned_us != NEVER
+    )
     # Sets of operations are the bits of a number.
-    needed = sum(1 << n for n, one in enumerate(operations) if one.returned_us != NEVER)
     tried: set[tuple[int, Hashable]] = set()
-    stack: list[tuple[int, State]] = [(0, state)]
+    stack: list[tuple[int, State, int]] = [(0, state, 0)]
     while stack:
-        done, now = stack.pop()
-        if not needed & ~done:
+        done, now, at = stack.pop()
+        while at < len(returned) and done >> returned[at][1] & 1:
+            at += 1
+        if at == len(returned):
             return True
         if (done, now) in tried:
             continue
         tried.add((done, now))
         if len(tried) > _TRIED_MAX:
             raise OverflowError("the history is too long")
-        first_return = min(
-            one.returned_us for n, one in enumerate(operations) if needed & ~done & 1 << n
-        )
-        for number, one in enumerate(operations):
-            if one.called_us > first_return:
-                break  # Something had returned before it, and before all behind it, was called.
-            if not done & 1 << number:
-                is_right, after = model(now, one)
+        first_return = returned[at][0]
+        # All that were called before the first one that is not done are done.
+        number = (~done & (done + 1)).bit_length() - 1
+        while number < len(operations) and called[number] <= first_return:
+            if not done >> number & 1:
+                is_right, after = model(now, operations[number])
                 if is_right:
-                    stack.append((done | 1 << number, after))
+                    stack.append((done | 1 << number, after, at))
+            number += 1
+        # The rest was called after something else had returned that is not done yet.
     return False
 
 

@@ -54,6 +54,7 @@ class Program(ShippedClient):
         self._addresses = [f"{host.name}:9292" for host in cluster.hosts]
         self.request_timeout_s = 20.0 * self._scale
         self.delivery_timeout_s = 30.0 * self._scale
+        self.patience_s = ShippedClient.patience_s * self._scale
 
     def bootstrap(self) -> list[str]:
         return self.rng.sample(self._addresses, len(self._addresses))
@@ -61,7 +62,10 @@ class Program(ShippedClient):
     async def nap(self, seconds: float) -> None:
         scale = 1 if self.world.calm else self._scale
         await asyncio.sleep(seconds * scale)
-        while self._leisure.is_quiet:  # noqa: ASYNC110 - time is simulated, nobody tells
+        # Not longer than what it takes to notice that the world is calm.
+        rest_us = self._leisure.nap_us(int(seconds * 1e6))
+        until_us = self.world.mono_us + rest_us
+        while self._leisure.is_quiet and self.world.mono_us < until_us:  # noqa: ASYNC110
             await asyncio.sleep(_NAP_S * self._scale)
 
 

@@ -165,7 +165,7 @@ class ClusterScenario:
                 "death_in_job": self.death_in_job,
                 "rows_max": self.rows_max,
                 "entries_max": 1,
-                "retention_check_ms": 1_000,
+                "retention_check_ms": 1_000 * self.tempo.scale,
             },
         )
 

@@ -2,9 +2,10 @@
 
 Owns what a seed draws of it. Half of all runs have the shipped timing and load without a pause. In
 the others the timers of the cluster (heartbeats, elections, sessions, fetch waits, lag) are up to
-30 times as long, load and faults are spread likewise, and hours come in which almost nothing is
-asked: so a run also meets the timers that are slow in any case (the flush after 30 s, the round of
-preferred leaders), which shrink in some runs instead. Networks and disks are as fast as ever.
+30 times as long, load and faults are spread likewise, and hours come in which little is asked and
+little goes wrong, but never nothing: so a run also meets the timers that are slow in any case (the
+flush after 30 s, the round of preferred leaders), which shrink in some runs instead. Networks and
+disks are as fast as ever.
 
 A run's length is its work at the shipped timing; `Tempo.stretch` is how much longer it takes.
 Whoever counts hours must tell the two kinds apart: see `soak`.
@@ -22,9 +23,11 @@ from functools import partial
 from typing import Any, Final
 from unittest import mock
 
+from quiverlog.client import consumer_core, pauses
 from quiverlog.core.controller import sessions
 from quiverlog.core.partition.partition import PartitionState
 from quiverlog.core.raft.messages import RaftConfig
+from quiverlog.core.replication import follower, peer_fetcher
 from quiverlog.limits import (
     BROKER_SESSION_MS_DEFAULT,
     LEADER_BALANCE_PERIOD_MS,
@@ -34,12 +37,15 @@ from quiverlog.limits import (
 )
 from quiverlog.node import (
     in_sync_changes,
+    log_end_reports,
+    offline_replicas,
     quorum_duties,
     registration,
     replica_requests,
     replication,
+    voter_changes,
 )
-from quiverlog.server import peer_link
+from quiverlog.server import peer_link, peer_queue
 from quiverlog.storage import flushing
 from tests.sim.world import World
 
@@ -48,15 +54,33 @@ __all__ = ["SHIPPED", "Leisure", "Tempo"]
 _SCALED: Final[tuple[tuple[Any, str], ...]] = (
     (replica_requests, "REPLICA_FETCH_WAIT_MS"),
     (replication, "_ANSWER_MS"),
+    (peer_fetcher, "_BACKOFF_US_MIN"),
+    (peer_fetcher, "_BACKOFF_US_MAX"),
+    (follower, "_BACKOFF_US_MIN"),
+    (follower, "_BACKOFF_US_MAX"),
+    (log_end_reports, "_AGAIN_US"),
+    (log_end_reports, "_PAUSE_US"),
+    (offline_replicas, "_RETRY_US"),
+    (voter_changes, "_RETRY_US"),
     (registration, "BROKER_RETRY_MS"),
     (registration, "BROKER_STOP_MS_MAX"),
     (in_sync_changes, "_RETRY_US"),
     (sessions, "_SUSPECT_US"),
     (peer_link, "PEER_SILENCE_MS"),
+    (peer_link, "PEER_WRONG_BACKOFF_MS"),
+    (peer_queue, "PEER_BACKOFF_MS_MIN"),
+    (peer_queue, "PEER_BACKOFF_MS_MAX"),
+    (pauses, "RETRY_BACKOFF_MS_MIN"),
+    (pauses, "RETRY_BACKOFF_MS_MAX"),
+    (pauses, "ELSEWHERE_BACKOFF_MS_MAX"),
+    (consumer_core, "NEW_PARTITIONS_EVERY_S"),
 )
 """Where the timers stand that are multiplied. One that is gone or was renamed stops the run."""
+_ACTION_US: Final = 10_000
+"""What clients wait for less long is taken for so long, where little of it goes on."""
 _BURST_US: Final = 5_000_000
 """Work between two pauses of it, on average, at the shipped timing."""
+_NEVER_US: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +93,8 @@ class Tempo:
     hurry: int = 1
     quiet_faults: float = 0.0
     """Share of the faults that come in quiet hours, too."""
+    quiet_load: float = 0.0
+    """Share of what clients do that goes on in quiet hours."""
 
     @classmethod
     def draw(cls, seed: int) -> Tempo:
@@ -78,9 +104,10 @@ class Tempo:
             return SHIPPED
         return cls(
             scale=rng.choice((1, 3, 10, 30)),
-            quiet=rng.choice((0, 1, 4, 20)),
+            quiet=rng.choice((0, 1, 4, 20, 60)),
             hurry=rng.choice((1, 1, 10)),
-            quiet_faults=rng.choice((0.0, 0.02, 0.2)),
+            quiet_faults=rng.choice((0.02, 0.02, 0.2)),
+            quiet_load=rng.choice((0.003, 0.03)),
         )
 
     @property
@@ -142,6 +169,9 @@ class Leisure:
         self._busy = False  # The first thing that happens is a burst of work.
         self._until_us = world.mono_us
         self._resting: list[tuple[int, Callable[[], None]]] = []
+        self._slack: dict[int, Callable[[], None]] = {}
+        """What is done in spite of quiet hours, a little later."""
+        self._slack_count = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
@@ -169,14 +199,47 @@ class Leisure:
             if not self.is_quiet:
                 action()
                 return
+            quiet_us = self._until_us - world.mono_us
+            slack_us = self._slack_us(delay_us)
+            if slack_us < quiet_us:
+                self._slack_count += 1
+                self._slack[self._slack_count] = action
+                world.at(slack_us, partial(self._act_in_quiet, self._slack_count))
+                return
             if not self._resting:
-                world.at(self._until_us - world.mono_us, self.wake)
+                world.at(quiet_us, self._go_on)
             self._resting.append((delay_us, action))
 
         world.at(delay_us * self._tempo.scale, act)
 
-    def wake(self) -> None:
-        """The quiet is over, or the world is calm: everybody goes on, each a little later."""
+    def nap_us(self, delay_us: int) -> int:
+        """How long a client that would do something now waits with it; 0: not at all."""
+        if not self.is_quiet:
+            return 0
+        return min(self._until_us - self._world.mono_us, self._slack_us(delay_us))
+
+    def _slack_us(self, delay_us: int) -> int:
+        """After how long what is to be done each `delay_us` is done in spite of quiet hours."""
+        tempo = self._tempo
+        if not tempo.quiet_load:
+            return _NEVER_US
+        mean_us = max(delay_us, _ACTION_US) * tempo.scale / tempo.quiet_load
+        return 1 + int(self._rng.expovariate(1 / mean_us))
+
+    def _act_in_quiet(self, number: int) -> None:
+        action = self._slack.pop(number, None)
+        if action is not None:
+            action()
+
+    def _go_on(self) -> None:
+        """The quiet is over: everybody goes on, each a little later."""
         resting, self._resting = self._resting, []
         for delay_us, action in resting:
             self.at(delay_us, action)
+
+    def wake(self) -> None:
+        """The world is calm: nobody waits for anything any more."""
+        self._go_on()
+        slack, self._slack = self._slack, {}
+        for action in slack.values():
+            self.at(0, action)

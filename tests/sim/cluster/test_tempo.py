@@ -71,6 +71,37 @@ def test_clients_rest_in_quiet_hours_and_go_on_when_the_world_is_calm() -> None:
     assert len(done) > count
 
 
+def test_quiet_hours_are_not_without_load() -> None:
+    world = World(Scenario.draw(1))
+    leisure = Leisure(world, Tempo(scale=3, quiet=60, quiet_load=0.03), random.Random(7))
+    done: list[bool] = []
+
+    def work() -> None:
+        done.append(leisure.is_quiet)
+        leisure.at(100_000, work)
+
+    leisure.at(100_000, work)
+    world.run(3_600_000_000)
+    in_quiet, at_work = sum(done), len(done) - sum(done)
+    # An hour of quiet at 3 % of 12,000 actions, on average; and a minute of work.
+    assert 200 < in_quiet < 600
+    assert 100 < at_work < 1_000
+    while not leisure.is_quiet:
+        world.run(1_000_000)
+    world.run(1_000_000)
+    count = len(done)
+    world.calm = True
+    leisure.wake()
+    world.run(1_000)
+    assert len(done) == count + 1, "once, and not a second time when it would have been done"
+
+
+def test_no_seed_has_hours_without_faults_and_load() -> None:
+    for seed in range(400):
+        tempo = Tempo.draw(seed)
+        assert not tempo.quiet or (tempo.quiet_faults > 0 and tempo.quiet_load > 0)
+
+
 def test_a_slow_cluster_keeps_every_promise() -> None:
     result = simulate(3, duration_ms=3_000, shape={"tempo": _SLOW})
     assert result.tempo is _SLOW
