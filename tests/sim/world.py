@@ -45,6 +45,8 @@ class World:
         """What a task found that no caller would hear of."""
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
+        self.moments = 0
+        """How many things have happened, each at its moment."""
         self.network = Network(self, random.Random(f"network-{scenario.seed}"))
         self.hosts = [make_host(self, node_id) for node_id in range(scenario.nodes)]
 
@@ -63,6 +65,7 @@ class World:
             moment_us, _, action = heapq.heappop(heap)
             self.wall_us += moment_us - self.mono_us
             self.mono_us = moment_us
+            self.moments += 1
             action()
             if self.failure is not None:
                 raise self.failure

@@ -50,6 +50,8 @@ class ClusterResult:
     errors: dict[int, int]
     faults: dict[str, int]
     events: dict[str, int]
+    moments: int
+    """How many things happened, each at its moment."""
     simulated_s: float
     tempo: Tempo
     healed_s: float
@@ -98,6 +100,7 @@ class _Run:
             checker.errors_seen,
             dict(world.faults),
             dict(world.events),
+            world.moments,
             world.mono_us / 1e6,
             self.scenario.tempo,
             healed_us / 1e6,

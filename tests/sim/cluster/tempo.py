@@ -23,7 +23,13 @@ from functools import partial
 from typing import Any, Final
 from unittest import mock
 
-from quiverlog.client import consumer_core, pauses
+from quiverlog.client import (
+    consumer_core,
+    consumer_fetches,
+    consumer_requests,
+    pauses,
+    replica_choice,
+)
 from quiverlog.core.controller import sessions
 from quiverlog.core.partition.partition import PartitionState
 from quiverlog.core.raft.messages import RaftConfig
@@ -74,6 +80,10 @@ _SCALED: Final[tuple[tuple[Any, str], ...]] = (
     (pauses, "RETRY_BACKOFF_MS_MAX"),
     (pauses, "ELSEWHERE_BACKOFF_MS_MAX"),
     (consumer_core, "NEW_PARTITIONS_EVERY_S"),
+    (consumer_fetches, "FETCH_MAX_WAIT_MS_DEFAULT"),
+    (consumer_requests, "FETCH_MAX_WAIT_MS_DEFAULT"),
+    (replica_choice, "CHECK_S"),
+    (replica_choice, "IN_SYNC_EVERY_S"),
 )
 """Where the timers stand that are multiplied. One that is gone or was renamed stops the run."""
 _ACTION_US: Final = 10_000

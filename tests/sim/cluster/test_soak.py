@@ -1,0 +1,30 @@
+"""The sums of long runs: what is counted, and apart from what."""
+
+from __future__ import annotations
+
+from .run import simulate
+from .soak import Sums
+from .tempo import Tempo
+
+
+def test_hours_at_the_shipped_timing_are_told_apart() -> None:
+    fast = simulate(0, duration_ms=500, shape={"tempo": Tempo()})
+    slow = simulate(0, duration_ms=500, shape={"tempo": Tempo(scale=3)})
+    sums = Sums()
+    sums.add(fast)
+    sums.add(slow)
+    sums.add("seed 7: a promise was broken")
+    assert (sums.shipped.runs, sums.slow.runs, sums.failed) == (1, 1, 1)
+    assert sums.simulated_s == fast.simulated_s + slow.simulated_s
+    assert sums.slow.timers_s == slow.simulated_s / 3
+    assert sums.shipped.moments == fast.moments > 100
+    told = sums.told(took_s=2.0)
+    assert "2 of 3 runs kept every promise" in told
+    assert "at the shipped timing: 0.0" in told
+    assert "rows acknowledged" in told
+
+
+def test_nothing_was_run() -> None:
+    sums = Sums()
+    assert "slower: none" in sums.told(took_s=1.0)
+    assert sums.simulated_s == 0
