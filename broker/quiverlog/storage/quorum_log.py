@@ -340,5 +340,7 @@ def _records_of(path: str, items: Sequence[bytes]) -> list[bytes]:
     if not items or not is_item(items[0]):
         return list(items)
     snapshot, entries = unpack_history(path, items)
-    records = [entry.data for entry in entries if entry.kind is EntryKind.DATA]
+    # Entries that the snapshot stands for may be kept in front of others.
+    behind = [entry for entry in entries if entry.index > snapshot.meta.index]
+    records = [entry.data for entry in behind if entry.kind is EntryKind.DATA]
     return [snapshot.records, *records] if snapshot.records else records
