@@ -6,7 +6,8 @@ Owns what was seen of each node, and these rules:
 2. high watermark: of a leader under one epoch it never falls, in one life of a process.
 3. in sync: they are replicas, the leader is one of them, and no eligible one is also in sync.
 4. committed: what lies below anybody's high watermark is the same bytes on every replica, and who
-   begins to lead has all of it.
+   begins to lead has all of it. Who slept through its own term hears of its election when somebody
+   else has led for long: it has what was committed before that one began, and commits nothing.
 5. image: nodes at one metadata version know the same.
 6. quorum: one leader in a term.
 
@@ -51,6 +52,8 @@ class Committed:
     """Copies may show rows that are cut later: before the end only leaders' are compared."""
     from_epoch: int = -1
     """Leaders of earlier epochs do not know yet that others lead who lack their rows."""
+    begun: dict[int, int] = field(default_factory=dict)
+    """Leader epoch -> what was committed when anybody began to lead under it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +108,7 @@ class Invariants:
         found = self.partitions.setdefault(key, Committed())
         found.batches = {base: one for base, one in found.batches.items() if one[0] <= kept}
         found.end = max((after for after, _ in found.batches.values()), default=0)
+        found.begun = {epoch: min(end, found.end) for epoch, end in found.begun.items()}
         found.lossy += 1
         if from_epoch is not None:
             found.is_ragged = True
@@ -237,9 +241,17 @@ class Invariants:
         self.on_elected(host)
         self.check_epoch(f"{replica.name} leads", replica.log.epochs.latest()[0], epoch)
         # Whatever anybody was shown before must be in the log of who leads now.
-        self.check_complete(str(replica.name), replica.log.log_end_offset, self.partitions[key].end)
+        committed_end = self.begins(key, epoch)
+        self.check_complete(str(replica.name), replica.log.log_end_offset, committed_end)
         copy.path, copy.offset = "", 0
-        self.compare(host, replica, copy, self.partitions[key].end)
+        self.compare(host, replica, copy, committed_end)
+
+    def begins(self, key: Key, epoch: int) -> int:
+        """Somebody leads under this epoch. Returns up to where it has the committed rows."""
+        known = self.partitions.setdefault(key, Committed())
+        known.begun.setdefault(epoch, known.end)
+        later = [end for other, end in known.begun.items() if other > epoch]
+        return min([known.end, *later])
 
     def check_one_leader(self, key: Key, epoch: int, node_id: int) -> None:
         """Rule 1."""

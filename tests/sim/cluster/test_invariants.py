@@ -64,6 +64,22 @@ def test_who_begins_to_lead_has_all_that_was_committed() -> None:
         Invariants.check_complete("t-0", 8, 9)
 
 
+def test_who_hears_late_that_it_was_elected_has_what_was_committed_before_the_next() -> None:
+    rules = Invariants()
+    rules.committed(KEY, "a", 0, 9, 111)
+    assert rules.begins(KEY, 3) == 9
+    assert rules.begins(KEY, 5) == 9
+    rules.committed(KEY, "a", 9, 11, 222)
+    assert rules.begins(KEY, 4) == 9, "the leader of 5 has committed the rest"
+    assert rules.begins(KEY, 5) == rules.begins(KEY, 6) == 11
+    with pytest.raises(Violation, match="up to 8, committed was 9"):
+        Invariants.check_complete("t-0", 8, rules.begins(KEY, 4))
+    with pytest.raises(Violation, match="up to 10, committed was 11"):
+        Invariants.check_complete("t-0", 10, rules.begins(KEY, 6))
+    rules.forgive(KEY, 0)
+    assert rules.begins(KEY, 4) == 0
+
+
 def test_what_a_fault_had_the_right_to_take_is_not_missed() -> None:
     rules = Invariants()
     rules.committed(KEY, "a", 0, 5, 111)
