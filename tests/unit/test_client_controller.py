@@ -28,6 +28,7 @@ from quiverlog.errors import (
     RequestTimedOut,
     TopicExists,
     UnknownTopic,
+    UnknownTopicId,
 )
 from quiverlog.wire import messages as m
 from quiverlog.wire.voters_messages import ChangeVotersRequest, ChangeVotersResponse
@@ -46,6 +47,8 @@ class World:
         self.down: set[Address] = set()
         self.starting: set[Address] = set()
         self.tells = False
+        self.topic_id = b"t" * 16
+        self.deleted: list[bytes] = []
         self.asked: list[tuple[Address, str]] = []
         self.before: Callable[[Call], None] = lambda call: None
         bootstrap = [ONE, TWO, THREE]
@@ -79,8 +82,8 @@ class World:
         if isinstance(call.request, m.MetadataRequest):
             response = m.MetadataResponse(controller_id=self.picture)
             self.looks += 1
-            if call.request.topics and self.looks > 2:
-                response.topics = [m.TopicMetadata(name=call.request.topics[0], topic_id=b"t" * 16)]
+            if call.request.topics and self.looks > 1:
+                response.topics = [m.TopicMetadata(call.request.topics[0], self.topic_id)]
             elif call.request.topics:
                 response.topics = [m.TopicMetadata(name="t", error_code=UnknownTopic.code)]
             response.brokers = [m.BrokerEndpoint(n, *where) for n, where in BROKERS.items()]
@@ -103,6 +106,10 @@ class World:
             response = m.DeleteTopicsResponse(topics=[result])
             if call.address != BROKERS[self.controller]:
                 result.error_code = NotController.code
+            elif [self.topic_id] != (call.request.topic_ids or [self.topic_id]):
+                result.error_code = UnknownTopicId.code
+            else:
+                self.deleted.append(self.topic_id)
         decides = not isinstance(call.request, m.MetadataRequest)
         if self.tells and decides and call.address != BROKERS[self.controller]:
             where = BROKERS[self.controller]
@@ -133,7 +140,7 @@ def test_a_refusal_renews_the_picture_and_is_followed(world: World, *, in_entry:
     world.controller = world.picture = 2
     if in_entry:
         world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
-        assert world.asked_for("DELETE_TOPICS") == [ONE, TWO]
+        assert world.asked_for("DELETE_TOPICS") == [TWO], "the look at the topic renewed it"
     else:
         world.play(new_identity(world.cluster))
         assert world.asked_for("INIT_PRODUCER_ID") == [ONE, TWO]
@@ -148,6 +155,7 @@ def test_where_a_refusal_sends_it_the_client_goes_without_asking_for_the_picture
     if in_entry:
         world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
         assert world.asked_for("DELETE_TOPICS") == [ONE, THREE]
+        looks += 1  # Which topic is meant, before anything else.
     else:
         world.play(new_identity(world.cluster))
         assert world.asked_for("INIT_PRODUCER_ID") == [ONE, THREE]
@@ -295,6 +303,38 @@ def test_a_refusal_after_a_lost_answer_is_told_with_a_note(world: World, *, lost
     notes = getattr(caught.value, "__notes__", [])
     assert [note for note in notes if "may hold" in note] == notes
     assert bool(notes) == lost
+
+
+@pytest.mark.parametrize("how", [ConnectionClosed, RequestTimedOut])
+def test_a_deletion_whose_answer_was_lost_spares_a_later_topic_of_that_name(
+    world: World, how: type[QuiverlogError]
+) -> None:
+    """Deleted, created anew by somebody else, and the repetition comes."""
+    anew = b"n" * 16
+
+    def lost(call: Call) -> None:
+        if isinstance(call.request, m.DeleteTopicsRequest) and world.topic_id != anew:
+            world.deleted.append(world.topic_id)
+            world.topic_id = anew
+            raise how("cut off")
+
+    world.before = lost
+    world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+    assert world.deleted == [b"t" * 16]
+    assert len(world.asked_for("DELETE_TOPICS")) == 2
+
+
+def test_a_name_that_became_another_topics_before_the_deletion_is_looked_up_again(
+    world: World,
+) -> None:
+    def changes(call: Call) -> None:
+        if isinstance(call.request, m.DeleteTopicsRequest):
+            world.topic_id = b"n" * 16
+
+    world.before = changes
+    world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+    assert world.deleted == [b"n" * 16], "it is what the name stands for now"
+    assert len(world.asked_for("DELETE_TOPICS")) == 2
 
 
 def test_a_broker_that_knows_of_none_alive_is_passed_by(world: World) -> None:

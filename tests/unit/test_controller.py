@@ -26,6 +26,7 @@ from quiverlog.core.controller.topics import (
     create_topic,
     delete_topic,
     find_topic,
+    find_topic_as,
     next_producer_id_block,
 )
 from quiverlog.core.raft.messages import ENTRY_OVERHEAD_BYTES
@@ -39,6 +40,7 @@ from quiverlog.errors import (
     PolicyViolation,
     TopicExists,
     UnknownTopic,
+    UnknownTopicId,
 )
 from quiverlog.limits import PARTITIONS_PER_BROKER_MAX, RAFT_APPEND_BYTES_MAX
 from quiverlog.types import Durability
@@ -144,6 +146,18 @@ def test_a_broker_that_is_full_leaves_room_at_the_others() -> None:
         create(image, "e", partitions=10_000, brokers=two)
     image.replay_entry(delete_topic(image.topics["a"]))
     assert +image.replica_counts == {0: 10_000, 1: 14_000, 2: 5_000}
+
+
+def test_a_name_can_be_asked_for_as_one_topic_and_no_other() -> None:
+    image = Image({})
+    image.replay_entry(create(image, "a"))
+    topic = image.topics["a"]
+    assert find_topic_as(image, "a", b"") is topic
+    assert find_topic_as(image, "a", topic.topic_id) is topic
+    with pytest.raises(UnknownTopicId):
+        find_topic_as(image, "a", bytes(16))
+    with pytest.raises(UnknownTopic):
+        find_topic_as(image, "b", topic.topic_id)
 
 
 def replicas_of(records: Sequence[Record]) -> list[tuple[int, ...]]:

@@ -154,6 +154,22 @@ def test_deleted_is_gone_with_its_files(node: NodeDriver) -> None:
     assert node.fetched(topic)[0].error_code == errors.UnknownTopicId.code
 
 
+def test_a_name_is_deleted_only_while_it_is_the_topic_that_was_meant(node: NodeDriver) -> None:
+    old = node.create()
+    node.call(m.DeleteTopicsRequest(names=["t"], topic_ids=[old]))
+    new = node.create()
+    request = m.DeleteTopicsRequest(names=["t", "none", "t"], topic_ids=[old, old, b""])
+    response, _ = node.call(request)
+    assert [r.error_code for r in response.topics] == [
+        errors.UnknownTopicId.code,
+        errors.UnknownTopic.code,
+        0,
+    ]
+    assert response.topics[2].topic_id == new
+    response, _ = node.call(m.DeleteTopicsRequest(names=["t"], topic_ids=[old, old]))
+    assert response.error_code == errors.InvalidRequest.code
+
+
 def test_many_partitions_are_removed_a_few_at_a_time(node: NodeDriver) -> None:
     """One job at a time, a few partitions each: flushes must not wait behind thousands of files."""
     node.create(partitions=100)

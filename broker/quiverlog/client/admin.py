@@ -18,6 +18,7 @@ from quiverlog.errors import (
     RequestTimedOut,
     TopicExists,
     UnknownTopic,
+    UnknownTopicId,
 )
 from quiverlog.wire import messages as m
 from quiverlog.wire.election_messages import ElectLeadersRequest, ElectLeadersResponse
@@ -191,12 +192,26 @@ def _as_stored(schema: bytes) -> bytes:
 
 
 def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[None]:
-    """Delete a topic. After a lost reply, its absence counts as success."""
+    """Delete a topic. After a lost reply, its absence counts as success.
+
+    So does that the name has become another topic's: the id of the one that was meant is asked for
+    first, and no other is deleted.
+    """
     tries: list[QuiverlogError] = []
+    meant = b""
 
     def attempt() -> Operation[None]:
+        nonlocal meant
+        if not tries:
+            found = (yield from cluster.refresh([name], decided=True)).topics.get(name)
+            if found is None and not if_exists:
+                raise UnknownTopic(f"There is no topic {name!r}.", topic=name)
+            if found is None:
+                return
+            meant = found.topic_id
+        request = m.DeleteTopicsRequest(names=[name], topic_ids=[meant])
         try:
-            reply = yield from cluster.call_controller(m.DeleteTopicsRequest(names=[name]))
+            reply = yield from cluster.call_controller(request)
         except (ConnectionClosed, RequestTimedOut) as error:
             tries.append(error)
             raise
@@ -205,7 +220,10 @@ def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[N
         cluster.forget_topics()
         try:
             raise_for(response.topics[0], name)
-        except UnknownTopic:
+        except (UnknownTopic, UnknownTopicId) as error:
+            # Without a lost answer somebody else was quicker: look again what the name stands for.
+            if not tries and isinstance(error, UnknownTopicId):
+                raise
             if not (if_exists or tries):
                 raise
         except NotController as error:

@@ -289,10 +289,12 @@ class Cluster:
         yield from within(self.clock, timeout_s, self.refresh([]))
 
     # --- metadata -------------------------------------------------------------------------------
-    def refresh(self, names: Sequence[str] | None = None) -> Operation[ClusterMetadata]:
+    def refresh(
+        self, names: Sequence[str] | None = None, *, decided: bool = False
+    ) -> Operation[ClusterMetadata]:
         """Ask for all topics (None) or for some, and renew the picture. No retry.
 
-        Raises:
+        `decided`: as the broker says that decides about topics, and no other. Raises:
             NotController, ConnectionFailed, RequestTimedOut: a name is not known to whoever was
                 asked, and the broker that decides cannot be asked whether it names a topic.
         """
@@ -303,10 +305,10 @@ class Cluster:
             kept.pop(name, None)
         self._learn(found, {**kept, **found.topics})
         topics = found.topics
-        missing = [name for name in wanted or () if name not in topics]
+        missing = [name for name in wanted or () if decided or name not in topics]
         if missing and not found.decides:
             told = yield from self._look_at_controller(missing, found)
-            topics = {**topics, **told.topics}
+            topics = told.topics if decided else {**topics, **told.topics}
             self._learn(told, {**self.metadata.topics, **topics})
         return replace(self.metadata, topics=topics)
 

@@ -150,6 +150,8 @@ def handle_delete_topics(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, m.DeleteTopicsRequest)
     check_count(len(request.names))
+    if request.topic_ids and len(request.topic_ids) != len(request.names):
+        raise InvalidRequest(f"{len(request.names)} names and {len(request.topic_ids)} topic ids.")
     change = _enter(broker, call, request.names)
     return _delete_topics(broker, call, request, change)
 
@@ -160,13 +162,14 @@ def _delete_topics(
     results: list[m.TopicResult] = []
     for first in range(0, len(request.names), _DECIDED_AT_ONCE):
         proposed: list[tuple[m.TopicResult, Future]] = []
-        for name in request.names[first : first + _DECIDED_AT_ONCE]:
+        for number, name in enumerate(request.names[first : first + _DECIDED_AT_ONCE], first):
             result = m.TopicResult(name)
             results.append(result)
             yield from _wait_turn(broker, change)
             try:
                 check_decides(broker, call.connection_id)
-                topic = decide.find_topic(broker.metadata.pending, name)
+                topic_id = request.topic_ids[number] if request.topic_ids else b""
+                topic = decide.find_topic_as(broker.metadata.pending, name, topic_id)
                 result.topic_id = topic.topic_id
                 proposed.append((result, _propose(broker, call, decide.delete_topic(topic))))
             except QuiverlogError as error:

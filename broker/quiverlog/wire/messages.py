@@ -391,8 +391,13 @@ class CreateTopicsResponse(Response, array_like=True, gc=False):
 
 
 class DeleteTopicsRequest(Request, array_like=True, gc=False):
+    """With `topic_ids`, as many as names, a name is deleted only while it names that topic; an
+    empty id stands for any. So a request may be repeated that had no answer.
+    """
+
     API: ClassVar[Api] = Api.DELETE_TOPICS
     names: PerTopic[str] = []
+    topic_ids: PerTopic[TopicId] = []
 
 
 class DeleteTopicsResponse(Response, array_like=True, gc=False):

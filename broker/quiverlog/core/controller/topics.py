@@ -46,6 +46,7 @@ from quiverlog.errors import (
     PolicyViolation,
     TopicExists,
     UnknownTopic,
+    UnknownTopicId,
 )
 from quiverlog.limits import (
     KEY_COLUMNS_MAX,
@@ -70,6 +71,7 @@ __all__ = [
     "create_topic",
     "delete_topic",
     "find_topic",
+    "find_topic_as",
     "next_producer_id_block",
 ]
 
@@ -190,6 +192,20 @@ def alter_topic(
     if schema:
         records.extend(_alter_schema(topic, schema, now_us))
     return records
+
+
+def find_topic_as(image: Image, name: str, topic_id: bytes) -> TopicImage:
+    """The topic of a name, if it is the one with this id; an empty id stands for any.
+
+    Raises:
+        UnknownTopic
+        UnknownTopicId: the name has become another topic's.
+    """
+    topic = find_topic(image, name)
+    if topic_id and topic.topic_id != topic_id:
+        raise UnknownTopicId(f"topic {name!r} is not the one with id {topic_id.hex()}.")
+    assert topic.name == name
+    return topic
 
 
 def delete_topic(topic: TopicImage) -> list[Record]:
