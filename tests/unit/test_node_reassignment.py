@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from quiverlog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 from quiverlog.wire.reassignment_messages import (
@@ -32,12 +34,12 @@ IDS = (1, 2, 3, 4)
 class World:
     """Broker 1 is the controller; `t` has two replicas of its one partition."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **config: Any) -> None:
         self.root = root
         self.members = members = Members(root)
-        self.one = members.add(1)
+        self.one = members.add(1, **config)
         for node_id in IDS[1:]:
-            members.add(node_id, seeds=(1,))
+            members.add(node_id, seeds=(1,), **config)
         members.run_until(lambda: len(self.one.node.broker.metadata.image.live_brokers()) == 4)
         for member in members.by_id.values():
             member.call(m.HelloRequest())
@@ -96,8 +98,9 @@ class World:
         return answer[0]
 
     def log_files(self, node_id: int) -> dict[str, bytes]:
-        files = sorted((self.root / f"node-{node_id}").glob("t-0/*.log"))
-        return {one.name: one.read_bytes() for one in files}
+        """The batches of each file; the header of a file has times and marks of its own."""
+        files = sorted((self.root / f"node-{node_id}").rglob("t-0/*.log"))
+        return {one.name: one.read_bytes()[SEGMENT_HEADER_BYTES:] for one in files}
 
     def others(self) -> tuple[int, ...]:
         return tuple(n for n in IDS if n not in self.partition.replicas)
@@ -115,6 +118,8 @@ def test_a_partition_moves_with_all_rows_and_is_removed_where_it_was(world: Worl
     leader = world.leader
     assert leader is not None
     stored = world.log_files(leader.config.node_id)
+    assert all(stored.values()), "there are bytes to compare"
+    assert stored
     (found,) = world.reassign(*target).moves
     assert (found.replicas, found.adding_replicas) == ([*target, *before], [*target])
     assert found.removing_replicas == [*before]

@@ -39,6 +39,7 @@ from quiverlog.node.lookup import Lookup
 from quiverlog.node.membership import Membership
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.move_quota import MoveQuota
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.peers import Peers
 from quiverlog.node.producer_ids import ProducerIds
@@ -215,6 +216,9 @@ class Broker:
                 failed=lambda replica, now: self.replication.start_failed(replica, now),
             ),
             lambda topic_id, now: self.assignment.reconcile(self.metadata.image, [topic_id], now),
+            MoveQuota(
+                self.config.node_id, self.config.move_bytes_per_s, lambda: self.metadata.image
+            ),
         )
 
     def _make_assignment(self) -> Assignment:

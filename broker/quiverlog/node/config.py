@@ -84,6 +84,9 @@ class NodeConfig:
     damaged_replicas_kept: int = DAMAGED_REPLICAS_KEPT
     """Replicas whose rows were damaged, and are copied again: so many stay on the disk."""
 
+    move_bytes_per_s: int = 0
+    """What is copied in a second of partitions that move here; 0: as fast as it goes."""
+
     requests_waiting_max: int = 200_000
     """Long polls and unflushed produces together; beyond, a produce gets ThrottledBroker."""
 
@@ -109,4 +112,5 @@ class NodeConfig:
         assert self.damaged_replicas_kept >= 0
         assert self.leader_balance_period_ms >= 0
         assert self.leader_balance_moves_max >= 1
+        assert self.move_bytes_per_s >= 0
         assert self.parked_requests_max <= self.requests_waiting_max

@@ -32,6 +32,7 @@ from quiverlog.node.effects import Peer, Purpose
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.followed_starts import FollowedStarts
 from quiverlog.node.jobs import Jobs
+from quiverlog.node.move_quota import MoveQuota
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.peers import Answer, Peers
 from quiverlog.node.replica import Replica
@@ -60,23 +61,13 @@ class Replication:
         broker_epoch: under which it is registered now; negative: it is not.
         starts: has copies begin where their leaders' logs do.
         cut_done: called with a topic's id when the log of one of its partitions may be led again.
+        quota: how fast partitions that move here are copied.
     """
 
     __slots__ = (
-        "_broker_epoch",
-        "_copies",
-        "_cut_done",
-        "_fetchers",
-        "_flushes",
-        "_flushing",
-        "_jobs",
-        "_node_id",
-        "_outbox",
-        "_peers",
-        "_starts",
-        "_to_cut",
-        "_wakeups",
-    )
+        "_broker_epoch", "_copies", "_cut_done", "_fetchers", "_flushes", "_flushing", "_jobs",
+        "_node_id", "_outbox", "_peers", "_quota", "_starts", "_to_cut", "_wakeups",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -89,6 +80,7 @@ class Replication:
         outbox: Outbox,
         starts: FollowedStarts,
         cut_done: Callable[[bytes, Now], None],
+        quota: MoveQuota,
     ) -> None:
         self._node_id = node_id
         self._broker_epoch = broker_epoch
@@ -99,6 +91,7 @@ class Replication:
         self._outbox = outbox
         self._starts = starts
         self._cut_done = cut_done
+        self._quota = quota
         self._copies: dict[Key, Copy] = {}
         self._fetchers: dict[int, PeerFetcher] = {}
         # Copies for whose flush their leader waits.
@@ -313,6 +306,8 @@ class Replication:
             self._wakeups.changed(replica)
         self._flush(copy, result.flush_offset)
         self._starts.said(replica, result.log_start_offset, result.log_start_saved, now)
+        if self._quota.taken(copy.key, copy.follower, len(rows), now.mono_us):
+            self._told(copy, now)
 
     def _flush(self, copy: Copy, flush_offset: int) -> None:
         """At once where a producer waits for this disk, too, or may: the topic says so."""

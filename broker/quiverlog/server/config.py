@@ -90,6 +90,7 @@ class BrokerConfig:
     damaged_replicas_kept: int
     leader_balance_period_ms: int
     leader_balance_moves_max: int
+    partition_move_bytes_per_second: int
     work_threads: int
     shutdown_timeout_ms: int
     metrics_topics_max: int

@@ -279,6 +279,17 @@ _KEYS: Final = (
         maximum=10_000,
     ),
     Setting(
+        "partition.move.bytes.per.second",
+        _INT,
+        0,
+        "How much this broker copies in a second of partitions that move to it"
+        " (`quiverlog partition reassign`), all together, so that a move leaves room for the rest."
+        " A move whose partitions are written faster than this never ends. 0: as fast as it goes.",
+        unit="bytes",
+        minimum=0,
+        maximum=2**50,
+    ),
+    Setting(
         "fsync.threads",
         _INT,
         4,

@@ -42,4 +42,5 @@ def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> Node
         damaged_replicas_kept=config.damaged_replicas_kept,
         leader_balance_period_ms=config.leader_balance_period_ms,
         leader_balance_moves_max=config.leader_balance_moves_max,
+        move_bytes_per_s=config.partition_move_bytes_per_second,
     )

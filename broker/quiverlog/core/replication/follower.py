@@ -8,7 +8,7 @@ fetch asks whether the logs agree up to there; the answer is rows, or where the 
                            │ └──they do not──▶ CUTTING ◀──they do not──┘
                            └──────cut: asked again──┘
     ASKING, FETCHING ──the leader's rows begin behind the end──▶ SKIPPING ──▶ ASKING
-    ASKING, FETCHING ──error──▶ FAILED ──retry deadline──▶ ASKING
+    ASKING, FETCHING ──error, or it rests──▶ FAILED ──retry deadline──▶ ASKING
     each ──another leader, or none──▶ ASKING, WAITING (from CUTTING, SKIPPING: when that is done)
     each ──its disk failed──▶ OFFLINE, for good
 
@@ -277,6 +277,12 @@ class Follower:
         assert self.is_busy
         self._begin()
         assert not self.is_busy
+
+    def rest(self, until_us: int) -> None:
+        """Ask no more until then: it takes more than its share."""
+        assert self.may_fetch, "who does not ask rests anyway"
+        self._become(Phase.FAILED)
+        self.retry_us = until_us
 
     def failed(self, now_us: int) -> None:
         """No copy now: an error of the leader, or no room here. Tried again later."""

@@ -1,0 +1,57 @@
+"""How fast this broker copies partitions that move to it: so that a move leaves room for the rest.
+
+Owns what was copied of such partitions, as a time: bytes take so long at the rate that is set, one
+after the other. A copy that has taken rows rests until then. Once it is in sync it is a copy like
+any other, and so is one that comes back: those are waited for.
+
+Must not know: how rows come, who asks for a move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quiverlog.core.controller.image import Image
+from quiverlog.core.replication.follower import Follower
+from quiverlog.core.replication.peer_fetcher import Key
+
+__all__ = ["MoveQuota"]
+
+
+class MoveQuota:
+    """See the module docstring.
+
+    Args:
+        node_id: this broker.
+        bytes_per_s: the rate; 0: as fast as it goes.
+    """
+
+    __slots__ = ("_bytes_per_s", "_image", "_node_id", "_until_us")
+
+    def __init__(self, node_id: int, bytes_per_s: int, image: Callable[[], Image]) -> None:
+        assert bytes_per_s >= 0
+        self._node_id = node_id
+        self._bytes_per_s = bytes_per_s
+        self._image = image
+        self._until_us = 0
+
+    def taken(self, key: Key, follower: Follower, byte_count: int, now_us: int) -> bool:
+        """A copy has taken so many bytes. True when it rests now."""
+        if not self._bytes_per_s or not byte_count or not self._moves_here(key):
+            return False
+        begins_us = max(self._until_us, now_us)
+        self._until_us = begins_us + byte_count * 1_000_000 // self._bytes_per_s
+        assert self._until_us >= now_us
+        if not follower.may_fetch or self._until_us == now_us:
+            return False
+        follower.rest(self._until_us)
+        return True
+
+    def _moves_here(self, key: Key) -> bool:
+        topic = self._image().topics_by_id.get(key[0])
+        if topic is None:
+            return False
+        assert key[1] < len(topic.partitions), "what is copied is in the metadata"
+        partition = topic.partitions[key[1]]
+        is_in_sync = self._node_id in partition.in_sync_replicas
+        return self._node_id in partition.adding_replicas and not is_in_sync

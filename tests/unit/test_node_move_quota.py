@@ -1,0 +1,90 @@
+"""Partitions that move are copied no faster than is set, copies that come back as ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quiverlog.core.replication.follower import Phase
+from quiverlog.node.move_quota import MoveQuota
+from tests.support.node import batch_of
+from tests.unit.test_node_reassignment import World
+
+ROWS, BATCHES = 50_000, 5
+RATE = 1_000_000
+"""The rows of all batches take 2 s."""
+
+
+def filled(root: Path, bytes_per_s: int) -> World:
+    world = World(root, move_bytes_per_s=bytes_per_s)
+    fill(world)
+    return world
+
+
+def fill(world: World) -> None:
+    world.members.run_until(lambda: world.leader is not None)
+    leader = world.leader
+    assert leader is not None
+    for _ in range(BATCHES):
+        asked = leader.produce(world.topic_id, batch_of(range(ROWS)))
+        world.members.run_until(lambda: leader.answer(asked) is not None)  # noqa: B023
+
+
+def moved_in_ms(world: World) -> int:
+    assert world.reassign(*world.others()).moves
+    return world.members.run_until(lambda: not world.partition.moves, 30_000)
+
+
+def test_a_move_takes_as_long_as_its_bytes_do(tmp_path: Path) -> None:
+    """Rule 18 of docs/replication.md."""
+    world = filled(tmp_path, RATE)
+    size = sum(map(len, world.log_files(world.partition.leader_id).values()))
+    assert size > BATCHES * ROWS * 8
+    took_ms = moved_in_ms(world)
+    assert size * 1000 // RATE <= took_ms <= size * 1500 // RATE + 2_000
+    assert len(world.read()) == BATCHES
+
+
+def test_without_a_rate_a_move_takes_no_longer_than_copying(tmp_path: Path) -> None:
+    assert moved_in_ms(filled(tmp_path, 0)) < 1_500
+
+
+def test_a_copy_that_comes_back_does_not_rest(tmp_path: Path) -> None:
+    world = World(tmp_path, move_bytes_per_s=RATE)
+    world.reassign(2, 3)
+    world.members.run_until(lambda: not world.partition.moves and world.partition.leader_id > 1)
+    (follower,) = {2, 3} - {world.partition.leader_id}
+    world.members.down.add(follower)
+    world.members.run_until(lambda: follower not in world.partition.in_sync_replicas)
+    fill(world)
+    world.members.down.clear()
+    back_ms = world.members.run_until(lambda: follower in world.partition.in_sync_replicas)
+    assert back_ms < 1_500
+
+
+class Resting:
+    """As much of a follower as is asked."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.FETCHING
+        self.until_us = 0
+
+    @property
+    def may_fetch(self) -> bool:
+        return self.phase is Phase.FETCHING
+
+    def rest(self, until_us: int) -> None:
+        self.until_us = until_us
+
+
+def test_copies_share_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    quota = MoveQuota(1, 1_000, lambda: pytest.fail("not asked"))
+    monkeypatch.setattr(MoveQuota, "_moves_here", lambda _self, _key: True)
+    one, two = Resting(), Resting()
+    assert quota.taken((b"t", 0), one, 500, 1_000_000)  # type: ignore[arg-type]
+    assert quota.taken((b"t", 1), two, 500, 1_000_000)  # type: ignore[arg-type]
+    assert (one.until_us, two.until_us) == (1_500_000, 2_000_000)
+    assert not quota.taken((b"t", 1), two, 0, 1_000_000)  # type: ignore[arg-type]
+    assert quota.taken((b"t", 0), one, 500, 9_000_000)  # type: ignore[arg-type]
+    assert one.until_us == 9_500_000, "what was not used is gone"
