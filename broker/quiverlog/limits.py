@@ -262,6 +262,10 @@ ELSEWHERE_BACKOFF_MS_MAX: Final = 250
 out, and writes are to go on within 3 s of a leader's death."""
 NEW_TOPIC_PATIENCE_MS: Final = 3_000
 """So long may a broker not have heard of a topic that the metadata of another one show."""
+LEADER_SILENCE_MS: Final = 2_000
+"""A leader that owes an answer for so long may be gone without a word (a machine without power says
+nothing): a client asks the others who leads now. It is the session timeout of a broker, so that the
+first look already finds the successor."""
 ELSEWHERE_TRIES: Final = 40
 """So many tries with such short pauses, about 5 s; then it is no election that is waited for."""
 

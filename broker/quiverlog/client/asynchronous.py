@@ -128,8 +128,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         correlation_id, head = self._protocol.send(request, body_bytes)
         return self._transmit(correlation_id, request, head, body, timeout_s, body_bytes)
 
-    def close(self) -> None:
-        self._end(ConnectionClosed("The client closed the connection."))
+    def close(self, why: str = "The client closed the connection.") -> None:
+        self._end(ConnectionClosed(why))
 
     def _transmit(
         self,
@@ -285,6 +285,12 @@ class AsyncDriver:
         """Whatever becomes of the reply is of no interest; the connection stays."""
         assert isinstance(pending, AsyncReply)
         pending.waiting.add_done_callback(_ignore)
+
+    def leave(self, address: Address, channel: str, why: str) -> None:
+        """Wait for no answer of this connection: its requests end with ConnectionClosed."""
+        connection = self._connections.pop((address, channel), None)
+        if connection is not None:
+            connection.close(why)
 
     async def _call_many(self, calls: Iterable[Call]) -> list[Reply | QuiverlogError]:
         async def one(call: Call) -> Reply | QuiverlogError:

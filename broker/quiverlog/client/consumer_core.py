@@ -144,6 +144,7 @@ class ConsumerCore:
             round_began_s = self.clock()
             try:
                 yield from self._look_around()
+                yield from self._fetches.leave_deposed()
                 yield from self._fetches.start(self._positions, self._order)
                 pending = yield from self._fetches.wait(deadline_s)
                 if pending is not None:

@@ -16,7 +16,7 @@ from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, MIB
 from quiverlog.wire import messages as m
 
 from .answers import named
-from .commands import Call, Finish, FinishAny, Operation, PendingReply, Reply, Start
+from .commands import Abandon, Call, Finish, FinishAny, Operation, PendingReply, Reply, Start
 from .consumer_options import ConsumerOptions
 from .consumer_positions import Position
 from .consumer_requests import FOLLOWER_TIMEOUT_S, Pauses, Request, Source
@@ -164,6 +164,26 @@ class Fetches:
         moments = [now_s + ROUND_S, deadline_s]
         moments.extend(self.pauses.ends_s())
         return max(0.0, min(moments) - now_s)
+
+    def leave_deposed(self) -> Operation[None]:
+        """Look who leads what a leader owes for long: its successors are asked for that instead.
+
+        A machine that has lost its power says nothing, and its connection does not break.
+        """
+        overdue = [request for request in self.requests if request.is_overdue]
+        if not overdue or not self._cluster.has_others:
+            return
+        for request in overdue:
+            request.looked_s = request.waited_s
+            self._cluster.suspect(request.source.address)
+        yield from self._cluster.refresh([self._topic])
+        topic = yield from self.current_topic()
+        for request in overdue:
+            metadata, address = self._cluster.metadata, request.source.address
+            infos = (partition_info(topic, p) for p in request.offsets)
+            if any(metadata.is_led_elsewhere(info, address) for info in infos):
+                self.requests.remove(request)
+                yield Abandon(request.pending)
 
     def take(self, pending: PendingReply) -> Request:
         """The request that is answered: it is under way no more."""

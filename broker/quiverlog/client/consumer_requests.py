@@ -10,15 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT
+from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, LEADER_SILENCE_MS
 
 from .commands import PendingReply
 from .replica_choice import LEADER
 from .results import Address
 from .routing import empty_pause_s
 
-__all__ = ["FOLLOWER_TIMEOUT_S", "Pauses", "Request", "Source"]
+__all__ = ["FOLLOWER_TIMEOUT_S", "OVERDUE_S", "Pauses", "Request", "Source"]
 
+OVERDUE_S = (FETCH_MAX_WAIT_MS_DEFAULT + LEADER_SILENCE_MS) / 1000
+"""A leader may keep an answer back for the first part of it, the rest is silence."""
 FOLLOWER_TIMEOUT_S = 10.0
 """A follower that gives no answer is given up after that: the leader is there."""
 
@@ -46,6 +48,13 @@ class Request:
     sent_s: float
     waited_s: float = 0.0
     """How long the consumer has waited for it: without what the caller did meanwhile."""
+    looked_s: float = 0.0
+    """How much of that had passed when the metadata were looked at for it."""
+
+    @property
+    def is_overdue(self) -> bool:
+        """A leader owes the answer for so long that somebody else may lead by now."""
+        return not self.source.is_follower and self.waited_s - self.looked_s >= OVERDUE_S
 
 
 @dataclass(slots=True)

@@ -12,18 +12,18 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from quiverlog.errors import OffsetNotAvailable, QuiverlogError, UnknownTopicId
+from quiverlog.errors import NotLeader, OffsetNotAvailable, QuiverlogError, UnknownTopicId
 from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
 from quiverlog.types import NO_EPOCH
 from quiverlog.wire import messages as m
 
 from .answers import named
-from .commands import Abandon, Call, Finish, Operation, PendingReply, Reply, Sleep, Start
-from .consumer_requests import FOLLOWER_TIMEOUT_S
+from .commands import Abandon, Call, Finish, FinishAny, Operation, PendingReply, Reply, Sleep, Start
+from .consumer_requests import FOLLOWER_TIMEOUT_S, OVERDUE_S
 from .deadline import within
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
 from .replica_choice import IN_SYNC_EVERY_S, LEADER, FetchFrom, ReplicaChoice
-from .results import ConsumerBatch
+from .results import Address, ConsumerBatch
 from .routing import Cluster, empty_pause_s, partition_info, pause_s
 from .stored_batches import split_fetch
 
@@ -125,7 +125,7 @@ class FetchCore:
             self.pending = yield from self._start()
         pending, self.pending = self.pending, None
         offset, follower = self.position, self._follower
-        reply: Reply = yield Finish(pending)
+        reply = yield from self._reply(pending, follower)
         fetched = split_fetch(reply)[0]
         error = fetch_error(fetched, self._topic, self.position)
         if error is not None:
@@ -144,6 +144,29 @@ class FetchCore:
                     raise
                 # These batches are good; the next call meets the failure again, or not.
         return batches
+
+    def _reply(self, pending: PendingReply, follower: int) -> Operation[Reply]:
+        """The reply. Raises NotLeader: somebody else leads, and who was asked says nothing."""
+        while follower == LEADER and self._cluster.has_others:
+            if (yield FinishAny((pending,), OVERDUE_S)) is not None:
+                break
+            if (yield from self._is_deposed(pending.call.address)):
+                yield Abandon(pending)
+                raise NotLeader(f"{pending.call.address} is silent, and leads no more.")
+        reply: Reply = yield Finish(pending)
+        return reply
+
+    def _is_deposed(self, address: Address) -> Operation[bool]:
+        """Ask the others whether a leader that owes an answer still leads."""
+        self._cluster.suspect(address)
+        try:
+            topic = yield from self._cluster.topic(self._topic, fresh=True)
+        except QuiverlogError as error:
+            if not error.retriable:
+                raise
+            return False
+        info = partition_info(topic, self._partition)
+        return self._cluster.metadata.is_led_elsewhere(info, address)
 
     def _heard(self, follower: int, offset: int, high_watermark: int) -> None:
         """An answer without an error: rows from `offset` on, perhaps none."""

@@ -156,7 +156,14 @@ class ProducerCore:
             needs_metadata = True
         moments = [self._accumulator.wake_at_us(), self._sender.wake_at_us(now)]
         wake_at_us = min((at for at in moments if at is not None), default=None)
-        return Work(calls, needs_metadata, self._sender.needs_identity, wake_at_us)
+        return Work(
+            calls,
+            needs_metadata,
+            self._sender.needs_identity,
+            wake_at_us,
+            frozenset(self._sender.silent),
+            frozenset(self._sender.deposed),
+        )
 
     def give_up_expired(self, now: Now) -> None:
         """Fail the batches whose time is up, unless their reply is still awaited."""

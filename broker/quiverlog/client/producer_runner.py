@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from quiverlog.errors import QuiverlogError, UnknownTopic, UnknownTopicId
+from quiverlog.errors import ConnectionFailed, QuiverlogError, UnknownTopic, UnknownTopicId
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
@@ -21,6 +21,7 @@ from .asynchronous import AsyncDriver
 from .commands import Operation, Reply
 from .producer_core import ProducerCore
 from .producer_types import Identity, ProduceCall
+from .results import Address
 from .routing import Cluster, backoff_s
 
 __all__ = ["ProducerRunner", "new_identity"]
@@ -71,7 +72,9 @@ class ProducerRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._finished_seen = 0
         self._questions: dict[str, asyncio.Task[None]] = {}
-        self._sending: set[asyncio.Task[None]] = set()
+        self._connecting: dict[asyncio.Task[None], ProduceCall] = {}
+        self._asked: dict[int, Address] = {}
+        """Leader -> where it was sent something last: the metadata may not name it any more."""
 
     def wake_from_thread(self) -> None:
         """Have `step` run soon; from any thread, cheap when it is due already."""
@@ -97,8 +100,12 @@ class ProducerRunner:
             now = self._now()
             work = self._core.poll(now)
             self._notify()
+        for leader in work.deposed:
+            self._leave(leader)
         for call in work.calls:
             self._send(call)
+        for leader in work.silent:
+            self._cluster.suspect(self._asked[leader])
         if work.needs_metadata:
             self._ask("metadata", self._refresh)
         if work.needs_identity:
@@ -112,7 +119,7 @@ class ProducerRunner:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [*self._questions.values(), *self._sending]
+        tasks = [*self._questions.values(), *self._connecting]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -121,7 +128,7 @@ class ProducerRunner:
     def _send(self, call: ProduceCall) -> None:
         timeout_s = call.timeout_us / 1_000_000
         try:
-            address = self._cluster.address_of(call.leader)
+            address = self._asked[call.leader] = self._cluster.address_of(call.leader)
             connection = self._driver.ready(address, CHANNEL)
             if connection is not None:
                 waiting = connection.request(call.request, call.body, timeout_s)
@@ -131,8 +138,8 @@ class ProducerRunner:
             self._failed(call, error)
             return
         task = self._loop.create_task(self._connect_and_send(call))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        self._connecting[task] = call
+        task.add_done_callback(self._connecting.pop)
 
     async def _connect_and_send(self, call: ProduceCall) -> None:
         timeout_s = call.timeout_us / 1_000_000
@@ -144,6 +151,15 @@ class ProducerRunner:
             self._failed(call, error)
             return
         waiting.add_done_callback(partial(self._replied, call))
+
+    def _leave(self, leader: int) -> None:
+        """Wait for nothing of this broker: neither an answer nor a connection."""
+        address = self._asked[leader]
+        why = f"{address} is silent, and leads no more."
+        self._driver.leave(address, CHANNEL, why)
+        for task, call in list(self._connecting.items()):
+            if call.leader == leader and task.cancel():
+                self._failed(call, ConnectionFailed(why))
 
     def _replied(self, call: ProduceCall, waiting: asyncio.Future[Reply]) -> None:
         if waiting.cancelled():

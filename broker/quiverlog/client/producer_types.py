@@ -67,6 +67,9 @@ class EncodedBatch:
     index: int = -1
     """Counts the batches of a partition, in the order in which they were closed."""
     attempts: int = 0
+    leader: int = -1
+    """Who was sent it last, `sent_us` when."""
+    sent_us: int = 0
     maybe_stored: bool = False
     """An attempt ended without telling whether the broker had stored it."""
     last_failure: str = ""
@@ -84,9 +87,15 @@ class ProduceCall(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the host has to do now. `wake_at_us`: when to poll again if nothing happens before."""
+    """What the host has to do now.
+
+    `wake_at_us`: when to poll again if nothing happens before. `silent`: leaders that owe an answer
+    for long, `deposed`: those of them that lead no more: nothing of them is waited for.
+    """
 
     calls: list[ProduceCall]
     needs_metadata: bool
     needs_identity: bool
     wake_at_us: int | None
+    silent: frozenset[int] = frozenset()
+    deposed: frozenset[int] = frozenset()

@@ -75,6 +75,11 @@ class ClusterMetadata:
     racks: Mapping[int, str]
     topics: Mapping[str, TopicInfo]
 
+    def is_led_elsewhere(self, info: PartitionInfo, address: Address) -> bool:
+        """Somebody else leads the partition than who has this address."""
+        led_at = self.brokers.get(info.leader)
+        return led_at is not None and led_at != address
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerDetail:

@@ -35,6 +35,7 @@ from quiverlog.errors import (
 from quiverlog.limits import (
     CLIENT_ID_CHARS_MAX,
     CONNECT_TIMEOUT_MS_DEFAULT,
+    LEADER_SILENCE_MS,
     NEW_TOPIC_PATIENCE_MS,
     REQUEST_TIMEOUT_MS_DEFAULT,
 )
@@ -66,7 +67,9 @@ __all__ = [
 T = TypeVar("T")
 
 _TRIES_PER_TIMEOUT = 3
-"""So long is a silent broker waited for where another one may be asked instead."""
+_SILENCE_S_MAX = LEADER_SILENCE_MS / 1000
+"""So long is a silent broker waited for where another one may be asked instead: a third of the
+request timeout, and no longer than what makes a leader suspect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,15 @@ class Cluster:
             raise NotLeader(f"Partition {topic.name}-{partition} has no leader just now.")
         return self.address_of(info.leader)
 
+    @property
+    def has_others(self) -> bool:
+        """There is more than one broker to ask."""
+        return len(self.metadata.brokers) > 1
+
+    def suspect(self, address: Address) -> None:
+        """This one owes an answer: others are asked first from now on."""
+        self._known.failed(address, self.addresses())
+
     # --- calls ----------------------------------------------------------------------------------
     def call(self, address: Address, request: m.Request, *, timeout_s: float | None = None) -> Call:
         """A call with the client's request timeout."""
@@ -184,7 +196,7 @@ class Cluster:
         for number, address in enumerate(addresses, start=1):
             patience_s = self.settings.request_timeout_s
             if is_read and number < len(addresses):
-                patience_s /= _TRIES_PER_TIMEOUT
+                patience_s = min(patience_s / _TRIES_PER_TIMEOUT, _SILENCE_S_MAX)
             try:
                 reply: Reply = yield self.call(address, request, timeout_s=patience_s)
             except (ConnectionFailed, RequestTimedOut) as error:

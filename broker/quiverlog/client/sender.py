@@ -15,14 +15,14 @@ Invariants:
   partition sends nothing until all its answers are in, then starts again from the oldest.
 - A batch keeps producer id, epoch and sequence over all tries, so the broker stores it once. Only
   a batch that is *known* not to be stored may be given other numbers (`producer_identity`).
+- An answer is waited for as long as whoever owes it leads. After a while without one the metadata
+  are looked at, again and again; once they name another leader, that one gets the batches.
 - Whatever fails is told to its receivers; nothing is dropped silently.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import takewhile
 
 from quiverlog.errors import (
@@ -41,17 +41,18 @@ from quiverlog.errors import (
     UnknownProducerId,
     UnknownSchema,
 )
-from quiverlog.limits import BATCH_BYTES_DEFAULT_MAX, PRODUCER_IN_FLIGHT_MAX
+from quiverlog.limits import BATCH_BYTES_DEFAULT_MAX
 from quiverlog.types import Durability, Now
 from quiverlog.wire import messages as m
 
 from .answers import named
+from .partition_queue import SILENCE_US, PartitionQueue
 from .producer_identity import Numbering
 from .producer_types import EncodedBatch, Identity, ProduceCall, ProducerOptions, Receiver
 from .results import Produced, TopicInfo
 from .routing import pause_s
 
-__all__ = ["PartitionQueue", "Sender"]
+__all__ = ["Sender"]
 
 REQUEST_BODY_BYTES_MAX = BATCH_BYTES_DEFAULT_MAX
 """Batches of several partitions share a request up to here: it fits the smallest
@@ -71,68 +72,6 @@ REFUSED = (
 
 UNTRUSTED = (CorruptFrame, InvalidResponse)
 """The broker did something and its answer cannot be believed: the batch may be stored."""
-
-
-@dataclass(slots=True, eq=False)
-class PartitionQueue:
-    """One partition's batches, oldest first: `in_flight`, then `retry`, then `queue`."""
-
-    partition: int
-    numbering: Numbering
-    queue: deque[EncodedBatch] = field(default_factory=deque)
-    in_flight: list[EncodedBatch] = field(default_factory=list)
-    retry: list[EncodedBatch] = field(default_factory=list)
-    not_before_us: int = 0
-    next_index: int = 0
-    awaits_metadata: bool = False
-    """The last failure said that the leader may be another one: do not ask the old one again."""
-
-    @property
-    def is_idle(self) -> bool:
-        return not (self.queue or self.in_flight or self.retry)
-
-    def batches(self) -> Iterator[EncodedBatch]:
-        """All that are neither acknowledged nor failed."""
-        yield from self.in_flight
-        yield from self.retry
-        yield from self.queue
-
-    def append(self, batch: EncodedBatch) -> None:
-        """A closed batch joins at the end."""
-        batch.index = self.next_index
-        self.next_index += 1
-        self.queue.append(batch)
-
-    def requeue(self) -> None:
-        """All answers are in: what failed goes first, in the old order."""
-        if self.retry and not self.in_flight:
-            self.queue.extendleft(sorted(self.retry, key=lambda b: -b.index))
-            self.retry.clear()
-
-    def next_batch(self, now: Now) -> EncodedBatch | None:
-        """The batch that may be sent now."""
-        if not self.queue or self.retry or now.mono_us < self.not_before_us:
-            return None
-        batch = self.queue[0]
-        if self.numbering.is_broken and not batch.maybe_stored:
-            return None
-        if not self.in_flight:
-            return batch
-        # After a failed try, one at a time until it has gone through.
-        if (
-            batch.attempts
-            or self.numbering.is_broken
-            or any(b.attempts > 1 for b in self.in_flight)
-        ):
-            return None
-        oldest = min(b.index for b in self.in_flight)
-        return batch if batch.index - oldest < PRODUCER_IN_FLIGHT_MAX else None
-
-    def must_renew_first(self) -> bool:
-        """True when new numbers are due: no batch that waits may be stored under the old ones."""
-        if not self.numbering.is_broken or self.in_flight or not self.queue:
-            return False
-        return not self.queue[0].maybe_stored
 
 
 class Sender:
@@ -159,6 +98,8 @@ class Sender:
         """Grows with every batch that was acknowledged or failed."""
         self.needs_metadata = False
         self.needs_identity = False
+        self.silent: set[int] = set()
+        self.deposed: set[int] = set()
         self._options = options
         self._identity = identity
         self._failed = failed
@@ -189,14 +130,16 @@ class Sender:
 
     # --- what to send ---------------------------------------------------------------------------
     def poll(self, now: Now) -> list[ProduceCall]:
-        """What to send now; sets `needs_metadata` and `needs_identity`."""
+        """What to send now; sets `needs_metadata`, `needs_identity`, `silent` and `deposed`."""
         self.needs_metadata = self.needs_identity = False
+        self.silent, self.deposed = set(), set()
         open_calls: dict[int, ProduceCall] = {}
         calls: list[ProduceCall] = []
         for queue in self._queues.values():
             if queue.is_idle:
                 continue
             queue.requeue()
+            self._mind_silence(queue, now)
             if queue.awaits_metadata:
                 self.needs_metadata = True
                 continue
@@ -211,6 +154,21 @@ class Sender:
                 self._enter(open_calls, calls, leader, queue, batch, now)
         calls.extend(open_calls.values())
         return [self._timed(call, now) for call in calls]
+
+    def _mind_silence(self, queue: PartitionQueue, now: Now) -> None:
+        """A machine that lost its power says nothing: the others know who leads instead."""
+        if not queue.in_flight or now.mono_us - queue.in_flight[0].sent_us < SILENCE_US:
+            return
+        owing = queue.in_flight[0].leader
+        if self._leader_of(queue.partition) not in (owing, -1):
+            self.deposed.add(owing)
+            return
+        due_us = queue.look_at_us
+        assert due_us is not None
+        if now.mono_us >= due_us:
+            queue.looked_us = now.mono_us
+            self.silent.add(owing)
+            self.needs_metadata = True
 
     def _timed(self, call: ProduceCall, now: Now) -> ProduceCall:
         """No request is waited for longer than its youngest batch may take in all."""
@@ -242,11 +200,17 @@ class Sender:
                 # A pause that is over waits for metadata or an identity, which call in the end.
                 if not queue.in_flight and queue.not_before_us > now.mono_us:
                     moments.append(queue.not_before_us)
+            if (look_at_us := queue.look_at_us) is not None:
+                moments.append(look_at_us)
         return min(moments, default=None)
 
-    def _leader(self, partition: int) -> int | None:
+    def _leader_of(self, partition: int) -> int:
+        """As far as is known; -1: nobody."""
         partitions = self.topic.partitions
-        leader = partitions[partition].leader if partition < len(partitions) else -1
+        return partitions[partition].leader if partition < len(partitions) else -1
+
+    def _leader(self, partition: int) -> int | None:
+        leader = self._leader_of(partition)
         if leader < 0:
             self.needs_metadata = True
             return None
@@ -281,6 +245,7 @@ class Sender:
         call.body.append(batch.encoded)
         call.batches[queue.partition] = batch
         batch.attempts += 1
+        batch.leader, batch.sent_us = leader, now.mono_us
         queue.in_flight.append(batch)
 
     # --- what became of it ----------------------------------------------------------------------

@@ -1,0 +1,138 @@
+"""A leader that says nothing and breaks no connection: clients go where the others send them.
+
+So does a machine without power, a network that is cut, a process that is stopped. Two doors of one
+broker play two brokers; the first one leads and becomes silent, then the second one leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import quiverlog
+from quiverlog.client import consumer_requests, fetcher, partition_queue, routing, sender
+from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.wire import messages as m
+from tests.support.client_kinds import CLIENT_KINDS, connect
+from tests.support.client_scenarios import SCHEMA, rows
+from tests.support.scripted_broker import Door, ScriptedBroker
+
+TIMEOUT_S = 120.0
+"""Of requests: who waits for it does not get there in the time of a test."""
+BOUND_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _short_silence() -> Iterator[None]:
+    with (
+        mock.patch.object(sender, "SILENCE_US", 200_000),
+        mock.patch.object(partition_queue, "SILENCE_US", 200_000),
+        mock.patch.object(routing, "_SILENCE_S_MAX", 0.3),
+        mock.patch.object(consumer_requests, "OVERDUE_S", 0.7),
+        mock.patch.object(fetcher, "OVERDUE_S", 0.7),
+    ):
+        yield
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as broker:
+        broker.door(1)
+        with quiverlog.connect(broker.bootstrap) as client:
+            client.create_topic("t", SCHEMA)
+            with client.producer("t") as producer:
+                producer.send(rows(20))
+        yield broker
+
+
+def fall_silent(door: Door) -> None:
+    for request in (m.ProduceRequest, m.FetchRequest, m.MetadataRequest, m.HelloRequest):
+        door.always(request, "hang")
+
+
+def depose(broker: ScriptedBroker, request: type[m.Request]) -> None:
+    """The first door says nothing more; when it has been asked, the second one leads."""
+    fall_silent(broker)
+
+    def leader(_partition: int) -> int:
+        return 1 if len(broker.seen(request)) > before else 0
+
+    before = len(broker.seen(request))
+    broker.leader_of = leader
+
+
+@pytest.fixture(params=CLIENT_KINDS)
+def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[Any]:
+    with connect(request.param, broker.bootstrap, request_timeout=TIMEOUT_S) as client:
+        client.list_topics()
+        yield client
+
+
+def test_a_producer_sends_to_the_successor_and_stores_once(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    with client.producer("t") as producer:
+        producer.send(rows(1))
+        producer.flush(timeout=BOUND_S)
+        depose(broker, m.ProduceRequest)
+        producer.send(rows(3))
+        producer.flush(timeout=BOUND_S)
+    assert len(broker.doors[1].seen(m.ProduceRequest)) == 1
+    broker.heal()
+    with quiverlog.connect(broker.bootstrap) as other:
+        assert sum(len(batch) for batch in other.consumer("t")) == 24
+
+
+def test_a_producer_stays_with_a_silent_leader_that_still_leads(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    with client.producer("t") as producer:
+        producer.send(rows(1))
+        producer.flush(timeout=BOUND_S)
+        asked = len(broker.doors[1].seen(m.MetadataRequest))
+        broker.always(m.ProduceRequest, "hang")
+        sent = producer.send(rows(3))
+        with pytest.raises(quiverlog.RequestTimedOut):
+            producer.flush(timeout=2.0)
+        assert not sent.done()
+        assert len(broker.seen(m.ProduceRequest)) == 3, "the set-up, one that is stored, one silent"
+        looks = len(broker.doors[1].seen(m.MetadataRequest)) - asked
+        assert 1 <= looks <= 2.0 / 0.2 + 1
+        broker.heal()
+        broker.drop_connections()
+        producer.flush(timeout=BOUND_S)
+
+
+def test_a_consumer_reads_from_the_successor(broker: ScriptedBroker, client: Any) -> None:
+    found = 0
+    with (
+        quiverlog.connect(broker.bootstrap, request_timeout=TIMEOUT_S) as other,
+        other.producer("t") as producer,
+        client.consumer("t", follow=True) as consumer,
+    ):
+        while consumer.positions != {0: 20}:
+            assert consumer.poll(timeout=BOUND_S) is not None
+        fall_silent(broker)
+        broker.leader_of = lambda _partition: 1
+        # The fetch that is under way already is answered still; the next one is not.
+        for wanted in (22, 24):
+            producer.send(rows(2))
+            producer.flush(timeout=BOUND_S)
+            while consumer.positions != {0: wanted}:
+                batch = consumer.poll(timeout=BOUND_S)
+                assert batch is not None
+                found += len(batch)
+    assert broker.doors[1].seen(m.FetchRequest)
+    assert found == 4
+
+
+def test_one_range_is_read_from_the_successor(broker: ScriptedBroker) -> None:
+    with quiverlog.connect(broker.bootstrap, request_timeout=TIMEOUT_S) as client:
+        client.list_topics()
+        depose(broker, m.FetchRequest)
+        found = list(PartitionFetcher(client, "t", 0, 0, 20))
+    assert sum(len(batch) for batch in found) == 20
+    assert broker.doors[1].seen(m.FetchRequest)
