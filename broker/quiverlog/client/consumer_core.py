@@ -41,9 +41,10 @@ from .consumer_options import ConsumerOptions
 from .consumer_positions import Position, PositionFinder
 from .consumer_requests import Request, Source
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
+from .metadata_looks import partition_info
 from .replica_choice import IN_SYNC_EVERY_S, LEADER
 from .results import ConsumerBatch, FetchedPartition
-from .routing import Cluster, partition_info, pause_s
+from .routing import Cluster, pause_s
 
 __all__ = ["ROUND_S", "ConsumerCore"]
 

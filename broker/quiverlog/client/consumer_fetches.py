@@ -20,9 +20,10 @@ from .commands import Abandon, Call, Finish, FinishAny, Operation, PendingReply,
 from .consumer_options import ConsumerOptions
 from .consumer_positions import Position
 from .consumer_requests import FOLLOWER_TIMEOUT_S, Pauses, Request, Source
+from .metadata_looks import partition_info
 from .replica_choice import LEADER, ReplicaChoice
 from .results import FetchedPartition, TopicInfo
-from .routing import Cluster, partition_info
+from .routing import Cluster
 from .stored_batches import split_fetch
 
 __all__ = ["ROUND_S", "Fetches"]

@@ -22,9 +22,10 @@ from .commands import Abandon, Call, Finish, FinishAny, Operation, PendingReply,
 from .consumer_requests import FOLLOWER_TIMEOUT_S, OVERDUE_S
 from .deadline import within
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
+from .metadata_looks import partition_info
 from .replica_choice import IN_SYNC_EVERY_S, LEADER, FetchFrom, ReplicaChoice
 from .results import Address, ConsumerBatch
-from .routing import Cluster, empty_pause_s, partition_info, pause_s
+from .routing import Cluster, empty_pause_s, pause_s
 from .stored_batches import split_fetch
 
 if TYPE_CHECKING:

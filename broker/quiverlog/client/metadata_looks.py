@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quiverlog.errors import NotController, QuiverlogError, error_from_code
+from quiverlog.errors import NotController, QuiverlogError, UnknownPartition, error_from_code
 from quiverlog.wire import messages as m
 
 from .answers import check_topic_count, named
 from .commands import Call, Operation, Reply
-from .results import Address, ClusterMetadata, TopicInfo, topic_info
+from .results import Address, ClusterMetadata, PartitionInfo, TopicInfo, topic_info
 
-__all__ = ["Ask", "Look", "ask_one", "check", "look"]
+__all__ = ["Ask", "Look", "ask_one", "check", "look", "partition_info"]
 
 Ask = Callable[[m.Request], Operation[tuple[Address, Reply]]]
 """Asks a broker, and says which one it was."""
@@ -103,3 +103,22 @@ def look(ask: Ask, names: list[str] | None) -> Operation[Look]:
         first_name = response.next_name
         if not first_name:
             return Look(address, response, found)
+
+
+def partition_info(topic: TopicInfo, partition: int) -> PartitionInfo:
+    """A topic's partition by its number.
+
+    Raises:
+        UnknownPartition: the topic has no such partition.
+    """
+    partitions = topic.partitions
+    if 0 <= partition < len(partitions) and partitions[partition].partition == partition:
+        return partitions[partition]
+    for info in partitions:
+        if info.partition == partition:
+            return info
+    raise UnknownPartition(
+        f"Topic {topic.name!r} has {len(partitions)} partitions; {partition} is not one of them.",
+        topic=topic.name,
+        partition=partition,
+    )

@@ -20,13 +20,14 @@ from quiverlog.wire import messages as m
 
 from .answers import about, named
 from .commands import Call, CallMany, Operation, Reply
+from .metadata_looks import partition_info
 from .results import (
     Address,
     OffsetAndEpoch,
     RangeSize,
     TopicInfo,
 )
-from .routing import Cluster, check, partition_info
+from .routing import Cluster, check
 
 T = TypeVar("T")
 

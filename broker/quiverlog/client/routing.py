@@ -46,9 +46,9 @@ from .arguments import shown
 from .commands import Call, Operation, Reply, Sleep
 from .deadline import within
 from .known_brokers import Doubt, KnownBrokers, doubt_of
-from .metadata_looks import Look, ask_one, check, look
+from .metadata_looks import Look, ask_one, check, look, partition_info
 from .pauses import backoff_s, empty_pause_s, pause_s
-from .results import Address, ClusterMetadata, PartitionInfo, TopicInfo
+from .results import Address, ClusterMetadata, TopicInfo
 from .schema_history import check_history_size, history_from_wire
 
 if TYPE_CHECKING:
@@ -390,22 +390,3 @@ class Cluster:
             raise
         self._histories[topic_id] = history
         return history
-
-
-def partition_info(topic: TopicInfo, partition: int) -> PartitionInfo:
-    """A topic's partition by its number.
-
-    Raises:
-        UnknownPartition: the topic has no such partition.
-    """
-    partitions = topic.partitions
-    if 0 <= partition < len(partitions) and partitions[partition].partition == partition:
-        return partitions[partition]
-    for info in partitions:
-        if info.partition == partition:
-            return info
-    raise UnknownPartition(
-        f"Topic {topic.name!r} has {len(partitions)} partitions; {partition} is not one of them.",
-        topic=topic.name,
-        partition=partition,
-    )
