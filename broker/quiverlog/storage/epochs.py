@@ -118,6 +118,7 @@ class LeaderEpochs:
 
     def trim(self, offset: int) -> None:
         """Rows before `offset` are gone: only the epoch of the first row kept stays of theirs."""
+        assert offset >= 0
         count = bisect_right(self._starts, offset) - 1
         if count > 0:
             del self._epochs[:count], self._starts[:count]
@@ -151,4 +152,5 @@ class LeaderEpochs:
             raise CorruptLog(f"{path}: its entries are cut short or out of order.", file=path)
         self._epochs = [epoch for epoch, _ in entries]
         self._starts = [start for _, start in entries]
+        assert len(self._starts) == len(self._epochs) == count
         self.newest = self._epochs[-1] if entries else NO_EPOCH
