@@ -227,8 +227,11 @@ class Host:
             disk.die_after(self.rng.choice((0, 1, 2, 5, 20)), power=self.rng.random() < 0.7)
         disk.on_loop = not starting
         try:
-            with self.plant():
+            if self.plant is nullcontext:
                 effects = call()
+            else:
+                with self.plant():
+                    effects = call()
         except Death:
             self.cut_short("start" if starting else "call")
             return

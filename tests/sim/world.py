@@ -60,9 +60,9 @@ class World:
     def run(self, duration_us: int, *, until: Callable[[], bool] | None = None) -> None:
         """Let time pass; `until` (looked at after every event) may end it early."""
         end_us = self.mono_us + duration_us
-        heap = self._heap
+        heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= end_us:
-            moment_us, _, action = heapq.heappop(heap)
+            moment_us, _, action = pop(heap)
             self.wall_us += moment_us - self.mono_us
             self.mono_us = moment_us
             self.moments += 1

@@ -28,7 +28,8 @@ class _Clock:
         self.paused_until_us = 0
         # What never changes is taken over, so that asking for it costs nothing.
         self.scenario, self.faults, self.events = world.scenario, world.faults, world.events
-        self.trace = world.trace
+        self.trace, self.network = world.trace, world.network
+        self.note, self.connect = world.note, world.connect
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
