@@ -342,5 +342,6 @@ def _records_of(path: str, items: Sequence[bytes]) -> list[bytes]:
     snapshot, entries = unpack_history(path, items)
     # Entries that the snapshot stands for may be kept in front of others.
     behind = [entry for entry in entries if entry.index > snapshot.meta.index]
+    assert not behind or behind[0].index == snapshot.meta.index + 1, "no gap behind the snapshot"
     records = [entry.data for entry in behind if entry.kind is EntryKind.DATA]
     return [snapshot.records, *records] if snapshot.records else records
