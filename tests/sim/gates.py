@@ -41,8 +41,8 @@ CLOSED: Final[dict[str, str]] = {
     " --duration-ms 6000)",
     "killed-while-frail": "a process that was killed counts as one that has lost rows: with the"
     " other, nobody is left who surely has all; not looked at again since the longest log leads",
-    "machine-faults": "60 of 60 fresh seeds keep every promise, but of 25 whose disks fail 4 do not:"
-    " a leader tells consumers of damage that others do not have, and ends of logs go back"
+    "machine-faults": "60 of 60 fresh seeds keep every promise, of 25 whose disks fail 4 do"
+    " not: a leader tells consumers of damage that others do not have, and ends of logs go back"
     " (docs/simulation.md)",
 }
 """Gates that are closed, each with its reason."""
