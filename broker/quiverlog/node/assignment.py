@@ -29,7 +29,7 @@ from quiverlog.node.in_sync_changes import InSyncChanges
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.letting_go import LettingGo
 from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.offline import Key, Offline, Opening, begins_here, may_begin_empty
+from quiverlog.node.offline import Key, Offline, Opening, begins_here
 from quiverlog.node.offline_partitions import OfflinePartitions
 from quiverlog.node.openings import Openings
 from quiverlog.node.outbox import Outbox
@@ -95,7 +95,7 @@ class Assignment:
         self._metrics = metrics
         self.image = Image({})
         self.replicas: dict[Key, Replica] = {}
-        self._offline = OfflinePartitions(outbox, metrics)
+        self._offline = OfflinePartitions(config.node_id, outbox, metrics)
         self.offline: Mapping[Key, Offline] = self._offline.by_key
         self._followed: dict[Key, Replica] = {}
         self._openings = Openings(
@@ -179,6 +179,8 @@ class Assignment:
             if replica is not None:
                 self._lead_or_follow(replica, partition, now)
                 self._reconfigure(replica)
+            else:
+                self._offline.look_at(key, self.image)
 
     def _lead_or_follow(self, replica: Replica, partition: PartitionImage, now: Now) -> None:
         key = (replica.topic.topic_id, partition.partition)
@@ -270,6 +272,7 @@ class Assignment:
         """See `Taker`. It is tried again where that can help."""
         if key[1] in self._held.get(key[0], ()):
             self._offline.failed(key, opening, error, now)
+            self._offline.look_at(key, self.image)
             self._repairs.failed(key, error)
         else:
             # It went while it was being opened, and perhaps its directory with it.
@@ -289,11 +292,8 @@ class Assignment:
         Not while the broker is `starting`: a start ends when nothing is being opened.
         """
         self._openings.tick(now)
-        for key, (_, opening, lost) in [] if starting else self._offline.take_due(now):
-            unmade = opening.unmade or (
-                lost and may_begin_empty(self.image, key, self._config.node_id)
-            )
-            self._openings.add(key, Opening(opening.name, opening.clean, unmade=unmade))
+        for due in () if starting else self._offline.take_due(now, self.image):
+            self._openings.add(*due)
         self._openings.start_jobs(now)
 
     def stop(self, now: Now) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "Opening",
     "begins_here",
     "is_damage",
+    "may_be_made",
     "may_begin_empty",
     "offline_reason",
 ]
@@ -87,6 +88,21 @@ def may_begin_empty(image: Image, key: Key, node_id: int) -> bool:
     assert partition.partition == key[1]
     is_noted = node_id in partition.replaced_disks
     return is_noted and not (partition.awaits_logs or _is_relied_on(partition, node_id))
+
+
+def may_be_made(image: Image, key: Key, node_id: int) -> bool:
+    """The directory of a copy that is lost may be made again, for a log without rows.
+
+    Where nobody relies on it; and that of the only copy, when the metadata know that its disk was
+    replaced: there is no other log with which it could be compared, and nobody has it lead but an
+    operator who gives the rows up, or a topic that waits for nobody.
+    """
+    topic = image.topics_by_id.get(key[0])
+    if topic is None or may_begin_empty(image, key, node_id):
+        return topic is not None
+    partition = topic.partitions[key[1]]
+    is_only = partition.replicas == (node_id,)
+    return is_only and node_id in partition.replaced_disks and partition.awaits_logs
 
 
 def begins_here(partition: PartitionImage, node_id: int) -> bool:

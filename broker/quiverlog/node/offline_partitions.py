@@ -7,11 +7,13 @@ Must not know: how a partition is opened.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Final
 
+from quiverlog.core.controller.image import Image
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.offline import Key, Offline, Opening, offline_reason
+from quiverlog.node.offline import Key, Offline, Opening, may_be_made, offline_reason
 from quiverlog.node.outbox import Outbox
 from quiverlog.types import Now
 
@@ -23,14 +25,15 @@ _RETRY_US: Final = 5_000_000
 class OfflinePartitions:
     """See the module docstring. `by_key` is for looking only."""
 
-    __slots__ = ("_metrics", "_outbox", "_retry", "by_key")
+    __slots__ = ("_metrics", "_node_id", "_outbox", "_retry", "by_key")
 
-    def __init__(self, outbox: Outbox, metrics: NodeMetrics) -> None:
+    def __init__(self, node_id: int, outbox: Outbox, metrics: NodeMetrics) -> None:
+        self._node_id = node_id
         self._outbox = outbox
         self._metrics = metrics
         self.by_key: dict[Key, Offline] = {}
         # When they are opened again, in this order.
-        self._retry: dict[Key, int] = {}
+        self._retry: OrderedDict[Key, int] = OrderedDict()
 
     def next_us(self) -> int | None:
         """When the next one is tried again; None: none is."""
@@ -62,14 +65,23 @@ class OfflinePartitions:
         assert len(self._retry) <= len(self.by_key), "only what is offline is tried again"
         return found
 
-    def take_due(self, now: Now) -> list[tuple[Key, Offline]]:
-        """Those that are to be tried now."""
-        due: list[tuple[Key, Offline]] = []
+    def look_at(self, key: Key, image: Image) -> None:
+        """A copy that is lost may be made now, so it is: at once, for it may be about to lead."""
+        if key in self._retry and self.by_key[key].lost and may_be_made(image, key, self._node_id):
+            assert key in self.by_key, "only what is offline is tried again"
+            self._retry[key] = 0
+            self._retry.move_to_end(key, last=False)
+
+    def take_due(self, now: Now, image: Image) -> list[tuple[Key, Opening]]:
+        """Those that are to be tried now, and how."""
+        due: list[tuple[Key, Opening]] = []
         while self._retry:
             key, due_us = next(iter(self._retry.items()))
             if due_us > now.mono_us:
                 break
             del self._retry[key]
             assert key in self.by_key, "only what is offline is tried again"
-            due.append((key, self.by_key[key]))
+            _, opening, lost = self.by_key[key]
+            unmade = opening.unmade or (lost and may_be_made(image, key, self._node_id))
+            due.append((key, Opening(opening.name, opening.clean, unmade=unmade)))
         return due
