@@ -68,7 +68,6 @@ class OfflinePartitions:
     def look_at(self, key: Key, image: Image) -> None:
         """A copy that is lost may be made now, so it is: at once, for it may be about to lead."""
         if key in self._retry and self.by_key[key].lost and may_be_made(image, key, self._node_id):
-            assert key in self.by_key, "only what is offline is tried again"
             self._retry[key] = 0
             self._retry.move_to_end(key, last=False)
 
