@@ -62,6 +62,7 @@ MEANINGS: Final[dict[str, str]] = {
     "ReassignPartitionsRequest.partitions": "where each is to go",
     "ReassignPartitionsResponse.moves": "one entry per partition, by number",
     "adding_replicas": "who begins to hold it",
+    "ends_move": "those that the partition moves to may hold it alone",
     "removing_replicas": "who ends to hold it when those that begin are in sync",
     "PartitionLeader.elected": "this request has changed who leads",
     "EpochEndOffsetsPartition.leader_epoch": _KNOWN_EPOCH,

@@ -236,14 +236,15 @@ class ElectionsWorld(ReplicaLogs):
             and n not in self.dark and (key, n) not in self.lost
             and (n not in partition.replaced_disks or self.flushed[key][n] >= self.due[key])
         ]  # fmt: skip
-        ends = partition.moves and set(partition.adding_replicas) <= set(partition.in_sync_replicas)
-        if not fit and not (ends and self._is_safe_without(key, partition.removing_replicas)):
+        ends = not fit and partition.moves and self._is_safe_without(key, partition)
+        if not fit and not ends:
             return []
-        return self._alter(key, partition, [*partition.in_sync_replicas, *fit[:1]])
+        members = [*partition.in_sync_replicas, *fit[:1]]
+        return self._alter(key, partition, members, ends_move=ends)
 
-    def _is_safe_without(self, key: Key, leaving: Sequence[int]) -> bool:
-        """The disks of enough others have what is safe."""
-        topic, partition = self.partition(key)
+    def _is_safe_without(self, key: Key, partition: PartitionImage) -> bool:
+        """The disks of enough that stay have what is safe."""
+        topic, leaving = self.partition(key)[0], partition.removing_replicas
         stay = [n for n in partition.in_sync_replicas if n not in leaving]
         has = [n for n in stay if self.flushed[key][n] >= len(self.safe[key])]
         return len(has) >= topic.config.min_in_sync_replicas
@@ -260,11 +261,13 @@ class ElectionsWorld(ReplicaLogs):
         ]
         return self._alter(key, partition, stay)
 
-    def _alter(self, key: Key, partition: PartitionImage, members: list[int]) -> list[Record]:
+    def _alter(
+        self, key: Key, partition: PartitionImage, members: list[int], *, ends_move: bool = False
+    ) -> list[Record]:
         brokers = self.image.brokers
         epochs = [brokers[n].broker_epoch if n in brokers else -1 for n in members]
         asked = AlterPartition(
-            *key, partition.leader_epoch, partition.partition_epoch, members, epochs
+            *key, partition.leader_epoch, partition.partition_epoch, members, epochs, ends_move
         )
         leader = partition.leader_id
         try:
@@ -379,17 +382,17 @@ class ElectionsWorld(ReplicaLogs):
             begin = self.log[key].keys() - logs.keys()
             check(begin <= self.alive(), "a replica at a broker that is not alive", key, begin)
             check(before == topic.replication_factor, "another number of replicas", key)
-            added = self.adding.pop(key, set()) & set(change.replicas)
+            added = self.adding.pop(key, set())
             self.adding[key] = set(partition.adding_replicas)
+            gone = logs.keys() - self.log[key].keys()
             if not partition.moves and added:
                 self.happened["moves ended"] += 1
-                in_sync = set(partition.in_sync_replicas)
-                check(added <= in_sync, "a move ended early", key, added, in_sync)
+                in_sync, stay = set(partition.in_sync_replicas), added & set(change.replicas)
+                check(stay <= in_sync, "a move ended early", key, added, in_sync)
                 check(len(in_sync) >= topic.config.min_in_sync_replicas, "too few stay", key)
-            elif logs.keys() - self.log[key].keys():
-                # Given up, with the disks of those that it was to go to.
-                on_disk = sorted(self.flushed[key].values())
-                del self.safe[key][max(0, on_disk[-topic.config.min_in_sync_replicas]) :]
+                self.happened["moves given up"] += not stay
+            else:
+                check(not gone, "a disk is dropped that may have counted", key, gone)
 
     def alive(self) -> set[int]:
         """Who may lead."""

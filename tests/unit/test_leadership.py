@@ -272,6 +272,23 @@ def test_a_move_waits_for_the_disks_of_those_that_stay() -> None:
     assert ends(leader)
 
 
+def test_only_a_proposal_of_who_is_in_sync_ends_a_move() -> None:
+    """A member that leaves meanwhile is no sign that the others have flushed."""
+    leader = moving()
+    for broker in (2, 3):
+        flushed(leader, broker, 0, 200)
+    left = leader.propose(300, 200, BROKERS, LAG_US * 3, flushed_offset=200)
+    assert left is not None
+    assert left.members == (0,)
+    assert not left.ends_move
+    leader.refused(IneligibleReplica.code)
+    for broker in (2, 3):
+        flushed(leader, broker, 200, 200)
+    ended = leader.propose(200, 200, BROKERS, 2, flushed_offset=200)
+    assert ended is not None
+    assert ended.ends_move
+
+
 def test_a_move_waits_for_rows_of_the_leaders_before() -> None:
     """What these have promised is not known, only that it lies below the epoch's start."""
     leader = moving()

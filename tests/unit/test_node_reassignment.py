@@ -165,7 +165,8 @@ def test_a_move_that_cannot_end_is_given_up(world: World) -> None:
     assert world.partition.moves, "one of those that are added has no rows"
     assert world.ask(ReassignPartitionsRequest(name="t")).moves[0].partition == 0
     (found,) = world.reassign().moves
-    assert found.replicas == [*before]
+    assert (found.adding_replicas, set(found.removing_replicas)) == ([], set(target))
+    world.members.run_until(lambda: not world.partition.moves, 60_000)
     assert world.partition.replicas == before
     assert set(world.partition.in_sync_replicas) == set(before)
     assert world.ask(ReassignPartitionsRequest(name="t")).moves == []
@@ -173,6 +174,31 @@ def test_a_move_that_cannot_end_is_given_up(world: World) -> None:
     world.write(2)
     assert world.read() == [0, 1]
     assert world.reassign().moves[0].replicas == [*before], "once more changes nothing"
+
+
+def test_a_move_that_is_given_up_keeps_disks_that_have_counted(world: World) -> None:
+    """Rows may lie on the leader's disk and on that of a new replica, and on no third one."""
+    before, target = world.partition.replicas, world.others()
+    leader = world.leader
+    assert leader is not None
+    other = next(n for n in before if n != leader.config.node_id)
+    slow = world.members.by_id[other]
+    slow.flush = lambda *_args, **_options: None  # type: ignore[method-assign]
+    world.members.down.add(target[1])
+    world.reassign(*target)
+    world.members.run_until(lambda: target[0] in world.partition.in_sync_replicas, 60_000)
+    world.write(1, 2, 3, level=Durability.REPLICATED_FLUSHED)
+    world.reassign()
+    world.members.run(5_000)
+    assert target[0] in world.partition.replicas, "one of two disks with the rows"
+    assert world.reassign().moves[0].removing_replicas, "once more changes nothing"
+    world.reassign(before[1], before[0])
+    world.members.run(5_000)
+    assert target[0] in world.partition.replicas, "nor by another target"
+    del slow.flush
+    world.members.run_until(lambda: not world.partition.moves, 60_000)
+    assert world.partition.replicas == (before[1], before[0])
+    assert world.read() == [0, 1, 2]
 
 
 def test_another_target_keeps_who_is_in_both(world: World) -> None:

@@ -322,4 +322,5 @@ def _entry(asked: _Asked) -> AlterPartition:
         proposal.partition_epoch,
         list(proposal.members),
         list(proposal.broker_epochs),
+        proposal.ends_move,
     )

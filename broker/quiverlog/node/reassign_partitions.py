@@ -54,7 +54,7 @@ def _reassign(broker: Broker, call: Call, request: ReassignPartitionsRequest) ->
                 one.partition,
                 list(one.replicas),
                 list(one.in_sync_replicas),
-                list(one.adding_replicas),
+                [n for n in one.adding_replicas if n not in one.removing_replicas],
                 list(one.removing_replicas),
             )
             for one in topic.partitions

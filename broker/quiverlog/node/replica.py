@@ -55,7 +55,7 @@ def assigned(topic: TopicImage, partition: PartitionImage) -> Assigned:
         partition.replicas,
         partition.in_sync_replicas,
         min_in_sync(topic.config, partition),
-        partition.adding_replicas,
+        tuple(n for n in partition.adding_replicas if n not in partition.removing_replicas),
         partition.removing_replicas,
         partition.replaced_disks,
     )

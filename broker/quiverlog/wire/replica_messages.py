@@ -122,7 +122,8 @@ class ReplicaFetchResponse(Response, array_like=True, gc=False):
 class AlterPartition(Part, array_like=True, gc=False):
     """What the leader of a partition wants its in-sync replicas to be. It is taken only while the
     partition is at both epochs. `broker_epochs`: one for each member, as it has said to the leader;
-    -1 where it was in sync and has said nothing under this leader.
+    -1 where it was in sync and has said nothing under this leader. `ends_move`: of a partition that
+    moves, those that stay have on their disks what was promised to lie on disks.
     """
 
     topic_id: TopicId = b""
@@ -131,6 +132,7 @@ class AlterPartition(Part, array_like=True, gc=False):
     partition_epoch: Int32 = -1
     in_sync_replicas: PerReplica[Int32] = []
     broker_epochs: PerReplica[Int64] = []
+    ends_move: bool = False
 
 
 class OfflineReplica(Part, array_like=True, gc=False):

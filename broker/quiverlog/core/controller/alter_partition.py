@@ -95,7 +95,7 @@ def alter_partition(
     in_sync = tuple(proposal.in_sync_replicas)
     assert partition.leader_id in in_sync, "a leader is in sync"
     assert len(in_sync) <= len(partition.replicas)
-    ended = arrived(topic, partition, in_sync)
+    ended = arrived(topic, partition, in_sync) if proposal.ends_move else []
     if ended:
         return ended
     return [

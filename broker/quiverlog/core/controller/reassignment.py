@@ -3,13 +3,18 @@
 Owns these decisions. Every function reads the image and returns the change.
 
     settled ──reassign──▶ moving ──all that are added are in sync, and enough that stay──▶ settled
-       ▲                    │ ▲
-       └────── cancel ──────┘ └── reassign: another target; those in it that hold it are kept
+                           │  ▲
+                           └──┘ reassign: another target; cancel: back to those that held it before
 
 While a partition moves, all of its replicas copy: those it moves to, in their order, then those
 that it leaves. It ends with one record: the replicas are the target, only they are in sync, and
 where the leader goes, the first of them that is in sync leads. Whoever is in sync has all that was
 readable, so no row is lost as long as enough of them stay.
+
+A replica that was added, and is given up by another target or `cancel`, may have been one of the
+disks that rows were promised to lie on. So it is not dropped: it leaves as any other does, when
+enough of those that stay have these rows. It is then among `adding_replicas`, for it did not hold
+the partition before, and among `removing_replicas`.
 
 Must not know: requests, how rows are copied, how fast.
 """
@@ -18,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quiverlog.core.controller.eligible import min_in_sync
+from quiverlog.core.controller.eligible import eligible_after, min_in_sync
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     LEADER_STAYS,
@@ -44,52 +49,39 @@ def reassign(
     Raises:
         InvalidReplicaAssignment: not as many as the topic asks for, one twice, or one that is not
             alive and gets the partition by this.
-        PolicyViolation: a broker is full, nobody leads the partition, or another move is left and
-            only those that it was to go to have the rows.
+        PolicyViolation: a broker is full, or nobody leads the partition.
     """
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
-    before = _before(partition)
-    _check(image, topic, partition, before, target)
-    adding = tuple(node_id for node_id in target if node_id not in before)
-    removing = tuple(node_id for node_id in before if node_id not in target)
-    replicas = (*target, *removing)
-    now = (partition.replicas, partition.adding_replicas, partition.removing_replicas)
-    assert len(set(replicas)) == len(replicas)
-    if now == (replicas, adding, removing):
-        return []
-    in_sync = _kept_in_sync(topic, partition, replicas)
-    ended = _ended(topic, partition, tuple(target), adding, in_sync) if adding else None
-    return [ended or _change(topic, partition, replicas, adding, removing, in_sync)]
+    _check(image, topic, partition, target)
+    return _moving(topic, partition, target)
 
 
 def cancel(topic: TopicImage, partition: PartitionImage) -> list[Record]:
-    """The partition stays with those that held it before; none, where it does not move.
-
-    Raises:
-        PolicyViolation: only those that it was to move to have its rows.
-    """
+    """The partition moves back to those that held it before; none, where it does not move."""
     assert partition in topic.partitions
     if not partition.moves:
         return []
     before = _before(partition)
     assert before, "somebody held it"
-    in_sync = _kept_in_sync(topic, partition, before)
-    return [_change(topic, partition, before, (), (), in_sync)]
+    return _moving(topic, partition, before)
 
 
 def arrived(topic: TopicImage, partition: PartitionImage, in_sync: Sequence[int]) -> list[Record]:
     """The end of the move, if these, who are all fit to lead, are enough for it; else nothing.
 
-    Those that are added have been in sync before: when their leader proposes once more it has seen
-    that those that stay have on their disks what producers were promised to find there.
+    Asked for by the leader, when it has seen that those that stay have on their disks what
+    producers were promised to find there. They have been in sync before that.
     """
     assert set(in_sync) <= set(partition.replicas)
-    if not partition.moves or not set(partition.adding_replicas) <= set(partition.in_sync_replicas):
+    if not partition.moves or set(in_sync) != set(partition.in_sync_replicas):
         return []
-    target = tuple(n for n in partition.replicas if n not in partition.removing_replicas)
+    target = _target(partition)
     assert target, "it moves somewhere"
-    ended = _ended(topic, partition, target, partition.adding_replicas, in_sync)
-    return [] if ended is None else [ended]
+    kept = tuple(n for n in in_sync if n in target)
+    adding = {n for n in partition.adding_replicas if n in target}
+    if not adding <= set(kept) or len(kept) < min_in_sync(topic.config, partition):
+        return []
+    return [_change(topic, partition, target, (), (), kept)]
 
 
 # --- parts -------------------------------------------------------------------------------------
@@ -98,19 +90,36 @@ def _before(partition: PartitionImage) -> tuple[int, ...]:
     return tuple(n for n in partition.replicas if n not in partition.adding_replicas)
 
 
+def _target(partition: PartitionImage) -> tuple[int, ...]:
+    """Who is to hold the partition."""
+    return tuple(n for n in partition.replicas if n not in partition.removing_replicas)
+
+
+def _moving(topic: TopicImage, partition: PartitionImage, target: Sequence[int]) -> list[Record]:
+    """The change by which it moves there. Nobody who may have been counted on is dropped by it."""
+    before = _before(partition)
+    given_up = tuple(n for n in partition.adding_replicas if n not in target)
+    adding = (*(n for n in target if n not in before), *given_up)
+    removing = (*(n for n in before if n not in target), *given_up)
+    replicas = (*target, *removing)
+    assert len(set(replicas)) == len(replicas)
+    assert set(replicas) >= set(partition.replicas), "all stay until the move has ended"
+    now = (partition.replicas, partition.adding_replicas, partition.removing_replicas)
+    if now == (replicas, adding, removing):
+        return []
+    return [_change(topic, partition, replicas, adding, removing, partition.in_sync_replicas)]
+
+
 def _check(
-    image: Image,
-    topic: TopicImage,
-    partition: PartitionImage,
-    before: Sequence[int],
-    target: Sequence[int],
+    image: Image, topic: TopicImage, partition: PartitionImage, target: Sequence[int]
 ) -> None:
     name = f"{topic.name}-{partition.partition}"
     if partition.leader_id == NO_LEADER:
         raise PolicyViolation(f"{name} has no leader, so nobody could copy it.")
-    if len(target) != len(before):
+    count = len(_target(partition))
+    if len(target) != count:
         raise InvalidReplicaAssignment(
-            f"{name} has {len(before)} replicas, {len(target)} brokers were named."
+            f"{name} has {count} replicas, {len(target)} brokers were named."
         )
     if len(set(target)) != len(target):
         raise InvalidReplicaAssignment(f"{name}: a broker is named twice in {list(target)}.")
@@ -127,36 +136,6 @@ def _check(
                 f"broker {node_id} holds {PARTITIONS_PER_BROKER_MAX} partitions, which is the most"
                 " allowed."
             )
-
-
-def _kept_in_sync(
-    topic: TopicImage, partition: PartitionImage, replicas: Sequence[int]
-) -> tuple[int, ...]:
-    """Who of these stays in sync, when the others are given up. Raises PolicyViolation."""
-    relied = {*partition.in_sync_replicas, *partition.eligible_leader_replicas}
-    in_sync = tuple(n for n in partition.in_sync_replicas if n in replicas)
-    led = partition.leader_id != NO_LEADER
-    if (led and not in_sync) or not relied & set(replicas):
-        raise PolicyViolation(
-            f"{topic.name}-{partition.partition}: of the brokers {list(replicas)} none has all"
-            " rows; wait for one to be in sync."
-        )
-    assert led or not in_sync, "nobody is in sync without a leader"
-    return in_sync
-
-
-def _ended(
-    topic: TopicImage,
-    partition: PartitionImage,
-    target: tuple[int, ...],
-    adding: Sequence[int],
-    in_sync: Sequence[int],
-) -> PartitionChangeRecord | None:
-    kept = tuple(n for n in in_sync if n in target)
-    assert len(set(target)) == len(target)
-    if not set(adding) <= set(kept) or len(kept) < min_in_sync(topic.config, partition):
-        return None
-    return _change(topic, partition, target, (), (), kept)
 
 
 def _change(
@@ -181,6 +160,7 @@ def _change(
         leader_epoch=leader_epoch,
         in_sync_replicas=in_sync,
         replicas=replicas,
+        eligible_leader_replicas=eligible_after(topic.config, partition, in_sync),
         adding_replicas=adding,
         removing_replicas=removing,
     )

@@ -104,7 +104,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     `leader_id` NO_LEADER: none of the replicas leads it now. `eligible_leader_replicas`: out of
     sync, and yet known to have all that was readable (KIP-966). While the partition moves,
     `replicas` are those it moves to, in their order, and then `removing_replicas`, which hold it
-    until `adding_replicas` are in sync (KIP-455).
+    until `adding_replicas` are in sync (KIP-455). One that was added, and is given up, is in both.
 
     `replaced_disks`: replicas whose disk is another one than that on which they acknowledged rows.
     `last_trusted`: who was, when nobody is any more; NO_LEADER otherwise.

@@ -57,12 +57,14 @@ class Proposal(NamedTuple):
 
     `members`: sorted. It holds only if the partition is still at both epochs. `broker_epochs`: of
     the members, as they have said to the leader; UNHEARD_EPOCH where they have said nothing.
+    `ends_move`: those that the partition moves to may hold it alone from now on.
     """
 
     leader_epoch: int
     partition_epoch: int
     members: tuple[int, ...]
     broker_epochs: tuple[int, ...] = ()
+    ends_move: bool = False
 
 
 class InSync:

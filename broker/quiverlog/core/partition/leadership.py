@@ -216,7 +216,10 @@ class Leadership:
         self._count()
 
     def move(self, adding: Iterable[int], leaving: Iterable[int]) -> None:
-        """The partition moves: these are to begin and to end holding it; none: it does not move."""
+        """The partition moves: these are to begin and to end holding it; none: it does not move.
+
+        Who was to begin, and is given up, is only to end.
+        """
         self.adding, self.leaving = frozenset(adding), frozenset(leaving)
         assert not self.adding & self.leaving
 
@@ -278,8 +281,11 @@ class Leadership:
                 stays = self._may_join(follower, high_watermark, brokers, now_us)
             if stays:
                 members.add(follower.broker_id)
+        # With the members that hold: who comes or goes does so on its own.
         has_arrived = (
-            self._stay_alone and self.flushed_offset(flushed_offset) >= self._promised_offset
+            members == in_sync.committed
+            and self._stay_alone
+            and self.flushed_offset(flushed_offset) >= self._promised_offset
         )
         if members == in_sync.committed and not in_sync.unsettled and not has_arrived:
             return None
@@ -287,7 +293,7 @@ class Leadership:
         assert in_sync.maximal >= members, "what is asked for may hold from now on"
         self._joining -= in_sync.maximal
         self._count()
-        return self._with_epochs(proposal)
+        return self._with_epochs(proposal._replace(ends_move=has_arrived))
 
     def propose_again(self) -> Proposal:
         """What was proposed and is not settled, once more."""
