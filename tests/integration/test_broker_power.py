@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import quiverlog
+from quiverlog.errors import QuiverlogError
 from tests.support.broker import BrokerProcess
 
 from .test_broker_five_voters import CLUSTER, SCHEMA, Growing, Producing, read_ids, until
@@ -142,3 +144,43 @@ def test_no_replicated_row_is_lost_with_the_power_of_one_machine(
     sent = producing.end()
     assert read_ids(three.bootstrap, "t") == Counter(range(sent))
     three.end()
+
+
+def test_the_way_out_where_too_few_machines_come_back(stack: ExitStack, tmp_path: Path) -> None:
+    """`min.insync.replicas` = 1: all replicas are needed, or the operator gives rows up."""
+    three = Powered(stack, tmp_path, seed=3)
+    three.create("replicated", 1)
+    producing = Producing(three.bootstrap, "t")
+    more_rows(producing)
+    producing.end()
+    lost = three.leader()
+    back = [node_id for node_id in three.by_id if node_id != lost]
+    three.lose_power((1, 2, 3))
+    three.start(back)
+
+    def has_no_leader() -> bool:
+        try:
+            return three.leader() == -1
+        except QuiverlogError:
+            return False
+
+    until(has_no_leader, "a partition without a leader")
+    assert typed("topic", "describe", "t", "-b", three.bootstrap)
+    typed("topic", "elect", "t", "--unclean", "--yes", "-b", three.bootstrap)
+    until(lambda: three.leader() in back, "a leader")
+    with quiverlog.connect(three.bootstrap) as client, client.producer("t") as producer:
+        producer.send([{"id": -1}]).result(timeout=60)
+    assert read_ids(three.bootstrap, "t")[-1] == 1
+    three.start((lost,))
+    until(three.is_whole, "three copies again")
+    assert read_ids(three.bootstrap, "t")[-1] == 1
+    three.end()
+
+
+def typed(*words: str) -> str:
+    """What a person types, and what is shown."""
+    done = subprocess.run(
+        [sys.executable, "-m", "quiverlog", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
