@@ -43,7 +43,8 @@ def test_the_json_says_what_the_classes_say() -> None:
     apis = {api["name"]: api for api in document["apis"]}
     delete = apis["DELETE_TOPICS"]["request"]["fields"]
     assert [(f["name"], f["type"], f["nullable"]) for f in delete] == [
-        ("names", "array of str", False)
+        ("names", "array of str", False),
+        ("topic_ids", "array of bin", False),
     ]
     describe = {f["name"]: f for f in apis["DESCRIBE_TOPICS"]["request"]["fields"]}
     assert describe["names"]["nullable"]
