@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["Direction", "Link", "LinkFault", "Proxy"]
+__all__ = ["Connection", "Direction", "Link", "LinkFault", "Proxy"]
 
 _CHUNK_BYTES: Final = 64 * 1024
 _NAME: Final = re.compile(rb"(?:broker|client)-[a-z0-9-]+")
@@ -59,7 +59,7 @@ class Link:
 
     fault: LinkFault = LinkFault()
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    connections: set[_Connection] = field(default_factory=set)
+    connections: set[Connection] = field(default_factory=set)
 
     def set_fault(self, fault: LinkFault) -> None:
         """From now on, for connections that are open and for those that come."""
@@ -84,7 +84,7 @@ class Link:
 
 
 @dataclass(slots=True, eq=False)
-class _Connection:
+class Connection:
     """Both halves of one connection through the proxy."""
 
     writers: tuple[asyncio.StreamWriter, ...]
@@ -185,7 +185,7 @@ class Proxy:
             )
         except OSError:
             return  # The broker is down.
-        connection = _Connection((writer, there))
+        connection = Connection((writer, there))
         link.connections.add(connection)
         self.counts["connections"] += 1
         try:
@@ -235,7 +235,8 @@ class Proxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        linger = struct.pack("ii", 1, 0)
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    sock = writer.get_extra_info("socket")
+    if sock is not None:  # None: it has ended by itself.
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from unittest import mock
 
 import pytest
 import pytest_asyncio
 
-from .proxy import Direction, LinkFault, Proxy
+from .proxy import Connection, Direction, LinkFault, Proxy
 
 QUICK_S = 0.05
 BOUND_S = 20.0
@@ -130,3 +131,12 @@ async def test_delay_and_throttle_let_go_when_they_end(echo: Echo) -> None:
         assert await is_quiet(reader)
         echo.proxy.heal()
         assert len(await asyncio.wait_for(reader.readexactly(5_000), BOUND_S)) == 5_000
+
+
+def test_a_connection_that_has_ended_by_itself_may_be_reset_too() -> None:
+    """The loop that brokers are tried on has no socket any more for a transport that is closed."""
+    ended = mock.Mock(get_extra_info=lambda _name: None)
+    open_still = mock.Mock()
+    Connection((ended, open_still)).reset()
+    assert open_still.get_extra_info("socket").setsockopt.called
+    assert [each.transport.abort.call_count for each in (ended, open_still)] == [1, 1]
