@@ -13,7 +13,13 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from quiverlog.errors import ConnectionFailed, QuiverlogError, UnknownTopic, UnknownTopicId
+from quiverlog.errors import (
+    ConnectionFailed,
+    NotLeader,
+    QuiverlogError,
+    UnknownTopic,
+    UnknownTopicId,
+)
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
@@ -22,7 +28,7 @@ from .commands import Operation, Reply
 from .producer_core import ProducerCore
 from .producer_types import Identity, ProduceCall
 from .results import Address
-from .routing import Cluster, backoff_s
+from .routing import Cluster, backoff_s, pause_s
 
 __all__ = ["ProducerRunner", "new_identity"]
 
@@ -71,6 +77,8 @@ class ProducerRunner:
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self._finished_seen = 0
+        self._looks = 0
+        """So often were the metadata looked at since a leader has answered."""
         self._questions: dict[str, asyncio.Task[None]] = {}
         self._connecting: dict[asyncio.Task[None], ProduceCall] = {}
         self._asked: dict[int, Address] = {}
@@ -169,6 +177,7 @@ class ProducerRunner:
             self._failed(call, error)
             return
         assert error is None
+        self._looks = 0
         with self._lock:
             self._core.on_response(call, waiting.result().response, self._now())
             self._notify()
@@ -231,7 +240,8 @@ class ProducerRunner:
             self._notify()
         self.wake()
         # A leader that is still missing would otherwise be asked for without a pause.
-        await asyncio.sleep(backoff_s(0, self._cluster.jitter()))
+        await asyncio.sleep(pause_s(NotLeader(), self._looks, self._cluster.jitter()))
+        self._looks += 1
 
     async def _renew(self) -> None:
         identity = await self._driver.run(new_identity(self._cluster))
