@@ -9,6 +9,7 @@ import pytest
 
 from quiverlog.client import admin
 from quiverlog.client.commands import Call, Operation, Reply, Sleep
+from quiverlog.client.meant_topic import meant_topic
 from quiverlog.client.results import Address
 from quiverlog.client.routing import Cluster, Settings
 from quiverlog.errors import (
@@ -17,6 +18,7 @@ from quiverlog.errors import (
     QuiverlogError,
     RequestTimedOut,
     UnknownTopic,
+    UnknownTopicId,
 )
 from quiverlog.wire import messages as m
 
@@ -156,6 +158,25 @@ def test_who_decides_no_more_or_is_behind_is_not_believed(world: World) -> None:
     world.change = nobody
     with pytest.raises(NotController):
         world.play(world.cluster.refresh(["t"]))
+
+
+def test_a_broker_that_is_late_names_an_earlier_topic_of_the_name(world: World) -> None:
+    """Seen in the cluster simulator: a producer ended, for another topic had its name."""
+    world.knows[ONE] = {"t"}
+
+    def earlier(call: Call, response: m.MetadataResponse) -> None:
+        if call.address == ONE:
+            response.topics = [m.TopicMetadata("t", b"e" * 16)]
+
+    world.change = earlier
+    found = world.play(meant_topic(world.cluster, "t", TOPIC_ID, fresh=True))
+    assert found.topic_id == TOPIC_ID
+    assert world.asked[-1] == THREE
+    with pytest.raises(UnknownTopicId, match="created again"):
+        world.play(meant_topic(world.cluster, "t", b"n" * 16, fresh=True))
+    world.change = lambda call, response: None
+    with pytest.raises(UnknownTopicId, match="gone"):
+        world.play(meant_topic(world.cluster, "u", TOPIC_ID))
 
 
 def test_of_several_names_those_that_are_missing_are_asked_for(world: World) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from quiverlog.errors import QuiverlogError, UnknownTopic, UnknownTopicId
+from quiverlog.errors import QuiverlogError
 from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, MIB
 from quiverlog.wire import messages as m
 
@@ -20,6 +20,7 @@ from .commands import Abandon, Call, Finish, FinishAny, Operation, PendingReply,
 from .consumer_options import ConsumerOptions
 from .consumer_positions import Position
 from .consumer_requests import FOLLOWER_TIMEOUT_S, Pauses, Request, Source
+from .meant_topic import meant_topic
 from .metadata_looks import partition_info
 from .replica_choice import LEADER, ReplicaChoice
 from .results import FetchedPartition, TopicInfo
@@ -54,15 +55,7 @@ class Fetches:
         Raises:
             UnknownTopicId: it is gone, or another one has its name.
         """
-        try:
-            topic = yield from self._cluster.topic(self._topic)
-        except UnknownTopic as error:
-            raise UnknownTopicId(f"Topic {self._topic!r} is gone.", topic=self._topic) from error
-        if topic.topic_id != self.topic_id:
-            raise UnknownTopicId(
-                f"Topic {self._topic!r} was deleted and created again.", topic=self._topic
-            )
-        return topic
+        return (yield from meant_topic(self._cluster, self._topic, self.topic_id))
 
     # --- asking ---------------------------------------------------------------------------------
     def start(self, positions: Mapping[int, Position], order: Sequence[int]) -> Operation[None]:

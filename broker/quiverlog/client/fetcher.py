@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from quiverlog.errors import NotLeader, OffsetNotAvailable, QuiverlogError, UnknownTopicId
+from quiverlog.errors import NotLeader, OffsetNotAvailable, QuiverlogError
 from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
 from quiverlog.types import NO_EPOCH
 from quiverlog.wire import messages as m
@@ -22,6 +22,7 @@ from .commands import Abandon, Call, Finish, FinishAny, Operation, PendingReply,
 from .consumer_requests import FOLLOWER_TIMEOUT_S, OVERDUE_S
 from .deadline import within
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
+from .meant_topic import meant_topic
 from .metadata_looks import partition_info
 from .replica_choice import IN_SYNC_EVERY_S, LEADER, FetchFrom, ReplicaChoice
 from .results import Address, ConsumerBatch
@@ -207,12 +208,9 @@ class FetchCore:
     def _start(self) -> Operation[PendingReply]:
         self._follower = LEADER
         age_max_s = IN_SYNC_EVERY_S if self._choice.wants_followers else math.inf
-        topic = yield from self._cluster.topic(self._topic, age_max_s=age_max_s)
-        if topic.topic_id != self._topic_id:
-            # The cached picture may be older than the topic that is meant.
-            topic = yield from self._cluster.topic(self._topic, fresh=True)
-        if topic.topic_id != self._topic_id:
-            raise UnknownTopicId(f"Topic {self._topic!r} is not the one that was to be read.")
+        topic = yield from meant_topic(
+            self._cluster, self._topic, self._topic_id, age_max_s=age_max_s
+        )
         info = partition_info(topic, self._partition)
         now_s = self._cluster.clock()
         follower = self._choice.choose(info, self._cluster.metadata, now_s)

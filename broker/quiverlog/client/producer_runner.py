@@ -13,18 +13,13 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from quiverlog.errors import (
-    ConnectionFailed,
-    NotLeader,
-    QuiverlogError,
-    UnknownTopic,
-    UnknownTopicId,
-)
+from quiverlog.errors import ConnectionFailed, NotLeader, QuiverlogError
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
 from .asynchronous import AsyncDriver
 from .commands import Operation, Reply
+from .meant_topic import meant_topic
 from .producer_core import ProducerCore
 from .producer_types import Identity, ProduceCall
 from .results import Address
@@ -230,11 +225,10 @@ class ProducerRunner:
             return self._core.has_unsent
 
     async def _refresh(self) -> None:
-        name = self._core.topic.name
-        try:
-            topic = await self._driver.run(self._cluster.topic(name, fresh=True))
-        except UnknownTopic as error:
-            raise UnknownTopicId(f"Topic {name!r} is gone.", topic=name) from error
+        opened = self._core.topic
+        topic = await self._driver.run(
+            meant_topic(self._cluster, opened.name, opened.topic_id, fresh=True)
+        )
         with self._lock:
             self._core.topic_changed(topic)
             self._notify()
