@@ -48,8 +48,8 @@ sim:  ## Simulated clusters with fresh seeds: make sim HOURS=8 (simulated hours)
 
 sim-bugs:  ## The table of planted bugs and the checks that catch them
 	@scripts/setup.sh
-	@$(RUN_NO_JAVA) python -m tests.sim.raft --bugs --duration-ms 4000
-	@$(RUN_NO_JAVA) python -m tests.sim.cluster --bugs
+	@$(RUN_NO_JAVA) python -m tests.sim.raft --bugs --duration-ms 4000 $(ARGS)
+	@$(RUN_NO_JAVA) python -m tests.sim.cluster --bugs $(ARGS)
 	@$(RUN_NO_JAVA) python -m tests.sim --bugs $(ARGS)
 
 chaos:  ## Real brokers under faults from a seed: make chaos MINUTES=10 SEED=7

@@ -26,6 +26,8 @@ class Caught:
     bug: str
     seed: int | None
     said: str
+    tried: int = 0
+    """Seeds that were needed."""
 
 
 def hunt(
@@ -45,10 +47,10 @@ def hunt(
             change.code()
     except NotThere as error:
         return Caught(bug.name, None, f"cannot be planted: {error}")
-    for seed in dict.fromkeys((bug.seed, *seeds)):
+    for tried, seed in enumerate(dict.fromkeys((bug.seed, *seeds)), start=1):
         said = _run(run, bug, seed, duration_ms, plant=True)
         if said and not _run(run, bug, seed, duration_ms, plant=False):
-            return Caught(bug.name, seed, said)
+            return Caught(bug.name, seed, said, tried)
     return Caught(bug.name, None, "")
 
 
@@ -68,36 +70,56 @@ def _run(run: Callable[..., object], bug: Bug, seed: int, duration_ms: int, *, p
 
 def print_table(caught: Iterable[Caught]) -> int:
     """One line for each bug. Returns how many were missed."""
-    print(f"{'planted bug':60} {'caught by seed':>14}  what the checker said")
+    print(f"{'planted bug':60} {'caught by seed':>14} {'tried':>5}  what the checker said")
     missed = count = 0
     for one in caught:
         count += 1
         missed += one.seed is None
         where = "MISSED" if one.seed is None else str(one.seed)
-        print(f"{one.bug:60} {where:>14}  {one.said[:70]}", flush=True)
+        print(f"{one.bug:60} {where:>14} {one.tried:5}  {one.said[:70]}", flush=True)
     print(f"{count - missed} of {count} planted bugs caught")
     return missed
 
 
-def write_table(caught: Iterable[Caught], path: Path, *, seeds: int) -> None:
-    """The same as a page of the docs."""
+def write_table(caught: Iterable[Caught], path: Path, *, seeds: int, part: str = "") -> None:
+    """The same as one part of a page of the docs; the others stay as they are.
+
+    Args:
+        part: the heading under which the table stands; the page begins with one broker's.
+    """
     found = list(caught)
     missed = [one for one in found if one.seed is None]
     lines = [
-        "# Planted bugs",
-        "",
-        "Written by `make sim-bugs ARGS='--table docs/planted-bugs.md'`.",
-        "The seeds are those of one run: any change of the broker may shift them.",
-        "",
         f"{len(found) - len(missed)} of {len(found)} caught, each within {seeds} seeds.",
         "",
-        "| planted bug | seed | what the checker said |",
-        "|---|---|---|",
+        "| planted bug | seed | seeds tried | what the checker said |",
+        "|---|---|---|---|",
     ]
     for one in found:
         said = one.said[:90].replace("|", "/").replace("`", "'")
-        lines.append(f"| {one.bug} | {'missed' if one.seed is None else one.seed} | {said} |")
-    path.write_text("\n".join(lines) + "\n")
+        where = "missed | " if one.seed is None else f"{one.seed} | {one.tried}"
+        lines.append(f"| {one.bug} | {where} | {said} |")
+    parts = _parts(path.read_text() if path.exists() else "")
+    parts[part or _PARTS[0]] = "\n".join(lines)
+    text = "".join(f"\n## {name}\n\n{parts[name]}\n" for name in _PARTS if name in parts)
+    path.write_text(_ABOVE + text)
+
+
+_PARTS = ("One broker", "A cluster", "Raft")
+_ABOVE = """# Planted bugs
+
+Written by `make sim-bugs ARGS='--table docs/planted-bugs.md'`.
+The seeds are those of one run: any change of the broker may shift them.
+"""
+
+
+def _parts(text: str) -> dict[str, str]:
+    """What stands below each heading."""
+    found = {}
+    for piece in text.split("\n## ")[1:]:
+        name, _, below = piece.partition("\n")
+        found[name] = below.strip()
+    return found
 
 
 def _hunt_number(number: int, seeds: int, duration_ms: int) -> Caught:

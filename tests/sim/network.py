@@ -139,6 +139,11 @@ class Network:
         self._cut.clear()
         self._let_pass()
 
+    def mend(self, one: str, other: str) -> None:
+        """These two reach each other again."""
+        self._cut -= {(one, other), (other, one)}
+        self._let_pass()
+
     def _let_pass(self) -> None:
         holding, self._holding = self._holding, []
         for way in holding:

@@ -9,7 +9,8 @@ names them (`AimPlan`): drawn by chance, these moments are too rare for a few se
   killed: copies end at different places, and not all know what was shown.
 - see-saw: two brokers of a partition lead by turns, each while the other one is down.
 - joiner: whoever is about to join the in-sync replicas loses its power, while the leader that asks
-  for it is cut off from whoever decides.
+  for it is cut off from whoever decides, and goes on asking when the other one is back.
+- moves: partitions are to be held by others, and some of these moves are cancelled.
 - unheard: a broker is cut off from whoever decides, and from nobody else.
 
 Must not know: what is right or wrong with rows.
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from quiverlog.core.controller.reassignment import cancel, reassign
+from quiverlog.errors import QuiverlogError
 from tests.sim.network import Link
 
 from .host import ClusterHost
@@ -47,6 +50,7 @@ class AimPlan:
     seesaw_ms: int = 0
     """For so long one of the two leads."""
     joiner: float = 0.0
+    moves_interval_ms: int = 0
     unheard_interval_ms: int = 0
 
 
@@ -68,6 +72,7 @@ class Aimed:
         cluster.every(plan.stranded_interval_ms, self._strand_somebody)
         cluster.every(plan.lean_interval_ms, self._lean)
         cluster.every(plan.unheard_interval_ms, self._unhear)
+        cluster.every(plan.moves_interval_ms, self._move)
         if plan.seesaw_ms:
             cluster.world.at(1, lambda: self._swing(0))
 
@@ -143,7 +148,13 @@ class Aimed:
         cluster = self._cluster
         if cluster.world.calm:
             return
-        up, down = cluster.hosts[turn % 2], cluster.hosts[1 - turn % 2]
+        controller = cluster.controller()
+        if controller is None or controller.node is None:
+            cluster.world.at(self._plan.seesaw_ms * 1_000, lambda: self._swing(turn))
+            return
+        topic = controller.node.broker.metadata.image.topics[cluster.scenario.topics[0].name]
+        pair = topic.partitions[0].replicas
+        up, down = cluster.hosts[pair[turn % 2]], cluster.hosts[pair[1 - turn % 2]]
         cluster.world.faults["see-saw"] += 1
         if down.node is not None:
             down.down_until_us = cluster.world.mono_us + self._plan.seesaw_ms * 1_000
@@ -184,15 +195,46 @@ class Aimed:
         assert controller is not None
         world.faults["joiner lost"] += 1
         world.network.cut(leader.name, controller.name)
+        world.network.cut(leader.name, joiner.name)
         joiner.down_until_us = world.mono_us + self._rng.randrange(_QUICK_US)
         joiner.power_loss()
+
+        def decides() -> None:
+            world.network.mend(leader.name, controller.name)
+            world.at(_STRANDED_US, over)
 
         def over() -> None:
             self._striking = False
             if not world.calm:
                 world.network.heal()
 
-        world.at(self._rng.randrange(10 * _QUICK_US, 70 * _QUICK_US), over)
+        world.at(self._rng.randrange(30 * _QUICK_US, 70 * _QUICK_US), decides)
+
+    def _move(self) -> None:
+        """By a decision of whoever decides, as the request for it ends in."""
+        controller = self._cluster.controller()
+        if controller is None or controller.node is None:
+            return
+        broker, rng = controller.node.broker, self._rng
+        pending = broker.metadata.pending
+        topic = pending.topics.get(self._cluster.scenario.topics[0].name)
+        if topic is None:
+            return
+        partition = rng.choice(topic.partitions)
+        cancels = partition.moves and rng.random() < 0.3
+        count = len(partition.replicas) - len(partition.adding_replicas)
+        target = rng.sample(sorted(pending.brokers), count)
+        try:
+            if cancels:
+                records = cancel(topic, partition)
+            else:
+                records = reassign(pending, topic, partition, target)
+            if records:
+                broker.propose(records, controller.now, lambda _result, _error, _now: None)
+        except QuiverlogError:
+            return
+        self._cluster.world.faults["move cancelled" if cancels else "move"] += bool(records)
+        controller.feed()
 
     def _unhear(self) -> None:
         controller, world = self._cluster.controller(), self._cluster.world

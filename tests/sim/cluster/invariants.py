@@ -150,6 +150,8 @@ class Invariants:
             if before != now and not replica.deleted:
                 if before is not None and before[3] and not replica.cutting:
                     self.counted.look_at_producers(replica)
+                    key = (replica.topic.topic_id, replica.name.partition)
+                    self.counted.look_at_rows(key, self.committed_end(key))
                 self._look_at_replica(host, replica)
                 settled[replica] = now
 

@@ -11,18 +11,22 @@ from typing import Final
 from tests.sim.bug import Bug, make_bug
 
 from .client_bugs import CLIENT_BUGS
+from .later_bugs import LATER_BUGS
 from .shapes import (
     ASKED,
     CAROUSEL,
     DIVERGING,
+    JOINING,
+    LEAN,
     MANAGED,
     NEWBORN,
     POWER,
     SPLIT,
+    STOPPED,
     STRANDED,
-)  # fmt: skip
+)
 
-__all__ = ["BUGS", "NOT_YET", "UNPROVEN"]
+__all__ = ["BUGS", "UNPROVEN"]
 
 
 BUGS: Final[tuple[Bug, ...]] = (
@@ -38,14 +42,14 @@ BUGS: Final[tuple[Bug, ...]] = (
         "core.partition.leadership:Leadership.replicated_offset",
         "if self.is_under_min:",
         "if False:",
-        shape=SPLIT,
+        shape=STOPPED,
     ),
     make_bug(
         "truncate to the high watermark",
         "core.replication.follower:Follower.answered",
         "offset = max(offset, log.log_start_offset)",
         "offset = log.high_watermark",
-        shape=CAROUSEL,
+        shape=LEAN,
     ),
     make_bug(
         "a copy does not say in which epoch it ends",
@@ -94,7 +98,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.alter_partition:_check_members",
         "if epoch != fit and not stays_unheard:",
         "if False:",
-        shape=POWER,
+        shape=JOINING,
         also=(
             (
                 "core.partition.leadership:Leadership._is_fit",
@@ -189,15 +193,20 @@ BUGS: Final[tuple[Bug, ...]] = (
         seed=13,
         shape=MANAGED,
     ),
+    *LATER_BUGS,
     *CLIENT_BUGS,
 )
 
 UNPROVEN: Final = frozenset(
     (
+        "a copy claims the leader's epoch for its own end",
+        "a leader that has stood down says where rows end",
+        "no second question (KIP-279)",
+        "recovery point ahead of the cut",
+        "who gets a partition counts before it has it",
+        "one log is enough after a power failure of all",
+        "the shortest log leads after a power failure of all",
         "a copy that skipped names the epoch of rows that it has not",
-        "high watermark past |ISR| < min",
-        "truncate to the high watermark",
-        "ISR joined without broker epoch",
         "a copy that has parted from its leader counts",
         "a fetch for another leader epoch is answered",
         "an answer of an earlier leader is taken",
@@ -209,13 +218,4 @@ UNPROVEN: Final = frozenset(
 )
 """Bugs that no run, or one in many, was seen to catch as the code is now."""
 
-NOT_YET: Final = {
-    "no second question (KIP-279)": "every fetch asks: there is no line that could leave it out",
-    "lag kept at election": "an ISR that shrinks too early is no broken promise; it needs a rule",
-    "counting a fenced replica": "hosted since a short while; needs a rule for fenced members",
-    "stale leader acknowledging": "hosted since a short while; needs its line and a shape",
-    "unclean replica left in ISR or ELR": "unclean election is drawn by no scenario yet",
-    "recovery point ahead of the cut": "planted in tests/unit only",
-    "Raft: five bugs": "planted in tests/sim/raft",
-}
 assert {bug.name for bug in BUGS} >= UNPROVEN

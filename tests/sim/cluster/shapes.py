@@ -9,13 +9,14 @@ from typing import Final
 
 from .aimed import AimPlan
 from .client_plan import NO_CLIENTS
-from .fault_plan import CALM
+from .fault_plan import CALM, FaultPlan
 from .scenario import ClusterTopic
 from .tempo import SHIPPED
 
 __all__ = [
-    "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "JOINING", "LEAN", "MANAGED", "NEWBORN", "POWER",
-    "QUIET", "SEESAW", "SPLIT", "STRANDED", "STRICT", "UNHEARD", "topics",
+    "ALL_POWER", "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "JOINING", "LEAN", "MANAGED",
+    "MOVING", "NEWBORN", "POWER", "QUIET", "SEESAW", "SPLIT", "STOPPED", "STRANDED", "STRICT",
+    "UNHEARD", "WIPED", "topics",
 ]  # fmt: skip
 
 
@@ -135,8 +136,11 @@ LEAN: Final = {**QUIET, "topics": topics("memory"), "aims": AimPlan(lean_interva
 """Copies end at different places when their leader dies."""
 SEESAW: Final = {
     **QUIET,
-    "topics": topics("memory", min_in_sync=1, replicas=2, unclean_leader_election_enable="true"),
-    "aims": AimPlan(seesaw_ms=300),
+    "topics": topics(
+        "memory", min_in_sync=1, partitions=1, replicas=2, unclean_leader_election_enable="true"
+    ),
+    "duration_ms": 30_000,
+    "aims": AimPlan(seesaw_ms=3_000),
 }
 """Two brokers lead by turns, each without the other's rows."""
 JOINING: Final = {
@@ -150,5 +154,27 @@ JOINING: Final = {
 """Who is about to join the in-sync replicas loses its power."""
 UNHEARD: Final = {**QUIET, "nodes": 5, "aims": AimPlan(unheard_interval_ms=500)}
 """Brokers are cut off from whoever decides, and from nobody else."""
+STOPPED: Final = {
+    **QUIET,
+    "topics": topics("memory", min_in_sync=3),
+    "stop_interval_ms": 1_500,
+}
+"""Too few are in sync while brokers are away that stay eligible."""
+ALL_POWER: Final = {
+    **QUIET,
+    "topics": topics("replicated_flushed"),
+    "all_power_interval_ms": 2_000,
+    "kill_interval_ms": 1_500,
+}
+"""All machines lose their power, also while not all copies are in sync."""
+MOVING: Final = {
+    **QUIET,
+    "nodes": 5,
+    "kill_interval_ms": 4_000,
+    "aims": AimPlan(moves_interval_ms=400),
+}
+"""Partitions move while clients work."""
+WIPED: Final = {**QUIET, "nodes": 5, "plan": FaultPlan.of("wiped disks")}
+"""Machines come back with empty disks."""
 STRICT: Final = {**POWER, "topics": topics("replicated", min_in_sync=3)}
 """One that leaves the in-sync replicas is eligible at once."""

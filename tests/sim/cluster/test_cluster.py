@@ -10,6 +10,7 @@ import pytest
 
 from tests.sim.bug import Bug
 from tests.sim.bugs import hunt
+from tests.sim.mutations import NotThere
 
 from .planted import BUGS, UNPROVEN
 from .run import ClusterResult, simulate
@@ -61,6 +62,18 @@ def test_much_happens_to_a_cluster() -> None:
     assert sum(result.rows_acknowledged for result in results) > 10_000
     assert sum(result.elections for result in results) > 40
     assert sum(result.compared for result in results) > 10_000
+
+
+def test_every_bug_of_replication_can_be_planted() -> None:
+    """Who changes a line that a bug changes must change the bug too."""
+    problems = []
+    for bug in BUGS:
+        try:
+            for change in bug.changes:
+                change.code()
+        except NotThere as error:
+            problems.append(f"{bug.name}: {error}")
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize(

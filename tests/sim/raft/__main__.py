@@ -6,8 +6,9 @@ import argparse
 import sys
 import traceback
 from collections import Counter
+from pathlib import Path
 
-from tests.sim.bugs import hunt, print_table
+from tests.sim.bugs import hunt, print_table, write_table
 from tests.sim.checker import Violation
 from tests.sim.stats import report
 
@@ -23,14 +24,18 @@ def main() -> int:
     parser.add_argument("--duration-ms", type=int, default=8_000, help="simulated work per run")
     parser.add_argument("--stats", action="store_true", help="count what happened in all runs")
     parser.add_argument("--bugs", action="store_true", help="plant each bug and show who finds it")
+    parser.add_argument("--table", type=Path, help="write what was found into this page, too")
     parser.add_argument("--bug", help="plant the bugs with this text in their name")
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
     if options.bugs or options.bug is not None:
         chosen = [bug for bug in BUGS if (options.bug or "") in bug.name]
-        caught = (
+        found = (
             hunt(bug, seeds=seeds, duration_ms=options.duration_ms, run=simulate) for bug in chosen
         )
+        caught = list(found)
+        if options.table is not None:
+            write_table(caught, options.table, seeds=len(seeds), part="Raft")
         return 1 if print_table(caught) > sum(bug.name in UNPROVEN for bug in chosen) else 0
     if options.seed is not None:
         seeds = range(options.seed, options.seed + 1)

@@ -1,0 +1,110 @@
+"""Bugs of what came later: elections, recovery by the longest log, moves, voters, cuts of logs.
+
+Owns this part of the list; `planted` has the whole.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.sim.bug import Bug, make_bug
+
+from .shapes import (
+    ALL_POWER,
+    FLUSHED,
+    MOVING,
+    NEWBORN,
+    SEESAW,
+    STRICT,
+    UNHEARD,
+    WIPED,
+)
+
+__all__ = ["LATER_BUGS"]
+
+LATER_BUGS: Final[tuple[Bug, ...]] = (
+    make_bug(
+        "no second question (KIP-279)",
+        "core.replication.follower:Follower.cut",
+        "self._begin()",
+        "self._begin(); self._failures = 99",
+        shape=SEESAW,
+        also=(
+            (
+                "core.replication.follower:Follower.said",
+                "NO_EPOCH if is_empty else",
+                "NO_EPOCH if is_empty or self._failures == 99 else",
+            ),
+        ),
+    ),
+    make_bug(
+        "lag kept at election",
+        "core.partition.leadership:Leadership.set_replicas",
+        "caught_up_us = now_us if is_in_sync else NEVER_US",
+        "caught_up_us = NEVER_US",
+        shape=NEWBORN,
+    ),
+    make_bug(
+        "counting a fenced replica",
+        "core.controller.alter_partition:fit_epoch",
+        "if broker is None or broker.fenced or broker.in_shutdown:",
+        "if broker is None or broker.in_shutdown:",
+        shape=UNHEARD,
+    ),
+    make_bug(
+        "stale leader acknowledging",
+        "node.registration:Registration._answered",
+        "self._lease_us = max(self._lease_us, sent_us + self._session_us)",
+        "self._lease_us = max(self._lease_us, sent_us + 9 * self._session_us)",
+        shape=UNHEARD,
+    ),
+    make_bug(
+        "unclean replica left in ELR",
+        "core.controller.elections:_leave",
+        "lost = () if kept is _Kept.ROWS else (node_id,)",
+        "lost = ()",
+        shape=STRICT,
+    ),
+    make_bug(
+        "recovery point ahead of the cut",
+        "storage.truncation:_lower_notes",
+        "if point.offset > end or not (",
+        "if not (",
+        shape=FLUSHED,
+    ),
+    make_bug(
+        "one log is enough after a power failure of all",
+        "core.controller.elections:longest_log",
+        "len(logs) >= logs_needed(topic, partition)",
+        "len(logs) >= 1",
+        shape=ALL_POWER,
+        also=(
+            (
+                "core.controller.log_ends:LogEnds.take",
+                "check_broker(image, broker_id, broker_epoch)",
+                "pass",
+            ),
+        ),
+    ),
+    make_bug(
+        "the shortest log leads after a power failure of all",
+        "core.controller.elections:_longest",
+        "if end > best:",
+        "if longest == NO_LEADER or end < best:",
+        shape=ALL_POWER,
+    ),
+    make_bug(
+        "who gets a partition counts before it has it",
+        "core.controller.reassignment:reassign",
+        "in_sync = _kept_in_sync(topic, partition, replicas)",
+        "in_sync = (*_kept_in_sync(topic, partition, replicas), *adding)",
+        shape=MOVING,
+    ),
+    make_bug(
+        "a wiped disk's vote is never given to its successor",
+        "node.voter_plan:_replaced",
+        'if broker.directory_id not in ("", voter.directory_id):',
+        "if False:",
+        shape=WIPED,
+    ),
+)
