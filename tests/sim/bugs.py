@@ -98,7 +98,8 @@ def write_table(caught: Iterable[Caught], path: Path, *, seeds: int, part: str =
     for one in found:
         said = one.said[:90].replace("|", "/").replace("`", "'")
         where = "missed | " if one.seed is None else f"{one.seed} | {one.tried}"
-        lines.append(f"| {one.bug} | {where} | {said} |")
+        name = one.bug.replace("|", "\\|")
+        lines.append(f"| {name} | {where} | {said} |")
     parts = _parts(path.read_text() if path.exists() else "")
     parts[part or _PARTS[0]] = "\n".join(lines)
     text = "".join(f"\n## {name}\n\n{parts[name]}\n" for name in _PARTS if name in parts)
