@@ -95,9 +95,9 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "who gets a partition counts before it has it",
-        "core.controller.reassignment:reassign",
-        "in_sync = _kept_in_sync(topic, partition, replicas)",
-        "in_sync = (*_kept_in_sync(topic, partition, replicas), *adding)",
+        "core.controller.reassignment:_moving",
+        "adding, removing, partition.in_sync_replicas)",
+        "adding, removing, tuple(dict.fromkeys((*partition.in_sync_replicas, *adding))))",
         shape=MOVING,
     ),
     make_bug(
