@@ -249,25 +249,6 @@ def test_requests_go_to_the_leaders(pair: tuple[ScriptedBroker, Door], client: A
             assert {p % 2 for p in asked} == {broker.node_id}
 
 
-def test_a_producer_without_a_leader_asks_for_one_at_growing_distances(
-    pair: tuple[ScriptedBroker, Door], client: Any
-) -> None:
-    client.create_topic("t", SCHEMA)
-    with client.producer("t") as producer:
-        pair[0].leader_of = lambda _partition: -1
-        pair[0].fault(m.ProduceRequest, "drop")
-        producer.send(rows(1))
-        with pytest.raises(quiverlog.RequestTimedOut):
-            producer.flush(timeout=0.1)
-        before = sum(len(door.seen(m.MetadataRequest)) for door in pair)
-        with pytest.raises(quiverlog.RequestTimedOut):
-            producer.flush(timeout=2.0)
-        looks = sum(len(door.seen(m.MetadataRequest)) for door in pair) - before
-        assert 2 <= looks <= 50, "100 ms apart on average once they have grown, not 10"
-        pair[0].leader_of = lambda _partition: 0
-        producer.flush(timeout=20)
-
-
 def test_a_broker_that_hangs_is_not_the_first_choice_again(
     pair: tuple[ScriptedBroker, Door], client: Any
 ) -> None:

@@ -106,6 +106,24 @@ def test_a_producer_stays_with_a_silent_leader_that_still_leads(
         producer.flush(timeout=BOUND_S)
 
 
+def test_a_producer_without_a_leader_asks_for_one_at_growing_distances(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    with client.producer("t") as producer:
+        broker.leader_of = lambda _partition: -1
+        broker.fault(m.ProduceRequest, "drop")
+        producer.send(rows(1))
+        with pytest.raises(quiverlog.RequestTimedOut):
+            producer.flush(timeout=0.1)
+        before = sum(len(door.seen(m.MetadataRequest)) for door in broker.doors)
+        with pytest.raises(quiverlog.RequestTimedOut):
+            producer.flush(timeout=2.0)
+        looks = sum(len(door.seen(m.MetadataRequest)) for door in broker.doors) - before
+        assert 2 <= looks <= 50, "100 ms apart on average once they have grown, not 10"
+        broker.leader_of = lambda _partition: 0
+        producer.flush(timeout=BOUND_S)
+
+
 def test_a_consumer_reads_from_the_successor(broker: ScriptedBroker, client: Any) -> None:
     found = 0
     with (
