@@ -27,6 +27,7 @@ BENCHMARKS = (
     "idle_partitions",
     "churn",
     "cluster",
+    "replication",
     "client_dicts",
     "spark_read",
     "spark_write",

@@ -1,20 +1,17 @@
-"""Three local brokers: what 2,000 idle partitions cost, and what replication costs.
+"""Three local brokers: what 2,000 idle partitions cost, and reading from a follower.
 
 2,000 partitions with three copies each hold a batch and then rest. The processor time of each
 broker is counted over some seconds; the bound stands in the baseline's place. So is how often
 followers ask: their fetch sessions leave out what has not moved, and wait for news.
 
-The cost of replication is for information, because three brokers, their clients and the load
-share one machine: the same batches to a partition with three copies (`replicated`) and to one with
-a single copy, of the same broker; the same rows read from a follower and from the leader.
+Reading from a follower is for information: the same rows from the leader, on the same machine. What
+replication costs is in `bench_replication`.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 import secrets
-import statistics
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -25,11 +22,10 @@ import psutil
 
 import quiverlog
 from benchmarks.harness import Comparison, Settings, interleave
-from benchmarks.load import Frame, Load
+from benchmarks.load import Load
 from benchmarks.quiver import (
     BrokerProcess,
     Topic,
-    expect_rows,
     fetch_frame,
     fetched,
     header_of,
@@ -53,22 +49,20 @@ SETTLE_SECONDS = 10.0
 WATCH_SECONDS = 10.0
 BATCH_BYTES = 64 * 1024
 BATCHES = 400
-SINGLES = 200
 DEPTH = 4
 PATIENCE_SECONDS = 60.0
 
 
 def run(settings: Settings) -> list[Comparison]:
-    with _cluster() as (brokers, client):
+    with cluster() as (brokers, client):
         return [
             *_idle(brokers, client, settings),
-            *_produced(brokers, client, settings),
             _read(brokers, client, settings),
         ]
 
 
 @contextmanager
-def _cluster() -> Iterator[tuple[dict[int, BrokerProcess], Client]]:
+def cluster() -> Iterator[tuple[dict[int, BrokerProcess], Client]]:
     """Brokers by node id, and a client of all."""
     told = {"cluster.id": secrets.token_hex(8)}
     with ExitStack() as stack:
@@ -80,16 +74,17 @@ def _cluster() -> Iterator[tuple[dict[int, BrokerProcess], Client]]:
             brokers[node_id] = stack.enter_context(BrokerProcess(config=config))
         bootstrap = ",".join(one.bootstrap for one in brokers.values())
         client = stack.enter_context(quiverlog.connect(bootstrap, request_timeout=120.0))
-        _until(lambda: len(client.metadata([]).brokers) == BROKERS, "all brokers are registered")
+        until(lambda: len(client.metadata([]).brokers) == BROKERS, "all brokers are registered")
         yield brokers, client
 
 
-def _until(condition: Callable[[], bool], what: str) -> None:
+def until(condition: Callable[[], bool], what: str, *, every_seconds: float = 0.1) -> None:
+    """Wait for it, a bounded time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {PATIENCE_SECONDS:.0f} s: {what}")
-        time.sleep(0.1)
+        time.sleep(every_seconds)
 
 
 # --- idle -----------------------------------------------------------------------------------------
@@ -100,8 +95,8 @@ def _idle(
     for number in range(topics):
         name = f"idle-{number}"
         client.create_topic(name, SCHEMA, partitions=PARTITIONS, replication_factor=BROKERS)
-        _until(partial(_is_filled, client, name), "every partition has a batch")
-    _until(lambda: _in_sync(client), "every copy is in sync")
+        until(partial(_is_filled, client, name), "every partition has a batch")
+    until(lambda: _in_sync(client), "every copy is in sync")
     time.sleep(SETTLE_SECONDS)
     busiest: list[float] = []
     asked: list[float] = []
@@ -174,56 +169,9 @@ def _asked_by_followers(broker: BrokerProcess) -> float:
     return float(counted[1]) if counted else 0.0
 
 
-# --- replication ----------------------------------------------------------------------------------
-def _produced(
-    brokers: dict[int, BrokerProcess], client: Client, settings: Settings
-) -> list[Comparison]:
-    count = settings.scaled(BATCHES)
-    singles = settings.scaled(SINGLES)
-    names = itertools.count()
-
-    def side(copies: int, send: Callable[[Load, list[Frame]], float]) -> float:
-        name = f"sent-{next(names)}"
-        with _topic(brokers, client, name, copies) as (topic, leader, _):
-            batch, rows = largest_batch(BATCH_BYTES, schema_id=topic.schema_id)
-            batches = numbered(batch, count, producer_id=producer_id(client), rows=rows)
-            requests = [produce_frame(topic, one, n) for n, one in enumerate(batches, 1)]
-            with open_load(leader) as load:
-                figure = send(load, requests)
-            expect_rows(client, name, rows * (count if send is whole else singles))
-        return figure
-
-    def whole(load: Load, requests: list[Frame]) -> float:
-        return count * BATCH_BYTES / load.pipeline(requests, depth=DEPTH) / 1e6
-
-    def one_by_one(load: Load, requests: list[Frame]) -> float:
-        times: list[float] = []
-        for frame in requests[:singles]:
-            began = time.perf_counter()
-            load.exchange(frame)
-            times.append((time.perf_counter() - began) * 1e6)
-        return statistics.median(times)
-
-    together, single = (
-        interleave(settings.rounds, partial(side, BROKERS, how), partial(side, 1, how))
-        for how in (whole, one_by_one)
-    )
-    what = "64 KiB batches to three copies, `replicated`, beside one copy, `memory`"
-    return [
-        Comparison(what, "MB/s", together.ours, together.baseline, budget=None),
-        Comparison(
-            f"{what}: one in flight, p50",
-            "us",
-            single.ours,
-            single.baseline,
-            budget=None,
-            bigger_is_better=False,
-        ),
-    ]
-
-
+# --- topics and reading ---------------------------------------------------------------------------
 @contextmanager
-def _topic(
+def topic_on(
     brokers: dict[int, BrokerProcess], client: Client, name: str, copies: int
 ) -> Iterator[tuple[Topic, BrokerProcess, BrokerProcess]]:
     """A topic of one partition, its leader, and another broker: a follower, if there are copies."""
@@ -235,7 +183,7 @@ def _topic(
     try:
         topic = Topic(name, info.topic_id, info.schema_id, one.leader_epoch)
         with open_load(brokers[one.leader]) as load:
-            _until(partial(_is_open, load, topic), "the leader has opened it")
+            until(partial(_is_open, load, topic), "the leader has opened it")
         yield topic, brokers[one.leader], others[0]
     finally:
         client.delete_topic(name)
@@ -250,7 +198,7 @@ def _is_open(load: Load, topic: Topic) -> bool:
 
 def _read(brokers: dict[int, BrokerProcess], client: Client, settings: Settings) -> Comparison:
     count = settings.scaled(BATCHES)
-    with _topic(brokers, client, "read", BROKERS) as (topic, leader, follower):
+    with topic_on(brokers, client, "read", BROKERS) as (topic, leader, follower):
         batch, rows = largest_batch(BATCH_BYTES, schema_id=topic.schema_id)
         batches = numbered(batch, count, producer_id=producer_id(client), rows=rows)
         with open_load(leader) as load:
@@ -266,7 +214,7 @@ def _read(brokers: dict[int, BrokerProcess], client: Client, settings: Settings)
                 result, _ = fetched(at_follower.exchange(asked[-1]))
                 return result.high_watermark == count * rows
 
-            _until(is_there, "the follower shows all rows")
+            until(is_there, "the follower shows all rows")
 
             def speed(load: Load) -> float:
                 return count * len(batch) / load.pipeline(asked, depth=DEPTH) / 1e6

@@ -161,6 +161,7 @@ MEANINGS: Final[dict[str, str]] = {
     "ReplicaFetchResult.flush_offset": "rows below it are to be flushed at once: somebody waits",
     "ReplicaFetchResult.log_start_saved": "rows below it never come back; -1: not known",
     "ReplicaFetchPartition.offset": "end of the follower's log: the first row wanted",
+    "ReplicaFetchPartition.readers_wait": "readers wait at the follower for what is readable",
     "ReplicaFetchRequest.bytes_max": "bound for the whole body; 0 or less: 16 MiB",
     "ReplicaFetchRequest.ends_wait": "the fetch of the session that is held back is answered now",
     "ReplicaFetchRequest.partition_bytes_max": "bound for each partition; 0 or less: 4 MiB",

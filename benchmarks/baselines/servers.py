@@ -9,6 +9,8 @@ ready and ends with its standard input. All on uvloop with a BufferedProtocol. M
   send FILE SLICE REPLY       answers each frame with REPLY bytes and the next SLICE bytes of FILE,
                               a view of its mmap
   echo REPLY                  answers each frame with its own first REPLY bytes, padded if too few
+  relay DIRECTORY REPLY PORT...   as `receive`, and sends each frame on to the servers at these
+                              ports, which answer REPLY bytes, too; answers when all of them have
   flush DIRECTORY REPLY       writes each frame to a file and answers when fdatasync is through,
                               which runs in a thread, never on the loop
 
@@ -21,11 +23,13 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+import socket
 import struct
 import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -70,6 +74,75 @@ class Receive(Answerer):
 
     def close(self) -> None:
         self._file.close()
+
+
+class Relay(Receive):
+    """Copies are made side by side, and a frame is answered when the slowest has it."""
+
+    def __init__(self, directory: str, reply_bytes: int, ports: list[int]) -> None:
+        super().__init__(directory, reply_bytes)
+        self._reply_bytes = reply_bytes
+        self._waiting: list[asyncio.Transport] = []
+        self._answered = [0] * len(ports)
+        self._told = 0
+        self._copies: list[Copy] = []
+        loop = asyncio.get_running_loop()
+        for number, port in enumerate(ports):
+            sock = socket.create_connection(("127.0.0.1", port))
+            copy = Copy(partial(self._came, number))
+            self._copies.append(copy)
+            connecting = loop.create_connection(partial(_same, copy), sock=sock)
+            copy.connecting = loop.create_task(connecting)
+
+    def answer(self, transport: asyncio.Transport, frame: memoryview) -> None:
+        os.write(self._fd, frame[8 + _SIZE.unpack_from(frame, 4)[0] :])
+        sent = bytes(frame)  # One copy, which all of them send.
+        for copy in self._copies:
+            copy.send(sent)
+        self._waiting.append(transport)
+
+    def _came(self, number: int, reply_bytes: int) -> None:
+        self._answered[number] += reply_bytes
+        whole = min(self._answered) // self._reply_bytes
+        while self._told < whole:
+            self._told += 1
+            self._waiting.pop(0).write(self.reply)
+
+    def close(self) -> None:
+        for copy in self._copies:
+            copy.close()
+        super().close()
+
+
+def _same(copy: Copy) -> Copy:
+    return copy
+
+
+class Copy(asyncio.Protocol):
+    """The way to one copy."""
+
+    def __init__(self, came: Callable[[int], None]) -> None:
+        self._came = came
+        self._early: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self.connecting: asyncio.Task[object] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.writelines(self._early)
+
+    def data_received(self, data: bytes) -> None:
+        self._came(len(data))
+
+    def send(self, frame: bytes) -> None:
+        if self._transport is None:
+            self._early.append(frame)
+        else:
+            self._transport.write(frame)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
 
 
 class Flush(Receive):
@@ -151,6 +224,8 @@ def answerer(mode: str, *options: str) -> Callable[[], Answerer]:
         return lambda: Echo(int(options[0]))
     if mode == "send":
         return lambda: Send(options[0], int(options[1]), int(options[2]))
+    if mode == "relay":
+        return lambda: Relay(options[0], int(options[1]), [int(port) for port in options[2:]])
     kind = {"receive": Receive, "flush": Flush}[mode]
     return lambda: kind(options[0], int(options[1]))
 

@@ -226,6 +226,8 @@ REPLICA_LAG_MS_MAX: Final = 10_000
 as this: a third of Kafka's, which is made for disks that spin."""
 REPLICA_FETCH_WAIT_MS: Final = 500
 """A leader without news lets a follower wait so long."""
+REPLICA_FETCH_WATERMARK_WAIT_MS: Final = 10
+"""A follower at which nobody waits for it hears of a new high watermark so much later at most."""
 REPLICA_FETCH_BYTES_MAX: Final = 16 * MIB
 """Rows in one answer to a follower, of all partitions together."""
 REPLICA_FETCH_PARTITION_BYTES_MAX: Final = 4 * MIB

@@ -12,6 +12,7 @@ from typing import Any
 from quiverlog.addresses import Address
 from quiverlog.core.controller.records import PartitionChangeRecord
 from quiverlog.errors import PeerUnreachable
+from quiverlog.limits import REPLICA_FETCH_WATERMARK_WAIT_MS
 from quiverlog.node.effects import Effect, SendToPeer
 from quiverlog.node.events import PeerClosed, ResponseReceived, Tick
 from quiverlog.node.replica import Replica
@@ -94,7 +95,10 @@ class Copies:
         """Carry until the leader has nothing new to tell."""
         for _ in range(50):
             if not self.carry():
-                return
+                # A high watermark for which nobody waits comes a little later.
+                self.leader.advance(REPLICA_FETCH_WATERMARK_WAIT_MS)
+                if not self.carry():
+                    return
             self.copy.send(Tick())
         raise AssertionError("two nodes talk for ever")
 

@@ -68,6 +68,7 @@ class ModelLog:
         self.log_start_offset = 0
         self.log_start_saved = 0
         self.high_watermark = 0
+        self.readers_wait = False
         self.epochs = LeaderEpochs(lambda: len(self.rows))
 
     @property

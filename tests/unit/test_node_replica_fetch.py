@@ -21,8 +21,10 @@ from quiverlog.errors import (
     StaleBrokerEpoch,
     WrongListener,
 )
+from quiverlog.limits import REPLICA_FETCH_WATERMARK_WAIT_MS
 from quiverlog.node.copied_replica import Copy
 from quiverlog.node.events import Tick
+from quiverlog.node.purgatory import Waiter
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 from quiverlog.types import Durability
 from quiverlog.wire.replica_messages import (
@@ -160,6 +162,8 @@ def test_a_fetch_waits_for_rows_and_for_the_high_watermark(tmp_path: Path) -> No
     answer = leader.answer(asked)
     assert answer is not None
     assert not answer[0].partitions[0].error_code, "acknowledged by the very fetch"
+    assert leader.answer(told) is None, "nobody waits for the high watermark"
+    leader.advance(REPLICA_FETCH_WATERMARK_WAIT_MS)
     copier.take(told)
     assert copier.replica.state.high_watermark == 1
     waiting = copier.ask(max_wait_ms=500)
@@ -167,6 +171,49 @@ def test_a_fetch_waits_for_rows_and_for_the_high_watermark(tmp_path: Path) -> No
     assert leader.answer(waiting) is None
     leader.advance(2)
     assert copier.take(waiting) == [], "no news, and the partition is not mentioned"
+
+
+def test_a_high_watermark_that_readers_wait_for_is_told_at_once(tmp_path: Path) -> None:
+    leader, topic = led(tmp_path)
+    copier = Copier(tmp_path, leader, topic)
+    copier.copy()
+    waiting = copier.ask(max_wait_ms=500)
+    leader.produce(topic, batch_of([1]))
+    copier.take(waiting)
+    copier.replica.watch(Waiter(1, 1, 0), 0)
+    copier.take(copier.ask(max_wait_ms=500))
+    assert copier.replica.state.high_watermark == 1
+
+
+def test_a_high_watermark_that_lags_comes_with_rows_before_its_time(tmp_path: Path) -> None:
+    leader, topic = led(tmp_path)
+    copier = Copier(tmp_path, leader, topic)
+    copier.copy()
+    leader.produce(topic, batch_of([1]))
+    copier.copy()
+    waiting = copier.ask(max_wait_ms=500)
+    assert leader.answer(waiting) is None
+    leader.produce(topic, batch_of([2]))
+    copier.take(waiting)
+    assert copier.replica.state.high_watermark == 1
+    assert copier.replica.log.log_end_offset == 2
+    assert not leader.node.broker.copy_sessions._parked, "the fetch was answered"
+
+
+def test_what_lags_is_told_when_the_wait_is_ended(tmp_path: Path) -> None:
+    leader, topic = led(tmp_path)
+    copier = Copier(tmp_path, leader, topic)
+    copier.copy()
+    leader.produce(topic, batch_of([1]))
+    copier.copy()
+    waiting = copier.ask(max_wait_ms=500)
+    (session,) = leader.node.broker.copy_sessions._parked
+    assert list(session.lagging) == [copier.key]
+    leader.node.broker.copy_sessions.end_wait(COPY, session.session_id, leader.now)
+    leader.send(Tick())
+    copier.take(waiting)
+    assert copier.replica.state.high_watermark == 1
+    assert not session.lagging
 
 
 def test_rows_that_the_leader_does_not_have_are_cut(tmp_path: Path) -> None:

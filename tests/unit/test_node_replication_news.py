@@ -80,6 +80,23 @@ def test_a_partition_that_is_new_to_a_leader_is_asked_for_at_once(tmp_path: Path
     assert is_acknowledged(copies, waits)
 
 
+def test_an_acknowledged_batch_costs_each_follower_one_fetch(tmp_path: Path) -> None:
+    """Another one for its high watermark would be as much work as the batch itself."""
+    copies = Copies(tmp_path)
+    copies.settle()
+    fetches = 0
+    for _ in range(20):
+        waits = produce(copies, Durability.REPLICATED)
+        while not is_acknowledged(copies, waits):
+            fetches += len(copies.copy.asked)
+            assert copies.carry(), "nobody says anything, and no time passes"
+        while copies.copy.asked:
+            fetches += len(copies.copy.asked)
+            copies.carry()
+    assert fetches == 20
+    assert copies.replica.state.high_watermark == 19, "it came with the rows of the next batch"
+
+
 def test_the_end_of_a_wait_of_another_session_ends_nothing(tmp_path: Path) -> None:
     copies = Copies(tmp_path)
     copies.settle()

@@ -188,7 +188,9 @@ class Broker:
         self.standing = Standing(self.membership, self.replicas, wakeups, outbox)
         self.lookup = self._make_lookup()
         self.leading = self.lookup.leading
-        self.waits = Waits(purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start)
+        self.waits = Waits(
+            purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start, purgatory.hasten
+        )
 
     def _make_quorum(self) -> Quorum:
         config, outbox = self.config, self.outbox

@@ -56,6 +56,10 @@ class Copy:
         return self.replica.state.high_watermark
 
     @property
+    def readers_wait(self) -> bool:
+        return bool(self.replica.waiters)
+
+    @property
     def epochs(self) -> LeaderEpochs:
         return self.replica.log.epochs
 

@@ -178,8 +178,16 @@ class Purgatory:
         if len(heap) > _SWEEP_MIN and len(heap) > 2 * self.live:
             self._sweep()
 
+    def hasten(self, waiter: Waiter, deadline_us: int) -> None:
+        """One that waits has an earlier deadline from now on; what it had is out of date."""
+        assert not waiter.done
+        assert deadline_us < waiter.deadline_us
+        waiter.deadline_us = deadline_us
+        self._sequence += 1
+        heapq.heappush(self._heap, (deadline_us, self._sequence, waiter))
+
     def _sweep(self) -> None:
-        self._heap = [entry for entry in self._heap if not entry[2].done]
+        self._heap = [entry for entry in self._heap if _holds(entry)]
         heapq.heapify(self._heap)
         assert len(self._heap) <= self.live, "all but those that expire just now are in it"
 
@@ -247,21 +255,27 @@ class Purgatory:
         found: list[Waiter] = []
         heap = self._heap
         while heap and heap[0][0] <= mono_us:
-            waiter = heapq.heappop(heap)[2]
-            if not waiter.done:
-                found.append(waiter)
+            entry = heapq.heappop(heap)
+            if _holds(entry):
+                found.append(entry[2])
         return found
 
     def next_deadline_us(self) -> int | None:
         """The earliest deadline of one that waits."""
         heap = self._heap
-        while heap and heap[0][2].done:
+        while heap and not _holds(heap[0]):
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
     def all_live(self) -> list[Waiter]:
         """Every one that waits, in no order."""
-        return [entry[2] for entry in self._heap if not entry[2].done]
+        return [entry[2] for entry in self._heap if _holds(entry)]
+
+
+def _holds(entry: tuple[int, int, Waiter]) -> bool:
+    """True for the deadline of one that still waits; an earlier one may have taken its place."""
+    deadline_us, _, waiter = entry
+    return not waiter.done and deadline_us == waiter.deadline_us
 
 
 def _count(counts: dict[Account, int], account: Account, change: int) -> None:

@@ -21,6 +21,7 @@ from quiverlog.limits import (
     REPLICA_FETCH_BYTES_MAX,
     REPLICA_FETCH_ENTRIES_MAX,
     REPLICA_FETCH_PARTITION_BYTES_MAX,
+    REPLICA_FETCH_WATERMARK_WAIT_MS,
 )
 from quiverlog.node.broker import Broker
 from quiverlog.node.cold import Loaded
@@ -49,8 +50,10 @@ Key = tuple[bytes, int]
 class ReplicaFetchWaiter(Waiter):
     """A fetch of a session. `body`, `byte_count`: rows that were read for its answer so far."""
 
-    __slots__ = ("_loaded", "_lookup", "_request", "_session", "_sessions", "_waits", "body",
-                 "byte_count", "loading", "response")  # fmt: skip
+    __slots__ = (
+        "_is_hastened", "_loaded", "_lookup", "_request", "_session", "_sessions", "_tells_all",
+        "_waits", "body", "byte_count", "loading", "response",
+    )  # fmt: skip
 
     api: ClassVar[Api] = Api.REPLICA_FETCH
 
@@ -71,6 +74,8 @@ class ReplicaFetchWaiter(Waiter):
         self._session = session
         self._request = request
         self._loaded: dict[Key, Loaded] = {}
+        # What lags is waited for no longer, and is told.
+        self._is_hastened = self._tells_all = False
         self.loading: set[Key] = set()
         self.response = ReplicaFetchResponse(session_id=session.session_id)
         self.response.partitions = []
@@ -78,12 +83,24 @@ class ReplicaFetchWaiter(Waiter):
         self.byte_count = 0
 
     def look(self, now: Now) -> None:
-        """Answer with the news that there are; wait where there are none."""
+        """Answer with the news that there are; wait where there are none, or a little if they may
+        lag: most often rows come before, and carry them."""
+        self._take_news()
+        if self.response.partitions or now.mono_us >= self.deadline_us:
+            self._answer()
+        elif self._session.lagging and not self._is_hastened:
+            self._is_hastened = True
+            deadline_us = now.mono_us + REPLICA_FETCH_WATERMARK_WAIT_MS * 1000
+            if deadline_us < self.deadline_us:
+                self._waits.hasten(self, deadline_us)
+
+    def _take_news(self) -> None:
         session = self._session
         bytes_max = self._request.bytes_max
         if not 0 < bytes_max < REPLICA_FETCH_BYTES_MAX:
             bytes_max = REPLICA_FETCH_BYTES_MAX
-        for _ in range(min(len(session.news), REPLICA_FETCH_ENTRIES_MAX)):
+        room = REPLICA_FETCH_ENTRIES_MAX - len(self.response.partitions)
+        for _ in range(min(len(session.news), room)):
             key = session.next_news()
             assert key is not None
             if key in self.loading:
@@ -92,8 +109,6 @@ class ReplicaFetchWaiter(Waiter):
                 session.moved(key)
                 break
             self._look_at(key, session.entries[key], bytes_max - self.byte_count)
-        if self.response.partitions or now.mono_us >= self.deadline_us:
-            self._answer()
 
     def _look_at(self, key: Key, entry: ReplicaFetchPartition, room: int) -> None:
         assert room > 0
@@ -167,9 +182,14 @@ class ReplicaFetchWaiter(Waiter):
             result.log_start_saved,
             result.flush_offset,
         )
-        if not views and not result.error_code and self._session.told.get(key) == told:
-            return
-        self._session.told[key] = told
+        session = self._session
+        if not views and not result.error_code:
+            if session.told.get(key) == told:
+                return
+            if not self._tells_all and session.may_lag(key, told):
+                session.lagging[key] = None
+                return
+        session.told[key] = told
         result.batch_bytes = sum(map(len, views))
         self.byte_count += result.batch_bytes
         self.body += views
@@ -196,6 +216,10 @@ class ReplicaFetchWaiter(Waiter):
         self._answer()
 
     def _answer(self) -> None:
+        assert not self.done
+        self._tells_all = True
+        if self._session.lag_no_more():
+            self._take_news()
         self._waits.answer(self, self.response, self.body)
 
     def release(self) -> None:

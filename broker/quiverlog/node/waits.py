@@ -1,4 +1,4 @@
-"""What a waiting FETCH or LIST_OFFSETS may do, besides looking (lookup.py): four things.
+"""What a waiting request may do, besides looking (lookup.py): five things.
 
 Must not know: the parts that do them.
 """
@@ -33,14 +33,20 @@ class _Start(Protocol):
     def __call__(self, call: Call, steps: Generator[Wait, object, None], /) -> None: ...
 
 
+class _Hasten(Protocol):
+    def __call__(self, waiter: Waiter, deadline_us: int, /) -> None: ...
+
+
 class Waits(NamedTuple):
     """See the module docstring.
 
     `answer`: the wait is over. `fail`: so it is, by a bug of ours. `look_again`: at these entries
-    of the request, soon. `start`: look in steps, because there is much to look at.
+    of the request, soon. `start`: look in steps, because there is much to look at. `hasten`: the
+    deadline is earlier than it was.
     """
 
     answer: _Answer
     fail: _Fail
     look_again: _LookAgain
     start: _Start
+    hasten: _Hasten

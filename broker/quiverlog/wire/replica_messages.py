@@ -56,6 +56,8 @@ class ReplicaFetchPartition(Part, array_like=True, gc=False):
     """What a follower says of its copy. `offset` is the end of its log, where it goes on; and
     `last_epoch` the newest leader epoch in its list (NO_EPOCH: it has none): the answer tells where
     the logs part, if they do. `recheck`: bytes that came were damaged, so they are to be verified.
+    `readers_wait`: a new high watermark is told at once; else it may come with the next news, or a
+    few milliseconds later.
     """
 
     topic_id: TopicId = b""
@@ -66,6 +68,7 @@ class ReplicaFetchPartition(Part, array_like=True, gc=False):
     flushed_offset: Int64 = 0
     log_start_offset: Int64 = 0
     recheck: bool = False
+    readers_wait: bool = True
 
 
 class ReplicaFetchRequest(Request, array_like=True, gc=False):

@@ -119,6 +119,10 @@ class CopiedLog(Protocol):
     def high_watermark(self) -> int: ...
 
     @property
+    def readers_wait(self) -> bool:
+        """Somebody waits here for rows to become readable."""
+
+    @property
     def epochs(self) -> Epochs: ...
 
 
@@ -228,6 +232,7 @@ class Follower:
             log.flushed_offset,
             log.log_start_saved,
             self.recheck,
+            log.readers_wait,
         )
 
     def answered(self, result: ReplicaFetchResult, now_us: int) -> Action | None:

@@ -31,9 +31,12 @@ __all__ = ["FetchSession", "FetchSessions"]
 
 class FetchSession(Heard):
     """One follower's. `entries`: what it has said; `told`: what it knows of each partition, which
-    is (high watermark, log start, the start that is on the leader's disk, what it shall flush)."""
+    is (high watermark, log start, the start that is on the leader's disk, what it shall flush);
+    `lagging`: those of which it may hear a little later, for the high watermark alone has moved."""
 
-    __slots__ = ("broker_epoch", "broker_id", "entries", "epoch", "news", "session_id", "told")
+    __slots__ = (
+        "broker_epoch", "broker_id", "entries", "epoch", "lagging", "news", "session_id", "told"
+    )  # fmt: skip
 
     def __init__(self, session_id: int, broker_id: int, broker_epoch: int, now_us: int) -> None:
         super().__init__(now_us)
@@ -44,6 +47,7 @@ class FetchSession(Heard):
         self.entries: dict[Key, ReplicaFetchPartition] = {}
         self.news: dict[Key, None] = {}
         self.told: dict[Key, tuple[int, int, int, int]] = {}
+        self.lagging: dict[Key, None] = {}
 
     def moved(self, key: Key) -> bool:
         """The partition has moved. True when that is the first news since the last fetch."""
@@ -63,6 +67,7 @@ class FetchSession(Heard):
             if self.entries.pop(key, None) is not None:
                 gone.append(key)
             self.news.pop(key, None)
+            self.lagging.pop(key, None)
             self.told.pop(key, None)
         for entry in entries:
             key = (entry.topic_id, entry.partition)
@@ -76,12 +81,25 @@ class FetchSession(Heard):
         assert len(self.told) <= len(self.entries)
         return gone
 
+    def may_lag(self, key: Key, tells: tuple[int, int, int, int]) -> bool:
+        """Only the high watermark is new in what is told, and nobody waits for it there."""
+        told = self.told.get(key)
+        return told is not None and told[1:] == tells[1:] and not self.entries[key].readers_wait
+
+    def lag_no_more(self) -> bool:
+        """What lags is news now. True if anything does."""
+        lagging, self.lagging = self.lagging, {}
+        self.news.update(lagging)
+        assert len(self.news) <= len(self.entries)
+        return bool(lagging)
+
     def next_news(self) -> Key | None:
         """The partition whose news have waited longest; `moved` puts it back behind the others."""
         if not self.news:
             return None
         key = next(iter(self.news))
         del self.news[key]
+        self.lagging.pop(key, None)
         assert key in self.entries
         return key
 
