@@ -1,7 +1,7 @@
 """A broker's connections to other brokers on a real loop, without a node: events are gathered.
 
 Owns the wiring of `PeerConnections` and the short times of tests (silence, rests), which are those
-of the product divided by thirty. Must not know what a test asserts.
+of the product made shorter. Must not know what a test asserts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PEER = Peer(1, Purpose.CONTROL)
 def short_times(**changed: int) -> Iterator[None]:
     """Patience and rests of tests, in milliseconds."""
     times = {
-        "PEER_CONNECT_MS": 1_000, "PEER_SILENCE_MS": 150, "PEER_WRONG_BACKOFF_MS": 300,
+        "PEER_CONNECT_MS": 5_000, "PEER_SILENCE_MS": 1_000, "PEER_WRONG_BACKOFF_MS": 300,
         "PEER_LOG_INTERVAL_MS": 60_000, **changed,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
