@@ -239,7 +239,7 @@ WORK = (
     make_bug(
         "a long poll whose time is up is forgotten",
         "node.purgatory:Purgatory.expired",
-        "found.append(waiter)",
+        "found.append(entry[2])",
         "pass",
         seed=1,
         shape={

@@ -63,6 +63,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.elections:_leave",
         "lost = () if kept is _Kept.ROWS else (node_id,)",
         "lost = ()",
+        seed=12,
         shape=STRICT,
     ),
     make_bug(
