@@ -80,15 +80,17 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (
             ask(
                 r.ReplicaFetchRequest,
-                1,
-                0,
-                0,
-                0,
-                1,
-                9,
-                9,
+                *(1, 0, 0, 0, 1, 9, 9),
                 [r.ReplicaFetchPartition(topic, 0, 0, 0, -1, 0, 0)],
                 [r.PartitionKey(topic, 1)],
+            ),
+            b"",
+        ),
+        (  # Of one that has all rows: what is new besides may come a little later.
+            ask(
+                r.ReplicaFetchRequest,
+                *(1, 0, 0, 0, 1, 9, 9),
+                [r.ReplicaFetchPartition(topic, 0, 0, 2, 0, 2, 0)],
             ),
             b"",
         ),
@@ -106,14 +108,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (
             ask(
                 b.RegisterBrokerRequest,
-                CLUSTER,
-                4,
-                b"i" * 16,
-                "d",
-                b"c" * 16,
-                "h",
-                1,
-                "r",
+                *(CLUSTER, 4, b"i" * 16, "d", b"c" * 16, "h", 1, "r"),
                 [b.RegisteredListener("default", "h", 1)],
                 True,
             ),

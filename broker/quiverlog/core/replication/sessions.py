@@ -83,8 +83,10 @@ class FetchSession(Heard):
 
     def may_lag(self, key: Key, tells: tuple[int, int, int, int]) -> bool:
         """Only the high watermark is new in what is told, and nobody waits for it there."""
+        if self.entries[key].readers_wait:
+            return False
         told = self.told.get(key)
-        return told is not None and told[1:] == tells[1:] and not self.entries[key].readers_wait
+        return told is not None and told[1:] == tells[1:]
 
     def lag_no_more(self) -> bool:
         """What lags is news now. True if anything does."""
