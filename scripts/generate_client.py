@@ -38,6 +38,7 @@ RULES = (
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
     (r"\b__a(enter|exit|iter|next)__", r"__\1__"),
+    (r"\bStopAsyncIteration\b", "StopIteration"),
     (r"\basynchronous import AsyncDriver", "blocking import BlockingDriver"),
     (r"\bAsync(Driver|Methods)\b", r"Blocking\1"),
     (r"\basync_methods\b", "blocking_methods"),

@@ -106,6 +106,18 @@ class _Waiting:
         finally:
             self._waiting_loop.wait(iterator.aclose())
 
+    def __next__(self) -> Any:
+        async def following() -> tuple[bool, Any]:
+            try:
+                return True, await anext(self._wrapped)
+            except StopAsyncIteration:
+                return False, None
+
+        found, value = self._waiting_loop.wait(following())
+        if not found:
+            raise StopIteration
+        return value
+
     def __enter__(self) -> _Waiting:
         return self
 

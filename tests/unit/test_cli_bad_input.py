@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from quiverlog.batch.schema_text import format_type
 from quiverlog.cli import main
 from quiverlog.cli.failures import CommandFailed, ExitCode, report
 from quiverlog.cli.output import print_fields, print_json, print_table
-from quiverlog.cli.schema_text import format_type
 from quiverlog.cli.where_to_read import parse_point
 from quiverlog.cli.write_files import open_sink
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from quiverlog.batch.schema_text import parse_schema
 from quiverlog.cli.failures import CommandFailed
 from quiverlog.cli.read_files import open_source
 from quiverlog.cli.read_text import CountingFile, TextOptions
-from quiverlog.cli.schema_text import parse_schema
 
 
 class Trickle(io.RawIOBase):

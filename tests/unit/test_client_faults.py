@@ -18,6 +18,7 @@ import pytest
 import quiverlog
 from quiverlog.batch.codec import encode_batch, split_batches
 from quiverlog.client import routing
+from quiverlog.client.bootstrap import bootstrap_addresses
 from quiverlog.server.config_keys import CONFIG_KEYS
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
@@ -299,13 +300,13 @@ def test_partitions_take_turns_when_replies_are_small(broker: ScriptedBroker, cl
     ],
 )
 def test_addresses(text: Any, addresses: list[tuple[str, int]]) -> None:
-    assert list(routing.parse_addresses(text)) == addresses
+    assert list(bootstrap_addresses(text)) == addresses
 
 
 @pytest.mark.parametrize("text", ["", [], "h:", "h:x", "h:0", "h:70000", ":5", "http://h:5"])
 def test_bad_addresses(text: Any) -> None:
     with pytest.raises(quiverlog.InvalidArgument):
-        routing.parse_addresses(text)
+        bootstrap_addresses(text)
 
 
 def test_the_pause_grows_is_bounded_and_never_fixed() -> None:

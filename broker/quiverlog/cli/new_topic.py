@@ -77,7 +77,8 @@ def schema_from_options(schema: str | None, schema_file: Path | None) -> pa.Sche
     Raises:
         click.BadParameter: the text or the file holds no schema, or both options are given.
     """
-    from quiverlog.cli.schema_text import SchemaSyntaxError, load_schema, parse_schema
+    from quiverlog.batch.schema_text import SchemaSyntaxError, parse_schema
+    from quiverlog.cli.schema_file import load_schema
 
     if schema is not None and schema_file is not None:
         raise click.UsageError("Give --schema or --schema-file, not both.")

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from quiverlog.client.bootstrap import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE
+
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
 
@@ -33,8 +35,6 @@ __all__ = [
     "was_given",
     "whole_number",
 ]
-
-DEFAULT_BOOTSTRAP = "127.0.0.1:9292"
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -84,7 +84,7 @@ def _bootstrap(ctx: click.Context, parameter: click.Parameter, value: str | None
         from quiverlog.cli.profiles import chosen_bootstrap
 
         value = chosen_bootstrap(ctx.find_root().params.get("profile"))
-    return check_addresses(ctx, parameter, DEFAULT_BOOTSTRAP if value is None else value)
+    return check_addresses(ctx, parameter, BOOTSTRAP_DEFAULT if value is None else value)
 
 
 def bootstrap_option(command: _Command) -> _Command:
@@ -102,9 +102,9 @@ def bootstrap_option(command: _Command) -> _Command:
         "--bootstrap-server",
         "-b",
         "bootstrap",
-        show_default=f"the profile's, else {DEFAULT_BOOTSTRAP}",
+        show_default=f"the profile's, else {BOOTSTRAP_DEFAULT}",
         callback=_bootstrap,
-        envvar="QUIVERLOG_BOOTSTRAP_SERVER",
+        envvar=BOOTSTRAP_VARIABLE,
         show_envvar=True,
         metavar="HOST:PORT,...",
         help="Any broker, or several; the rest is found from there.",
@@ -222,7 +222,7 @@ def open_client(
 def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Names of topics for shell completion. A broker that does not answer at once gives none."""
     with contextlib.suppress(Exception):
-        bootstrap = ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP
+        bootstrap = ctx.params.get("bootstrap") or BOOTSTRAP_DEFAULT
         with open_client(bootstrap, timeout_s=1.0) as client:
             return [name for name in client.list_topics() if name.startswith(incomplete)]
     return []

@@ -20,7 +20,7 @@ def join(values: Any) -> str:
 
 def detail_json(detail: TopicDetail) -> dict[str, object]:
     """All of it, for scripts."""
-    from quiverlog.cli.schema_text import format_schema
+    from quiverlog.batch.schema_text import format_schema
 
     return {
         "name": detail.name,
@@ -44,7 +44,7 @@ def detail_json(detail: TopicDetail) -> dict[str, object]:
 
 def print_detail(detail: TopicDetail, *, all_configs: bool) -> None:
     """As tables, for people."""
-    from quiverlog.cli.schema_text import format_type
+    from quiverlog.batch.schema_text import format_type
 
     shown = {
         key: config

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from quiverlog.errors import (
     ConnectionClosed,
@@ -62,24 +62,35 @@ def _configs(config: Mapping[str, Scalar] | None) -> dict[str, str]:
     return {key: config_text(value) for key, value in (config or {}).items()}
 
 
-def schema_bytes(schema: pa.Schema | Literal["raw"]) -> bytes:
-    """A schema on its way to the broker; "raw" stands for `RAW_SCHEMA`."""
-    from quiverlog.batch.schema import RAW_SCHEMA, serialize_schema
+def schema_bytes(schema: pa.Schema | str) -> bytes:
+    """A schema on its way to the broker; text is DDL, or "raw", which stands for `RAW_SCHEMA`."""
+    from quiverlog.batch.schema import serialize_schema
 
     if isinstance(schema, str):
-        if schema != "raw":
-            raise InvalidArgument(f"schema={schema!r}: give a pyarrow.Schema or 'raw'.")
-        schema = RAW_SCHEMA
+        return bytes(serialize_schema(_schema_of_text(schema)))
     import pyarrow as pa
 
+    wanted = "a pyarrow.Schema, text like 'id long, name string', or 'raw'"
     if not isinstance(schema, pa.Schema):
         if not hasattr(schema, "__arrow_c_schema__"):
-            raise InvalidArgument(f"schema={shown(schema)}: give a pyarrow.Schema or 'raw'.")
+            raise InvalidArgument(f"schema={shown(schema)}: give {wanted}.")
         try:
             schema = pa.schema(schema)
         except Exception as error:  # whatever a foreign object raises
             raise InvalidArgument(f"schema={shown(schema)} is no schema: {error}") from error
     return bytes(serialize_schema(schema))
+
+
+def _schema_of_text(text: str) -> pa.Schema:
+    from quiverlog.batch.schema import RAW_SCHEMA
+    from quiverlog.batch.schema_text import SchemaSyntaxError, parse_schema
+
+    if text.strip().lower() == "raw":
+        return RAW_SCHEMA
+    try:
+        return parse_schema(text)
+    except SchemaSyntaxError as error:
+        raise InvalidArgument(f"schema={shown(text)}: {error}.") from None
 
 
 def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -89,7 +100,7 @@ def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
 def create_topic(
     cluster: Cluster,
     name: str,
-    schema: pa.Schema | Literal["raw"],
+    schema: pa.Schema | str,
     *,
     partitions: int,
     replication_factor: int,
@@ -240,7 +251,7 @@ def alter_topic(
     config: Mapping[str, Scalar] | None,
     reset_config: Sequence[str],
     partitions: int | None,
-    schema: pa.Schema | None,
+    schema: pa.Schema | str | None,
     validate_only: bool,
 ) -> Operation[int]:
     """Change a topic; returns the id of its current schema."""

@@ -43,9 +43,10 @@ from .arguments import (
 )
 from .async_methods import AsyncMethods
 from .asynchronous import AsyncDriver
+from .bootstrap import bootstrap_addresses
 from .commands import Operation
 from .opening import Opening
-from .routing import Cluster, Settings, parse_addresses
+from .routing import Cluster, Settings
 
 if TYPE_CHECKING:
     from .async_consumer import AsyncConsumer
@@ -63,7 +64,7 @@ _SIZE = number(1, 2**63 - 1)
 
 @checked(bootstrap=ANYTHING, client_id=NAME, connect_timeout=SECONDS, request_timeout=SECONDS)
 def connect(
-    bootstrap: str | Iterable[str] = "127.0.0.1:9292",
+    bootstrap: str | Iterable[str] | None = None,
     *,
     client_id: str = "quiverlog-python",
     connect_timeout: float = 10.0,
@@ -75,7 +76,8 @@ def connect(
 
     Args:
         bootstrap: `"host:port"`, or several (a list, or separated by commas) of which some may
-            be down. A missing port means 9292.
+            be down. A missing port means 9292. None: what QUIVERLOG_BOOTSTRAP_SERVER says in the
+            environment, else `"127.0.0.1:9292"`.
         client_id: shown in the broker's logs and metrics.
         connect_timeout: seconds to wait for one broker to accept a connection.
         request_timeout: seconds that an operation, its retries included, may take.
@@ -107,7 +109,7 @@ class AsyncClient(AsyncMethods):
 
     def __init__(
         self,
-        bootstrap: str | Iterable[str],
+        bootstrap: str | Iterable[str] | None = None,
         *,
         client_id: str = "quiverlog-python",
         connect_timeout: float = 10.0,
@@ -115,7 +117,7 @@ class AsyncClient(AsyncMethods):
     ) -> None:
         settings = Settings(client_id, float(connect_timeout), float(request_timeout))
         self.cluster = Cluster(
-            parse_addresses(bootstrap), settings, clock=time.monotonic, jitter=random.random
+            bootstrap_addresses(bootstrap), settings, clock=time.monotonic, jitter=random.random
         )
         self.driver = AsyncDriver(settings)
         self._lock = threading.Lock()

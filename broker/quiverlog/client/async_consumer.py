@@ -47,16 +47,28 @@ class AsyncConsumer(ConsumerBase):
         return self
 
     async def __aiter__(self) -> AsyncIterator[ConsumerBatch]:
-        await self.open()
         try:
-            while not self._closed:
-                batch = await self._run(self._next(ROUND_S))
-                if batch is not None:
-                    yield batch
-                elif self._core.is_at_end:
-                    return
+            while (batch := await self._following()) is not None:
+                yield batch
         finally:
             await self._release()
+
+    async def __anext__(self) -> ConsumerBatch:
+        """The next batch, however long it takes; at the end of the rows the iteration ends."""
+        batch = await self._following()
+        if batch is None:
+            await self._release()
+            raise StopAsyncIteration
+        return batch
+
+    async def _following(self) -> ConsumerBatch | None:
+        """The next batch; None at the end."""
+        await self.open()
+        while not self._closed:
+            batch = await self._run(self._next(ROUND_S))
+            if batch is not None or self._core.is_at_end:
+                return batch
+        return None
 
     @checked(timeout=WAIT)
     async def poll(self, timeout: float = 1.0) -> ConsumerBatch | None:

@@ -89,7 +89,7 @@ class AsyncMethods:
     async def create_topic(
         self,
         name: str,
-        schema: pa.Schema | Literal["raw"],
+        schema: pa.Schema | str,
         *,
         partitions: int = 1,
         replication_factor: int = 1,
@@ -101,7 +101,8 @@ class AsyncMethods:
         """Create a topic.
 
         Args:
-            schema: the columns of its rows, or "raw" (key, value, headers, timestamp) for
+            schema: the columns of its rows, as a pyarrow.Schema or as text like
+                `"id long, name string not null"`; "raw" (key, value, headers, timestamp) for
                 opaque payloads.
             key: column names; rows with equal keys go to the same partition.
             config: the topic's settings, see docs/config.md.
@@ -150,7 +151,7 @@ class AsyncMethods:
         config: Mapping[str, admin.Scalar] | None = None,
         reset_config: Sequence[str] = (),
         partitions: int | None = None,
-        schema: pa.Schema | None = None,
+        schema: pa.Schema | str | None = None,
         validate_only: bool = False,
     ) -> int:
         """Change a topic's settings, raise its number of partitions, or evolve its schema.

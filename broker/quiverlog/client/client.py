@@ -42,8 +42,9 @@ from .arguments import (
 )
 from .blocking import BlockingDriver
 from .blocking_methods import BlockingMethods
+from .bootstrap import bootstrap_addresses
 from .commands import Operation
-from .routing import Cluster, Settings, parse_addresses
+from .routing import Cluster, Settings
 
 if TYPE_CHECKING:
     from .consumer import Consumer
@@ -61,7 +62,7 @@ _SIZE = number(1, 2**63 - 1)
 
 @checked(bootstrap=ANYTHING, client_id=NAME, connect_timeout=SECONDS, request_timeout=SECONDS)
 def connect(
-    bootstrap: str | Iterable[str] = "127.0.0.1:9292",
+    bootstrap: str | Iterable[str] | None = None,
     *,
     client_id: str = "quiverlog-python",
     connect_timeout: float = 10.0,
@@ -73,7 +74,8 @@ def connect(
 
     Args:
         bootstrap: `"host:port"`, or several (a list, or separated by commas) of which some may
-            be down. A missing port means 9292.
+            be down. A missing port means 9292. None: what QUIVERLOG_BOOTSTRAP_SERVER says in the
+            environment, else `"127.0.0.1:9292"`.
         client_id: shown in the broker's logs and metrics.
         connect_timeout: seconds to wait for one broker to accept a connection.
         request_timeout: seconds that an operation, its retries included, may take.
@@ -105,7 +107,7 @@ class Client(BlockingMethods):
 
     def __init__(
         self,
-        bootstrap: str | Iterable[str],
+        bootstrap: str | Iterable[str] | None = None,
         *,
         client_id: str = "quiverlog-python",
         connect_timeout: float = 10.0,
@@ -113,7 +115,7 @@ class Client(BlockingMethods):
     ) -> None:
         settings = Settings(client_id, float(connect_timeout), float(request_timeout))
         self.cluster = Cluster(
-            parse_addresses(bootstrap), settings, clock=time.monotonic, jitter=random.random
+            bootstrap_addresses(bootstrap), settings, clock=time.monotonic, jitter=random.random
         )
         self.driver = BlockingDriver(settings)
         self._lock = threading.Lock()

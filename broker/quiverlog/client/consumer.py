@@ -47,16 +47,28 @@ class Consumer(ConsumerBase):
         return self
 
     def __iter__(self) -> Iterator[ConsumerBatch]:
-        self.open()
         try:
-            while not self._closed:
-                batch = self._run(self._next(ROUND_S))
-                if batch is not None:
-                    yield batch
-                elif self._core.is_at_end:
-                    return
+            while (batch := self._following()) is not None:
+                yield batch
         finally:
             self._release()
+
+    def __next__(self) -> ConsumerBatch:
+        """The next batch, however long it takes; at the end of the rows the iteration ends."""
+        batch = self._following()
+        if batch is None:
+            self._release()
+            raise StopIteration
+        return batch
+
+    def _following(self) -> ConsumerBatch | None:
+        """The next batch; None at the end."""
+        self.open()
+        while not self._closed:
+            batch = self._run(self._next(ROUND_S))
+            if batch is not None or self._core.is_at_end:
+                return batch
+        return None
 
     @checked(timeout=WAIT)
     def poll(self, timeout: float = 1.0) -> ConsumerBatch | None:

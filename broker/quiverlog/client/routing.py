@@ -14,12 +14,10 @@ together). `refresh_metadata` errors drop the cached topics first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from quiverlog.addresses import PORT_DEFAULT
-from quiverlog.addresses import parse_addresses as parse_address_list
 from quiverlog.errors import (
     ConnectionClosed,
     ConnectionFailed,
@@ -42,7 +40,6 @@ from quiverlog.limits import (
 from quiverlog.wire import messages as m
 
 from .answers import named
-from .arguments import shown
 from .commands import Call, Operation, Reply, Sleep
 from .deadline import within
 from .known_brokers import Doubt, KnownBrokers, doubt_of
@@ -60,7 +57,6 @@ __all__ = [
     "backoff_s",
     "check",
     "empty_pause_s",
-    "parse_addresses",
     "pause_s",
 ]
 
@@ -86,23 +82,6 @@ class Settings:
         for name in ("connect_timeout_s", "request_timeout_s"):
             if not getattr(self, name) > 0:
                 raise InvalidArgument(f"{name.removesuffix('_s')} must be above 0 seconds.")
-
-
-def parse_addresses(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
-    """`"host:port"`, `"a:1,b:2"` or a list of them; a missing port means 9292.
-
-    Raises:
-        InvalidArgument: nothing given, or something that is not host:port.
-    """
-    if isinstance(bootstrap, str):
-        bootstrap = bootstrap.split(",")
-    parts = list(bootstrap) if isinstance(bootstrap, Iterable) else [bootstrap]
-    if not all(isinstance(part, str) for part in parts):
-        raise InvalidArgument(f"{shown(bootstrap)}: give 'host:port', or a list of such texts.")
-    try:
-        return parse_address_list(",".join(parts), port_default=PORT_DEFAULT)
-    except ValueError as error:
-        raise InvalidArgument(f"bootstrap address: {error}.") from None
 
 
 class Cluster:

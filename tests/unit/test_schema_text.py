@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiverlog.cli.schema_text import (
+from quiverlog.batch.schema_text import (
     SchemaSyntaxError,
     format_schema,
-    load_schema,
     parse_schema,
 )
+from quiverlog.cli.schema_file import load_schema
 
 SIMPLE = st.sampled_from(
     [
