@@ -10,6 +10,7 @@ file whose format holds its type. What the text formats write, `produce` reads b
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Protocol
@@ -90,22 +91,33 @@ def _opened(
     output: str, make: Callable[[IO[bytes]], Sink], *, is_text: bool, compression: str | None
 ) -> Iterator[Sink]:
     with contextlib.ExitStack() as stack:
-        target: IO[bytes]
-        target = sys.stdout.buffer if output == "-" else stack.enter_context(open(output, "wb"))
-        if output != "-" and target.isatty() and is_text:
-            shielded: Any = ShieldedBytes(target, "utf-8")
-            target = shielded
-        if compression is not None:
-            packed: Any = pa.CompressedOutputStream(pa.PythonFile(target, "w"), compression)
-            target = stack.enter_context(packed)
-        sink = _Unbroken(make(target))
+        sink: _Unbroken | None = None
         try:
+            # A file that is begun gets its first bytes: an empty one is no Parquet file.
+            with contextlib.nullcontext() if _is_special(output) else interrupts_held():
+                target: IO[bytes]
+                target = (
+                    sys.stdout.buffer if output == "-" else stack.enter_context(open(output, "wb"))
+                )
+                if output != "-" and target.isatty() and is_text:
+                    shielded: Any = ShieldedBytes(target, "utf-8")
+                    target = shielded
+                if compression is not None:
+                    packed: Any = pa.CompressedOutputStream(pa.PythonFile(target, "w"), compression)
+                    target = stack.enter_context(packed)
+                sink = _Unbroken(make(target))
             yield sink
-        except (KeyboardInterrupt, CommandFailed, QuiverlogError):
-            sink.close()  # what was written so far shall be a readable file
+        except (KeyboardInterrupt, GeneratorExit, CommandFailed, QuiverlogError):
+            if sink is not None:
+                sink.close()  # what was written so far shall be a readable file
             raise
         sink.close()
         target.flush()
+
+
+def _is_special(output: str) -> bool:
+    """True for a pipe or a device, whose opening may wait, and which Ctrl-C shall end."""
+    return os.path.exists(output) and not os.path.isfile(output)
 
 
 class _Unbroken:

@@ -1,0 +1,87 @@
+"""Ctrl-C at any moment leaves a file that can be read, be it without a row."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from quiverlog.cli import write_files
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_raises() -> Iterator[None]:
+    """A test run in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def read(path: Path, file_format: str) -> pa.Table:
+    if file_format == "parquet":
+        return pq.read_table(path)
+    if file_format == "arrow":
+        return pa.ipc.open_stream(path.read_bytes()).read_all()
+    if file_format == "arrow-file":
+        return pa.ipc.open_file(path).read_all()
+    delimiter = "\t" if file_format == "tsv" else ","
+    return pa_csv.read_csv(path, parse_options=pa_csv.ParseOptions(delimiter=delimiter))
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("file_format", ["parquet", "arrow", "arrow-file", "csv", "tsv"])
+def test_ctrl_c_before_the_first_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_format: str, compression: str | None
+) -> None:
+    make = write_files._SINKS[file_format]
+
+    def interrupted(target: IO[bytes], schema: pa.Schema) -> write_files.Sink:
+        signal.raise_signal(signal.SIGINT)
+        return make(target, schema)
+
+    monkeypatch.setitem(write_files._SINKS, file_format, interrupted)
+    path = tmp_path / "out"
+    with (
+        pytest.raises(KeyboardInterrupt),
+        write_files.open_sink(str(path), file_format, SCHEMA, compression=compression),
+    ):
+        pytest.fail("the interrupt is not forgotten")
+    if compression is not None:
+        unpacked = pa.input_stream(str(path), compression=compression).read()
+        path.write_bytes(unpacked)
+    table = read(path, file_format)
+    assert table.schema.names == SCHEMA.names
+    assert table.num_rows == 0
+
+
+def test_a_sink_that_nobody_has_entered_is_closed(tmp_path: Path) -> None:
+    """Ctrl-C may come when the file is ready, and nobody has got it yet."""
+    path = tmp_path / "out"
+    opened = write_files.open_sink(str(path), "parquet", SCHEMA)
+    opened.__enter__()
+    del opened
+    assert pq.read_table(path).num_rows == 0
+
+
+def test_ctrl_c_ends_the_wait_for_the_reader_of_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    def waiting(*_: object) -> IO[bytes]:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it waits for ever")
+
+    monkeypatch.setattr(write_files, "open", waiting, raising=False)
+    with pytest.raises(KeyboardInterrupt), write_files.open_sink(str(path), "parquet", SCHEMA):
+        pytest.fail("nobody reads")
