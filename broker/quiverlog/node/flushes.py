@@ -3,7 +3,7 @@
 Owns which logs want a flush (flush_queue.py gives the order), the flushes under way, the
 acknowledgements that they bring, the faults that they find, and the flush in the background: at a
 roll, after 64 MiB and after 30 s a log is flushed whatever its topic's level, so that a start after
-a crash has little to scan.
+a crash has little to scan. Of many logs due_flushes.py begins some before that.
 
 Invariants:
 - A log has at most one flush under way, the broker at most `flushes_in_flight_max`; everything that
@@ -18,6 +18,7 @@ from functools import partial
 from typing import Final
 
 from quiverlog.errors import StorageFault
+from quiverlog.node.due_flushes import AT_ONCE, DueFlushes
 from quiverlog.node.flush_queue import BROKER, FlushQueue
 from quiverlog.node.jobs import Jobs
 from quiverlog.node.metrics import NodeMetrics
@@ -63,8 +64,8 @@ class Flushes:
         self._queue = FlushQueue(in_flight_max)
         # Who else is to hear of a replica that takes no writes.
         self._on_fault: Callable[[Replica], None] = lambda replica: None
-        # Replicas with rows that the disk may not have: when each is to be flushed at the latest.
-        self._due: dict[Replica, int] = {}
+        # Replicas with rows that the disk may not have, and nobody waits for.
+        self._due = DueFlushes()
         # Replicas whose flush could not be tried: when it is tried again.
         self._retry: dict[Replica, int] = {}
 
@@ -84,8 +85,7 @@ class Flushes:
 
     def next_us(self) -> int | None:
         """When the next flush in the background is due: the one whose rows have waited longest."""
-        # Each in the order in which they were entered, all with the same delay.
-        due_us = next(iter(self._due.values()), None)
+        due_us = self._due.next_us()
         if not self._retry:
             return due_us
         retry_us = next(iter(self._retry.values()))
@@ -113,21 +113,20 @@ class Flushes:
         due_us = replica.log.flush_due_us()
         if due_us == 0:
             self._enqueue(replica)
-        elif due_us is not None and replica not in self._due:
-            self._due[replica] = due_us
+        elif due_us is not None:
+            self._due.enter(replica, due_us)
 
     def run(self, now: Now) -> None:
         """Want what is due, then start what the bound allows."""
-        for due in (self._due, self._retry):
-            while due:
-                replica = next(iter(due))
-                if due[replica] > now.mono_us:
-                    break
-                del due[replica]
-                if due is self._retry:
-                    self.want(replica)
-                else:
-                    self._enqueue(replica)
+        for _ in range(AT_ONCE):
+            due = self._due.take(now.mono_us)
+            if due is None:
+                break
+            self._enqueue(due)
+        while self._retry and next(iter(self._retry.values())) <= now.mono_us:
+            again = next(iter(self._retry))
+            del self._retry[again]
+            self.want(again)
         while (taken := self._queue.take()) is not None:
             taken.flush_queued = False
             if taken.deleted or taken.cutting or taken.fault is not None:
@@ -144,7 +143,7 @@ class Flushes:
         assert not replica.flush_running
         assert not replica.deleted
         assert replica.fault is None, "a second fsync that succeeds would prove nothing"
-        self._due.pop(replica, None)
+        self._due.drop(replica)
         self._retry.pop(replica, None)
         # Nobody waits: there is time to write down how far the next start need not look.
         background, replica.flush_wanted = not replica.flush_wanted, False
@@ -228,7 +227,7 @@ class Flushes:
             self._metrics.partitions_with_faults += 1
             self._outbox.log("error", "partition fault", partition=str(replica.name), why=why)
             self._on_fault(replica)
-        self._due.pop(replica, None)
+        self._due.drop(replica)
         self._retry.pop(replica, None)
         self._queue.drop(replica)
         replica.answers.fail(replica.fault)
@@ -242,6 +241,6 @@ class Flushes:
     def forget(self, replica: Replica) -> None:
         """The replica is deleted."""
         assert replica.deleted
-        self._due.pop(replica, None)
+        self._due.drop(replica)
         self._retry.pop(replica, None)
         self._queue.drop(replica)
