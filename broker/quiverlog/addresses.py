@@ -12,9 +12,20 @@ from __future__ import annotations
 from ipaddress import IPv6Address, ip_address
 from typing import Final, NamedTuple
 
-__all__ = ["PORT_DEFAULT", "Address", "network_of", "parse_address", "parse_addresses"]
+__all__ = [
+    "BOOTSTRAP_DEFAULT",
+    "BOOTSTRAP_VARIABLE",
+    "PORT_DEFAULT",
+    "Address",
+    "network_of",
+    "parse_address",
+    "parse_addresses",
+]
 
 PORT_DEFAULT: Final = 9292
+BOOTSTRAP_DEFAULT: Final = f"127.0.0.1:{PORT_DEFAULT}"
+BOOTSTRAP_VARIABLE: Final = "QUIVERLOG_BOOTSTRAP_SERVER"
+"""The environment variable that client and command line share."""
 PORT_MAX: Final = 65_535
 HOST_CHARS_MAX: Final = 255
 _EXAMPLE: Final = "127.0.0.1:9292"

@@ -1,52 +1,13 @@
-"""Ports for servers that go away and come back to the same one.
-
-The system gives a port of its ephemeral range to any program that connects somewhere, so a broker
-that was killed may find its port taken by somebody's outgoing connection. Ports from below that
-range are given to nobody who did not ask for them.
-"""
+"""Addresses for servers that go away and come back to the same one (`quiverlog.local.ports`)."""
 
 from __future__ import annotations
 
-import random
-import socket
-from pathlib import Path
+from quiverlog.local.ports import free_port
 
 __all__ = ["free_address", "free_port"]
-
-_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_RANGE_START_USUAL = 32_768
-_UNPRIVILEGED_MIN = 1_024
-_TRIES_MAX = 200
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port at which nobody listens. Raises OSError when 200 tries find none."""
-    first = _ephemeral_start() // 2
-    last_error: OSError | None = None
-    for _ in range(_TRIES_MAX):
-        # Not of a seeded generator: tests in several processes look at the same time.
-        port = random.SystemRandom().randrange(max(first, _UNPRIVILEGED_MIN), first * 2)
-        try:
-            with socket.create_server((host, port), family=_family(host)):
-                return port
-        except OSError as error:
-            last_error = error
-    assert last_error is not None
-    raise last_error
 
 
 def free_address(address: str = "127.0.0.1:0") -> str:
     """The address, with a free port in place of port 0."""
     host, _, port = address.rpartition(":")
     return address if port != "0" else f"{host}:{free_port(host.strip('[]'))}"
-
-
-def _ephemeral_start() -> int:
-    if not _RANGE_FILE.exists():
-        return _RANGE_START_USUAL
-    start = int(_RANGE_FILE.read_text().split()[0])
-    return start if start >= 2 * _UNPRIVILEGED_MIN else _RANGE_START_USUAL
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

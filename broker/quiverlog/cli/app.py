@@ -29,6 +29,7 @@ _COMMANDS = {
     "doctor": "quiverlog.cli.doctor:doctor",
     "profile": "quiverlog.cli.profile:profile",
     "demo": "quiverlog.cli.demo:demo",
+    "dev": "quiverlog.cli.dev:dev",
     "completion": "quiverlog.cli.completion:completion",
 }
 

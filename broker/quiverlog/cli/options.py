@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from quiverlog.client.bootstrap import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE
+from quiverlog.addresses import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client

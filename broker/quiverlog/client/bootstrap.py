@@ -1,23 +1,25 @@
 """Where a client finds its first broker: what was given, or the environment's, or the default.
 
-Owns the forms of `bootstrap`, and the environment variable that client and command line share.
+Owns the forms of `bootstrap`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Final
 
-from quiverlog.addresses import PORT_DEFAULT, Address, parse_addresses
+from quiverlog.addresses import (
+    BOOTSTRAP_DEFAULT,
+    BOOTSTRAP_VARIABLE,
+    PORT_DEFAULT,
+    Address,
+    parse_addresses,
+)
 from quiverlog.errors import InvalidArgument
 
 from .arguments import shown
 
-__all__ = ["BOOTSTRAP_DEFAULT", "BOOTSTRAP_VARIABLE", "bootstrap_addresses"]
-
-BOOTSTRAP_DEFAULT: Final = f"127.0.0.1:{PORT_DEFAULT}"
-BOOTSTRAP_VARIABLE: Final = "QUIVERLOG_BOOTSTRAP_SERVER"
+__all__ = ["bootstrap_addresses"]
 
 
 def bootstrap_addresses(bootstrap: str | Iterable[str] | None) -> tuple[Address, ...]:

@@ -1,0 +1,178 @@
+"""One broker of a local cluster: its directory, its process, what is done to it.
+
+Owns the files of its directory (`process.json` says which process it is, `stdout` has the newest
+start's ready line, `log` all that it ever logged, `data` is its data directory). Every broker keeps
+its addresses for its whole life. Must not know the other brokers, nor what they agree on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from quiverlog.local.failures import LocalClusterFailed
+from quiverlog.local.process import (
+    ProcessMark,
+    ProcessState,
+    send_signal,
+    spawn,
+    state_of,
+    wait_until,
+)
+
+__all__ = ["LocalBroker"]
+
+_READY: Final = re.compile(r"^quiverlog broker \d+ ready: ", re.MULTILINE)
+_LOG_TAIL_BYTES: Final = 2_000
+_KILL_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBroker:
+    """A broker that may be running or not.
+
+    Attributes:
+        node_id: from 1.
+        rack: its label; "" for none.
+        listen: HOST:PORT for clients and other brokers.
+        http_listen: HOST:PORT of metrics and health.
+        directory: its files, all of them.
+    """
+
+    node_id: int
+    rack: str
+    listen: str
+    http_listen: str
+    directory: Path
+
+    @property
+    def log(self) -> Path:
+        """All that it logged, over all starts."""
+        return self.directory / "log"
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None when it does not run."""
+        mark = self._mark()
+        return mark.pid if mark is not None and self.state is not ProcessState.ENDED else None
+
+    @property
+    def state(self) -> ProcessState:
+        """Whether its process runs, is paused, or is not there."""
+        mark = self._mark()
+        return ProcessState.ENDED if mark is None else state_of(mark)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its newest process has said that clients may come."""
+        stdout = self.directory / "stdout"
+        return stdout.exists() and _READY.search(stdout.read_text()) is not None
+
+    def start(self, options: Sequence[str]) -> None:
+        """Start its process, and do not wait.
+
+        Args:
+            options: of `quiverlog broker`, beside those that this class gives.
+
+        Raises:
+            LocalClusterFailed: it runs already.
+            OSError: the process cannot be started.
+        """
+        if self.state is not ProcessState.ENDED:
+            raise LocalClusterFailed(f"Broker {self.node_id} runs already.")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "quiverlog", "broker", "--node-id", str(self.node_id)]
+        command += ["--data-dir", str(self.directory / "data"), "--rack", self.rack]
+        command += ["--listen", self.listen, "--http-listen", self.http_listen, *options]
+        # A broker's settings in the environment are meant for another one.
+        env = {name: text for name, text in os.environ.items() if not name.startswith("QUIVERLOG_")}
+        mark = spawn(command, env, self.directory / "stdout", self.log)
+        temporary = self._mark_file.with_suffix(".new")
+        temporary.write_text(json.dumps(asdict(mark)))
+        temporary.replace(self._mark_file)
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Return when clients may connect.
+
+        Raises:
+            LocalClusterFailed: it ended, or is not ready in time; the end of its log follows.
+        """
+        in_time = wait_until(
+            lambda: self.is_ready or self.state is ProcessState.ENDED, timeout_s=timeout_s
+        )
+        if not self.is_ready or self.state is ProcessState.ENDED:
+            what = "ended" if in_time else f"is not ready after {timeout_s:g} s"
+            raise LocalClusterFailed(f"Broker {self.node_id} {what}; {self.last_words()}")
+
+    def kill(self) -> bool:
+        """SIGKILL, and wait until it is gone; False if it did not run."""
+        return self._end(signal.SIGKILL, _KILL_S)
+
+    def stop(self, timeout_s: float) -> bool:
+        """SIGTERM, and wait; False if it did not run. One that is paused is woken first.
+
+        Raises:
+            LocalClusterFailed: it still runs when the time is up.
+        """
+        self.resume()
+        return self._end(signal.SIGTERM, timeout_s)
+
+    def pause(self) -> bool:
+        """SIGSTOP: it neither answers nor closes anything. False if it does not run."""
+        return self._signal(signal.SIGSTOP, ProcessState.PAUSED)
+
+    def resume(self) -> bool:
+        """SIGCONT after a pause. False if it is not paused."""
+        return self.state is ProcessState.PAUSED and self._signal(
+            signal.SIGCONT, ProcessState.RUNNING
+        )
+
+    def wipe(self) -> None:
+        """Remove its data directory, as a lost disk would. It must not run."""
+        assert self.state is ProcessState.ENDED, "a broker that runs holds its directory"
+        shutil.rmtree(self.directory / "data", ignore_errors=True)
+
+    def last_words(self) -> str:
+        """The last line that its log has, and where the log is."""
+        text = self.log.read_bytes()[-_LOG_TAIL_BYTES:] if self.log.exists() else b""
+        lines = text.decode(errors="replace").strip().splitlines()
+        return f"its log ({self.log}) ends with: {lines[-1] if lines else 'nothing'}"
+
+    # --- parts ----------------------------------------------------------------------------------
+    @property
+    def _mark_file(self) -> Path:
+        return self.directory / "process.json"
+
+    def _mark(self) -> ProcessMark | None:
+        try:
+            return ProcessMark(**json.loads(self._mark_file.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise LocalClusterFailed(f"{self._mark_file} cannot be read: {error}") from error
+
+    def _signal(self, number: signal.Signals, wanted: ProcessState) -> bool:
+        mark = self._mark()
+        if mark is None or not send_signal(mark, number):
+            return False
+        wait_until(lambda: state_of(mark) in (wanted, ProcessState.ENDED), _KILL_S)
+        return True
+
+    def _end(self, number: signal.Signals, timeout_s: float) -> bool:
+        mark = self._mark()
+        if mark is None or not send_signal(mark, number):
+            return False
+        if not wait_until(lambda: state_of(mark) is ProcessState.ENDED, timeout_s):
+            raise LocalClusterFailed(
+                f"Broker {self.node_id} (process {mark.pid}) has not ended after {timeout_s:g} s; "
+                f"{self.last_words()}"
+            )
+        return True

@@ -1,0 +1,271 @@
+"""A cluster of brokers in one directory of this machine.
+
+Owns the directory's `cluster.json` (which brokers there are, and with which settings), how the
+brokers come to know each other, and when all of them are ready. The directory is the cluster: two
+directories share nothing, and nothing is done to a process that no file of this directory names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from quiverlog.errors import QuiverlogError
+from quiverlog.limits import QUORUM_AUTO_VOTERS_MAX
+from quiverlog.local.broker import LocalBroker
+from quiverlog.local.failures import LocalClusterFailed
+from quiverlog.local.ports import free_port, is_free
+from quiverlog.local.process import ProcessState, wait_until
+
+if TYPE_CHECKING:
+    from quiverlog.client.client import Client
+
+__all__ = ["BROKERS_MAX", "LocalCluster", "racks_of"]
+
+BROKERS_MAX: Final = 9
+"""More brokers than that on one machine show nothing more."""
+
+_FILE: Final = "cluster.json"
+_LOCK: Final = "lock"
+_HOST: Final = "127.0.0.1"
+_READY_S: Final = 60.0
+_STOP_S: Final = 60.0
+_ASK_S: Final = 5.0
+_RACKS: Final = "abc"
+
+
+def racks_of(count: int) -> list[str]:
+    """Three racks by turns: `a`, `b`, `c`."""
+    return [_RACKS[number % len(_RACKS)] for number in range(count)]
+
+
+@dataclass(slots=True)
+class LocalCluster:
+    """Brokers that belong together.
+
+    Attributes:
+        directory: all files of the cluster.
+        cluster_id: what each broker must find in its data directory.
+        config: settings of `quiverlog broker` that all of them get.
+        brokers: by node id, from 1 on.
+        was_formed: the brokers have met once, so each has the others' addresses at its starts.
+    """
+
+    directory: Path
+    cluster_id: str
+    config: dict[str, str]
+    brokers: dict[int, LocalBroker]
+    was_formed: bool = False
+
+    # --- making and finding ---------------------------------------------------------------------
+    @classmethod
+    def create(
+        cls,
+        directory: Path,
+        *,
+        racks: Sequence[str],
+        config: Mapping[str, str] | None = None,
+        first_port: int | None = None,
+    ) -> LocalCluster:
+        """Write a new cluster down, with one broker for each rack; nothing is started.
+
+        Args:
+            directory: absent or empty.
+            racks: a label for each broker.
+            config: settings for all brokers, by the keys of docs/config.md.
+            first_port: brokers take this one and those that follow it, two each. None: free ones.
+
+        Raises:
+            LocalClusterFailed: the directory holds something; a port is taken.
+        """
+        assert 1 <= len(racks) <= BROKERS_MAX
+        if directory.exists() and any(name for name in directory.iterdir()):
+            raise LocalClusterFailed(f"{directory} is not empty, and holds no cluster.")
+        ports = _ports(first_port, 2 * len(racks))
+        directory.mkdir(parents=True, exist_ok=True)
+        brokers = {
+            node_id: LocalBroker(
+                node_id,
+                rack,
+                f"{_HOST}:{ports[2 * node_id - 2]}",
+                f"{_HOST}:{ports[2 * node_id - 1]}",
+                directory / f"broker-{node_id}",
+            )
+            for node_id, rack in enumerate(racks, 1)
+        }
+        cluster = cls(directory, secrets.token_hex(16), dict(config or {}), brokers)
+        cluster._save()
+        return cluster
+
+    @classmethod
+    def find(cls, directory: Path) -> LocalCluster | None:
+        """The cluster of a directory; None where none was made.
+
+        Raises:
+            LocalClusterFailed: its file cannot be read.
+        """
+        path = directory / _FILE
+        try:
+            said = json.loads(path.read_text())
+            brokers = {
+                int(one["node_id"]): LocalBroker(
+                    int(one["node_id"]),
+                    str(one["rack"]),
+                    str(one["listen"]),
+                    str(one["http_listen"]),
+                    directory / f"broker-{one['node_id']}",
+                )
+                for one in said["brokers"]
+            }
+            return cls(
+                directory, said["cluster_id"], dict(said["config"]), brokers, said["was_formed"]
+            )
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, LookupError) as error:
+            raise LocalClusterFailed(f"{path} cannot be read: {error}") from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else changes the cluster meanwhile.
+
+        Raises:
+            LocalClusterFailed: somebody else does at this moment.
+        """
+        with (self.directory / _LOCK).open("wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LocalClusterFailed(
+                    f"Another command changes the cluster in {self.directory}; try again."
+                ) from None
+            yield
+
+    # --- life -----------------------------------------------------------------------------------
+    @property
+    def bootstrap(self) -> str:
+        """Addresses of all brokers; clients step over those that do not run."""
+        return ",".join(broker.listen for broker in self.brokers.values())
+
+    def start(self, timeout_s: float = _READY_S) -> None:
+        """Start what does not run, wake what is paused, and return when the cluster is ready.
+
+        Ready: every broker takes clients, and a majority decides that outlives the loss of one
+        of three (of two of five).
+
+        Raises:
+            LocalClusterFailed: a broker ended, or is not ready in time.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        for broker in self.brokers.values():
+            if not broker.resume() and broker.state is ProcessState.ENDED:
+                self.start_broker(broker.node_id)
+        for broker in self.brokers.values():
+            broker.wait_until_ready(max(0.0, deadline_s - time.monotonic()))
+        self.wait_for_quorum(max(0.0, deadline_s - time.monotonic()))
+        self.was_formed = True
+        self._save()
+
+    def start_broker(self, node_id: int) -> None:
+        """Start one that does not run, and do not wait. Raises LocalClusterFailed, OSError."""
+        options = [word for pair in self.config.items() for word in ("--set", "=".join(pair))]
+        # A new first broker that knows of others would wait for them; one that has lost its disk
+        # and does not know of them would begin a second cluster.
+        seeds = [f"{other.node_id}@{other.listen}" for other in self.brokers.values()]
+        if len(seeds) > 1 and (node_id > 1 or self.was_formed):
+            options += ["--controller-quorum-bootstrap-servers", ",".join(seeds)]
+        self.brokers[node_id].start(["--cluster-id", self.cluster_id, *options])
+
+    def wait_for_quorum(self, timeout_s: float = _READY_S) -> None:
+        """Return when all brokers are known and unfenced, and as many vote as may.
+
+        Raises:
+            LocalClusterFailed: not in time.
+        """
+        count = len(self.brokers)
+        voters = min(count - 1 + count % 2, QUORUM_AUTO_VOTERS_MAX)
+
+        def has_formed() -> bool:
+            try:
+                found = client.describe_cluster()
+            except QuiverlogError:
+                return False
+            unfenced = [one for one in found.brokers if not one.fenced]
+            return len(unfenced) == count and len(found.voters) >= voters
+
+        with self.client() as client:
+            if not wait_until(has_formed, timeout_s):
+                logs = ", ".join(str(broker.log) for broker in self.brokers.values())
+                raise LocalClusterFailed(
+                    f"The brokers form no quorum of {voters} after {timeout_s:g} s; logs: {logs}"
+                )
+
+    def client(self) -> Client:
+        """A client of the cluster; the caller closes it. Raises what `quiverlog.connect` does."""
+        from quiverlog.client.client import connect
+
+        return connect(self.bootstrap, request_timeout=_ASK_S)
+
+    def stop(self, timeout_s: float = _STOP_S) -> int:
+        """Stop all that run, one after the other, so that each hands over; how many did run.
+
+        Raises:
+            LocalClusterFailed: one does not end in time.
+        """
+        return sum(broker.stop(timeout_s) for broker in reversed(self.brokers.values()))
+
+    def remove(self) -> None:
+        """Kill what runs, and remove the cluster's files, data and all; others' files stay."""
+        for broker in self.brokers.values():
+            broker.kill()
+            shutil.rmtree(broker.directory, ignore_errors=True)
+        for name in (_FILE, _LOCK):
+            (self.directory / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # Somebody keeps files of their own there.
+            self.directory.rmdir()
+
+    def _save(self) -> None:
+        brokers = [
+            {
+                "node_id": one.node_id,
+                "rack": one.rack,
+                "listen": one.listen,
+                "http_listen": one.http_listen,
+            }
+            for one in self.brokers.values()
+        ]
+        said = {
+            "cluster_id": self.cluster_id,
+            "config": self.config,
+            "was_formed": self.was_formed,
+            "brokers": brokers,
+        }
+        temporary = self.directory / f"{_FILE}.new"
+        temporary.write_text(json.dumps(said, indent=2) + "\n")
+        temporary.replace(self.directory / _FILE)
+
+
+def _ports(first: int | None, count: int) -> list[int]:
+    if first is None:
+        return _free_ports(count)
+    ports = list(range(first, first + count))
+    taken = [port for port in ports if not is_free(port, _HOST)]
+    if taken:
+        numbers = ", ".join(map(str, taken))
+        raise LocalClusterFailed(f"Taken already at {_HOST}: port {numbers}. Choose another range.")
+    return ports
+
+
+def _free_ports(count: int) -> list[int]:
+    found: dict[int, None] = {}
+    while len(found) < count:
+        found[free_port(_HOST)] = None
+    return list(found)
