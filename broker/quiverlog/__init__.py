@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .errors import QuiverlogError
+from .errors import *  # noqa: F403 - every error, under its name
 from .version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -28,15 +28,16 @@ __all__ = [
     "Client",
     "Compression",
     "Durability",
-    "QuiverlogError",
     "TopicPartition",
     "__version__",
     "aio",
     "connect",
     "errors",
 ]
+__all__ += errors.__all__
 
 _LAZY = {
+    "aio": "quiverlog.aio",
     "connect": "quiverlog.client.client",
     "Client": "quiverlog.client.client",
     "RAW_SCHEMA": "quiverlog.batch.schema",
@@ -45,22 +46,21 @@ _LAZY = {
     "TopicPartition": "quiverlog.types",
 }
 
+if not TYPE_CHECKING:  # Type checkers see the names above, and would take any other for good.
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
 
-    if name == "aio":
-        return import_module("quiverlog.aio")
-    if name in _LAZY:
-        value = getattr(import_module(_LAZY[name]), name)
-    elif isinstance(found := getattr(errors, name, None), type) and issubclass(
-        found, QuiverlogError
-    ):
-        value = found
-    else:
-        raise AttributeError(f"module 'quiverlog' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+        if name not in _LAZY:
+            import difflib
+
+            near = difflib.get_close_matches(name, __all__, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise AttributeError(f"module 'quiverlog' has no attribute {name!r}.{hint}")
+        module = import_module(_LAZY[name])
+        value = module if name == "aio" else getattr(module, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

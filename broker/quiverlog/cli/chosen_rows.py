@@ -13,7 +13,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from quiverlog.cli.where import RowFilter
     from quiverlog.cli.write_files import Sink
-    from quiverlog.client.results import ConsumerBatch
+    from quiverlog.client.consumer_batch import ConsumerBatch
 
 __all__ = ["ChosenRows", "with_place"]
 

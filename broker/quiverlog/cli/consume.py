@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from quiverlog.cli.write_files import Sink
     from quiverlog.client.client import Client
     from quiverlog.client.consumer import Consumer
-    from quiverlog.client.results import ConsumerBatch
+    from quiverlog.client.consumer_batch import ConsumerBatch
 
 __all__ = ["consume"]
 

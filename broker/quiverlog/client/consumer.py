@@ -16,8 +16,8 @@ from .arguments import INT32, INT64, WAIT, checked
 from .blocking import BlockingDriver
 from .commands import Operation
 from .consumer_base import ConsumerBase
+from .consumer_batch import ConsumerBatch
 from .consumer_core import ROUND_S, ConsumerCore
-from .results import ConsumerBatch
 
 __all__ = ["Consumer"]
 

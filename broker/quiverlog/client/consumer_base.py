@@ -6,9 +6,9 @@ Owns how long a `poll` may work, and how soon a `close` is seen.
 from __future__ import annotations
 
 from .commands import Abandon, Operation
+from .consumer_batch import ConsumerBatch
 from .consumer_core import ROUND_S, ConsumerCore
 from .deadline import within
-from .results import ConsumerBatch
 
 __all__ = ["POLL_WORK_S", "ConsumerBase"]
 
@@ -25,7 +25,8 @@ class ConsumerBase:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._core.topic}>"
+        state = "closed" if self._closed else f"next offsets {self.positions}"
+        return f"<{type(self).__name__} of {self._core.topic}: {state}>"
 
     @property
     def topic(self) -> str:

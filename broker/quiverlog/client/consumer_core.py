@@ -36,6 +36,7 @@ from quiverlog.types import NO_EPOCH
 
 from .answers import about, named
 from .commands import Operation, PendingReply, Sleep
+from .consumer_batch import ConsumerBatch
 from .consumer_fetches import ROUND_S, Fetches
 from .consumer_options import ConsumerOptions
 from .consumer_positions import Position, PositionFinder
@@ -43,7 +44,7 @@ from .consumer_requests import Request, Source
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
 from .metadata_looks import partition_info
 from .replica_choice import IN_SYNC_EVERY_S, LEADER
-from .results import ConsumerBatch, FetchedPartition
+from .results import FetchedPartition
 from .routing import Cluster, pause_s
 
 __all__ = ["ROUND_S", "ConsumerCore"]

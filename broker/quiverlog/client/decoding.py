@@ -33,8 +33,9 @@ from quiverlog.limits import BATCH_ROWS_MAX
 
 from .answers import OFFSET_MAX, named
 from .commands import Operation
+from .consumer_batch import ConsumerBatch
 from .replica_choice import LEADER
-from .results import ConsumerBatch, FetchedPartition
+from .results import FetchedPartition
 from .routing import Cluster
 
 if TYPE_CHECKING:

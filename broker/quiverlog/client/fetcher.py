@@ -19,13 +19,14 @@ from quiverlog.wire import messages as m
 
 from .answers import named
 from .commands import Abandon, Call, Finish, FinishAny, Operation, PendingReply, Reply, Sleep, Start
+from .consumer_batch import ConsumerBatch
 from .consumer_requests import FOLLOWER_TIMEOUT_S, OVERDUE_S
 from .deadline import within
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
 from .meant_topic import meant_topic
 from .metadata_looks import partition_info
 from .replica_choice import IN_SYNC_EVERY_S, LEADER, FetchFrom, ReplicaChoice
-from .results import Address, ConsumerBatch
+from .results import Address
 from .routing import Cluster, empty_pause_s, pause_s
 from .stored_batches import split_fetch
 

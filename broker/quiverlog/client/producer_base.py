@@ -22,6 +22,7 @@ from .producer_core import ProducerCore
 from .producer_runner import new_identity
 from .producer_types import EncodedBatch, Identity, ProducerOptions
 from .routing import Cluster
+from .unsent import watch
 
 __all__ = [
     "INTERRUPTED_FLUSH_S",
@@ -118,9 +119,11 @@ class ProducerBase:
         self._options = core.options
         self._pid = os.getpid()
         self._closed = False
+        watch(self, core)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.topic}>"
+        state = "closed" if self._closed else f"{self.buffered_bytes:,} bytes not acknowledged"
+        return f"<{type(self).__name__} of {self.topic}: {state}>"
 
     @property
     def schema(self) -> Any:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from quiverlog.addresses import Address
 from quiverlog.types import NO_EPOCH, Compression, Durability
 from quiverlog.wire import messages as m
+
+from .display import ROWS_SHOWN_MAX, html_table, names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +26,6 @@ __all__ = [
     "ClusterDetail",
     "ClusterMetadata",
     "ConfigValue",
-    "ConsumerBatch",
     "FetchedPartition",
     "OffsetAndEpoch",
     "PartitionDetail",
@@ -63,6 +64,24 @@ class TopicInfo:
     partitions: tuple[PartitionInfo, ...]
     is_internal: bool = False
 
+    def __repr__(self) -> str:
+        key = f"key ({names(self.key_columns)}), " if self.key_columns else ""
+        return (
+            f"TopicInfo({self.name!r}, {len(self.partitions)} partitions, {key}"
+            f"schema {self.schema_id}, id {self.topic_id.hex()})"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            repr(self),
+            ("partition", "leader", "leader epoch", "replicas", "in sync"),
+            (
+                (p.partition, p.leader, p.leader_epoch, p.replicas, p.in_sync_replicas)
+                for p in self.partitions[:ROWS_SHOWN_MAX]
+            ),
+            left_out=max(0, len(self.partitions) - ROWS_SHOWN_MAX),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:
@@ -74,6 +93,13 @@ class ClusterMetadata:
     brokers: Mapping[int, Address]
     racks: Mapping[int, str]
     topics: Mapping[str, TopicInfo]
+
+    def __repr__(self) -> str:
+        brokers = names([f"{node_id} at {where}" for node_id, where in self.brokers.items()])
+        return (
+            f"ClusterMetadata({self.cluster_id!r}, version {self.metadata_version}, "
+            f"brokers {brokers}; topics {names(list(self.topics)) or 'none'})"
+        )
 
     def is_led_elsewhere(self, info: PartitionInfo, address: Address) -> bool:
         """Somebody else leads the partition than who has this address."""
@@ -219,6 +245,33 @@ class TopicDetail:
         """Stored bytes, over all partitions."""
         return sum(p.size_bytes for p in self.partitions)
 
+    def __repr__(self) -> str:
+        from quiverlog.batch.schema_text import format_schema
+
+        return (
+            f"TopicDetail({self.name!r}, {self.rows:,} rows in {len(self.partitions)} partitions, "
+            f"{format_schema(self.schema)}; id {self.topic_id.hex()})"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            repr(self),
+            ("partition", "leader", "first offset", "end", "bytes", "replicas", "in sync"),
+            (
+                (
+                    p.partition,
+                    p.leader,
+                    p.log_start_offset,
+                    p.high_watermark,
+                    f"{p.size_bytes:,}",
+                    p.replicas,
+                    p.in_sync_replicas,
+                )
+                for p in self.partitions[:ROWS_SHOWN_MAX]
+            ),
+            left_out=max(0, len(self.partitions) - ROWS_SHOWN_MAX),
+        )
+
 
 class Produced(NamedTuple):
     """Rows of one partition that are acknowledged.
@@ -260,58 +313,6 @@ class RangeSize(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerBatch:
-    """Rows of one partition that were stored together, or a slice of them.
-
-    The row `data[i]` has the offset `base_offset + i`.
-    """
-
-    data: pa.RecordBatch
-    topic: str
-    partition: int
-    base_offset: int
-    leader_epoch: int
-    timestamp_us: int
-    """Microseconds since 1970, UTC: when the producer closed the batch."""
-
-    @property
-    def next_offset(self) -> int:
-        """Where to go on reading after this batch."""
-        return self.base_offset + int(self.data.num_rows)
-
-    @property
-    def timestamps(self) -> pa.Array:
-        """The rows' timestamps, `timestamp[us, UTC]`; equal within a batch."""
-        import pyarrow as pa
-
-        from quiverlog.batch.numbers import integer
-
-        moment = integer(self.timestamp_us, pa.timestamp("us", tz="UTC"))
-        return pa.repeat(moment, self.data.num_rows)
-
-    @property
-    def offsets(self) -> pa.Array:
-        """The rows' offsets, int64."""
-        import pyarrow as pa
-
-        return pa.arange(self.base_offset, self.next_offset)
-
-    def to_pylist(self) -> list[dict[str, Any]]:
-        """The rows as dictionaries."""
-        rows: list[dict[str, Any]] = self.data.to_pylist()
-        return rows
-
-    def __len__(self) -> int:
-        return int(self.data.num_rows)
-
-    def __repr__(self) -> str:
-        return (
-            f"ConsumerBatch({self.topic}-{self.partition}, offsets "
-            f"[{self.base_offset}, {self.next_offset}), {self.data.num_columns} columns)"
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class FetchedPartition:
     """What a low-level fetch brought for one partition; `body` holds whole stored batches."""
 
@@ -329,6 +330,12 @@ class FetchedPartition:
     damage_start_offset: int = -1
     damage_end_offset: int = -1
     """With CorruptLog: where rows can be read again; -1 when the broker does not know."""
+
+    def __repr__(self) -> str:
+        return (
+            f"FetchedPartition({self.topic_id.hex()}-{self.partition}, {len(self.body):,} bytes, "
+            f"rows [{self.log_start_offset}, {self.high_watermark}), error {self.error_code})"
+        )
 
 
 def moment(us: int) -> datetime:

@@ -1,0 +1,43 @@
+"""A user's program with mistakes, for type checkers: test_client_typing.py. It is never run."""
+
+from __future__ import annotations
+
+import quiverlog
+
+
+def right() -> int:
+    with quiverlog.connect("127.0.0.1:9292", request_timeout=5) as client:
+        client.create_topic("flights", "carrier string, delay double", key="carrier")
+        with client.producer("flights", linger=0.01) as producer:
+            producer.send([{"carrier": "UA", "delay": 2.0}]).result(timeout=10)
+        try:
+            batch = next(client.consumer("flights", start={0: "earliest"}, columns=["delay"]))
+        except quiverlog.UnknownTopic as error:
+            return error.code
+        return batch.next_offset
+
+
+async def right_too() -> str:
+    async with quiverlog.aio.connect() as client:
+        batch = await anext(client.consumer("flights", follow=True))
+        return batch.topic
+
+
+def wrong(client: quiverlog.Client) -> None:
+    quiverlog.conect("127.0.0.1:9292")  # wrong: attr-defined
+    quiverlog.connect(9292)  # wrong: arg-type
+    quiverlog.connect("127.0.0.1:9292", timeout=5)  # wrong: call-arg
+    client.consumer("flights", fetch_from="anybody")  # wrong: arg-type
+    client.consumer("flights", columns=5)  # wrong: arg-type
+    client.producer(topic=b"flights")  # wrong: arg-type
+    client.list_topic()  # wrong: attr-defined
+    for batch in client.consumer("flights"):
+        batch.partition.upper()  # wrong: attr-defined
+    try:
+        client.delete_topic("flights")
+    except quiverlog.UnknownTopics:  # wrong: attr-defined
+        raise
+
+
+async def wrong_too(client: quiverlog.aio.AsyncClient) -> list[str]:
+    return client.list_topics()  # wrong: return-value

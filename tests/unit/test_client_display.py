@@ -1,0 +1,151 @@
+"""What results look like, and what a program that forgets its rows is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import quiverlog
+from quiverlog.client.consumer_batch import ConsumerBatch
+from quiverlog.client.display import NAMES_SHOWN_MAX, ROWS_SHOWN_MAX, names
+from tests.support.client_scenarios import SCHEMA, rows
+from tests.support.scripted_broker import ScriptedBroker
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as broker:
+        yield broker
+
+
+def batch_of(data: dict[str, Any], **types: pa.DataType) -> ConsumerBatch:
+    schema = pa.schema([(name, types.get(name, pa.string())) for name in data])
+    return ConsumerBatch(pa.RecordBatch.from_pydict(data, schema), "t", 1, 40, 0, 0)
+
+
+# --- one line -------------------------------------------------------------------------------------
+def test_topics_say_what_they_are_and_their_ids_are_hex(broker: ScriptedBroker) -> None:
+    with quiverlog.connect(broker.bootstrap) as client:
+        info = client.create_topic("t", SCHEMA, partitions=2, key="id")
+        assert info is not None
+        told = f"TopicInfo('t', 2 partitions, key (id), schema 1, id {info.topic_id.hex()})"
+        assert repr(info) == told
+        detail = repr(client.describe_topic("t"))
+        assert "0 rows in 2 partitions, id long, name string, score double" in detail
+        assert detail.endswith(f"id {info.topic_id.hex()})")
+        assert repr(client.metadata()).endswith("topics t)")
+
+
+def test_producers_and_consumers_say_how_far_they_are(broker: ScriptedBroker) -> None:
+    with quiverlog.connect(broker.bootstrap) as client:
+        client.create_topic("t", SCHEMA)
+        producer = client.producer("t", linger=60)
+        producer.send(rows(2))
+        assert "bytes not acknowledged" in repr(producer)
+        producer.close()
+        assert repr(producer) == "<Producer of t: closed>"
+        consumer = client.consumer("t")
+        next(consumer)
+        assert repr(consumer) == "<Consumer of t: next offsets {0: 2}>"
+
+
+def test_many_names_are_cut() -> None:
+    assert names(["a", "b"]) == "a, b"
+    assert names([str(i) for i in range(NAMES_SHOWN_MAX + 2)]).endswith("7 and 2 more")
+
+
+# --- a table for notebooks ------------------------------------------------------------------------
+def test_a_batch_is_a_table_whose_values_are_no_markup() -> None:
+    batch = batch_of({"x": ["<script>", None, "x" * 200], "n": [1, 2, 3]}, n=pa.int64())
+    html = batch._repr_html_()
+    assert "&lt;script&gt;" in html
+    assert "<script>" not in html
+    assert "<td>null</td>" in html
+    assert "x" * 81 not in html
+    assert html.count("<tr>") == 4
+    assert "<td>40</td>" in html, "the first offset"
+
+
+def test_of_many_rows_the_first_are_shown() -> None:
+    html = batch_of({"n": list(range(500))}, n=pa.int64())._repr_html_()
+    assert html.count("<tr>") == ROWS_SHOWN_MAX + 1
+    assert "and 480 more" in html
+
+
+def test_values_that_python_has_not_are_shown_by_arrow() -> None:
+    nanoseconds = pa.array([1], pa.time64("ns"))
+    far = pa.array([2**62], pa.timestamp("us"))
+    data = pa.RecordBatch.from_arrays([nanoseconds, far], names=["time", "far"])
+    html = ConsumerBatch(data, "t", 0, 0, 0, 0)._repr_html_()
+    assert html.count("<td>") == 3
+
+
+def test_a_topic_is_a_table_of_its_partitions(broker: ScriptedBroker) -> None:
+    with quiverlog.connect(broker.bootstrap) as client:
+        info = client.create_topic("t", SCHEMA, partitions=3)
+        assert info is not None
+        for shown in (info, client.describe_topic("t")):
+            assert shown._repr_html_().count("<tr>") == 4
+
+
+# --- data frames ----------------------------------------------------------------------------------
+def test_data_frames_and_engines_take_a_batch_as_it_is() -> None:
+    batch = batch_of({"s": ["a", "b"], "n": [1, 2]}, n=pa.int64())
+    assert pl.DataFrame(batch).to_dicts() == [{"s": "a", "n": 1}, {"s": "b", "n": 2}]
+    assert pa.table(batch).equals(pa.table([["a", "b"], [1, 2]], names=["s", "n"]))
+    table = pa.table(batch)
+    assert duckdb.from_arrow(table).fetchall() == duckdb.sql("select * from batch").fetchall()
+
+
+# --- rows that were never sent --------------------------------------------------------------------
+FORGETFUL = """
+import quiverlog
+client = quiverlog.connect({bootstrap!r})
+producer = client.producer("t", linger=60)
+producer.send([{{"id": 1, "name": "a", "score": 0.5}}])
+{end}
+"""
+FORGETFUL_ASYNCIO = """
+import asyncio
+import quiverlog
+async def main():
+    client = await quiverlog.aio.connect({bootstrap!r})
+    producer = await client.producer("t", linger=60)
+    await producer.send([{{"id": 1, "name": "a", "score": 0.5}}])
+    {end}
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "end", "is_told"),
+    [
+        (FORGETFUL, "", True),
+        (FORGETFUL, "del producer", True),
+        (FORGETFUL, "client.close()", True),
+        (FORGETFUL, "producer.flush()", False),
+        (FORGETFUL, "producer.close()", False),
+        (FORGETFUL_ASYNCIO, "", True),
+        (FORGETFUL_ASYNCIO, "await producer.close()", False),
+    ],
+)
+def test_a_program_that_ends_with_unsent_rows_is_told(
+    broker: ScriptedBroker, program: str, end: str, is_told: bool
+) -> None:
+    with quiverlog.connect(broker.bootstrap) as client:
+        client.create_topic("t", SCHEMA)
+    run = subprocess.run(
+        [sys.executable, "-c", program.format(bootstrap=broker.bootstrap, end=end)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert ("UnsentRows: The program ends, and rows sent to t" in run.stderr) is is_told, run.stderr
