@@ -42,11 +42,11 @@ from quiverlog.node.quorum import Quorum
 from quiverlog.node.wakeups import Watched
 from quiverlog.types import Now
 
-__all__ = ["Decisions"]
+__all__ = ["ENTRY_BYTES_MAX", "Decisions"]
 
 _BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 """Decisions that wait together are proposed together, up to so many bytes."""
-_ENTRY_BYTES_MAX: Final = RAFT_APPEND_BYTES_MAX - ENTRY_OVERHEAD_BYTES
+ENTRY_BYTES_MAX: Final = RAFT_APPEND_BYTES_MAX - ENTRY_OVERHEAD_BYTES
 
 
 class Decisions(Watched):
@@ -123,9 +123,9 @@ class Decisions(Watched):
         """
         assert records
         decision = Decision(records, encode_entry(records), directories or {}, set(), then, [])
-        if len(decision.entry) > _ENTRY_BYTES_MAX:
+        if len(decision.entry) > ENTRY_BYTES_MAX:
             raise PolicyViolation(
-                f"the change takes {len(decision.entry)} bytes, allowed are {_ENTRY_BYTES_MAX}."
+                f"the change takes {len(decision.entry)} bytes, allowed are {ENTRY_BYTES_MAX}."
             )
         try:
             self.pending.replay_entry(records)

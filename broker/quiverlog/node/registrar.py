@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from quiverlog.core.controller.entries import in_entries
 from quiverlog.core.controller.records import BrokerChangeRecord, BrokerRecord, Record
 from quiverlog.core.controller.registrations import Heartbeat, Registrations
 from quiverlog.errors import InvalidRequest, NotController, QuiverlogError, ThrottledBroker
 from quiverlog.node.config import LISTENER_DEFAULT, NodeConfig
+from quiverlog.node.decisions import ENTRY_BYTES_MAX
 from quiverlog.node.jobs import Then
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.outbox import Outbox
@@ -32,8 +34,6 @@ from quiverlog.wire.broker_messages import (
 
 __all__ = ["Registrar"]
 
-_ENTRY_RECORDS: Final = 5_000
-"""Of one entry: what follows from a broker that has more partitions takes several."""
 _INCARNATION_BYTES: Final = 16
 
 
@@ -198,9 +198,9 @@ class Registrar:
             self._outbox.log("info", "broker unfenced", node=change.node_id)
 
     def _propose(self, records: list[Record], now: Now, then: Then | None = None) -> None:
-        """One entry, unless that would be too large: then what is said of the broker is first."""
+        """One entry, unless that would be too large (entries.py)."""
         assert records
-        parts = [records[at : at + _ENTRY_RECORDS] for at in range(0, len(records), _ENTRY_RECORDS)]
+        parts = in_entries(records, ENTRY_BYTES_MAX)
         for number, part in enumerate(parts, start=1):
             is_last = number == len(parts)
             try:
