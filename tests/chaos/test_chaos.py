@@ -10,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 2
-MINUTES = 0.75
+MINUTES = 1.0
 BOUND_S = 400
-"""Start, healing, reading and checking come on top of the minutes, each with a bound of its own."""
+"""Start, healing, reading and checking come on top of the minute, each with a bound of its own."""
 
 
 @pytest.mark.process
