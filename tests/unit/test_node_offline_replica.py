@@ -21,7 +21,8 @@ from quiverlog.errors import (
 )
 from quiverlog.node.events import Tick
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
-from quiverlog.types import Durability
+from quiverlog.types import LATEST, Durability
+from quiverlog.wire import messages as m
 from quiverlog.wire.replica_messages import AlterPartitionRequest, OfflineReplica
 from tests.support.node import NodeDriver, batch_of
 
@@ -148,6 +149,52 @@ def test_a_leader_whose_flush_fails_hands_over(tmp_path: Path) -> None:
     assert leading.code(leading.write(2)) == NotLeader.code
     copy = leading.node.node.broker.replication._copies[leading.topic, 0]
     assert copy.follower.phase is Phase.OFFLINE, "and copies nothing before a restart"
+
+
+def test_a_leader_that_hands_over_says_no_end_before_it_knows_who_leads(tmp_path: Path) -> None:
+    """The controller does not wait for its session: another one may have shown more since."""
+    leading = Cluster(tmp_path)
+    node, topic = leading.node, leading.topic
+    asked = leading.write(1, level=Durability.FLUSHED)
+    for one in (COPY, OTHER):
+        leading.fetch(one, 1)
+    assert node.offset_of(topic, LATEST).offset == 1
+    # It is told, and the answer does not come.
+    node.node.broker.offline_replicas._ask = lambda *_asked: None
+    node.flush(OSError(5, "no such luck"))
+    node.send(Tick())
+    assert leading.code(asked) == StorageFault.code
+    assert node.node.broker.metadata.image.topics["t"].partitions[0].leader_id == LEADER
+    assert node.offset_of(topic, LATEST).error_code == NotLeader.code
+    assert node.fetched(topic, 1)[0].error_code == NotLeader.code
+    assert node.fetched(topic, 0)[0].error_code == 0, "what was shown stays shown"
+    described, _ = node.call(m.DescribeTopicsRequest(names=["t"]))
+    assert described.topics[0].partitions[0].high_watermark == -1
+
+
+@pytest.mark.parametrize(
+    ("eligible", "fenced", "code"),
+    [((), (), 0), ((COPY,), (), NotLeader.code), ((COPY,), (COPY,), 0)],
+    ids=["nobody is eligible", "one that lives is", "one that is dead is"],
+)
+def test_a_leader_that_nobody_can_follow_says_where_rows_end(
+    tmp_path: Path, eligible: tuple[int, ...], fenced: tuple[int, ...], code: int
+) -> None:
+    leading = Cluster(tmp_path)
+    node, topic = leading.node, leading.topic
+    leading.change(in_sync_replicas=(LEADER,), eligible_leader_replicas=eligible)
+    for one in fenced:
+        leading.decide(BrokerChangeRecord(one, leading.epoch(one), fenced=True))
+    node.node.broker.offline_replicas._ask = lambda *_asked: None
+    asked = leading.write(2, level=Durability.FLUSHED)
+    node.flush(OSError(5, "no such luck"))
+    node.send(Tick())
+    assert leading.code(asked) == StorageFault.code
+    assert node.offset_of(topic, LATEST).error_code == code
+    assert node.fetched(topic, 0)[0].error_code == code, "at the end of what was shown"
+    trim = m.DeleteRecordsPartition(topic, 0, 0)
+    deleted, _ = node.call(m.DeleteRecordsRequest(partitions=[trim]))
+    assert deleted.partitions[0].error_code == code
 
 
 def test_a_leader_with_one_replica_goes_on_as_it_did(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.errors import CorruptLog, NotController
+from quiverlog.errors import CorruptLog, NotController, NotLeader
 from quiverlog.node.jobs import Then
 from quiverlog.types import Durability
 from quiverlog.wire.replica_messages import AlterPartitionRequest
@@ -96,6 +96,22 @@ def test_a_leader_that_is_alone_goes_on_and_hands_over_when_others_are_back(
     members.run_until(lambda: repaired(copies), 30_000)
     assert copies.partition.leader_id != 1
     check(copies)
+
+
+def test_a_reader_of_damaged_rows_is_sent_on_while_others_have_them(copies: DamagedCopies) -> None:
+    """CORRUPT_LOG would end it, and these rows are whole elsewhere."""
+    first = copies.members.by_id[2]
+    copies.flip(first, 2)
+    copies.restart(first)
+    copies.all_in_sync()
+    copies.lead(2)
+    assert copies.read(first, 0) == copies.written[:100]
+    # For as long as it does not hear who leads.
+    first.node.broker.offline_replicas._ask = lambda *_asked: None
+    for _ in range(2):
+        assert copies.read(first, 100) == NotLeader.code
+        assert copies.read(first, 0) == copies.written[:100], "what is whole is read"
+    assert first.metrics.partitions_damaged == 1
 
 
 def test_where_all_are_damaged_the_rows_are_named_and_given_up(copies: DamagedCopies) -> None:

@@ -185,7 +185,7 @@ class Broker:
             period_ms=config.retention_check_ms,
         )
         self.replicas = self.assignment.replicas
-        self.standing = Standing(self.membership, self.replicas, wakeups, outbox)
+        self.standing = Standing(self.membership, self.metadata, self.replicas, wakeups, outbox)
         self.lookup = self._make_lookup()
         self.leading = self.lookup.leading
         self.waits = Waits(

@@ -19,7 +19,6 @@ from quiverlog.errors import (
     OffsetNotAvailable,
     OffsetOutOfRange,
     QuiverlogError,
-    ReplicaNotAvailable,
     StorageFault,
     ThrottledBroker,
 )
@@ -91,7 +90,10 @@ class FetchAnswer:
             replica: Replica | None = None
             try:
                 if loaded is not None and loaded.error is not None:
-                    result = _failed(entry, loaded.error)
+                    found = self._lookup.read(
+                        entry.topic_id, entry.partition, from_follower=entry.from_follower
+                    )
+                    result = _failed(entry, self._lookup.unreadable_here(found, loaded.error))
                 else:
                     result, views, replica = read_entry(
                         self._lookup, entry, room, loaded.reads if loaded is not None else ()
@@ -198,17 +200,15 @@ def read_entry(
     except QuiverlogError as error:
         if isinstance(error, CorruptLog):
             lookup.corrupt_read(replica, error)
-            if replica is not None and not replica.state.leads:
-                # The leader's rows are whole: nobody is to give these up for lost.
-                error = ReplicaNotAvailable(f"{replica.name}: rows of the copy are damaged.")
-            else:
-                result.damage_start_offset, result.damage_end_offset = error.damage()
+            damage = error.damage()
+            error = lookup.unreadable_here(replica, error)
+            if isinstance(error, CorruptLog):
+                result.damage_start_offset, result.damage_end_offset = damage
         _fail(result, error)
     except OSError as error:
         if replica is not None:
             lookup.unreadable(replica, error)
-        result.error_code = StorageFault.code
-        result.error_message = f"reading failed: {error}."
+        _fail(result, lookup.unreadable_here(replica, StorageFault(f"reading failed: {error}.")))
     result.batch_bytes = sum(map(len, views))
     return result, views, replica
 

@@ -193,7 +193,7 @@ def _list_entry(lookup: Lookup, entry: m.ListOffsetsPartition) -> m.ListOffsetsP
     result = m.ListOffsetsPartitionResult(entry.topic_id, entry.partition)
     replica: Replica | None = None
     try:
-        replica = lookup.leading(entry.topic_id, entry.partition)
+        replica = lookup.telling(entry.topic_id, entry.partition)
         _fill_offset(replica, entry, result, Loaded())
     except Exception as error:
         fail_entry(lookup, replica, result, error)

@@ -17,6 +17,7 @@ from quiverlog.errors import (
     NotLeader,
     QuiverlogError,
     ReplicaNotAvailable,
+    StorageFault,
     ThrottledBroker,
     UnknownPartition,
     UnknownTopicId,
@@ -100,8 +101,28 @@ class Lookup:
         Raises:
             NotLeader: another broker may lead the partition by now, and have shown more.
         """
-        if self._standing.is_over:
-            self._standing.check(replica)
+        if self._standing.is_over or replica.fault is not None or replica.damage:
+            self._standing.check_end(replica)
+
+    def telling(self, topic_id: bytes, partition: int) -> Replica:
+        """`leading`, for what is said of ends: not by who has asked for another leader."""
+        replica = self.leading(topic_id, partition)
+        self.check_end(replica)
+        return replica
+
+    def unreadable_here(self, replica: Replica | None, error: QuiverlogError) -> QuiverlogError:
+        """What a reader is told of rows that cannot be read here; `replica`: whose they are.
+
+        CORRUPT_LOG ends readers, and has operators give rows up: only where nobody else has them.
+        """
+        if not isinstance(error, CorruptLog | StorageFault) or replica is None:
+            return error
+        if not replica.state.leads and isinstance(error, CorruptLog):
+            # The leader's rows are whole: nobody is to give these up for lost.
+            return ReplicaNotAvailable(f"{replica.name}: rows of the copy are damaged.")
+        if self._standing.hands_over(replica):
+            return NotLeader(f"{replica.name}: rows are damaged here, another broker is to lead.")
+        return error
 
     def replica(self, topic_id: bytes, partition: int, *, from_follower: bool = False) -> Replica:
         """The partition, if it is led here and open; `from_follower`: or a copy that may be read.

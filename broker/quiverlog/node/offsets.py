@@ -171,7 +171,7 @@ def _delete_some(
         good: list[m.DeleteRecordsPartitionResult] = []
         for entry, result in entries:
             try:
-                replica = broker.leading(entry.topic_id, entry.partition)
+                replica = broker.lookup.telling(entry.topic_id, entry.partition)
                 highest = max(highest, _check_delete(replica, entry.before_offset))
                 assert highest <= replica.state.high_watermark
                 good.append(result)
@@ -285,7 +285,7 @@ def _answer_one(
     replica: Replica | None = None
     while True:
         try:
-            replica = lookup.leading(entry.topic_id, entry.partition)
+            replica = lookup.telling(entry.topic_id, entry.partition)
             try:
                 fill(replica, entry, result, loaded)
                 return
@@ -304,6 +304,7 @@ def fail_entry(
     """The entry's error, in the words of the error table."""
     if isinstance(error, CorruptLog):
         lookup.corrupt_read(replica, error)
+        error = lookup.unreadable_here(replica, error)
     elif isinstance(error, OSError):
         error = StorageFault(f"the disk failed: {error.strerror or error}.")
     elif not isinstance(error, QuiverlogError):

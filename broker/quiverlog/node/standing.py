@@ -6,12 +6,16 @@ outcome is unknown, readers at the end of the log to ask again; until the contro
 nothing more is appended, and where the rows end is not said. Rows that were shown stay shown, and
 copies go on: both are as true under the next leader.
 
+A leader whose replica nobody may count on (a failed write, damaged rows: offline_replicas.py) has
+asked for another one. The controller does not wait for the end of a session then, and the answer
+may be late: as long as somebody else could have been elected, it says no end, and takes no trim.
+
 What is asked of such a leader, and what becomes of it:
 
 | API | answered |
 |---|---|
 | PRODUCE, DELETE_RECORDS | NOT_LEADER: nothing is written, nothing given up (`Lookup.leading`) |
-| LIST_OFFSETS, EPOCH_END_OFFSETS, DESCRIBE_RANGES | NOT_LEADER: ends may be others (`leading`) |
+| LIST_OFFSETS, EPOCH_END_OFFSETS, DESCRIBE_RANGES | NOT_LEADER: ends may be others (`telling`) |
 | FETCH | rows that were shown; at their end NOT_LEADER (`Lookup.check_end`) |
 | DESCRIBE_TOPICS | no offsets (`offsets_are_known`) |
 | REPLICA_FETCH | as ever: a copy asks under a leader epoch, and cuts what the next leader lacks |
@@ -26,8 +30,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quiverlog.core.controller.alter_partition import fit_epoch
 from quiverlog.errors import NotEnoughReplicasAfterAppend, NotLeader
 from quiverlog.node.membership import Membership
+from quiverlog.node.metadata import Metadata
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
 from quiverlog.node.wakeups import Wakeups
@@ -43,16 +49,18 @@ class Standing:
         is_over: this broker has stood down; False on a broker alone.
     """
 
-    __slots__ = ("_membership", "_outbox", "_replicas", "_wakeups", "is_over")
+    __slots__ = ("_membership", "_metadata", "_outbox", "_replicas", "_wakeups", "is_over")
 
     def __init__(
         self,
         membership: Membership,
+        metadata: Metadata,
         replicas: Mapping[tuple[bytes, int], Replica],
         wakeups: Wakeups,
         outbox: Outbox,
     ) -> None:
         self._membership = membership
+        self._metadata = metadata
         self._replicas = replicas
         self._wakeups = wakeups
         self._outbox = outbox
@@ -84,10 +92,38 @@ class Standing:
                 f"{replica.name}: the controller is out of reach, another broker may lead."
             )
 
+    def check_end(self, replica: Replica) -> None:
+        """Raise NotLeader where another broker may have shown rows by now that are not here."""
+        self.check(replica)
+        if self.hands_over(replica):
+            raise NotLeader(f"{replica.name}: its disk failed here, another broker may lead.")
+
+    def hands_over(self, replica: Replica) -> bool:
+        """True while the controller may have somebody else lead, because this broker asked for it.
+
+        Who is eligible and lives may lead after a failed write. A damaged leader asks for nobody
+        but those in sync, for it goes on with writes. Where nobody can lead but the dead, this one
+        answers: for as long as they are eligible, less than the minimum is in sync, and who comes
+        back and leads alone shows no more rows than are shown here.
+        """
+        if replica.fault is None and not replica.damage:
+            return False
+        leadership = replica.state.leadership
+        if leadership is None or not leadership.followers:
+            return False
+        if len(leadership.in_sync.maximal) > 1:
+            return True
+        image = self._metadata.image
+        topic = image.topics_by_id.get(replica.topic.topic_id)
+        if topic is None or replica.fault is None:
+            return False
+        eligible = topic.partitions[replica.name.partition].eligible_leader_replicas
+        return any(fit_epoch(image, node_id) is not None for node_id in eligible)
+
     def offsets_are_known(self, replica: Replica) -> bool:
         """False where another broker may know better."""
         assert not replica.deleted, "what is deleted is not found"
-        return not (self.is_over and _has_copies(replica))
+        return not (self.is_over and _has_copies(replica)) and not self.hands_over(replica)
 
     def _stand_down(self) -> None:
         assert self.is_over
