@@ -68,6 +68,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "removing_replicas": "replicas that are to hold it no more; absent: none",
             "replaced_disks": "replicas whose disk was replaced; absent: none",
             "last_trusted": "who was trusted last, where nobody is; -1 or absent: nobody",
+            "begins_anew": "the only one relied on may have no directory, and makes it; or absent",
         },
     ),
     "PartitionChangeRecord": (
@@ -86,6 +87,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "removing_replicas": "replicas that are to hold it no more; absent: nil",
             "replaced_disks": "replicas whose disk was replaced; absent: nil",
             "last_trusted": "who was trusted last, from now on; -1 or absent: no news",
+            "begins_anew": "no log is known of who is elected; or absent",
         },
     ),
     "ConfigRecord": (

@@ -93,7 +93,9 @@ BUGS: dict[str, Mutation] = {
         f"{ELECTIONS}:_longest", "if end > best:", "if end[::-1] > best[::-1]:"
     ),
     "the shortest log leads": Mutation(
-        f"{ELECTIONS}:longest_log", "_longest(logs, told)", "min(logs, key=told.__getitem__)"
+        f"{ELECTIONS}:longest_log",
+        "_longest(logs or told, told)",
+        "min(logs or told, key=told.__getitem__)",
     ),
     "a disk that was replaced counts": Mutation(
         f"{ELECTIONS}:longest_log", "if n not in replaced", "if n >= 0"
@@ -103,6 +105,9 @@ BUGS: dict[str, Mutation] = {
     ),
     "a snapshot forgets which disks were replaced": Mutation(
         "core.controller.topic_image:PartitionImage.record", "self.replaced_disks,\n", "(),\n"
+    ),
+    "logs without a row are enough when disks of others are gone": Mutation(
+        f"{ELECTIONS}:longest_log", "is_bare and len(intact) >= needed", "is_bare"
     ),
     "who is fenced counts, and leads": Mutation(
         f"{ELECTIONS}:longest_log", "if n in ends and n in alive", "if n in ends"

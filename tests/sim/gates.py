@@ -36,11 +36,6 @@ GATES: Final = {
     "flushed-everywhere": "`replicated_flushed` survives a power failure of all machines",
 }
 CLOSED: Final[dict[str, str]] = {
-    "lost-directories": "a new topic's directories are on no disk yet: where power takes them, the"
-    " last in sync stays offline for ever (python -m tests.sim --cluster --seed 69"
-    " --duration-ms 6000)",
-    "killed-while-frail": "a process that was killed counts as one that has lost rows: with the"
-    " other, nobody is left who surely has all; not looked at again since the longest log leads",
     "machine-faults": "60 of 60 fresh seeds keep every promise, of 25 whose disks fail 4 do"
     " not: a leader tells consumers of damage that others do not have, and ends of logs go back"
     " (docs/simulation.md)",

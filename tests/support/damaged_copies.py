@@ -24,6 +24,7 @@ from quiverlog.storage.posix_file import PosixFile
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
+from quiverlog.wire.election_messages import ElectLeadersRequest
 
 from .members import Member, Members
 from .node import SCHEMA, batch_of
@@ -158,6 +159,11 @@ class DamagedCopies:
     def alter(self, key: str, value: str) -> None:
         """Change the topic's configuration."""
         assert not self._ask(m.AlterTopicRequest(name="t", set_configs={key: value})).error_code
+
+    def elect_uncleanly(self) -> None:
+        """An operator gives up what nobody has any more."""
+        answer = self._ask(ElectLeadersRequest(name="t", partitions=[0], unclean=True))
+        assert not answer.error_code, answer
 
     def give_up(self, offset: int) -> None:
         """DELETE_RECORDS, at whoever leads."""

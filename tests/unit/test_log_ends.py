@@ -148,7 +148,49 @@ def test_a_log_that_is_not_there_counts_when_all_disks_were_asked() -> None:
     missing = LogEnd(-1, MISSING)
     assert elected(cluster(), {0: missing, 1: LogEnd(-1, 0)}) == NO_LEADER
     assert elected(cluster(), {0: missing, 1: LogEnd(-1, 0), 2: missing}) == 1
-    assert elected(cluster(), {0: missing, 1: missing, 2: missing}) == NO_LEADER
+
+
+@pytest.mark.parametrize(
+    ("ends", "replaced", "leader"),
+    [
+        ({0: MISSING, 1: MISSING, 2: MISSING}, (), 0),
+        ({0: MISSING, 1: 0, 2: MISSING}, (), 1),
+        ({1: MISSING, 2: 0}, (0,), 2),
+        ({1: MISSING, 2: MISSING}, (0,), 1),
+        ({2: MISSING}, (0, 1), NO_LEADER),
+        ({0: MISSING, 1: MISSING}, (), NO_LEADER),
+        ({1: 0, 2: MISSING}, (), NO_LEADER),
+        ({2: UNREADABLE}, (0, 1), NO_LEADER),
+        ({2: 7}, (0, 1), NO_LEADER),
+        ({0: 0, 1: 0}, (0, 1, 2), NO_LEADER),
+    ],
+    ids=[
+        "none was made", "one was", "one was, and one is lost", "one is lost",
+        "a row may lie on those that are lost", "not all are heard", "one may have rows",
+        "one may have had rows", "one has rows", "no disk is the one it was",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_where_no_disk_has_ever_had_a_row_somebody_leads(
+    ends: dict[int, int], replaced: tuple[int, ...], leader: int, minimum: int
+) -> None:
+    """Nothing is to be found (docs/adr/0047): the power went before the directories were made."""
+    image = cluster(min_in_sync=minimum)
+    partition(image).replaced_disks = replaced
+    told = {n: LogEnd(-1, end) for n, end in ends.items()}
+    if len(replaced) >= minimum:
+        leader = NO_LEADER  # These may have been the disks that a row was promised to lie on.
+    assert elected(image, told) == leader
+    assert partition(image).begins_anew == (leader >= 0 and ends[leader] == MISSING)
+
+
+def test_where_who_was_trusted_last_is_gone_nobody_leads_an_empty_log() -> None:
+    """The one that was trusted last may have had rows alone."""
+    image, told = cluster(min_in_sync=2), {1: LogEnd(-1, 0), 2: LogEnd(-1, MISSING)}
+    partition(image).replaced_disks, partition(image).last_trusted = (0,), 0
+    assert elected(image, told) == NO_LEADER
+    partition(image).last_trusted = 1
+    assert elected(image, told) == 1
 
 
 def test_a_partition_with_somebody_to_trust_awaits_nothing() -> None:

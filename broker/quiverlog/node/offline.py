@@ -93,14 +93,17 @@ def may_begin_empty(image: Image, key: Key, node_id: int) -> bool:
 def may_be_made(image: Image, key: Key, node_id: int) -> bool:
     """The directory of a copy that is lost may be made again, for a log without rows.
 
-    Where nobody relies on it; and that of the only copy, when the metadata know that its disk was
-    replaced: there is no other log with which it could be compared, and nobody has it lead but an
-    operator who gives the rows up, or a topic that waits for nobody.
+    Where nobody relies on it; where it was elected although no log of it was known, and nobody
+    else is relied on since (docs/adr/0047); and that of the only copy, when the metadata know that
+    its disk was replaced: there is no other log with which it could be compared, and nobody has it
+    lead but an operator who gives the rows up, or a topic that waits for nobody.
     """
     topic = image.topics_by_id.get(key[0])
     if topic is None or may_begin_empty(image, key, node_id):
         return topic is not None
     partition = topic.partitions[key[1]]
+    if partition.begins_anew and partition.relied_on == (node_id,):
+        return True
     is_only = partition.replicas == (node_id,)
     return is_only and node_id in partition.replaced_disks and partition.awaits_logs
 
@@ -115,5 +118,4 @@ def begins_here(partition: PartitionImage, node_id: int) -> bool:
 
 
 def _is_relied_on(partition: PartitionImage, node_id: int) -> bool:
-    relied_on = (*partition.in_sync_replicas, *partition.eligible_leader_replicas)
-    return node_id in (partition.leader_id, *relied_on)
+    return node_id in (partition.leader_id, *partition.relied_on)

@@ -76,7 +76,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "one log is enough after a power failure of all",
         "core.controller.elections:longest_log",
-        "len(logs) >= logs_needed(topic, partition)",
+        "len(logs) >= needed",
         "len(logs) >= 1",
         shape=ALL_POWER,
         also=(

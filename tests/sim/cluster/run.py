@@ -17,6 +17,7 @@ from tests.sim.host import Plant
 from tests.sim.limits import small_limits
 from tests.sim.shipped import clients_clock
 
+from .caretaker import look_after
 from .cluster import Cluster
 from .host import ClusterHost
 from .losses import Losses
@@ -161,6 +162,7 @@ class _Run:
     def _finish(self) -> int:
         cluster = self.cluster
         cluster.calm()
+        look_after(cluster, self.checker)
         self.workload.stop()
         self._until(self.workload.operators_are_done, _HEAL_US, "operators have cleared up")
         healed_us = self._until(self._all_open, _HEAL_US, "all are in sync again")

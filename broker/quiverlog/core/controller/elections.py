@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from quiverlog.core.controller.configs import TopicConfig
 from quiverlog.core.controller.eligible import eligible_after, logs_needed, min_in_sync
@@ -55,6 +56,9 @@ __all__ = [
     "settings_changed",
     "unclean_leader",
 ]
+
+
+_NO_LOG: Final = LogEnd(NO_EPOCH, MISSING)
 
 
 class _Kept(enum.Enum):
@@ -189,6 +193,10 @@ def longest_log(
 ) -> list[Record]:
     """The longest log leads a partition that awaits logs; no change while too few are known.
 
+    Where no disk that counts has ever had a row of it, who was trusted last is among them, and too
+    few others were lost to have all disks that a row was promised to lie on, nothing is to be
+    found, and somebody begins (docs/adr/0047).
+
     Args:
         ends: what the brokers have told of theirs, in this life of each.
         is_heard: whether a broker has a session. Whoever is there is waited for: its log may be
@@ -206,16 +214,23 @@ def longest_log(
     # Where every disk has been asked nothing more will be known: rows lie on none that has no log.
     is_all = len(told) == len(partition.replicas)
     is_all = is_all and all(one.end_offset != UNREADABLE for one in told.values())
-    if not logs or not (is_all or len(logs) >= logs_needed(topic, partition)):
+    is_bare = bool(told) and len(told) == len(intact)
+    is_bare = is_bare and all(one.end_offset in (MISSING, 0) for one in told.values())
+    is_bare = is_bare and partition.last_trusted in (NO_LEADER, *intact)
+    needed = logs_needed(topic, partition)
+    is_bare = is_bare and len(intact) >= needed
+    is_enough = is_all or len(logs) >= needed
+    if not (is_bare or (logs and is_enough)):
         return []
     if any(n not in ends and is_heard(n) for n in intact):
         return []
     if partition.last_trusted in intact and partition.last_trusted not in told:
         return []
-    leader_id = _longest(logs, told)
+    leader_id = _longest(logs or told, told)
     assert leader_id in alive
     assert all(told[n] <= told[leader_id] for n in logs)
-    return _change(topic, partition, leader_id, (leader_id,), ())
+    begins_anew = told[leader_id].end_offset == MISSING
+    return _change(topic, partition, leader_id, (leader_id,), (), begins_anew=begins_anew)
 
 
 def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> list[Record]:
@@ -306,21 +321,26 @@ def _settle(
         replaced: whose disk was replaced from now on; None: as it was.
         unclean_ends: elect uncleanly, whatever the configuration says: by what these logs have.
     """
-    leader_id, unclean = partition.leader_id, False
+    leader_id, unclean, begins_anew = partition.leader_id, False, False
     if leader_id not in in_sync:
         leader_id = _first(partition.replicas, alive, in_sync)
     if leader_id == NO_LEADER:
         trusted = [n for n in eligible_after(config, partition, ()) if n not in lost]
         leader_id = _first(partition.replicas, alive, trusted)
         if leader_id == NO_LEADER and (config.unclean_leader_election or unclean_ends is not None):
-            leader_id = _longest([n for n in partition.replicas if n in alive], unclean_ends or {})
+            ends = unclean_ends or {}
+            leader_id = _longest([n for n in partition.replicas if n in alive], ends)
             unclean = leader_id != NO_LEADER
+            # Rows are given up for somebody who leads: it must not wait for a directory.
+            begins_anew = ends.get(leader_id, _NO_LOG).end_offset == MISSING
         in_sync = () if leader_id == NO_LEADER else (leader_id,)
     assert not set(lost) & set(in_sync), "who has lost its rows leads nothing"
     assert leader_id == NO_LEADER or leader_id in alive or leader_id == partition.leader_id
     left = () if unclean else eligible_after(config, partition, in_sync)
     eligible = tuple(n for n in left if n not in lost)
-    return _change(topic, partition, leader_id, in_sync, eligible, unclean, replaced)
+    return _change(
+        topic, partition, leader_id, in_sync, eligible, unclean, replaced, begins_anew=begins_anew
+    )
 
 
 def _change(
@@ -331,6 +351,8 @@ def _change(
     eligible: tuple[int, ...],
     unclean: bool = False,
     replaced: tuple[int, ...] | None = None,
+    *,
+    begins_anew: bool = False,
 ) -> list[Record]:
     """The record of what is different. A leader that changes has a new epoch."""
     before = (partition.in_sync_replicas, partition.eligible_leader_replicas)
@@ -362,6 +384,7 @@ def _change(
             unclean=unclean,
             replaced_disks=replaced,
             last_trusted=last_trusted,
+            begins_anew=begins_anew and is_elected,
         )
     ]
 

@@ -216,6 +216,8 @@ class Image:
 
     def _replay_partition_change(self, record: PartitionChangeRecord) -> None:
         partition = self.topics_by_id[record.topic_id].partitions[record.partition]
+        relied_on = partition.relied_on if partition.begins_anew else ()
+        is_same_epoch = record.leader_epoch == NO_EPOCH
         if record.leader_epoch != NO_EPOCH:
             assert record.leader_epoch > partition.leader_epoch
             partition.leader_epoch = record.leader_epoch
@@ -253,6 +255,10 @@ class Image:
             partition.last_trusted = NO_LEADER
         elif record.last_trusted != NO_LEADER:
             partition.last_trusted = record.last_trusted
+        # As long as nobody else is relied on, stopped or not; an only copy would stay so for ever.
+        stays = len(relied_on) == 1 and partition.relied_on == relied_on
+        stays = stays and (is_same_epoch or len(partition.replicas) > 1)
+        partition.begins_anew = record.begins_anew or stays
         partition.partition_epoch += 1
         assert partition.replicas, "somebody holds a partition"
         assert partition.leader_id in (NO_LEADER, *partition.replicas), "one of them leads"

@@ -107,7 +107,8 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     until `adding_replicas` are in sync (KIP-455). One that was added, and is given up, is in both.
 
     `replaced_disks`: replicas whose disk is another one than that on which they acknowledged rows.
-    `last_trusted`: who was, when nobody is any more; NO_LEADER otherwise.
+    `last_trusted`: who was, when nobody is any more; NO_LEADER otherwise. `begins_anew`: the only
+    one that is relied on may have no log, and may make an empty one.
     """
 
     topic_id: bytes
@@ -122,6 +123,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     removing_replicas: tuple[int, ...] = ()
     replaced_disks: tuple[int, ...] = ()
     last_trusted: int = NO_LEADER
+    begins_anew: bool = False
 
 
 class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5):
@@ -129,7 +131,7 @@ class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5)
 
     Eligible leader replicas, and replaced disks, stay but for those that this change takes into
     sync, or away. `unclean`: the new leader may lack rows that were readable. `last_trusted`: when
-    nobody is trusted any more.
+    nobody is trusted any more. `begins_anew`: of who is elected no log is known.
     """
 
     topic_id: bytes
@@ -144,6 +146,7 @@ class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5)
     removing_replicas: tuple[int, ...] | None = None
     replaced_disks: tuple[int, ...] | None = None
     last_trusted: int = NO_LEADER
+    begins_anew: bool = False
 
 
 class ConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=6):

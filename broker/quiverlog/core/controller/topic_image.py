@@ -31,6 +31,7 @@ class PartitionImage:
 
     __slots__ = (
         "adding_replicas",
+        "begins_anew",
         "eligible_leader_replicas",
         "in_sync_replicas",
         "last_trusted",
@@ -57,13 +58,19 @@ class PartitionImage:
         self.removing_replicas = record.removing_replicas
         self.replaced_disks = record.replaced_disks
         self.last_trusted = record.last_trusted
+        self.begins_anew = record.begins_anew
+
+    @property
+    def relied_on(self) -> tuple[int, ...]:
+        """Whoever has all that readers saw: in sync, or eligible."""
+        assert not set(self.eligible_leader_replicas) & set(self.in_sync_replicas)
+        return (*self.in_sync_replicas, *self.eligible_leader_replicas)
 
     @property
     def awaits_logs(self) -> bool:
         """Nobody is trusted to have all rows: who leads next is told by the logs themselves."""
-        is_relied_on = bool(self.in_sync_replicas or self.eligible_leader_replicas)
         assert not set(self.replaced_disks) & set(self.in_sync_replicas)
-        return self.leader_id == NO_LEADER and not is_relied_on
+        return self.leader_id == NO_LEADER and not self.relied_on
 
     def record(self, topic_id: bytes) -> PartitionRecord:
         """The record that this partition adds up to."""
@@ -82,6 +89,7 @@ class PartitionImage:
             self.removing_replicas,
             self.replaced_disks,
             self.last_trusted,
+            self.begins_anew,
         )
 
     @property
