@@ -161,3 +161,29 @@ def test_a_header_that_claims_rows_of_others_tells_nothing_of_its_producer(
     assert log.log_end_offset == 18
     expected = [None if sequence == number else sequence for sequence in range(13, 18)]
     assert repetitions(producers, range(13, 18)) == expected
+
+
+def test_damage_that_is_met_while_producers_are_read_is_told() -> None:
+    """Else a leader with less than it knew refuses good batches; as a copy it would be made anew.
+
+    A start after a clean stop looks at no batch but for this.
+    """
+    disk = SimDisk()
+    log, producers = open_log(disk)
+    append(log, producers, range(18))
+    flush(log, background=True)
+    log.close(clean=True)
+    assert len(log.segments) > 1, "the damage lies in a file that is not looked at otherwise"
+    (segment,) = [one for one in log.segments if one.base_offset <= 7 < one.end_offset]
+    for name in disk.list(DIRECTORY):
+        if name.endswith(".snapshot"):
+            disk.remove(f"{DIRECTORY}/{name}")
+    before = [h for h in log.headers(segment.base_offset) if h.base_offset < 7]
+    at = SEGMENT_HEADER_BYTES + sum(header.total_bytes for header in before)
+    disk.kill()
+    disk.flip_bit(segment.path, at * 8)
+    log, producers = open_log(disk, clean=True)
+    assert log.log_end_offset == 18
+    (told,) = log.recovery.damages
+    assert "rows 7 to 8" in told
+    assert repetitions(producers, range(13, 18)) == [13, 14, 15, 16, 17]

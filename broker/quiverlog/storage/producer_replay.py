@@ -55,10 +55,17 @@ def restore_producers(
         if header.base_offset >= seen:
             producers.replay(header)
             seen = header.next_offset
-    for header in segments.headers(max(seen, log_start_offset), damages):
+    first = max(seen, log_start_offset)
+    for header in segments.headers(first, damages):
         if header.base_offset >= seen:
             assert header.next_offset <= log_end_offset, "rows that the log does not have"
             producers.replay(header)
+    # Also what the walk has found itself and stepped over: less is known now than there was.
+    met = [(one, place) for one in segments.holding(first) for place in one.damages]
+    for segment, place in met:
+        message = segment.corrupt(place).message
+        if place.end_offset > first and message not in damages:
+            damages.append(message)
 
 
 def _headers_given_up(
