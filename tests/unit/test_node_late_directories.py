@@ -30,7 +30,7 @@ from quiverlog.storage.quorum_items import Snapshot
 from tests.support.node import SCHEMA, NodeDriver, batch_of
 
 HERE, OTHER = 0, 7
-TOPIC, LATER = b"t" * 16, b"u" * 16
+TOPIC, LATER, LAST = b"t" * 16, b"u" * 16, b"v" * 16
 
 
 class Failing(PosixDisk):
@@ -158,6 +158,28 @@ def test_a_name_is_waited_for_while_jobs_use_the_files_of_an_older_topic(node: N
     assert (LATER, 0) in node.node.broker.replicas
     assert directories(node) == ["t-0"]
     assert node.broker_end(LATER) == 0
+    assert node.metrics.internal_errors == 0
+
+
+@pytest.mark.parametrize("made_again", [True, False])
+def test_one_that_was_deleted_while_it_waited_for_its_name_blocks_nobody(
+    node: NodeDriver, made_again: bool
+) -> None:
+    """A deleted topic waited for the deleted topic of its name, itself, and a later one for it."""
+    topic = node.create("t")
+    node.produce(topic, batch_of([1]))
+    hear(node, RemoveTopicRecord(topic), *topic_records(LATER))
+    hear(node, RemoveTopicRecord(LATER), *(topic_records(LAST) if made_again else ()))
+    while node.syncs:
+        node.flush()
+    node.advance(250)
+    assert not node.node.broker.assignment.opening
+    if made_again:
+        assert (LAST, 0) in node.node.broker.replicas
+        assert directories(node) == ["t-0"]
+    else:
+        assert directories(node) == []
+        assert node.broker_end(node.create("t")) == 0
     assert node.metrics.internal_errors == 0
 
 

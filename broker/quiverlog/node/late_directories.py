@@ -2,7 +2,8 @@
 
 Owns those that wait for theirs, and the one job under way. Who decides makes its own directories
 before anything is logged (decisions.py); a broker that only hears of it cannot refuse any more.
-A name that an older partition's files still have is waited for.
+A name that an older partition's files still have is waited for, unless the topic that wants it was
+deleted meanwhile.
 
 Must not know: what is done with a partition that has its directory, or gets none.
 """
@@ -39,8 +40,9 @@ class LateDirectories:
     """See the module docstring.
 
     Args:
-        then: gets True for a directory that was made, False for one that was there, or what
-            failed.
+        is_deleted: whether the topic of this id has gone since.
+        then: gets True for a directory that was made, False for one that was there or that nobody
+            needs any more, or what failed.
         all_told: called when that was said of each of a job.
     """
 
@@ -48,6 +50,7 @@ class LateDirectories:
         "_all_told",
         "_check_free",
         "_directory",
+        "_is_deleted",
         "_is_making",
         "_jobs",
         "_not_before_us",
@@ -61,11 +64,13 @@ class LateDirectories:
         self,
         jobs: Jobs,
         check_free: CheckFree,
+        is_deleted: Callable[[bytes], bool],
         then: Callable[[Key, bool | BaseException, Now], None],
         all_told: Callable[[Now], None],
     ) -> None:
         self._jobs = jobs
         self._check_free = check_free
+        self._is_deleted = is_deleted
         self._then = then
         self._all_told = all_told
         self._waiting: deque[tuple[Key, TopicPartition]] = deque()
@@ -98,6 +103,10 @@ class LateDirectories:
         keys: dict[str, Key] = {}
         for _ in range(min(_PER_JOB_MAX, len(self._waiting))):
             key, name = self._waiting.popleft()
+            if self._is_deleted(key[0]):
+                # Its name is taken by a deleted topic for as long as it waits: by itself.
+                self._then(key, False, now)
+                continue
             if str(name) in keys:  # One of two topics of this name was deleted.
                 self._waiting.appendleft((key, name))
                 break
@@ -108,9 +117,9 @@ class LateDirectories:
                 continue
             keys[str(name)] = key
         if not keys:
-            self._not_before_us = now.mono_us + _NAME_TAKEN_US
+            if self._waiting:
+                self._not_before_us = now.mono_us + _NAME_TAKEN_US
             return
-        assert len(keys) + len(self._waiting) >= 1
         assert len(keys) <= _PER_JOB_MAX
         self._is_making = True
         job = LateDirectoriesJob(self._directory, {name: key[0] for name, key in keys.items()})

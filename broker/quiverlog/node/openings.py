@@ -123,7 +123,13 @@ class Openings:
         self._pace = OpeningPace()
         self._results: deque[_Result] = deque()  # Of jobs that are back; not taken in yet.
         self._taker = taker
-        self._late = LateDirectories(jobs, taker.check_free, self._directory_made, self.start_jobs)
+        self._late = LateDirectories(
+            jobs,
+            taker.check_free,
+            lambda topic_id: find_topic(topic_id) is None,
+            self._directory_made,
+            self.start_jobs,
+        )
         self._find_topic = find_topic
         self._options: LogOptions = {
             "indexes": IndexCache(),  # One bound for all logs.
