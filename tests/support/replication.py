@@ -253,6 +253,10 @@ class ModelBroker:
     ) -> None:
         log, state = self.log, self.state
         if rows and offset == log.log_end_offset:
+            cut = self.follower.rows_of(rows[0][0])
+            if cut is not None:
+                self.jobs.append(lambda now: self._cut(cut, now))
+                return
             log.append(rows)
             state.appended(log.log_end_offset)
             fetcher.told(KEY, now_us)

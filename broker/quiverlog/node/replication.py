@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from quiverlog.core.replication.follower import Cut, Phase, Take
+from quiverlog.core.replication.follower import Cut, Phase, Skip, Take
 from quiverlog.core.replication.peer_fetcher import FetchPlan, Key, PeerFetcher
 from quiverlog.errors import (
     CorruptBatch,
@@ -263,10 +263,13 @@ class Replication:
             if isinstance(action, Take):
                 self._take(copy, result, rows, now)
             else:
-                copy.step = action
-                copy.replica.cutting = True
-                self._to_cut[copy.key] = copy
-                self._wakeups.changed(copy.replica)
+                self._is_to_cut(copy, action)
+
+    def _is_to_cut(self, copy: Copy, step: Cut | Skip) -> None:
+        copy.step = step
+        copy.replica.cutting = True
+        self._to_cut[copy.key] = copy
+        self._wakeups.changed(copy.replica)
 
     def _waits_for_damaged(self, copy: Copy, why: str) -> None:
         """The leader hands over, if anybody has the rows; or they have to be given up."""
@@ -286,6 +289,10 @@ class Replication:
         try:
             if len(rows):
                 batches = checked_rows(replica, rows)
+                step = copy.follower.rows_of(batches[0][0].leader_epoch)
+                if step is not None:
+                    self._is_to_cut(copy, step)
+                    return
                 replica.append_copied(batches, now)
                 self._flushes.appended(replica)
                 self._told(copy, now)

@@ -276,6 +276,21 @@ class Follower:
         assert not self.is_busy, "nothing is appended to a log that is being cut"
         return Take(result)
 
+    def rows_of(self, epoch: int) -> Cut | None:
+        """Rows of this leader epoch came first. A copy without rows that has led since, without a
+        row too, has a newer epoch in its list, under which they would be refused for ever: a cut
+        takes it out. None: they fit, or no cut would change that.
+        """
+        log = self._log
+        newest, begins_at = log.epochs.latest()
+        assert self.phase is Phase.FETCHING, "rows are an answer"
+        is_empty = log.log_start_offset == log.log_end_offset
+        if not is_empty or epoch >= newest or begins_at < log.log_end_offset:
+            return None
+        self._become(Phase.CUTTING)
+        assert self.is_busy
+        return Cut(log.log_end_offset)
+
     # --- what came of it -----------------------------------------------------------------------
     def cut(self) -> None:
         """The log was cut, or skipped to its new start: ask again whether the logs agree."""
