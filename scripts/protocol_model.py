@@ -434,7 +434,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.WrongListener,
     ),
     Api.REPORT_LOG_ENDS: (e.NotController, e.StaleBrokerEpoch, e.WrongListener),
-    Api.QUORUM: (e.WrongCluster, e.WrongNode, e.WrongListener),
+    Api.QUORUM: (e.DuplicateNodeId, e.WrongCluster, e.WrongNode, e.WrongListener),
 }
 """In an entry of the answer; for APIs whose answer has no entries, in the answer as a whole."""
 

@@ -193,7 +193,7 @@ class BrokerShuttingDown(QuiverlogError):
     code = 9
     retriable = True
     refresh_metadata = True
-    hint = "The broker is stopping; try again when it is back."
+    hint = "The broker starts or stops; try again in a moment, or ask another broker."
 
 
 # --- topics and partitions -------------------------------------------------------------------

@@ -10,10 +10,11 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.raft import messages as r
 from quiverlog.errors import BrokerShuttingDown, InvalidConfig, NotController
 from quiverlog.node.admission import Phase
+from quiverlog.node.events import Tick
 from quiverlog.node.leftovers import LeftoversJob
 from quiverlog.wire import messages as m
 from tests.support.members import Member, Members
-from tests.support.node import SCHEMA
+from tests.support.node import SCHEMA, NodeDriver
 
 
 @pytest.fixture
@@ -56,6 +57,8 @@ def test_a_new_directory_with_seeds_waits_and_is_no_quorum(members: Members) -> 
     second.call(m.HelloRequest())
     answer, _ = second.call(m.MetadataRequest())
     assert answer.error_code == BrokerShuttingDown.code
+    assert "starts, and waits for the metadata" in answer.error_message
+    assert "stopping" not in answer.error_message
 
 
 def test_two_brokers_with_one_list_of_seeds_make_no_two_clusters(members: Members) -> None:
@@ -161,3 +164,15 @@ def test_a_stranger_deposes_nobody(members: Members) -> None:
             assert node.quorum.raft.term == term
     assert first.quorum.is_leading
     assert create(first, "still") == 0
+
+
+def test_decisions_that_a_stop_ends_are_no_failure_of_the_disk(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path)
+    node.hold_jobs = True
+    create = m.NewTopic("t", serialize_schema(SCHEMA), 1)
+    node.request(m.CreateTopicsRequest(topics=[create]))
+    decisions = node.node.broker.metadata
+    assert not decisions.idle
+    decisions.interrupted(BrokerShuttingDown(), node.now)
+    node.send(Tick())
+    assert not [line.event for line in node.lines if line.level == "error"]

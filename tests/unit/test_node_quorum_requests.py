@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from quiverlog.addresses import Address
 from quiverlog.core.controller.records import BrokerRecord
 from quiverlog.core.raft import messages as r
-from quiverlog.errors import InvalidRequest, WrongCluster, WrongListener, WrongNode
+from quiverlog.errors import DuplicateNodeId, InvalidRequest, WrongCluster, WrongListener, WrongNode
 from quiverlog.limits import RAFT_OBSERVERS_MAX
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.events import ConnectionOpened, RequestReceived
@@ -76,6 +77,27 @@ def test_messages_arrive_and_are_answered_at_once(tmp_path: Path) -> None:
     for message in (vote(2), append):
         assert ask(node, message).error_code == 0
     assert arrived == [vote(2), append]
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_second_broker_under_a_node_id_is_told(tmp_path: Path, *, fenced: bool) -> None:
+    """The second one waited for ever: answers went to the other one, and nobody said why."""
+    node, arrived = driver(tmp_path)
+    listeners = (("default", "10.0.0.3", 9292),)
+    other = BrokerRecord(3, bytes(16), "10.0.0.3", 9292, "", listeners, directory_id="disk")
+    image = node.node.broker.metadata.image
+    image.replay(msgspec.structs.replace(other, fenced=fenced))
+
+    def asked(directory: str, endpoint: str) -> m.Response:
+        source = r.ReplicaKey(3, directory)
+        return ask(node, msgspec.structs.replace(vote(2), source=source), endpoint=endpoint)
+
+    answer = asked("another", "10.0.0.9:9292")
+    assert answer.error_code == (0 if fenced else DuplicateNodeId.code)
+    assert fenced or "10.0.0.3:9292" in answer.error_message
+    assert len(arrived) == 1, "its messages are taken like all others"
+    assert not asked("another", "10.0.0.3:9292").error_code, "it may have lost its disk"
+    assert not asked("disk", "10.0.0.9:9292").error_code, "it has moved"
 
 
 @pytest.mark.parametrize(

@@ -370,12 +370,12 @@ def test_a_broker_that_serves_no_quorum_yet_is_asked_again(run: Run) -> None:
 
 def test_a_refusal_of_the_quorum_is_logged_once(run: Run, target: Target) -> None:
     async def scenario(c: Connections) -> None:
-        target.fault(QuorumRequest, errors.ThrottledBroker(), errors.ThrottledBroker())
-        for term in (1, 2, 3):
+        target.fault(QuorumRequest, *2 * (errors.ThrottledBroker(), errors.DuplicateNodeId()))
+        for term in range(1, 6):
             c.tell(term)
         await c.told(c.ask())  # Behind the refusals.
-        assert target.terms == [3]
-        assert c.log.getvalue().count("peer cannot be asked") == 1
+        assert target.terms == [5]
+        assert [c.log.getvalue().count(e) for e in ("cannot be asked", "this node id")] == [1, 1]
         assert c.metrics.peers_open == 1
         target.fault(QuorumRequest, errors.WrongCluster())
         c.tell(4)

@@ -39,6 +39,15 @@ _AFTER: Final = {
     Phase.CLOSED: (),
 }
 
+_DOES: Final = {
+    Phase.NEW: "starts",
+    Phase.JOINING: "starts, and waits for the metadata of the cluster",
+    Phase.STARTING: "starts: its partitions are being opened",
+    Phase.CLOSING: "stops",
+    Phase.CLOSED: "has stopped",
+}
+"""When it takes no requests of clients."""
+
 
 class Admission:
     """See the module docstring."""
@@ -60,9 +69,13 @@ class Admission:
 
     def check_writable(self) -> None:
         """Raises BrokerShuttingDown, DiskFull or StorageFault."""
-        if self.phase is not Phase.RUNNING:
-            raise BrokerShuttingDown
+        self.check_running()
         self.check_room()
+
+    def check_running(self) -> None:
+        """Raises BrokerShuttingDown, which says whether the broker starts or stops."""
+        if self.phase is not Phase.RUNNING:
+            raise BrokerShuttingDown(f"the broker {_DOES[self.phase]}.")
 
     def check_room(self) -> None:
         """For what was taken before the stop began. Raises DiskFull or StorageFault."""

@@ -25,6 +25,7 @@ from quiverlog.core.controller.records import Record, encode_entry, topic_of
 from quiverlog.core.raft.log import Place
 from quiverlog.core.raft.messages import ENTRY_OVERHEAD_BYTES
 from quiverlog.errors import (
+    BrokerShuttingDown,
     DiskFull,
     NotController,
     PolicyViolation,
@@ -269,7 +270,7 @@ class Decisions(Watched):
         return error
 
     def _tell_failed(self, error: BaseException, now: Now) -> None:
-        if self._failed and not isinstance(error, NotController):
+        if self._failed and not isinstance(error, NotController | BrokerShuttingDown):
             count = len(self._failed)
             self._outbox.log("error", "decisions not durable", count=count, why=str(error))
         while self._failed:

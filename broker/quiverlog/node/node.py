@@ -18,7 +18,6 @@ from functools import partial
 from typing import Final
 
 from quiverlog.errors import (
-    BrokerShuttingDown,
     CorruptFrame,
     FrameTooLarge,
     NotNegotiated,
@@ -304,7 +303,7 @@ class Node:
                 if kind is not m.HelloRequest:
                     raise NotNegotiated
             elif broker.admission.phase is not _RUNNING and kind not in _SERVED_ALWAYS:
-                raise BrokerShuttingDown
+                broker.admission.check_running()
             if broker.staging.produces and kind is not m.ProduceRequest:
                 broker.staging.finish(now)
             handler = self._handlers.get(kind)

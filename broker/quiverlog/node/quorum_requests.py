@@ -7,8 +7,9 @@ received; what they ask is answered by messages of their own.
 
 from __future__ import annotations
 
+from quiverlog.addresses import Address
 from quiverlog.core.raft.messages import ReplicaKey
-from quiverlog.errors import WrongCluster, WrongListener, WrongNode
+from quiverlog.errors import DuplicateNodeId, WrongCluster, WrongListener, WrongNode
 from quiverlog.node.broker import Broker
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.quorum_wire import unpack
@@ -22,6 +23,27 @@ def serves_brokers(broker: Broker, connection_id: int) -> bool:
     """True on a connection on which the APIs between brokers are served."""
     listener = broker.clients.listener_of(connection_id)
     return listener == broker.config.inter_broker_listener and broker.quorum_inbox.is_served
+
+
+def _check_node_id(broker: Broker, source: ReplicaKey, endpoint: str) -> None:
+    """Say so to a second broker under a node id that is in use: answers go to the other one.
+
+    Its messages are taken like those of any replica: whoever has lost its disk is known by the
+    earlier life until that is fenced. Only the answer tells, and only whoever is somewhere else.
+
+    Raises:
+        DuplicateNodeId: another one is registered under the id, elsewhere, and not fenced.
+    """
+    known = broker.metadata.image.brokers.get(source.node_id)
+    if known is None or known.fenced or known.directory_id in ("", source.directory_id):
+        return
+    listener = broker.config.inter_broker_listener
+    where = {f"{Address(host, port)}" for name, host, port in known.listeners if name == listener}
+    if endpoint and where and endpoint not in where:
+        raise DuplicateNodeId(
+            f"node id {source.node_id} is that of a broker with another data directory, at"
+            f" {', '.join(where)}."
+        )
 
 
 def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
@@ -43,4 +65,5 @@ def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
         source, request.source_endpoint, is_controller=request.source_is_controller
     )
     broker.quorum_inbox.take(messages, now)
+    _check_node_id(broker, source, request.source_endpoint)
     broker.outbox.respond(event.connection_id, request.correlation_id, QuorumResponse())

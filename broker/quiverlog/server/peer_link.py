@@ -25,7 +25,14 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from quiverlog.addresses import Address
-from quiverlog.errors import PeerUnreachable, QuiverlogError, WrongCluster, WrongNode, error_class
+from quiverlog.errors import (
+    DuplicateNodeId,
+    PeerUnreachable,
+    QuiverlogError,
+    WrongCluster,
+    WrongNode,
+    error_class,
+)
 from quiverlog.limits import (
     PEER_CONNECT_MS,
     PEER_IN_FLIGHT_MAX,
@@ -282,8 +289,10 @@ class PeerLink:
         last_s = self._logged_s.get(error.code)
         if last_s is None or now_s - last_s >= PEER_LOG_INTERVAL_MS / 1000:
             self._logged_s[error.code] = now_s
-            self._context.log.warning(
-                "peer cannot be asked",
+            is_double = isinstance(error, DuplicateNodeId)
+            log = self._context.log
+            (log.error if is_double else log.warning)(
+                "another broker has this node id" if is_double else "peer cannot be asked",
                 node=self.peer.node_id,
                 purpose=str(self.peer.purpose),
                 at=str(self.address),
