@@ -23,6 +23,7 @@ BENCHMARKS = (
     "latency",
     "produce",
     "fetch",
+    "read",
     "small_produce",
     "idle_partitions",
     "churn",

@@ -26,6 +26,7 @@ FILES = {
     "async_methods.py": ("blocking_methods.py", "The blocking client's methods: a question each."),
     "async_producer.py": ("producer.py", "The blocking producer and its futures."),
     "async_consumer.py": ("consumer.py", "The blocking consumer."),
+    "async_reading.py": ("reading.py", "The blocking client's bounded reads."),
 }
 """Source -> target and the first line of the target's docstring."""
 
@@ -38,6 +39,7 @@ RULES = (
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
     (r"\b__a(enter|exit|iter|next)__", r"__\1__"),
+    (r"\[batch for batch in self\]", "list(self)"),
     (r"\bStopAsyncIteration\b", "StopIteration"),
     (r"\basynchronous import AsyncDriver", "blocking import BlockingDriver"),
     (r"\bAsync(Driver|Methods)\b", r"Blocking\1"),

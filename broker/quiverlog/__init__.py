@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from . import aio
     from .batch.schema import RAW_SCHEMA
     from .client.client import Client, connect
+    from .client.polars_scan import scan_polars
     from .types import Compression, Durability, TopicPartition
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "aio",
     "connect",
     "errors",
+    "scan_polars",
 ]
 __all__ += errors.__all__
 
@@ -40,6 +42,7 @@ _LAZY = {
     "aio": "quiverlog.aio",
     "connect": "quiverlog.client.client",
     "Client": "quiverlog.client.client",
+    "scan_polars": "quiverlog.client.polars_scan",
     "RAW_SCHEMA": "quiverlog.batch.schema",
     "Durability": "quiverlog.types",
     "Compression": "quiverlog.types",

@@ -9,5 +9,13 @@ from __future__ import annotations
 from .client.async_client import AsyncClient, connect
 from .client.async_consumer import AsyncConsumer
 from .client.async_producer import AsyncProducer, AsyncSendFuture
+from .client.async_reading import AsyncReading
 
-__all__ = ["AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncSendFuture", "connect"]
+__all__ = [
+    "AsyncClient",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "AsyncReading",
+    "AsyncSendFuture",
+    "connect",
+]

@@ -19,7 +19,7 @@ import quiverlog.aio
 __all__ = ["CLIENT_KINDS", "connect"]
 
 CLIENT_KINDS = ("blocking", "asyncio")
-OURS = {"quiverlog.client.async_producer", "quiverlog.client.async_consumer"}
+OURS = {f"quiverlog.client.async_{part}" for part in ("producer", "consumer", "reading")}
 """Where the classes are defined whose methods may be coroutines."""
 
 

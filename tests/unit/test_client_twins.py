@@ -19,7 +19,7 @@ import pytest
 
 import quiverlog
 from quiverlog import aio
-from quiverlog.client import async_client, client, consumer, producer
+from quiverlog.client import async_client, client, consumer, producer, reading
 from quiverlog.wire import messages as m
 from scripts import generate_client
 from tests.support.client_scenarios import SCHEMA, rows
@@ -30,6 +30,7 @@ TWINS = (
     (producer.Producer, aio.AsyncProducer),
     (producer.SendFuture, aio.AsyncSendFuture),
     (consumer.Consumer, aio.AsyncConsumer),
+    (reading.Reading, aio.AsyncReading),
 )
 PLAIN = {"producer", "consumer", "done"}
 """Methods that are no coroutines with asyncio either; the first two are opened by `await`."""

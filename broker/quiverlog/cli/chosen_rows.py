@@ -1,6 +1,6 @@
 """Which rows a reader sees, and with which columns: between the consumer and a sink.
 
-Owns the four columns that say where a row was, the filter's place, and the count of rows.
+Owns the filter's place, and the count of rows.
 """
 
 from __future__ import annotations
@@ -10,26 +10,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from quiverlog.client.place import PLACE_NAMES, placed
+
 if TYPE_CHECKING:
     from quiverlog.cli.where import RowFilter
     from quiverlog.cli.write_files import Sink
     from quiverlog.client.consumer_batch import ConsumerBatch
 
-__all__ = ["ChosenRows", "with_place"]
-
-
-def with_place(schema: pa.Schema) -> pa.Schema:
-    """The schema with the columns that say where a row was."""
-    return pa.schema([*schema, *_place_fields()])
-
-
-def _place_fields() -> list[pa.Field]:
-    return [
-        pa.field("_topic", pa.string()),
-        pa.field("_partition", pa.int32()),
-        pa.field("_offset", pa.int64()),
-        pa.field("_timestamp", pa.timestamp("us", "UTC")),
-    ]
+__all__ = ["ChosenRows"]
 
 
 class ChosenRows:
@@ -54,7 +42,7 @@ class ChosenRows:
         self._sink = sink
         self._filter = row_filter
         self._is_placed = is_placed
-        places = [field.name for field in _place_fields()] if metadata else []
+        places = PLACE_NAMES if metadata else ()
         self._names = None if columns is None else [*columns, *places]
         self._drops_place = is_placed and not metadata
         self._left = max_rows
@@ -87,29 +75,16 @@ class ChosenRows:
         self._sink.flush()
 
     def _chosen(self, batch: ConsumerBatch) -> pa.RecordBatch:
-        data = _placed(batch) if self._is_placed else batch.data
+        data = placed(batch) if self._is_placed else batch.data
         return data if self._filter is None else self._filter.chosen(data)
 
     def _write(self, rows: pa.RecordBatch) -> None:
         if self._names is not None:
             rows = rows.select(self._names)
         elif self._drops_place:
-            rows = rows.select(rows.schema.names[: -len(_place_fields())])
+            rows = rows.select(rows.schema.names[: -len(PLACE_NAMES)])
         if self._left is not None:
             rows = rows.slice(0, self._left)
             self._left -= rows.num_rows
         if rows.num_rows:
             self._sink.write(rows)
-
-
-def _placed(batch: ConsumerBatch) -> pa.RecordBatch:
-    rows = batch.data.num_rows
-    places = (
-        pa.repeat(pa.scalar(batch.topic), rows),
-        pa.repeat(pa.scalar(batch.partition, pa.int32()), rows),
-        batch.offsets,
-        batch.timestamps,
-    )
-    return pa.RecordBatch.from_arrays(
-        [*batch.data.columns, *places], schema=with_place(batch.data.schema)
-    )

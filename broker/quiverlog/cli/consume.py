@@ -354,7 +354,7 @@ def _shown(wish: _Wish, current: pa.Schema) -> pa.Schema:
     """The columns of the rows to come, known before the first of them is."""
     import pyarrow as pa
 
-    from quiverlog.cli.chosen_rows import with_place
+    from quiverlog.client.place import with_place
     from quiverlog.errors import InvalidArgument
 
     schema = current
@@ -372,8 +372,8 @@ def _shown(wish: _Wish, current: pa.Schema) -> pa.Schema:
 def _filter(wish: _Wish, current: pa.Schema) -> tuple[bool, RowFilter | None]:
     if wish.where is None:
         return _needs_place(wish), None
-    from quiverlog.cli.chosen_rows import with_place
     from quiverlog.cli.where import RowFilter
+    from quiverlog.client.place import with_place
 
     return True, RowFilter(wish.where, with_place(current))
 
@@ -381,8 +381,8 @@ def _filter(wish: _Wish, current: pa.Schema) -> tuple[bool, RowFilter | None]:
 def _open_sink(
     client: Client, wish: _Wish, shown: pa.Schema, current: pa.Schema
 ) -> contextlib.AbstractContextManager[Sink]:
-    from quiverlog.cli.chosen_rows import with_place
     from quiverlog.cli.write_files import open_sink, open_template
+    from quiverlog.client.place import with_place
 
     compression = wish.kind.compression
     if wish.template is not None:

@@ -1,14 +1,16 @@
 """`--where`: rows chosen by an SQL expression.
 
-Owns how DuckDB is asked: it gives a yes or no per row and never the rows, whose values so stay what
-they are. It reads no files and sees nothing but the batch.
+Owns the words of the command line about it; how rows are chosen is the client's `row_filter`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib.util
+from typing import TYPE_CHECKING
 
 from quiverlog.cli.failures import CommandFailed, ExitCode
+from quiverlog.client.row_filter import SqlFilter
+from quiverlog.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,33 +23,20 @@ class RowFilter:
 
     def __init__(self, expression: str, schema: pa.Schema) -> None:
         """Raises CommandFailed: the expression is no condition on these columns."""
+        if importlib.util.find_spec("duckdb") is None:
+            raise CommandFailed("--where needs DuckDB: pip install duckdb")
         try:
-            import duckdb
-        except ModuleNotFoundError as error:
-            raise CommandFailed("--where needs DuckDB: pip install duckdb") from error
-        self._error: type[Exception] = duckdb.Error
-        self._database: Any = duckdb.connect(config={"enable_external_access": "false"})
-        self._database.execute("set timezone='UTC'").fetchall()
-        # On a line of its own, so that a comment at its end stays one.
-        self._project = f"coalesce((\n{expression}\n), false) as chosen"
-        self.chosen(_empty(schema))
+            self._filter = SqlFilter(expression, schema)
+        except InvalidArgument as error:
+            raise _failed(error) from error
 
     def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows for which the expression is true, neither false nor null."""
-        import pyarrow as pa
-
         try:
-            relation = self._database.from_arrow(pa.Table.from_batches([batch]))
-            found = pa.table(relation.project(self._project)).column(0).combine_chunks()
-        except self._error as error:
-            said = str(error).splitlines()[0].removesuffix("!")
-            raise CommandFailed(f"--where: {said}.", ExitCode.USAGE) from error
-        if len(found) != batch.num_rows or not pa.types.is_boolean(found.type):
-            raise CommandFailed("--where is one condition on a row.", ExitCode.USAGE)
-        return batch.filter(found)
+            return self._filter.chosen(batch)
+        except InvalidArgument as error:
+            raise _failed(error) from error
 
 
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
+def _failed(error: InvalidArgument) -> CommandFailed:
+    return CommandFailed(f"--{error.message}", ExitCode.USAGE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 from weakref import WeakSet
@@ -49,10 +49,14 @@ from .opening import Opening
 from .routing import Cluster, Settings
 
 if TYPE_CHECKING:
+    from pyarrow import compute as pc
+
     from .async_consumer import AsyncConsumer
     from .async_producer import AsyncProducer
     from .async_producer_host import AsyncProducerHost
+    from .async_reading import AsyncReading
     from .consumer_options import End, StartAt
+    from .reading_plan import ReadProgress
     from .replica_choice import FetchFrom
 
 __all__ = ["AsyncClient", "connect"]
@@ -293,3 +297,72 @@ class AsyncClient(AsyncMethods):
             client_rack=client_rack,
         )
         return AsyncConsumer(ConsumerCore(self.cluster, topic, options), self.driver)
+
+    @checked(
+        topic=NAME,
+        columns=optional(sequence(NAME)),
+        start=START,
+        end=START,
+        where=ANYTHING,
+        partitions=optional(sequence(INT32)),
+        progress=ANYTHING,
+        fetch_bytes=INT64,
+        skip_corrupt=BOOLEAN,
+        fetch_from=one_of(NAME, "leader", "follower", "nearest"),
+        client_rack=NAME,
+    )
+    async def read(
+        self,
+        topic: str,
+        *,
+        columns: Sequence[str] | None = None,
+        start: StartAt = "earliest",
+        end: StartAt = "latest",
+        where: str | pc.Expression | None = None,
+        partitions: Sequence[int] | None = None,
+        progress: bool | Callable[[ReadProgress], object] | None = None,
+        fetch_bytes: int = FETCH_BYTES_DEFAULT,
+        skip_corrupt: bool = False,
+        fetch_from: FetchFrom = "leader",
+        client_rack: str = "",
+    ) -> AsyncReading:
+        """Read what a topic has now: `(await client.read("flights")).to_pandas()`, say.
+
+        Where it begins and ends is settled at once; rows are read when they are asked for, batch
+        by batch, or all by `to_arrow`, `to_pandas` and `to_polars`.
+
+        Args:
+            columns: only these, in this order; `_topic`, `_partition`, `_offset` and `_timestamp`
+                say where a row was.
+            start: as in `consumer`.
+            end: where to end, in the words of `start`; the row there is not read.
+            where: only rows for which this is true: SQL (needs duckdb) or an expression of
+                pyarrow.compute, which also narrows the offsets by what it says of `_partition`,
+                `_offset` and `_timestamp`. Both may use columns that are not asked for.
+            partitions: only these.
+            progress: True writes a line to stderr; a function is given a `ReadProgress`.
+            fetch_bytes, skip_corrupt, fetch_from, client_rack: as in `consumer`.
+
+        Raises:
+            UnknownTopic, UnknownPartition, OffsetOutOfRange, InvalidArgument. While reading: as
+            `consumer`.
+        """
+        from .async_reading import AsyncReading
+        from .consumer_options import consumer_options
+        from .progress_line import progress_of
+        from .reading_plan import plan_read
+
+        told = progress_of(progress)
+        options = consumer_options(
+            start=start,
+            end=None,
+            follow=False,
+            columns=columns,
+            partitions=partitions,
+            fetch_bytes=fetch_bytes,
+            skip_corrupt=skip_corrupt,
+            fetch_from=fetch_from,
+            client_rack=client_rack,
+        )
+        plan = await self.run(plan_read(self.cluster, topic, options, end=end, where=where))
+        return AsyncReading(plan, self.cluster, self.driver, told)

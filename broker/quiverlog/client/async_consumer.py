@@ -12,6 +12,7 @@ from typing import Self, TypeVar
 
 from quiverlog.errors import InvalidArgument
 
+# blocking: from .arrow_stream import stream_of_consumer
 from .arguments import INT32, INT64, WAIT, checked
 from .asynchronous import AsyncDriver
 from .commands import Operation
@@ -104,6 +105,8 @@ class AsyncConsumer(ConsumerBase):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    # blocking: __arrow_c_stream__ = stream_of_consumer
 
     async def _run(self, operation: Operation[T]) -> T:
         if not self._turn.acquire(blocking=False):

@@ -13,6 +13,7 @@ from typing import Self, TypeVar
 from quiverlog.errors import InvalidArgument
 
 from .arguments import INT32, INT64, WAIT, checked
+from .arrow_stream import stream_of_consumer
 from .blocking import BlockingDriver
 from .commands import Operation
 from .consumer_base import ConsumerBase
@@ -104,6 +105,8 @@ class Consumer(ConsumerBase):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    __arrow_c_stream__ = stream_of_consumer
 
     def _run(self, operation: Operation[T]) -> T:
         if not self._turn.acquire(blocking=False):

@@ -5,10 +5,15 @@ Owns how long a `poll` may work, and how soon a `close` is seen.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .commands import Abandon, Operation
 from .consumer_batch import ConsumerBatch
 from .consumer_core import ROUND_S, ConsumerCore
 from .deadline import within
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["POLL_WORK_S", "ConsumerBase"]
 
@@ -32,6 +37,11 @@ class ConsumerBase:
     def topic(self) -> str:
         """The topic's name."""
         return self._core.topic
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the batches, as known; those of a consumer that follows may grow."""
+        return self._core.decoder.schema
 
     @property
     def positions(self) -> dict[int, int]:

@@ -31,6 +31,7 @@ from quiverlog.errors import (
     OffsetOutOfRange,
     QuiverlogError,
     UnknownPartition,
+    UnknownTopicId,
 )
 from quiverlog.types import NO_EPOCH
 
@@ -65,7 +66,7 @@ class ConsumerCore:
         self._finder = PositionFinder(cluster, topic, b"", options)
         self._positions: dict[int, Position] = {}
         self._order: list[int] = []
-        self._decoder = BatchDecoder(cluster, topic, b"")
+        self.decoder = BatchDecoder(cluster, topic, b"")
         self._ready: deque[StoredBatch] = deque()
         self._fetches = Fetches(cluster, topic, options)
         self._failures = 0
@@ -109,12 +110,18 @@ class ConsumerCore:
 
     def _open(self) -> Operation[None]:
         topic = yield from self._cluster.topic(self.topic, fresh=True)
+        if self._options.topic_id and topic.topic_id != self._options.topic_id:
+            raise UnknownTopicId(f"Topic {self.topic!r} is not the one that is read any more.")
         self._fetches.topic_id = topic.topic_id
         self._finder = PositionFinder(self._cluster, self.topic, topic.topic_id, self._options)
-        self._decoder = BatchDecoder(
-            self._cluster, self.topic, topic.topic_id, columns=self._options.columns
+        self.decoder = BatchDecoder(
+            self._cluster,
+            self.topic,
+            topic.topic_id,
+            columns=self._options.columns,
+            reader_schema=self._options.reader_schema,
         )
-        yield from self._decoder.prepare(topic.schema_id)
+        yield from self.decoder.prepare(topic.schema_id)
         wanted = self._options.partitions
         chosen = [p.partition for p in topic.partitions] if wanted is None else list(wanted)
         for partition in self._finder.named_partitions(chosen):
@@ -174,7 +181,7 @@ class ConsumerCore:
             stored = self._ready[0]
             batch: ConsumerBatch | None = None
             try:
-                batch = yield from self._decoder.decode(stored)
+                batch = yield from self.decoder.decode(stored)
             except QuiverlogError as error:
                 if stored.follower != LEADER:
                     self._read_again(stored, error)

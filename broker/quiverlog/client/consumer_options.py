@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from quiverlog.errors import InvalidArgument
 from quiverlog.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 
 from .partition_questions import at_us
 from .replica_choice import FetchFrom, check_fetch_from
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["ConsumerOptions", "End", "StartAt", "consumer_options"]
 
@@ -42,6 +45,10 @@ class ConsumerOptions:
     skip_corrupt: bool
     fetch_from: FetchFrom = "leader"
     client_rack: str = ""
+    topic_id: bytes = b""
+    """The topic that is meant; empty takes the one that has the name."""
+    reader_schema: pa.Schema | None = None
+    """What rows shall look like, whatever the topic's newest schema is."""
 
     def __post_init__(self) -> None:
         if self.follow and self.end is not None:

@@ -167,11 +167,17 @@ class BatchDecoder:
             # The column may be younger than what is remembered here.
             history = yield from self._cluster.history(self._topic_id, self._topic, fresh=True)
         self._history = history
+        return self.schema
+
+    @property
+    def schema(self) -> pa.Schema:
+        """What rows look like, as far as the schema history is known. Needs `prepare`."""
         if self._reader_schema is not None:
             return self._reader_schema
+        assert self._history is not None, "prepare comes first"
         if self._columns is not None:
-            return history.projected(self._columns)
-        return history.current
+            return self._history.projected(self._columns)
+        return self._history.current
 
     def decode(self, stored: StoredBatch) -> Operation[ConsumerBatch]:
         """The rows asked for.

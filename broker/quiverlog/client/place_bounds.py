@@ -1,0 +1,88 @@
+"""Which partitions, offsets and times a condition can be true for.
+
+Owns the turning of an Arrow expression into bounds, by asking Arrow itself: a dataset's fragment
+that promises `_offset < 100` is left out where the condition contradicts that. What Arrow cannot
+decide is kept, so bounds are never too narrow. No I/O: the fragments' files are never opened.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
+
+from quiverlog.batch.numbers import integer
+
+from .place import OFFSET, PARTITION, TIMESTAMP
+
+__all__ = ["PlaceBounds"]
+
+_MOMENT: Final = pa.timestamp("us", "UTC")
+TIME_US_MAX: Final = 1 << 60
+"""Some 36,000 years."""
+
+
+class PlaceBounds:
+    """The bounds that one condition sets. `schema` has the columns that it may use."""
+
+    def __init__(self, condition: pc.Expression, schema: pa.Schema) -> None:
+        self._condition = condition
+        self._schema = schema
+        self._format = ds.IpcFileFormat()
+        self._filesystem = LocalFileSystem()
+
+    def offsets(self, partition: int, start: int, end: int) -> tuple[int, int]:
+        """The part of [start, end) outside of which no row of the partition can be chosen."""
+        assert 0 <= start <= end, (start, end)
+        here = pc.field(PARTITION) == integer(partition, pa.int32())
+        if start == end or not self._can_hold(here):
+            return start, start
+
+        def between(low: int, high: int) -> bool:
+            return self._can_hold(here & _range(OFFSET, low, high, pa.int64()))
+
+        # The last offset below which nothing can be chosen, and the first one above which.
+        first = _last(start, end, lambda at: not between(start, at))
+        after = -_last(-end, -first, lambda at: not between(-at, end))
+        assert start <= first <= after <= end, (start, first, after, end)
+        return first, after
+
+    def time_us_min(self) -> int:
+        """The moment before which no row can be chosen; 0 where the condition says nothing.
+
+        There is none for the end: clocks of producers differ, and rows that are older by their
+        clock may follow younger ones.
+        """
+        return _last(
+            0, TIME_US_MAX, lambda at: not self._can_hold(_range(TIMESTAMP, 0, at, _MOMENT))
+        )
+
+    def _can_hold(self, promise: pc.Expression) -> bool:
+        made: Any = ds.FileSystemDataset.from_paths(
+            ["rows"],
+            schema=self._schema,
+            format=self._format,
+            filesystem=self._filesystem,
+            partitions=[promise],
+        )
+        return any(True for _ in made.get_fragments(filter=self._condition))
+
+
+def _range(name: str, low: int, high: int, data_type: pa.DataType) -> pc.Expression:
+    field = pc.field(name)
+    return (field >= integer(low, data_type)) & (field < integer(high, data_type))
+
+
+def _last(low: int, high: int, holds: Any) -> int:
+    """The last number in [low, high] for which it holds, as it does up to there and for `low`."""
+    assert low <= high, (low, high)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,103 @@
+"""The blocking client's bounded reads.
+
+Generated from `async_reading.py` by scripts/generate_client.py; do not edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from .arrow_stream import stream_of_reading
+from .blocking import BlockingDriver
+from .consumer import Consumer
+from .consumer_core import ConsumerCore
+from .display import names
+from .extras import extra
+from .reading_plan import ReadPlan, ReadProgress
+from .routing import Cluster
+
+__all__ = ["Reading"]
+
+
+class Reading:
+    """Rows between fixed offsets; made by `Client.read`.
+
+    May be iterated as often as wanted: each time the same rows are read anew, and no more of them
+    are held than two fetches bring.
+    """
+
+    def __init__(
+        self,
+        plan: ReadPlan,
+        cluster: Cluster,
+        driver: BlockingDriver,
+        progress: Callable[[ReadProgress], object] | None,
+    ) -> None:
+        self._plan = plan
+        self._cluster = cluster
+        self._driver = driver
+        self._progress = progress
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._plan.topic
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of all batches."""
+        return self._plan.schema
+
+    @property
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        """Partition -> first offset and the offset after the last one; without empty ones."""
+        return dict(self._plan.ranges)
+
+    @property
+    def rows_total(self) -> int:
+        """Rows in the ranges, before a condition chooses among them."""
+        return self._plan.rows_total
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        plan = self._plan
+        rows_read = 0
+        self._tell(rows_read)
+        core = ConsumerCore(self._cluster, plan.topic, plan.options)
+        with Consumer(core, self._driver) as consumer:
+            while (batch := consumer._following()) is not None:
+                rows_read += len(batch)
+                rows = plan.shaped(batch)
+                if rows.num_rows:
+                    yield rows
+                self._tell(rows_read)
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as a table; nothing is copied that is not compressed."""
+        batches = list(self)
+        return pa.Table.from_batches(batches, self.schema)
+
+    def to_pandas(self, **options: Any) -> Any:
+        """All rows as a data frame of pandas; `options` are those of `pyarrow.Table.to_pandas`."""
+        extra("pandas", "to_pandas")
+        return (self.to_arrow()).to_pandas(**options)
+
+    def to_polars(self) -> Any:
+        """All rows as a data frame of polars."""
+        polars = extra("polars", "to_polars")
+        return polars.from_arrow(self.to_arrow())
+
+    def __repr__(self) -> str:
+        partitions = len(self._plan.ranges)
+        return (
+            f"<{type(self).__name__} of {self.topic}: {self.rows_total:,} rows in {partitions} "
+            f"partitions, columns {names(self.schema.names)}>"
+        )
+
+    __arrow_c_stream__ = stream_of_reading
+
+    def _tell(self, rows: int) -> None:
+        if self._progress is not None:
+            self._progress(ReadProgress(self.topic, rows, self.rows_total))

@@ -1,0 +1,93 @@
+"""`where`: rows chosen by an SQL expression, or by an expression of Arrow.
+
+Owns how DuckDB is asked: it gives a yes or no per row and never the rows, whose values so stay what
+they are. It reads no files and sees nothing but the batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quiverlog.errors import InvalidArgument
+
+from .arguments import shown
+from .extras import extra
+
+__all__ = ["RowFilter", "SqlFilter", "filter_of", "mentioned"]
+
+_ALL_COLUMNS: Final = re.compile(r"\*|\bcolumns\b|\bU&", re.IGNORECASE)
+"""What may name columns without their names. A product is among it, which costs columns only."""
+
+
+class RowFilter(Protocol):
+    """Chooses rows of batches of one schema."""
+
+    def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows for which the condition is true, neither false nor null."""
+
+
+class SqlFilter:
+    """One SQL expression over columns of one schema."""
+
+    def __init__(self, expression: str, schema: pa.Schema) -> None:
+        """Raises InvalidArgument: no condition on these columns, or DuckDB is not installed."""
+        duckdb = extra("duckdb", "where: SQL")
+        self._error: type[Exception] = duckdb.Error
+        self._database: Any = duckdb.connect(config={"enable_external_access": "false"})
+        self._database.execute("set timezone='UTC'").fetchall()
+        # On a line of its own, so that a comment at its end stays one.
+        self._project = f"coalesce((\n{expression}\n), false) as chosen"
+        self.chosen(_empty(schema))
+
+    def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows for which the expression is true, neither false nor null."""
+        try:
+            relation = self._database.from_arrow(pa.Table.from_batches([batch]))
+            found = pa.table(relation.project(self._project)).column(0).combine_chunks()
+        except self._error as error:
+            said = str(error).splitlines()[0].removesuffix("!")
+            raise InvalidArgument(f"where: {said}.") from error
+        if len(found) != batch.num_rows or not pa.types.is_boolean(found.type):
+            raise InvalidArgument("where: give one condition on a row.")
+        return batch.filter(found)
+
+
+class _ArrowFilter:
+    def __init__(self, expression: pc.Expression, schema: pa.Schema) -> None:
+        self._expression = expression
+        self.chosen(_empty(schema))
+
+    def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            return batch.filter(self._expression)
+        except (pa.ArrowException, TypeError) as error:
+            raise InvalidArgument(f"where: {str(error).splitlines()[0]}.") from error
+
+
+def filter_of(where: Any, schema: pa.Schema) -> RowFilter:
+    """Text is SQL, an expression Arrow's. Raises InvalidArgument."""
+    if isinstance(where, str) and where.strip():
+        return SqlFilter(where, schema)
+    if isinstance(where, pc.Expression):
+        return _ArrowFilter(where, schema)
+    raise InvalidArgument(
+        f"where={shown(where)}: give a condition in SQL, or a pyarrow.compute.Expression."
+    )
+
+
+def mentioned(where: Any, names: Iterable[str]) -> set[str]:
+    """The columns that a condition may use: rather one too many."""
+    text = str(where)
+    if isinstance(where, str) and _ALL_COLUMNS.search(text):
+        return set(names)
+    folded = text.casefold()
+    return {n for n in names if not n.isidentifier() or n.casefold() in folded}
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
