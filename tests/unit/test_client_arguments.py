@@ -106,6 +106,7 @@ CLIENT: dict[str, dict[str, Any]] = {
     "raw_call": {"request": m.MetadataRequest()},
     "producer": {"topic": "t"},
     "consumer": {"topic": "t"},
+    "read": {"topic": "t"},
 }
 PRODUCER: dict[str, dict[str, Any]] = {"send": {"data": []}, "flush": {}, "close": {}}
 CONSUMER: dict[str, dict[str, Any]] = {
@@ -113,7 +114,7 @@ CONSUMER: dict[str, dict[str, Any]] = {
     "seek": {"partition": 0, "offset": 0},
 }
 FUTURE: dict[str, dict[str, Any]] = {"result": {}, "exception": {}}
-NO_ARGUMENTS = {"open", "abort", "done", "close"}
+NO_ARGUMENTS = {"open", "abort", "done", "close", "duckdb"}
 INTERNAL = {"run", "add_piece", "mark_complete", "acknowledge", "fail", "halves", "failed"}
 """For programs that compose operations of their own, and for what completes a future."""
 

@@ -24,6 +24,7 @@ _COMMANDS = {
     "cluster": "quiverlog.cli.cluster:cluster",
     "produce": "quiverlog.cli.produce:produce",
     "consume": "quiverlog.cli.consume:consume",
+    "sql": "quiverlog.cli.sql:sql",
     "perf": "quiverlog.cli.perf:perf",
     "dump-log": "quiverlog.cli.dump_log:dump_log",
     "doctor": "quiverlog.cli.doctor:doctor",

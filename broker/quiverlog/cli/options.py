@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "INT32_MAX",
     "INT64_MAX",
+    "SECONDS_MAX",
     "Seconds",
     "bootstrap_option",
     "check_addresses",

@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from quiverlog.cli.options import INT32_MAX, INT64_MAX, whole_number
+from quiverlog.cli.options import INT32_MAX, INT64_MAX, SECONDS_MAX, whole_number
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
 
-__all__ = ["Point", "ends", "parse_point", "starts"]
+__all__ = ["Point", "Span", "ends", "parse_point", "starts"]
 
 Point = str | int | datetime | dict[int, int]
 """`earliest` or `latest`, an offset of all partitions, a moment, or an offset per partition."""
@@ -33,6 +33,7 @@ _UNITS: Final = {
     "d": timedelta(days=1),
     "w": timedelta(weeks=1),
 }
+_DIGITS_MAX: Final = 9
 _SPAN: Final = re.compile(r"(\d{1,9})\s*(ms|sec|min|s|m|h|d|w)", re.ASCII)
 _AGO: Final = re.compile(
     rf"(?P<minus>-)?\s*(?P<spans>(?:{_SPAN.pattern}\s*)+)(?P<ago>ago)?", re.ASCII | re.IGNORECASE
@@ -67,6 +68,25 @@ def parse_point(text: str, option: str, *, now: datetime | None = None) -> Point
             param_hint=option,
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+class Span(click.ParamType[float]):
+    """A time span in words (`2s`, `1m 30s`, `500ms`), or a number of seconds; gives seconds."""
+
+    name = "span"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        word = str(value).strip().lower()
+        spans = _SPAN.findall(word)
+        seconds = sum((int(count) * _UNITS[unit] for count, unit in spans), timedelta())
+        found = seconds.total_seconds() if not _SPAN.sub("", word).strip() else None
+        if word.isascii() and word.isdigit() and len(word) <= _DIGITS_MAX:
+            found = float(word)
+        if not found or found > SECONDS_MAX:
+            self.fail(f"{value!r} is no time span: write 2s, 1m or 500ms.", param, ctx)
+        return found
 
 
 def _pairs(word: str, option: str) -> dict[int, int]:

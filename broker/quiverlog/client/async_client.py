@@ -44,6 +44,8 @@ from .arguments import (
 from .async_methods import AsyncMethods
 from .asynchronous import AsyncDriver
 from .bootstrap import bootstrap_addresses
+
+# blocking: from .database import database_of
 from .commands import Operation
 from .opening import Opening
 from .routing import Cluster, Settings
@@ -366,3 +368,5 @@ class AsyncClient(AsyncMethods):
         )
         plan = await self.run(plan_read(self.cluster, topic, options, end=end, where=where))
         return AsyncReading(plan, self.cluster, self.driver, told)
+
+    # blocking: duckdb = database_of

@@ -44,6 +44,7 @@ from .blocking import BlockingDriver
 from .blocking_methods import BlockingMethods
 from .bootstrap import bootstrap_addresses
 from .commands import Operation
+from .database import database_of
 from .routing import Cluster, Settings
 
 if TYPE_CHECKING:
@@ -364,3 +365,5 @@ class Client(BlockingMethods):
         )
         plan = self.run(plan_read(self.cluster, topic, options, end=end, where=where))
         return Reading(plan, self.cluster, self.driver, told)
+
+    duckdb = database_of

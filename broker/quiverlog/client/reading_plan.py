@@ -28,7 +28,7 @@ from .place import PLACE_NAMES, placed, with_place
 from .place_bounds import PlaceBounds
 from .results import TopicInfo
 from .routing import Cluster
-from .row_filter import RowFilter, filter_of, mentioned
+from .row_filter import RowFilter, check_condition, filter_of, mentioned
 
 __all__ = ["ReadPlan", "ReadProgress", "plan_read"]
 
@@ -78,6 +78,9 @@ def plan_read(
         end: "latest", a moment, or partition -> offset or one of these.
         where: SQL as text, an expression of Arrow, or None.
     """
+
+    if where is not None:
+        check_condition(where)
 
     def attempt() -> Operation[ReadPlan]:
         info = yield from cluster.topic(topic, fresh=True)

@@ -18,7 +18,7 @@ from quiverlog.errors import InvalidArgument
 from .arguments import shown
 from .extras import extra
 
-__all__ = ["RowFilter", "SqlFilter", "filter_of", "mentioned"]
+__all__ = ["RowFilter", "SqlFilter", "check_condition", "filter_of", "mentioned"]
 
 _ALL_COLUMNS: Final = re.compile(r"\*|\bcolumns\b|\bU&", re.IGNORECASE)
 """What may name columns without their names. A product is among it, which costs columns only."""
@@ -69,15 +69,17 @@ class _ArrowFilter:
             raise InvalidArgument(f"where: {str(error).splitlines()[0]}.") from error
 
 
-def filter_of(where: Any, schema: pa.Schema) -> RowFilter:
+def check_condition(where: Any) -> None:
+    """Raises InvalidArgument unless it is text or an expression of Arrow."""
+    if not isinstance(where, pc.Expression) and not (isinstance(where, str) and where.strip()):
+        raise InvalidArgument(
+            f"where={shown(where)}: give a condition in SQL, or a pyarrow.compute.Expression."
+        )
+
+
+def filter_of(where: str | pc.Expression, schema: pa.Schema) -> RowFilter:
     """Text is SQL, an expression Arrow's. Raises InvalidArgument."""
-    if isinstance(where, str) and where.strip():
-        return SqlFilter(where, schema)
-    if isinstance(where, pc.Expression):
-        return _ArrowFilter(where, schema)
-    raise InvalidArgument(
-        f"where={shown(where)}: give a condition in SQL, or a pyarrow.compute.Expression."
-    )
+    return SqlFilter(where, schema) if isinstance(where, str) else _ArrowFilter(where, schema)
 
 
 def mentioned(where: Any, names: Iterable[str]) -> set[str]:

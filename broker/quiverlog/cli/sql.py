@@ -1,0 +1,224 @@
+"""`quiverlog sql`: topics as tables of DuckDB, asked once, again and again, or at a prompt.
+
+Owns the options, the prompt and how results are written. How a topic is a table, and which of its
+rows a query fetches, is the client's `topic_tables`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from quiverlog.cli.failures import CommandFailed, ExitCode, explain, one_line
+from quiverlog.cli.formats import FileKind, compression_of, kind_of
+from quiverlog.cli.options import bootstrap_option, debug_option, open_client
+from quiverlog.cli.where_to_read import Span
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from quiverlog.client.client import Client
+
+__all__ = ["sql"]
+
+_FORMATS = ("table", "json", "csv", "tsv", "lines", "arrow", "parquet")
+_FOR_PEOPLE = ("table", "json", "csv", "tsv", "lines")
+_QUERY_CHARS_MAX: Final = 1 << 20
+_PROMPT: Final = "quiverlog> "
+_MORE: Final = "      ...> "
+
+
+@click.command()
+@click.argument("query", required=False)
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(_FORMATS),
+    help="[default: by the output's name, else table] As those of `consume`.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    default="-",
+    help="Write to this file instead of stdout; its suffix says format and compression.",
+)
+@click.option(
+    "--watch",
+    type=Span(),
+    metavar="SPAN",
+    help="Ask again after so long (2s, 1m, 500ms), until Ctrl-C.",
+)
+@click.option("--wide", is_flag=True, help="Cut nothing in a terminal's table.")
+@bootstrap_option
+@debug_option
+def sql(
+    query: str | None,
+    output_format: str | None,
+    output: str,
+    watch: float | None,
+    wide: bool,
+    bootstrap: str,
+    timeout_s: float,
+) -> None:
+    """Ask topics in SQL; without QUERY at a prompt, or what comes from a pipe.
+
+    Each topic is a table of DuckDB, with its columns and _partition, _offset and _timestamp (when
+    the rows were sent). Columns that the query does not use are not decoded, and conditions on
+    these three narrow what is fetched: `where _timestamp > now() - interval 1 hour` reads the last
+    hour. Names with other signs than letters, digits and _ stand in double quotes. Needs DuckDB:
+    pip install duckdb.
+
+    \b
+    quiverlog sql "select carrier, avg(delay) from flights group by 1" --watch 2s
+    """
+    kind = _kind(output, output_format)
+    if watch is not None and (query is None or output != "-" or kind.format not in _FOR_PEOPLE):
+        raise click.UsageError("--watch is for a query, and for text on stdout.")
+    with open_client(bootstrap, timeout_s=timeout_s) as client, _session(client) as session:
+        session.output, session.kind, session.is_wide = output, kind, wide
+        if query is not None:
+            session.ask_again_and_again(query, watch)
+        elif sys.stdin.isatty():
+            session.prompt()
+        else:
+            session.ask(_piped())
+
+
+def _kind(output: str, output_format: str | None) -> FileKind:
+    if output_format is not None:
+        return FileKind(output_format, compression_of(output))
+    found = kind_of(output, option="--format")
+    return FileKind(found.format or "table", found.compression)
+
+
+def _piped() -> str:
+    text = sys.stdin.read(_QUERY_CHARS_MAX + 1)
+    if len(text) > _QUERY_CHARS_MAX:
+        raise click.UsageError(f"A query has at most {_QUERY_CHARS_MAX} characters.")
+    return text
+
+
+@contextlib.contextmanager
+def _session(client: Client) -> Any:
+    from quiverlog.client.topic_tables import open_database
+
+    database = open_database(client, ())
+    try:
+        yield _Session(client, database)
+    finally:
+        database.close()
+
+
+class _Session:
+    """One database, asked by one person."""
+
+    def __init__(self, client: Client, database: Any) -> None:
+        self._client = client
+        self._database = database
+        self.output = "-"
+        self.kind = FileKind("table")
+        self.is_wide = False
+
+    def ask(self, query: str) -> None:
+        """Run the statements and write what the last of them gives, if anything.
+
+        Raises:
+            CommandFailed: DuckDB refused it, or a topic could not be read.
+        """
+        import duckdb
+
+        self._make_tables(query)
+        try:
+            relation = self._database.sql(query)
+            if relation is not None:
+                self._write(relation.to_arrow_reader())
+        except duckdb.InterruptException:
+            raise KeyboardInterrupt from None
+        except duckdb.Error as error:
+            said = one_line(str(error).split("\n\n")[0])
+            is_wrong = isinstance(error, duckdb.ProgrammingError)
+            raise CommandFailed(said, ExitCode.USAGE if is_wrong else ExitCode.FAILED) from error
+
+    def ask_again_and_again(self, query: str, every_s: float | None) -> None:
+        """Once, or until somebody ends it."""
+        while True:
+            if every_s is not None and sys.stdout.isatty():
+                click.clear()
+            self.ask(query)
+            if every_s is None:
+                return
+            sys.stdout.flush()
+            time.sleep(every_s)
+
+    def prompt(self) -> None:
+        """Statements end with a semicolon; `exit`, or the end of the input, ends it."""
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - input() so gets a history and editing
+
+        typed = ""
+        while True:
+            try:
+                line = input(_MORE if typed else _PROMPT)
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                print()
+                typed = ""
+                continue
+            if not typed and line.strip().rstrip(";").lower() in ("exit", "quit", "\\q"):
+                return
+            typed = f"{typed}\n{line}" if typed else line
+            if line.rstrip().endswith(";") or len(typed) > _QUERY_CHARS_MAX:
+                self._answer(typed)
+                typed = ""
+
+    def _answer(self, typed: str) -> None:
+        try:
+            self.ask(typed)
+        except Exception as error:  # told, and then the next question
+            print(f"quiverlog: {one_line(explain(error)[0])}", file=sys.stderr)
+        except KeyboardInterrupt:
+            print("quiverlog: interrupted", file=sys.stderr)
+
+    def _make_tables(self, query: str) -> None:
+        """Tables of the topics that it may name, as they are now."""
+        from quiverlog.client.topic_tables import register_topics
+
+        words = query.casefold()
+        shows_all = "show" in words or "information_schema" in words or "duckdb_" in words
+        topics = self._client.list_topics()
+        wanted = [topic for topic in topics if shows_all or topic.casefold() in words]
+        register_topics(self._database, self._client, wanted)
+
+    def _write(self, reader: pa.RecordBatchReader) -> None:
+        from quiverlog.cli.write_files import open_sink
+
+        assert self.kind.format is not None
+        if self.output == "-" and self.kind.format not in _FOR_PEOPLE and sys.stdout.isatty():
+            raise CommandFailed(f"{self.kind.format} is not for terminals: give --output.")
+        schema = _written(reader.schema)
+        is_cut = self.output == "-" and sys.stdout.isatty() and not self.is_wide
+        with open_sink(
+            self.output, self.kind.format, schema, compression=self.kind.compression, is_cut=is_cut
+        ) as sink:
+            for batch in reader:
+                if batch.num_rows:
+                    sink.write(batch.cast(schema))
+
+
+def _written(schema: pa.Schema) -> pa.Schema:
+    """The types of a topic for those that only DuckDB has, as far as there are any."""
+    import pyarrow as pa
+
+    from quiverlog.batch.arrow_types import normalize_type
+
+    wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
+    return pa.schema(
+        [f.with_type(wider.get(f.type) or normalize_type(f.type)) for f in schema],
+    )

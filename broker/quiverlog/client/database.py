@@ -1,0 +1,28 @@
+"""`client.duckdb()`: the method of the blocking client, without what it costs to import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+    from .client import Client
+
+__all__ = ["database_of"]
+
+
+def database_of(client: Client) -> DuckDBPyConnection:
+    """A connection of DuckDB in which every topic that there is now is a table.
+
+    Tables have the topic's columns, and `_partition`, `_offset` and `_timestamp`. Columns that a
+    query does not use are not decoded; conditions on these three narrow what is fetched. Close it
+    before the client.
+
+    Raises:
+        InvalidArgument: duckdb is not installed.
+    """
+    from .topic_tables import open_database
+
+    database: DuckDBPyConnection = open_database(client)
+    return database

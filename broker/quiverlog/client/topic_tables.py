@@ -1,0 +1,78 @@
+"""Topics as tables of DuckDB.
+
+Owns how a scan becomes a read: DuckDB asks a dataset of pyarrow for a scanner, with the columns and
+the condition that it wants, and a topic answers as such a dataset would. Columns that are not asked
+for are not decoded, and what the condition says of `_partition`, `_offset` and `_timestamp` becomes
+the range of offsets that is fetched. Each scan ends where the topic ends as it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from quiverlog.errors import UnknownTopic
+
+from .extras import extra
+from .place import table_schema
+
+if TYPE_CHECKING:
+    from .client import Client
+
+__all__ = ["TopicTable", "open_database", "register_topics"]
+
+
+class TopicTable(ds.Dataset):  # type: ignore[misc]
+    """As much of a dataset as DuckDB uses."""
+
+    def __init__(self, client: Client, topic: str, schema: pa.Schema) -> None:
+        self._client = client
+        self._topic = topic
+        self._schema = table_schema(schema)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The topic's columns, and where a row was."""
+        return self._schema
+
+    def scanner(
+        self,
+        columns: list[str] | None = None,
+        filter: pc.Expression | None = None,
+        **_batching: Any,
+    ) -> _Scan:
+        """Rows for one scan."""
+        names = columns or self._schema.names
+        return _Scan(self._client.read(self._topic, columns=names, where=filter))
+
+
+class _Scan:
+    """As much of a scanner as DuckDB uses."""
+
+    def __init__(self, reading: Any) -> None:
+        self._reading = reading
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(self._reading.schema, iter(self._reading))
+
+
+def open_database(client: Client, topics: Iterable[str] | None = None) -> Any:
+    """A connection of DuckDB, in memory, in which these topics are tables; None takes all."""
+    database = extra("duckdb", "SQL").connect()
+    database.execute("set timezone='UTC'").fetchall()
+    register_topics(database, client, client.list_topics() if topics is None else topics)
+    return database
+
+
+def register_topics(database: Any, client: Client, topics: Iterable[str]) -> None:
+    """Make tables of these topics; a topic that has gone meanwhile is left out."""
+    for topic in topics:
+        try:
+            schema = client.schemas(topic).current
+        except UnknownTopic:
+            continue
+        database.register(topic, TopicTable(client, topic, schema))

@@ -1,0 +1,150 @@
+"""`quiverlog sql` and `client.duckdb()`: topics as tables, and no more of them than needed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import quiverlog
+from quiverlog.cli import main
+from quiverlog.cli.failures import ExitCode
+from tests.integration.test_cli_pipes import SCRIPT, until
+from tests.support.broker import BrokerProcess
+
+pytestmark = pytest.mark.process
+
+ROWS = [{"carrier": "UA" if i % 2 else "DL", "delay": float(i)} for i in range(10)]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess() as process, quiverlog.connect(process.bootstrap) as client:
+        for topic in ("flights", "my-topic"):
+            client.create_topic(topic, "carrier string, delay double", partitions=2)
+            with client.producer(topic, batch_rows=2) as producer:
+                producer.send(ROWS, partition=0)
+        yield process
+
+
+def answer(broker: BrokerProcess, capfd: Any, *words: str) -> tuple[int, str, str]:
+    code = main(["sql", *words, "-b", broker.bootstrap])
+    captured = capfd.readouterr()
+    return code, captured.out, captured.err
+
+
+def lines(broker: BrokerProcess, capfd: Any, query: str) -> list[Any]:
+    code, out, err = answer(broker, capfd, query, "--format", "json")
+    assert code == 0, err
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_topics_are_tables(broker, capfd):
+    query = "select carrier, avg(delay) as late, count(*) as n from flights group by 1 order by 1"
+    expected = [{"carrier": "DL", "late": 4.0, "n": 5}, {"carrier": "UA", "late": 5.0, "n": 5}]
+    assert lines(broker, capfd, query) == expected
+    young = "select count(*) as n from flights where _timestamp > now() - interval 1 hour"
+    assert lines(broker, capfd, young) == [{"n": 10}]
+    quoted = 'select max(a.delay) as m from "my-topic" a join flights b using (delay)'
+    assert lines(broker, capfd, quoted) == [{"m": 9.0}]
+    names = [row["name"] for row in lines(broker, capfd, "show tables")]
+    assert {"flights", "my-topic"} <= set(names)
+
+
+def test_only_the_offsets_of_the_condition_are_fetched(broker, monkeypatch):
+    planned = []
+    from quiverlog.client import reading
+
+    class Spied(reading.Reading):
+        def __init__(self, plan: Any, *rest: Any) -> None:
+            planned.append(plan)
+            super().__init__(plan, *rest)
+
+    monkeypatch.setattr(reading, "Reading", Spied)
+    with quiverlog.connect(broker.bootstrap) as client, client.duckdb() as database:
+        query = "select sum(delay) from flights where _partition = 0 and _offset between 4 and 6"
+        assert database.sql(query).fetchall() == [(15.0,)]
+        assert planned[-1].ranges == {0: (4, 7)}
+        assert planned[-1].options.reader_schema.names == ["delay"]
+        late = (
+            "select count(*) from flights where _timestamp > timestamptz '2100-01-01 00:00:00+00'"
+        )
+        assert database.sql(late).fetchall() == [(0,)]
+        assert planned[-1].ranges == {}
+
+
+def test_formats_and_files(broker, capfd, tmp_path):
+    query = "select carrier, sum(delay) s from flights group by all order by 1"
+    assert answer(broker, capfd, query, "--format", "csv")[1] == '"carrier","s"\n"DL",20\n"UA",25\n'
+    path = tmp_path / "late.parquet"
+    assert answer(broker, capfd, query, "-o", str(path))[0] == 0
+    assert lines(broker, capfd, f"from '{path}'") == lines(broker, capfd, query)
+    assert "carrier" in answer(broker, capfd, query)[1], "a table"
+    assert lines(broker, capfd, "select 1::utinyint u, 'a'::enum('a', 'b') e") == [
+        {"u": 1, "e": "a"}
+    ]
+
+
+@pytest.mark.parametrize("query", ["selct 1", "select nope from flights", "from no_such_topic"])
+def test_what_duckdb_refuses_is_one_line(broker, capfd, query):
+    code, out, err = answer(broker, capfd, query)
+    assert (code, out, err.count("\n")) == (ExitCode.USAGE, "", 1), err
+
+
+def test_options_that_contradict(broker, capfd):
+    for words in (["--watch", "2s"], ["select 1", "--watch", "2s", "-o", "x.csv"]):
+        assert answer(broker, capfd, *words)[0] == ExitCode.USAGE
+    code, _, err = answer(broker, capfd, "select 1", "--watch", "soon")
+    assert (code, "2s" in err) == (ExitCode.USAGE, True)
+
+
+def test_a_query_may_come_by_a_pipe(broker, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("select count(*) as n from flights"))
+    assert answer(broker, capfd, "--format", "json")[1] == '{"n":10}\n'
+
+
+def test_watch_asks_again_until_it_is_ended(broker):
+    words = ["sql", "select count(*) n from flights", "--format", "json", "--watch", "50ms"]
+    command = [sys.executable, "-c", SCRIPT, *words, "-b", broker.bootstrap]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert [process.stdout.readline() for _ in range(3)] == [b'{"n":10}\n'] * 3
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, err.strip()) == (ExitCode.INTERRUPTED, b"quiverlog: interrupted")
+
+
+def test_the_prompt(broker):
+    command = [sys.executable, "-c", SCRIPT, "sql", "-b", broker.bootstrap, "--format", "json"]
+    ours, theirs = pty.openpty()
+    said = b""
+
+    def seen(text: bytes) -> bool:
+        nonlocal said
+        said += os.read(ours, 65_536)
+        return text in said
+
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        try:
+            until(lambda: seen(b"quiverlog> "))
+            os.write(ours, b"select count(*) as n\nfrom flights;\n")
+            until(lambda: seen(b'{"n":10}'))
+            os.write(ours, b"selct;\n")
+            until(lambda: seen(b"quiverlog: Parser Error"))
+            os.write(ours, b"exit\n")
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            os.close(ours)
+            os.close(theirs)
