@@ -16,12 +16,20 @@ from typing import Final
 
 from quiverlog.core.raft.election import Role
 from quiverlog.core.raft.log import Place
-from quiverlog.core.raft.messages import Entry, Message, RaftConfig, RandomSource, Voters
+from quiverlog.core.raft.messages import (
+    Entry,
+    Message,
+    RaftConfig,
+    RandomSource,
+    ReplicaKey,
+    Voters,
+)
 from quiverlog.core.raft.outbox import Write
 from quiverlog.core.raft.raft import Raft, Ready
 from quiverlog.core.raft.snapshots import SnapshotRead
 from quiverlog.errors import NotController, QuiverlogError, StorageFault
 from quiverlog.node.decision import why
+from quiverlog.node.forgotten import tell_forgotten
 from quiverlog.node.jobs import Then, Urgency
 from quiverlog.node.quorum_parts import Runner, StateMachine, traceback_of
 from quiverlog.storage.quorum_items import Snapshot
@@ -51,7 +59,8 @@ class Duties:
 
     __slots__ = ("_change", "_config", "_error", "_is_stopped", "_machine", "_pumping",
                  "_random", "_report", "_restored", "_retry_us", "_runner", "_seeds", "_send",
-                 "_snapshotting", "_starting", "_told_term", "_told_voters", "_voters_changed",
+                 "_snapshotting", "_starting", "_told_forgotten", "_told_term", "_told_voters",
+                 "_voters_changed",
                  "_writing", "applied_index", "log", "next_us", "raft")  # fmt: skip
 
     _machine: StateMachine
@@ -73,6 +82,7 @@ class Duties:
         self._report = report
         self._send = send
         self._voters_changed = voters_changed
+        self._told_forgotten: frozenset[ReplicaKey] = frozenset()
         self._told_voters: Voters | None = None
         self._config = config or RaftConfig()
         self._seeds = seeds
@@ -174,6 +184,10 @@ class Duties:
     def _look_at_role(self, now: Now) -> None:
         raft = self.raft
         self._look_at_voters()
+        if raft.forgotten:
+            self._told_forgotten = tell_forgotten(
+                self._report, self._log.key, raft.forgotten, self._told_forgotten
+            )
         leads = raft.role is Role.LEADER
         if self._told_term and not (leads and raft.term == self._told_term):
             self._told_term = 0

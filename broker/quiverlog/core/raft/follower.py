@@ -46,6 +46,7 @@ class Follower:
         "_receiver",
         "_seeds",
         "_silence_us",
+        "forgotten",
         "observe_due_us",
     )
 
@@ -67,6 +68,8 @@ class Follower:
         self._seeds = seeds
         self._silence_us = _SILENT_HEARTBEATS * config.heartbeat_us
         self.observe_due_us = now_us
+        self.forgotten: dict[ReplicaKey, int] = {}
+        """This replica, and the index up to which it acknowledged more than it has."""
 
     # --- entries -------------------------------------------------------------------------------
     def on_append(self, message: Append) -> bool:
@@ -120,6 +123,9 @@ class Follower:
     def on_heartbeat(self, message: Heartbeat) -> None:
         """The leader lives, and has committed up to an index that this replica acknowledged."""
         if not self._receiver.is_installing:
+            # An observer may begin anew with an earlier disk; nothing has rested on it.
+            if message.commit > self._log.last_index and self._membership.is_voter(self._key):
+                self.forgotten = {self._key: message.commit}
             self._log.commit_to(min(message.commit, self._log.last_index))
         response = HeartbeatResponse(source=self._key, target=message.source, term=message.term)
         self._outbox.send_durable(response)

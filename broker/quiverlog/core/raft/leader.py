@@ -75,6 +75,11 @@ class Leader:
         return {key: one.match for key, one in list(self._replication.progress.items())}
 
     @property
+    def forgotten(self) -> dict[ReplicaKey, int]:
+        """See `Raft.forgotten`."""
+        return self._replication.forgotten
+
+    @property
     def heard_us(self) -> dict[ReplicaKey, int]:
         """See `Raft.heard_us`."""
         return {key: one.heard_us for key, one in list(self._replication.progress.items())}

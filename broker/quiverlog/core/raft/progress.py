@@ -49,6 +49,10 @@ _LEGAL: Final = {
 }
 
 
+_REFUSALS: Final = 3
+"""So many answers to probes are not all late ones."""
+
+
 class SnapshotSend:
     """Which bytes of which snapshot a follower gets next. One chunk is under way at a time.
 
@@ -77,6 +81,7 @@ class Progress:
         "_config",
         "_in_flight",
         "_probe_sent",
+        "_refused_at_match",
         "commit_sent",
         "heard_us",
         "key",
@@ -99,6 +104,7 @@ class Progress:
         self.transfer: SnapshotSend | None = None
         self._config = config
         self._probe_sent = False
+        self._refused_at_match = 0
         self._in_flight: deque[_Sent] = deque()
         self._bytes_in_flight = 0
 
@@ -113,6 +119,11 @@ class Progress:
             len(self._in_flight) >= self._config.inflight_messages_max
             or self._bytes_in_flight >= self._config.inflight_bytes_max
         )
+
+    @property
+    def has_forgotten(self) -> bool:
+        """True when the follower refuses, again and again, what comes behind its own word."""
+        return self._refused_at_match >= _REFUSALS
 
     @property
     def is_unacknowledged(self) -> bool:
@@ -138,6 +149,7 @@ class Progress:
     def accepted(self, index: int) -> None:
         """The follower's log is equal up to `index`, durably. Answers may come twice, or late."""
         self.match = max(self.match, index)
+        self._refused_at_match = 0
         self.next = max(self.next, self.match + 1)
         while self._in_flight and self._in_flight[0].last_index <= index:
             self._bytes_in_flight -= self._in_flight.popleft().size_bytes
@@ -153,7 +165,10 @@ class Progress:
         """What was sent behind `index` did not fit; try from `next_index`. False for an old answer.
 
         An answer about a place that is acknowledged, or that is not being probed, was overtaken.
+        One that comes again with each probe was not: the follower lacks what it acknowledged.
         """
+        if self.state is ProgressState.PROBE and 0 < self.match == index == self.next - 1:
+            self._refused_at_match += next_index <= index
         if self.state is ProgressState.SNAPSHOT or index <= self.match:
             return False
         if self.state is ProgressState.PROBE and index != self.next - 1:

@@ -148,6 +148,13 @@ class Raft:
         return {} if leader is None else leader.match_indexes
 
     @property
+    def forgotten(self) -> dict[ReplicaKey, int]:
+        """Replicas that lack entries which they have acknowledged, and up to where they did: this
+        one, as its leader's heartbeats prove, or, where this one leads, others. Their disks are in
+        an earlier state. Nothing is sent again, for it may be acknowledged once only."""
+        return self._follower.forgotten if self._leader is None else self._leader.forgotten
+
+    @property
     def heard_us(self) -> dict[ReplicaKey, int]:
         """When this leader last heard of each replica that it follows up."""
         return {} if self._leader is None else self._leader.heard_us

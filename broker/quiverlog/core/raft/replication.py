@@ -79,6 +79,8 @@ class Replication:
         self._uncommitted_bytes = 0
         self._transfer: _Transfer | None = None
         self.progress: dict[ReplicaKey, Progress] = {}
+        self.forgotten: dict[ReplicaKey, int] = {}
+        """Voters that lack entries which they have acknowledged in this term, and up to where."""
         self.heartbeat_due_us = now_us
         self.wants_to_send = True
         """Something happened that may let entries go out."""
@@ -220,6 +222,8 @@ class Replication:
         if not message.accepted:
             fits = self._log.newest_possible_match(message.hint_index, message.hint_term)
             progress.refused(message.index, fits.index + 1)
+            if progress.has_forgotten and self._membership.is_voter(progress.key):
+                self.forgotten[progress.key] = progress.match
             return False
         # Durable on the follower, in this term: it counts (paper, section 5.3).
         assert message.index <= self._log.last_index, "a follower acknowledges what it was sent"

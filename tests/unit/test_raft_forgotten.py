@@ -1,0 +1,66 @@
+"""Voters that come back with an earlier log: nobody can mend that, so it is said on both sides."""
+
+from __future__ import annotations
+
+from quiverlog.core.raft import messages as m
+from tests.support.raft import Replica, accepted, alive, entries, key, leader, sent, voters
+
+
+def heartbeat(commit: int, term: int = 1) -> m.Heartbeat:
+    return m.Heartbeat(source=key(1), target=key(0), term=term, commit=commit)
+
+
+def refused(index: int, hint_index: int) -> m.AppendResponse:
+    return m.AppendResponse(
+        source=key(1), target=key(0), term=1, accepted=False, index=index, hint_index=hint_index,
+        hint_term=1,
+    )  # fmt: skip
+
+
+# --- the voter -----------------------------------------------------------------------------------
+def test_a_heartbeat_beyond_the_log_proves_that_entries_are_gone() -> None:
+    """A leader never says a commit index that was not acknowledged to it in this term."""
+    replica = Replica(0, stored=entries(1, [1, 1]), term=1)
+    replica.step(heartbeat(2))
+    assert replica.raft.forgotten == {}
+    replica.step(heartbeat(5))
+    assert replica.raft.forgotten == {key(0): 5}
+    assert replica.committed == 2
+
+
+def test_whoever_has_no_vote_may_come_back_with_less() -> None:
+    replica = Replica(0, members=voters(1, 2, 3), stored=entries(1, [1, 1]), term=1)
+    replica.step(heartbeat(5))
+    assert replica.raft.forgotten == {}
+
+
+# --- its leader ----------------------------------------------------------------------------------
+def probe_at_match(replica: Replica) -> None:
+    """Voter 1 acknowledges three entries, and refuses what comes after these."""
+    replica.propose(b"a", b"b").settle()
+    replica.step(accepted(1, 3))
+    replica.propose(b"c").settle()
+    replica.step(refused(4, 1))
+    assert replica.raft.match_indexes[key(1)] == 3
+
+
+def test_a_voter_that_refuses_what_it_acknowledged_has_forgotten_it() -> None:
+    replica = leader()
+    probe_at_match(replica)
+    for _ in range(3):
+        assert replica.raft.forgotten == {}
+        assert sent(replica, 1)[-1].prev_index == 3, "probed again, with each heartbeat"
+        replica.step(refused(3, 1))
+        replica.step(alive(1))
+    assert replica.raft.forgotten == {key(1): 3}
+    assert replica.committed == 3, "what was acknowledged was, and stays decided"
+
+
+def test_late_refusals_are_no_proof() -> None:
+    replica = leader()
+    probe_at_match(replica)
+    replica.step(refused(3, 1), refused(3, 1))
+    replica.step(accepted(1, 4))
+    assert replica.raft.match_indexes[key(1)] == 4
+    replica.step(refused(3, 1), refused(3, 1), refused(4, 1), refused(4, 1))
+    assert replica.raft.forgotten == {}
