@@ -9,6 +9,7 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.batch.header import SIZE_END
+from quiverlog.storage.posix import PosixDisk
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 from quiverlog.wire import messages as m
 from tests.support.copies import BOTH, COPY, LEADER, Copies
@@ -281,3 +282,45 @@ def test_a_reader_of_a_copy_that_becomes_the_leader_reads_on(copies: Copies) -> 
     answer = copies.copy.answer(waiting)
     assert answer is not None
     assert rows_of(answer[1]) == [(1, 1)]
+
+
+def test_a_copy_that_finds_no_descriptor_for_its_cut_is_cut_later(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulator, seed 86009: its disk counted as failed, and it was out of sync for ever."""
+    write(copies, 1)
+    copies.settle()
+    copies.change(copies.copy, leader_id=COPY, leader_epoch=4, in_sync_replicas=(COPY,))
+    copies.copy.produce(copies.topic, batch_of([7]))
+    failed: list[int] = []
+    write_whole = PosixDisk.write_file_atomic
+
+    def write_file_atomic(disk: PosixDisk, path: str, contents: bytes) -> None:
+        if len(failed) < 3 and path.endswith("truncate-to"):
+            failed.append(1)
+            raise errors.ThrottledBroker("Too many open files.", file=path)
+        write_whole(disk, path, contents)
+
+    monkeypatch.setattr(PosixDisk, "write_file_atomic", write_file_atomic)
+    copies.change(leader_id=LEADER, leader_epoch=5, in_sync_replicas=BOTH)
+    rounds = 0
+    while not failed:
+        go_on(copies)
+        rounds += 1
+        assert rounds < 100, "a cut begins"
+    assert copies.replica.cutting
+    assert copies.replica.fault is None
+    for _ in range(50):
+        go_on(copies)
+    assert len(failed) == 3
+    copies.later()
+    assert copies.replica.log.log_end_offset == 1
+    assert rows_of(read(copies)[1]) == [(0, 1)]
+
+
+def go_on(copies: Copies) -> None:
+    copies.leader.advance(100)
+    while copies.copy.syncs:
+        copies.copy.flush()
+    copies.copy.advance(100)
+    copies.carry()

@@ -1,31 +1,41 @@
 """One partition that is copied here: its replica, as the machine of the copy reads it.
 
-Owns the pair, and the check of rows that came from a leader: they are as their producers sent them.
+Owns the pair, the job that cuts its log, also one that is to be run again, and the check of rows
+that came from a leader: they are as their producers sent them.
 
 Must not know: who leads, when a leader is asked.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.codec import split_batches
 from quiverlog.batch.header import CRC_START, BatchHeader
 from quiverlog.core.replication.follower import Cut, Follower, Skip
 from quiverlog.core.replication.peer_fetcher import Key
-from quiverlog.errors import CorruptBatch
+from quiverlog.errors import CorruptBatch, DiskFull, ThrottledBroker
 from quiverlog.node.replica import Replica
 from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.jobs import TrimJob
+from quiverlog.storage.truncation import TruncateJob
+from quiverlog.types import Now
 
 __all__ = ["Copy", "checked_rows"]
 
+_AGAIN_US: Final = 1_000_000
+
 
 class Copy:
-    """See the module docstring. `step`: what is to be done to its log.
+    """See the module docstring. `step`: what is to be done to its log, from `cut_from_us` on.
 
     `waits_at`: where its leader's rows are damaged; -1: nowhere that is known.
     """
 
-    __slots__ = ("follower", "key", "leader_id", "replica", "step", "waits_at")
+    __slots__ = (
+        "_put_off", "cut_from_us", "follower", "key", "leader_id", "replica", "step", "waits_at"
+    )  # fmt: skip
 
     def __init__(self, key: Key, replica: Replica) -> None:
         self.key = key
@@ -34,6 +44,39 @@ class Copy:
         self.leader_id = -1
         self.step: Cut | Skip | None = None
         self.waits_at = -1
+        self.cut_from_us = 0
+        self._put_off: TruncateJob | None = None
+
+    # --- cutting -------------------------------------------------------------------------------
+    def begin_cut(self) -> TruncateJob | TrimJob | None:
+        """The job that does the step; None: there is nothing to do."""
+        assert self.step is not None
+        job, self._put_off = self._put_off, None
+        if job is not None:
+            self.replica.log.truncate_again(job)
+            return job
+        if isinstance(self.step, Cut):
+            return self.replica.log.begin_truncate(self.step.offset)
+        return self.replica.log.begin_skip(self.step.offset)
+
+    def fail_cut(self, job: TruncateJob | TrimJob | None, error: BaseException, now: Now) -> bool:
+        """The step was not done; True: it will be tried again, and the log is cut until then.
+
+        For want of room or of descriptors nothing is lost: a job may be run again at any point.
+        """
+        assert self.replica.cutting
+        log = self.replica.log
+        if isinstance(job, TruncateJob):
+            log.fail_truncate(job)
+        elif job is not None:
+            log.fail_trim(job, error)
+        is_passing = isinstance(error, DiskFull | ThrottledBroker) and not self.replica.deleted
+        if not is_passing or (log.fault and not isinstance(job, TruncateJob)):
+            self.step = None
+            return False
+        self._put_off = job if isinstance(job, TruncateJob) else None
+        self.cut_from_us = now.mono_us + _AGAIN_US
+        return True
 
     @property
     def log_start_offset(self) -> int:

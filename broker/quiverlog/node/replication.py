@@ -192,10 +192,9 @@ class Replication:
 
     def next_us(self) -> int | None:
         """When `run` is to be called at the latest; None: when something happens."""
-        return min(
-            (due for one in self._fetchers.values() if (due := one.next_us()) is not None),
-            default=None,
-        )
+        dues = [due for one in self._fetchers.values() if (due := one.next_us()) is not None]
+        dues += [one.cut_from_us for one in self._to_cut.values() if one.cut_from_us]
+        return min(dues, default=None)
 
     def run(self, now: Now) -> None:
         """Begin the cuts that can be, and ask each leader that is to be asked."""
@@ -329,6 +328,9 @@ class Replication:
     # --- cutting -------------------------------------------------------------------------------
     def _begin_cut(self, copy: Copy, now: Now) -> None:
         replica = copy.replica
+        if now.mono_us < copy.cut_from_us:
+            return
+        copy.cut_from_us = 0
         if replica.flush_running or replica.jobs_running:
             return
         if copy.follower.phase is Phase.OFFLINE:
@@ -338,15 +340,10 @@ class Replication:
             return
         del self._to_cut[copy.key]
         assert replica.cutting
-        step = copy.step
-        assert step is not None
-        job: TruncateJob | TrimJob | None
-        if isinstance(step, Cut):
-            lost = replica.log.log_end_offset - step.offset
+        if isinstance(copy.step, Cut):
+            lost = replica.log.log_end_offset - copy.step.offset
             self._outbox.log("info", "copy cut", partition=str(replica.name), rows=max(0, lost))
-            job = replica.log.begin_truncate(step.offset)
-        else:
-            job = replica.log.begin_skip(step.offset)
+        job = copy.begin_cut()
         replica.jobs_running += 1
         then = partial(self._cut_back, copy, [job])
         if job is None:
@@ -369,14 +366,16 @@ class Replication:
         assert replica.jobs_running > 0
         assert replica.cutting
         replica.jobs_running -= 1
+        if error is not None and copy.fail_cut(job, error, now):
+            self._to_cut[copy.key] = copy
+            self._outbox.log(
+                "warning", "copy not cut yet", partition=str(replica.name), why=str(error)
+            )
+            return
         replica.cutting = False
         copy.step = None
         log, state = replica.log, replica.state
         if error is not None:
-            if isinstance(job, TruncateJob):
-                log.fail_truncate(job)
-            elif job is not None:
-                log.fail_trim(job, error)
             self._flushes.declare_fault(replica, f"its end could not be cut: {error}")
             self.went_offline(replica)
         elif isinstance(job, TruncateJob):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Final
 
 from quiverlog.errors import QuiverlogError, StorageFault
 from quiverlog.storage import checkpoint, opening
@@ -37,6 +38,8 @@ from quiverlog.storage.truncation import TruncateJob, TruncateResult
 from quiverlog.types import Now
 
 __all__ = ["Log", "LogConfig", "RecoveryReport"]
+
+_HALF_CUT: Final = "a truncation failed half way"
 
 
 class Log(TrimmableLog):
@@ -274,7 +277,14 @@ class Log(TrimmableLog):
         """The truncation's `run` raised: half of it may be done, so the log takes no writes."""
         assert job is self._truncation
         self._truncation = None
-        self.fault = "a truncation failed half way"
+        self.fault = _HALF_CUT
+
+    def truncate_again(self, job: TruncateJob) -> None:
+        """Before a job that has failed for want of room or descriptors is run again."""
+        assert self._truncation is None
+        assert self.fault == _HALF_CUT, "nothing was written since, or read into memory"
+        self.fault = ""
+        self._truncation = job
 
     # --- closing -------------------------------------------------------------------------------
     @property
