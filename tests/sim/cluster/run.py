@@ -20,6 +20,7 @@ from tests.sim.shipped import clients_clock
 from .caretaker import look_after
 from .cluster import Cluster
 from .host import ClusterHost
+from .last_resort import elect_uncleanly, waiting_for_somebody
 from .losses import Losses
 from .operator import Operator, are_voters_settled
 from .promises import ClusterChecker, ClusterTopicModel
@@ -165,7 +166,13 @@ class _Run:
         look_after(cluster, self.checker)
         self.workload.stop()
         self._until(self.workload.operators_are_done, _HEAL_US, "operators have cleared up")
-        healed_us = self._until(self._all_open, _HEAL_US, "all are in sync again")
+        healed_us = self._until(
+            lambda: self._all_open() or bool(waiting_for_somebody(cluster, self.checker)),
+            _HEAL_US, "all are in sync again",
+        )  # fmt: skip
+        for key in waiting_for_somebody(cluster, self.checker):
+            elect_uncleanly(cluster, self.checker, key)
+        healed_us += self._until(self._all_open, _HEAL_US, "all are in sync again")
         self._until(self.workload.is_idle, _HEAL_US, "every client has its answers")
         self._settle_voters()
         self._until(self._all_equal, _HEAL_US, "all copies have all rows")

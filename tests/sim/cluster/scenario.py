@@ -137,7 +137,8 @@ class ClusterScenario:
             clock_jump_interval_ms=rng.choice((0, 0, 5_000)),
             newborn_faults=rng.choice((0.0, 0.0, 0.2)),
         )
-        if not drawn.gate("machine-faults"):
+        if shape is not None or not drawn.gate("machine-faults"):
+            # Who says what a run is like says it of machines, too.
             drawn = dataclasses.replace(drawn, plan=CALM)
         found = dataclasses.replace(drawn, **dict(shape or {}))  # type: ignore[arg-type]
         if found.plan.old_disk_interval_ms:
