@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Literal
 from quiverlog.client.async_consumer import AsyncConsumer
 from quiverlog.client.async_producer import AsyncProducer, AsyncSendFuture
 from quiverlog.errors import (
+    CorruptLog,
     LogTruncated,
     OffsetOutOfRange,
     QuiverlogError,
+    StorageFault,
     UnknownTopic,
     UnknownTopicId,
 )
@@ -49,6 +51,7 @@ class Program(ShippedClient):
 
     def prepare(self, cluster: Cluster) -> None:
         """To be called before the program begins."""
+        self._cluster = cluster
         self._leisure = cluster.leisure
         self._scale = cluster.scenario.tempo.scale
         self._addresses = [f"{host.name}:9292" for host in cluster.hosts]
@@ -191,13 +194,26 @@ class ConsumingProgram(Program, ClientConsumer):
                 raise Violation(f"{self.name}: rows that it read are gone: {error!r}")
             self.world.events["a shipped consumer was told of lost rows"] += 1
             return self._begin_again(topic)
-        if not error.retriable:
+        is_damaged = isinstance(error, (CorruptLog, StorageFault))
+        if not error.retriable and not (is_damaged and any(map(self._has_one_bad_copy, keys))):
             raise Violation(f"{self.name}: reading {topic.name} failed: {error!r}")
         await self.nap(0.1)
         if any(self.checker.partitions[key].forgetful for key in keys):
             # A new consumer does not know the epoch of the last row: it could not be told.
             return self._begin_again(topic)
         return self._open(topic, {key[1]: at for key, at in self.positions.items()})
+
+    def _has_one_bad_copy(self, key: Key) -> bool:
+        """Can whoever leads not read its rows, with nobody else in sync who could lead?"""
+        for host in self._cluster.hosts:
+            replica = None if host.node is None else host.node.broker.assignment.find(key)
+            if replica is None or replica.state.leadership is None:
+                continue
+            is_bad = bool(replica.damage) or bool(host.disk.failures["EIO read"])
+            if is_bad and len(replica.state.leadership.in_sync.maximal) == 1:
+                self.world.events["damage where nobody else is in sync"] += 1
+                return True
+        return False
 
     def _begin_again(self, topic: TopicModel) -> AsyncConsumer:
         self.positions = {}
