@@ -51,6 +51,7 @@ class Copy:
     def begin_cut(self) -> TruncateJob | TrimJob | None:
         """The job that does the step; None: there is nothing to do."""
         assert self.step is not None
+        assert self.replica.cutting, "nothing is appended meanwhile"
         job, self._put_off = self._put_off, None
         if job is not None:
             self.replica.log.truncate_again(job)
@@ -76,6 +77,7 @@ class Copy:
             return False
         self._put_off = job if isinstance(job, TruncateJob) else None
         self.cut_from_us = now.mono_us + _AGAIN_US
+        assert self.step is not None, "it is done when there is room"
         return True
 
     @property

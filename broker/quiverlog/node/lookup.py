@@ -108,6 +108,7 @@ class Lookup:
         """`leading`, for what is said of ends: not by who has asked for another leader."""
         replica = self.leading(topic_id, partition)
         self.check_end(replica)
+        assert replica.state.leads
         return replica
 
     def unreadable_here(self, replica: Replica | None, error: QuiverlogError) -> QuiverlogError:

@@ -111,6 +111,7 @@ class Standing:
         leadership = replica.state.leadership
         if leadership is None or not leadership.followers:
             return False
+        assert leadership.in_sync.maximal, "a leader is in sync"
         if len(leadership.in_sync.maximal) > 1:
             return True
         image = self._metadata.image
