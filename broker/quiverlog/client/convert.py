@@ -19,6 +19,7 @@ import pyarrow.types as t
 
 from quiverlog.batch.arrow_types import normalize_type
 from quiverlog.batch.normalize import cast_array
+from quiverlog.batch.plain_arrays import array_of
 from quiverlog.batch.rows import check_nested_nulls
 from quiverlog.batch.structure import has_required_inside
 from quiverlog.errors import SchemaMismatch
@@ -78,7 +79,8 @@ class Converter:
                 unknown = set().union(*rows) - self._names
                 if unknown:
                     raise self._unknown_columns(unknown)
-                batch = pa.RecordBatch.from_pylist(rows, schema=self.schema)
+                columns = [array_of([row.get(f.name) for row in rows], f.type) for f in self.schema]
+                batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self._blame_row(rows, error) from error
         self._check_nulls(batch)
@@ -100,7 +102,7 @@ class Converter:
         if max(map(len, rows)) != len(self._getters):
             return None
         try:
-            columns = [pa.array(list(map(getter, rows)), type_) for getter, type_ in self._getters]
+            columns = [array_of(list(map(getter, rows)), type_) for getter, type_ in self._getters]
         except KeyError:
             return None
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,10 +25,12 @@ from .consumer_positions import PositionFinder
 from .metadata_looks import partition_info
 from .partition_questions import at_us
 from .place import PLACE_NAMES, placed, with_place
-from .place_bounds import PlaceBounds
 from .results import TopicInfo
 from .routing import Cluster
 from .row_filter import RowFilter, check_condition, filter_of, mentioned
+
+if TYPE_CHECKING:
+    from .place_bounds import PlaceBounds
 
 __all__ = ["ReadPlan", "ReadProgress", "plan_read"]
 
@@ -91,6 +93,8 @@ def plan_read(
         history = yield from cluster.history(info.topic_id, topic, fresh=True)
         plan = _shape(topic, history.current, options, where)
         if isinstance(where, pc.Expression):
+            from .place_bounds import PlaceBounds  # it loads pyarrow.dataset, and that pandas
+
             bounds = PlaceBounds(where, with_place(_placeless(history.current)))
             ranges = yield from _narrowed(finder, bounds, ranges)
         ranges = {p: (start, stop) for p, (start, stop) in ranges.items() if start < stop}
