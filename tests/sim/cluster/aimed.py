@@ -7,10 +7,12 @@ names them (`AimPlan`): drawn by chance, these moments are too rare for a few se
   that nobody else has. Also right after its election, so that all rows of its epoch are such rows.
 - lean: one follower of a leader is late, another hears nothing for a moment, then the leader is
   killed: copies end at different places, and not all know what was shown.
-- see-saw: two brokers of a partition lead by turns, each while the other one is down.
 - joiner: whoever is about to join the in-sync replicas loses its power, while the leader that asks
   for it is cut off from whoever decides, and goes on asking when the other one is back.
 - moves: partitions are to be held by others, and some of these moves are cancelled.
+- handovers: who leads hands over to the other one of two brokers that do not hear each other, and
+  back, while both are in sync: each has rows of epochs that the other one has not.
+- unflushed: a machine loses its power soon after it has cut rows off a log's end.
 - unheard: a broker is cut off from whoever decides, and from nobody else.
 
 Must not know: what is right or wrong with rows.
@@ -23,12 +25,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from quiverlog.core.controller.reassignment import cancel, reassign
+from quiverlog.core.controller.records import PartitionChangeRecord
 from quiverlog.errors import QuiverlogError
 from tests.sim.network import Link
 
 from .host import ClusterHost
 
 if TYPE_CHECKING:
+    from quiverlog.core.controller.topic_image import TopicImage
+
     from .cluster import Cluster
 
 __all__ = ["NO_AIMS", "AimPlan", "Aimed"]
@@ -47,11 +52,11 @@ class AimPlan:
     stranded_interval_ms: int = 0
     stranded_newborn: float = 0.0
     lean_interval_ms: int = 0
-    seesaw_ms: int = 0
-    """For so long one of the two leads."""
     joiner: float = 0.0
     moves_interval_ms: int = 0
     unheard_interval_ms: int = 0
+    handovers_interval_ms: int = 0
+    unflushed: float = 0.0
 
 
 NO_AIMS: Final = AimPlan()
@@ -65,6 +70,7 @@ class Aimed:
         self._rng = cluster.rng
         self._plan = cluster.scenario.aims
         self._striking = False
+        self._ends: dict[tuple[int, int, str], int] = {}
 
     def begin(self) -> None:
         """From now on until the world is calm."""
@@ -73,8 +79,7 @@ class Aimed:
         cluster.every(plan.lean_interval_ms, self._lean)
         cluster.every(plan.unheard_interval_ms, self._unhear)
         cluster.every(plan.moves_interval_ms, self._move)
-        if plan.seesaw_ms:
-            cluster.world.at(1, lambda: self._swing(0))
+        cluster.every(plan.handovers_interval_ms, self._begin_handovers)
 
     # --- rows that nobody else has -------------------------------------------------------------
     def _leading(self) -> list[ClusterHost]:
@@ -142,36 +147,79 @@ class Aimed:
 
         cluster.world.at(delay_us, strike)
 
-    # --- leaders by turns ----------------------------------------------------------------------
-    def _swing(self, turn: int) -> None:
-        """The other one of the two is up now, alone."""
+    # --- leaders that hand over ----------------------------------------------------------------
+    def _begin_handovers(self) -> None:
         cluster = self._cluster
-        if cluster.world.calm:
-            return
         controller = cluster.controller()
-        if controller is None or controller.node is None:
-            cluster.world.at(self._plan.seesaw_ms * 1_000, lambda: self._swing(turn))
+        if self._striking or controller is None or not cluster.all_in_sync():
             return
-        topic = controller.node.broker.metadata.image.topics[cluster.scenario.topics[0].name]
-        pair = topic.partitions[0].replicas
-        up, down = cluster.hosts[pair[turn % 2]], cluster.hosts[pair[1 - turn % 2]]
-        cluster.world.faults["see-saw"] += 1
-        if down.node is not None:
-            down.down_until_us = cluster.world.mono_us + self._plan.seesaw_ms * 1_000
-            down.kill()
-        up.down_until_us = 0
-        if up.node is None:
-            up.start()
-        stays = self._rng.random() < 0.3
-        both_ms = self._plan.seesaw_ms * (4 if stays else 1)
-        if stays:
-            down.down_until_us = 0
-            cluster.world.at(1, down.start)
-        cluster.world.at(both_ms * 1_000, lambda: self._swing(turn + 1))
+        assert controller.node is not None
+        topic = self._topic(controller)
+        if topic is None:
+            return
+        partition = self._rng.choice(topic.partitions)
+        pair = [n for n in partition.in_sync_replicas if n != controller.node_id][:2]
+        if len(pair) < 2:
+            return
+        if partition.leader_id == pair[0]:
+            pair.reverse()
+        self._striking = True
+        cluster.world.faults["handovers"] += 1
+        cluster.world.network.cut(cluster.hosts[pair[0]].name, cluster.hosts[pair[1]].name)
+        self._hand_over(partition.partition, pair, self._rng.randint(4, 5))
+
+    def _hand_over(self, number: int, pair: list[int], left: int) -> None:
+        """A decision that is open to whoever decides: both are in sync."""
+        controller, world = self._cluster.controller(), self._cluster.world
+        topic = None if controller is None else self._topic(controller)
+        if world.calm or controller is None or controller.node is None or topic is None or not left:
+            self._striking = False
+            if not world.calm:
+                world.network.heal()
+            return
+        partition = topic.partitions[number]
+        if set(pair) <= set(partition.in_sync_replicas) and partition.leader_id != pair[0]:
+            record = PartitionChangeRecord(
+                topic.topic_id,
+                number,
+                leader_id=pair[0],
+                leader_epoch=partition.leader_epoch + 1,
+            )
+            broker = controller.node.broker
+            broker.propose([record], controller.now, lambda _result, _error, _now: None)
+            controller.feed()
+        delay_us = self._rng.randrange(_STRANDED_US // 3, 3 * _STRANDED_US)
+        world.at(delay_us, lambda: self._hand_over(number, pair[::-1], left - 1))
+
+    def _topic(self, controller: ClusterHost) -> TopicImage | None:
+        assert controller.node is not None
+        pending = controller.node.broker.metadata.pending
+        return pending.topics.get(self._cluster.scenario.topics[0].name)
+
+    # --- rows that were cut --------------------------------------------------------------------
+    def _look_for_cuts(self, host: ClusterHost) -> None:
+        assert host.node is not None
+        for replica in host.node.broker.assignment.all_open():
+            place = (host.node_id, host.life, replica.name)
+            before, end = self._ends.get(place, 0), replica.log.log_end_offset
+            self._ends[place] = end
+            if end < before and self._rng.random() < self._plan.unflushed:
+                self._cluster.world.at(
+                    self._rng.randrange(1, _STRANDED_US), partial(self._lose_power, host, host.life)
+                )
+
+    def _lose_power(self, host: ClusterHost, life: int) -> None:
+        cluster = self._cluster
+        if host.node is not None and host.life == life and cluster.may_lose_power(host):
+            cluster.world.faults["power lost after a cut"] += 1
+            cluster.goes_down(host)
+            host.power_loss()
 
     # --- those who decide ----------------------------------------------------------------------
     def looked(self, host: ClusterHost) -> None:
         """Code of this node has run."""
+        if self._plan.unflushed and host.node is not None:
+            self._look_for_cuts(host)
         if not self._plan.joiner or self._striking or host.node is None:
             return
         for replica in host.node.broker.replicas.values():

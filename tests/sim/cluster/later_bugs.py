@@ -12,9 +12,9 @@ from tests.sim.bug import Bug, make_bug
 from .shapes import (
     ALL_POWER,
     FLUSHED,
+    HANDED,
     MOVING,
     NEWBORN,
-    SEESAW,
     STRICT,
     UNHEARD,
     WIPED,
@@ -28,12 +28,12 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "core.replication.follower:Follower.cut",
         "self._begin()",
         "self._begin(); self._failures = 99",
-        shape=SEESAW,
+        shape=HANDED,
         also=(
             (
                 "core.replication.follower:Follower.said",
                 "NO_EPOCH if is_empty else",
-                "NO_EPOCH if is_empty or self._failures == 99 else",
+                "NO_EPOCH if is_empty or self._failures >= 99 else",
             ),
         ),
     ),
@@ -68,9 +68,10 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "recovery point ahead of the cut",
-        "storage.truncation:_lower_notes",
-        "if point.offset > end or not (",
-        "if not (",
+        "storage.truncation:_header_anew",
+        "if mark.position > size:",
+        "if False:",
+        seed=1,
         shape=FLUSHED,
     ),
     make_bug(

@@ -202,8 +202,6 @@ UNPROVEN: Final = frozenset(
     (
         "a copy claims the leader's epoch for its own end",
         "a leader that has stood down says where rows end",
-        "no second question (KIP-279)",
-        "recovery point ahead of the cut",
         "who gets a partition counts before it has it",
         "one log is enough after a power failure of all",
         "the shortest log leads after a power failure of all",

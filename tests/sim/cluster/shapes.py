@@ -14,8 +14,8 @@ from .scenario import ClusterTopic
 from .tempo import SHIPPED
 
 __all__ = [
-    "ALL_POWER", "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "JOINING", "LEAN", "MANAGED",
-    "MOVING", "NEWBORN", "POWER", "QUIET", "SEESAW", "SPLIT", "STOPPED", "STRANDED", "STRICT",
+    "ALL_POWER", "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "HANDED", "JOINING", "LEAN",
+    "MANAGED", "MOVING", "NEWBORN", "POWER", "QUIET", "SPLIT", "STOPPED", "STRANDED", "STRICT",
     "UNHEARD", "WIPED", "topics",
 ]  # fmt: skip
 
@@ -123,8 +123,13 @@ STRANDED: Final = {
     "aims": AimPlan(stranded_interval_ms=700),
 }
 """Leaders come back with rows that nobody else has."""
-FLUSHED: Final = {**STRANDED, "topics": topics("flushed")}
-"""These rows are on their disks."""
+FLUSHED: Final = {
+    **STRANDED,
+    "topics": topics("flushed"),
+    "power_interval_ms": 1_000_000,
+    "aims": AimPlan(stranded_interval_ms=500, unflushed=0.7),
+}
+"""These rows are on their disks; when they are cut, the machine loses its power soon."""
 NEWBORN: Final = {
     **QUIET,
     "topics": topics("memory"),
@@ -134,15 +139,14 @@ NEWBORN: Final = {
 """All rows of an epoch are such rows."""
 LEAN: Final = {**QUIET, "topics": topics("memory"), "aims": AimPlan(lean_interval_ms=300)}
 """Copies end at different places when their leader dies."""
-SEESAW: Final = {
+HANDED: Final = {
     **QUIET,
-    "topics": topics(
-        "memory", min_in_sync=1, partitions=1, replicas=2, unclean_leader_election_enable="true"
-    ),
-    "duration_ms": 30_000,
-    "aims": AimPlan(seesaw_ms=3_000),
+    "topics": topics("memory", partitions=1),
+    "rows_max": 1,
+    "buggy_everywhere": False,
+    "aims": AimPlan(handovers_interval_ms=400),
 }
-"""Two brokers lead by turns, each without the other's rows."""
+"""Two brokers lead by turns without hearing each other: their logs part more than once."""
 JOINING: Final = {
     **QUIET,
     "nodes": 5,

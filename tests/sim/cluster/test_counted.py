@@ -10,7 +10,7 @@ from .aimed import AimPlan
 from .counted import Counted
 from .invariants import Invariants
 from .run import simulate
-from .shapes import JOINING, LEAN, NEWBORN, SEESAW, STRANDED, UNHEARD
+from .shapes import FLUSHED, HANDED, JOINING, LEAN, NEWBORN, STRANDED, UNHEARD
 
 
 def test_who_counts_has_all_that_readers_saw() -> None:
@@ -45,7 +45,8 @@ def test_the_list_of_epochs_says_what_stands_on_the_batches() -> None:
         (STRANDED, "leader stranded"),
         (NEWBORN, "leader stranded"),
         (LEAN, "leader lean"),
-        (SEESAW, "see-saw"),
+        (HANDED, "handovers"),
+        (FLUSHED, "power lost after a cut"),
         (JOINING, "joiner lost"),
         (UNHEARD, "cut off from the controller"),
     ],
