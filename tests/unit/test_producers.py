@@ -199,3 +199,29 @@ def test_a_snapshot_of_more_producers_than_are_remembered_loses_the_longest_sile
     assert len(few) == 3
     with pytest.raises(UnknownProducerId):
         few.check(batch(10, pid=2))
+
+
+def test_who_takes_the_rows_from_an_offset_on_needs_the_batches_below_it() -> None:
+    batches = [batch(10 * n, pid=7, offset=10 * n) for n in range(4)]
+    batches += [batch(0, pid=8, offset=40), batch(10, pid=7, offset=50)]
+    batches[-1] = batch(40, pid=7, offset=50)
+    batches += [batch(0, pid=9, epoch=1, offset=60)]
+    whole = states_with(*batches)
+    for begin in range(0, 80, 10):
+        part = states_with()
+        part.restore(whole.snapshot_below(begin))
+        for header in batches:
+            if header.base_offset >= begin:
+                part.replay(header)
+        assert part.snapshot() == whole.snapshot()
+    assert len(states_with(*batches[:1])) == 1
+
+
+def test_what_is_read_again_was_seen_when_the_newest_was() -> None:
+    states = ProducerStates(0, expiry_us=1_000)
+    states.record(batch(0), 0, 5_000)
+    again = states.blank()
+    again.restore(states.snapshot())
+    states.adopt(again)
+    assert states.expire(5_500) == 0, "a process may be older than what it remembers"
+    assert states.expire(6_001) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.errors import DiskFull
+from quiverlog.errors import CorruptLog, DiskFull
 from quiverlog.storage.disk import Buffer
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now
@@ -75,3 +75,24 @@ def test_a_copy_that_begins_elsewhere_remembers_its_producers() -> None:
     log, again = open_log(disk)
     assert (log.log_start_offset, log.log_end_offset) == (100, 100)
     assert again.snapshot() == producers.snapshot()
+
+
+def test_what_a_copy_is_told_of_producers_holds_from_where_it_begins() -> None:
+    disk = SimDisk()
+    log, producers = open_log(disk)
+    append(log, producers, 4)
+    told = producers.blank()
+    told.replay(make_batch(1, NOW.wall_us, 1, 1, producer=(7, 0, 90))[0]._replace(base_offset=99))
+    log.fail_trim(log.begin_skip(100, told.snapshot(), NOW), OSError(5, "Input/output error"))
+    assert producers.snapshot() != told.snapshot(), "it has not begun there"
+    job = log.begin_skip(100, told.snapshot(), NOW)
+    files = log.complete_trim(job, job.run())
+    assert producers.snapshot() == told.snapshot()
+    disk.crash()
+    _, again = open_log(disk)
+    assert again.snapshot() == told.snapshot()
+    assert files is not None
+    files.run()
+    with pytest.raises(CorruptLog):
+        log.begin_skip(200, b"of a later version", NOW)
+    assert log.begin_skip(200).snapshot is None, "what is known is on the disk"

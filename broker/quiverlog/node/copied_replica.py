@@ -15,7 +15,8 @@ from quiverlog.batch.codec import split_batches
 from quiverlog.batch.header import CRC_START, BatchHeader
 from quiverlog.core.replication.follower import Cut, Follower, Skip
 from quiverlog.core.replication.peer_fetcher import Key
-from quiverlog.errors import CorruptBatch, DiskFull, ThrottledBroker
+from quiverlog.errors import CorruptBatch, CorruptLog, DiskFull, ThrottledBroker
+from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.jobs import TrimJob
@@ -30,11 +31,13 @@ _AGAIN_US: Final = 1_000_000
 class Copy:
     """See the module docstring. `step`: what is to be done to its log, from `cut_from_us` on.
 
+    `producers`: where it is to begin elsewhere, what its leader knows of those before.
     `waits_at`: where its leader's rows are damaged; -1: nowhere that is known.
     """
 
     __slots__ = (
-        "_put_off", "cut_from_us", "follower", "key", "leader_id", "replica", "step", "waits_at"
+        "_put_off", "cut_from_us", "follower", "key", "leader_id", "producers", "replica", "step",
+        "waits_at",
     )  # fmt: skip
 
     def __init__(self, key: Key, replica: Replica) -> None:
@@ -43,12 +46,13 @@ class Copy:
         self.follower = Follower(self)
         self.leader_id = -1
         self.step: Cut | Skip | None = None
+        self.producers = b""
         self.waits_at = -1
         self.cut_from_us = 0
         self._put_off: TruncateJob | None = None
 
     # --- cutting -------------------------------------------------------------------------------
-    def begin_cut(self) -> TruncateJob | TrimJob | None:
+    def begin_cut(self, now: Now, outbox: Outbox) -> TruncateJob | TrimJob | None:
         """The job that does the step; None: there is nothing to do."""
         assert self.step is not None
         assert self.replica.cutting, "nothing is appended meanwhile"
@@ -58,7 +62,7 @@ class Copy:
             return job
         if isinstance(self.step, Cut):
             return self.replica.log.begin_truncate(self.step.offset)
-        return self.replica.log.begin_skip(self.step.offset)
+        return self._begin_skip(self.step.offset, now, outbox)
 
     def fail_cut(self, job: TruncateJob | TrimJob | None, error: BaseException, now: Now) -> bool:
         """The step was not done; True: it will be tried again, and the log is cut until then.
@@ -79,6 +83,15 @@ class Copy:
         self.cut_from_us = now.mono_us + _AGAIN_US
         assert self.step is not None, "it is done when there is room"
         return True
+
+    def _begin_skip(self, offset: int, now: Now, outbox: Outbox) -> TrimJob:
+        """Begin at `offset`, with what the leader knows of the producers before."""
+        try:
+            return self.replica.log.begin_skip(offset, self.producers, now)
+        except CorruptLog as error:  # A leader of a later version says it in another way.
+            name, why = str(self.replica.name), error.message
+            outbox.log("warning", "producers of a leader not read", partition=name, why=why)
+            return self.replica.log.begin_skip(offset)
 
     @property
     def log_start_offset(self) -> int:

@@ -15,7 +15,14 @@ from typing import ClassVar
 
 from quiverlog.core.replication.serving import check, hear
 from quiverlog.core.replication.sessions import FetchSession
-from quiverlog.errors import CorruptLog, InvalidRequest, QuiverlogError, StorageFault, WrongListener
+from quiverlog.errors import (
+    CorruptLog,
+    InvalidRequest,
+    OffsetOutOfRange,
+    QuiverlogError,
+    StorageFault,
+    WrongListener,
+)
 from quiverlog.limits import (
     FETCH_MAX_WAIT_MS_MAX,
     REPLICA_FETCH_BYTES_MAX,
@@ -122,6 +129,11 @@ class ReplicaFetchWaiter(Waiter):
             result = check(replica.state, replica.log.epochs, session.broker_id, entry)
             result.log_start_saved = replica.log.start_saved
             result.flush_offset = max(replica.flush_offset, self._flush_needed(replica, entry))
+            if (
+                result.error_code == OffsetOutOfRange.code
+                and entry.offset < result.log_start_offset
+            ):
+                views = [memoryview(replica.producers.snapshot_below(result.log_start_offset))]
             try:
                 if not result.error_code and entry.offset < replica.log.log_end_offset:
                     limit = self._request.partition_bytes_max
@@ -175,7 +187,8 @@ class ReplicaFetchWaiter(Waiter):
         return None
 
     def _add(self, key: Key, result: ReplicaFetchResult, views: list[memoryview]) -> None:
-        assert not views or not result.error_code, "rows or an error"
+        # With OFFSET_OUT_OF_RANGE they are no rows, but what the rows given up told of producers.
+        assert not views or result.error_code in (0, OffsetOutOfRange.code), "rows or an error"
         told = (
             result.high_watermark,
             result.log_start_offset,

@@ -262,6 +262,7 @@ class Replication:
             if isinstance(action, Take):
                 self._take(copy, result, rows, now)
             else:
+                copy.producers = bytes(rows) if isinstance(action, Skip) else b""
                 self._is_to_cut(copy, action)
 
     def _is_to_cut(self, copy: Copy, step: Cut | Skip) -> None:
@@ -343,7 +344,7 @@ class Replication:
         if isinstance(copy.step, Cut):
             lost = replica.log.log_end_offset - copy.step.offset
             self._outbox.log("info", "copy cut", partition=str(replica.name), rows=max(0, lost))
-        job = copy.begin_cut()
+        job = copy.begin_cut(now, self._outbox)
         replica.jobs_running += 1
         then = partial(self._cut_back, copy, [job])
         if job is None:

@@ -84,8 +84,9 @@ class Producers(Protocol):
     def capture(self) -> Callable[[], bytes]:
         """Take the states as they are now, cheaply; a job calls the result, which encodes them."""
 
-    def blank(self) -> Self:
-        """Empty ones of the same kind, for a job to restore."""
+    def blank(self, now_us: int | None = None) -> Self:
+        """Empty ones of the same kind, to be restored. `now_us`: when those that are found were
+        seen; None: as these were."""
 
     def adopt(self, restored: Self) -> None:
         """Take over the states of `restored`, which nobody else uses any more."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from quiverlog.errors import DiskFull, OffsetOutOfRange
 from quiverlog.storage import retention
 from quiverlog.storage.appendable_log import AppendableLog
-from quiverlog.storage.checkpoint import RecoveryPoint
+from quiverlog.storage.checkpoint import Producers, RecoveryPoint
 from quiverlog.storage.disk import Disk, out_of_descriptors
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.jobs import RemoveFilesJob, SnapshotFile, TrimJob, TrimResult
@@ -30,7 +30,7 @@ __all__ = ["TrimmableLog"]
 class TrimmableLog(AppendableLog):
     """See the module docstring."""
 
-    __slots__ = ("_last_given_up", "_start_saved", "_trim")
+    __slots__ = ("_last_given_up", "_start_saved", "_told_producers", "_trim")
 
     def __init__(
         self, disk: Disk, directory: str, config: LogConfig, indexes: IndexCache | None
@@ -40,6 +40,7 @@ class TrimmableLog(AppendableLog):
         self._last_given_up = RecoveryPoint()
         """The end of the newest segment that was given up."""
         self._trim: TrimJob | None = None
+        self._told_producers: Producers | None = None
 
     @property
     def start_saved(self) -> int:
@@ -92,12 +93,16 @@ class TrimmableLog(AppendableLog):
         )
         return self._trim
 
-    def begin_skip(self, offset: int) -> TrimJob:
+    def begin_skip(self, offset: int, told: bytes = b"", now: Now | None = None) -> TrimJob:
         """Give up all rows and begin at `offset`, beyond the log's end. One at a time, as a trim.
 
         For a copy of a log whose rows from this end on were given up. Nothing may be appended until
-        it is complete. What is known of producers stays, and is on the disk before files go: the
-        rows between cannot tell of more.
+        it is complete. The rows between cannot tell of their producers: `told`, a snapshot of whom
+        the log has rows below `offset`, takes the place of what is known here, and is on the disk
+        before the log begins there. Without it what is known here stays.
+
+        Raises:
+            CorruptLog: `told` is no snapshot.
         """
         assert self._trim is None, "a trim is outstanding"
         assert self._truncation is None, "a truncation is outstanding"
@@ -105,6 +110,13 @@ class TrimmableLog(AppendableLog):
         assert not self._skipping, "one trim at a time"
         self._check_writable()
         indexes = tuple(segment.index_path for segment in self.segments)
+        snapshot = self._snapshot_before(self.log_end_offset)
+        self._told_producers = None
+        if told and self._producers is not None:
+            producers = self._producers.blank(None if now is None else now.wall_us)
+            producers.restore(told)
+            self._told_producers = producers
+            snapshot = SnapshotFile(offset, producers.capture())
         self._trim = TrimJob(
             self._disk,
             self.directory,
@@ -112,7 +124,7 @@ class TrimmableLog(AppendableLog):
             self._unflushed.marks,
             offset,
             indexes,
-            snapshot=self._snapshot_before(self.log_end_offset),
+            snapshot=snapshot,
         )
         self._skipping = True
         return self._trim
@@ -131,6 +143,8 @@ class TrimmableLog(AppendableLog):
             self.log_end_offset = self.flushed_offset = job.offset
             self.epochs.truncate_to(0)  # Nobody here knows where they ended.
             self._skipping = False
+            if self._producers is not None and self._told_producers is not None:
+                self._producers.adopt(self._told_producers)
         self._move_start(min(job.offset, self.log_end_offset))
         assert self._start_saved <= self.log_start_offset <= self.log_end_offset
         assert self.flushed_offset <= self.log_end_offset

@@ -97,7 +97,9 @@ class ReplicaFetchRequest(Request, array_like=True, gc=False):
 
 class ReplicaFetchResult(Part, array_like=True, gc=False):
     """With LOG_TRUNCATED, the logs part: `diverging_epoch` is the newest epoch up to the follower's
-    `last_epoch` that the leader knows, and ended there at `diverging_end_offset`.
+    `last_epoch` that the leader knows, and ended there at `diverging_end_offset`. With
+    OFFSET_OUT_OF_RANGE and a log start behind the follower's end, the bytes of its entry are no
+    batches, but what the leader knows of the producers of the rows that it has given up.
     """
 
     topic_id: TopicId = b""

@@ -77,11 +77,14 @@ class _Producer:
         assert len(batches) <= PRODUCER_BATCHES_REMEMBERED
 
 
+_Entry = tuple[int, int, int, list[tuple[int, int, int]]]
+
+
 class _Snapshot(msgspec.Struct, array_like=True):
     """`producers`: (producer id, epoch, next sequence, batches), longest silent first."""
 
     version: int
-    producers: list[tuple[int, int, int, list[tuple[int, int, int]]]]
+    producers: list[_Entry]
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(_Snapshot)
@@ -243,11 +246,33 @@ class ProducerStates:
         """Everything that `restore` needs; the storage adds magic, checksum and offset."""
         return _encode(self._producers)
 
-    def blank(self) -> ProducerStates:
-        """States of no producers, with the same bounds."""
-        return ProducerStates(
-            self._opened_us, producers_max=self._producers_max, expiry_us=self._expiry_us
-        )
+    def snapshot_below(self, offset: int) -> bytes:
+        """A snapshot of what the rows from `offset` on do not tell: the batches below it.
+
+        Who takes this and then the rows from `offset` on knows as much as is known here.
+        """
+        assert offset >= 0
+        kept: list[_Entry] = []
+        for pid, known in self._producers.items():
+            batches = known.batches
+            if batches[-1][2] >= offset:
+                batches = [batch for batch in batches if batch[2] < offset]
+            if batches:
+                following = (batches[-1][0] + batches[-1][1]) % SEQUENCE_MODULUS
+                kept.append((pid, known.epoch, following, batches))
+        assert len(kept) <= len(self._producers)
+        return msgspec.msgpack.encode(_Snapshot(_SNAPSHOT_VERSION, kept))
+
+    def blank(self, now_us: int | None = None) -> ProducerStates:
+        """States of no producers, with the same bounds.
+
+        Those that are found later count as seen `now_us`, or when the newest of these was: that may
+        be long after the opening.
+        """
+        if now_us is None:
+            newest = next(reversed(self._producers.values()), None)
+            now_us = self._opened_us if newest is None else max(self._opened_us, newest.seen_us)
+        return ProducerStates(now_us, producers_max=self._producers_max, expiry_us=self._expiry_us)
 
     def adopt(self, restored: ProducerStates) -> None:
         """Take the place of one's own states; nothing may be on its way to the log."""
