@@ -295,6 +295,7 @@ class Invariants:
                 )
             header, checksum = found
             if header.next_offset > limit:
+                copy.at -= header.total_bytes  # A log start inside of it may be all that is shown.
                 break
             self.committed(
                 key, f"{replica.name} on {host.name}", header.base_offset, header.next_offset,
@@ -331,9 +332,10 @@ class Invariants:
                 copy.path, copy.at = f"{log.directory}/{bases[-1]:020d}.log", SEGMENT_HEADER_BYTES
             data = disk.inode(copy.path).data
             if copy.at >= len(data):
-                following = [s.base_offset for s in log.segments if s.base_offset == copy.offset]
-                path = f"{log.directory}/{copy.offset:020d}.log"
-                if not following or path == copy.path:
+                # The log start may have moved on, into the middle of a later file.
+                bases = [s.base_offset for s in log.segments if s.base_offset <= copy.offset]
+                path = f"{log.directory}/{max(bases, default=0):020d}.log"
+                if not bases or path == copy.path:
                     copy.path = ""
                     return None
                 copy.path, copy.at = path, SEGMENT_HEADER_BYTES

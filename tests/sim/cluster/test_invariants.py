@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 
+from quiverlog.storage.log import Log, LogConfig
+from quiverlog.types import Now, TopicPartition
+from tests.model.test_log_model import make_batch
 from tests.sim.checker import Violation
+from tests.sim.disk import SimDisk
+from tests.support.logs import trim
 
-from .invariants import Invariants
+from .invariants import Invariants, _Copy
 from .promises import ClusterChecker, ClusterTopicModel
 
 KEY = (bytes(16), 0)
+NAME = TopicPartition("t", 0)
 
 
 def in_sync(
@@ -183,3 +192,29 @@ def test_a_power_failure_of_all_takes_only_what_it_may(rows: ClusterChecker) -> 
     strict.all_lost_power(is_flushed_kept=True, at_us=0)
     with pytest.raises(Violation, match="acknowledged was 1"):
         strict.read(KEY, 0, [2])
+
+
+def test_a_log_start_inside_of_a_batch_hides_none_of_the_rest() -> None:
+    """What is shown may end inside of a batch where rows were deleted up to there."""
+    disk, now = SimDisk(1), Now(0, 1_000_000_000_000_000)
+    disk.make_dir("data/t-0")
+    config = LogConfig(segment_bytes=700, index_interval_bytes=100)
+    log = Log.open(disk, "data/t-0", config=config, clean=False, now=now)
+    for number in range(9):
+        log.append([make_batch(5, now.wall_us, 1, number + 1)], 0, now)
+    assert [one.base_offset for one in log.segments] == [0, 20, 40]
+    rules, copy = Invariants(), _Copy(1)
+    host = SimpleNamespace(name="node-0", disk=disk)
+    replica = SimpleNamespace(topic=SimpleNamespace(topic_id=bytes(16)), log=log, name=NAME)
+    look = partial(rules.compare, host, replica, copy)  # type: ignore[arg-type]
+    look(7)
+    assert (copy.offset, rules.compared) == (5, 1)
+    trim(log, 7)
+    look(10)
+    assert (copy.offset, rules.compared) == (10, 2)
+    job = log.begin_trim(27)
+    assert job is not None
+    assert log.complete_trim(job, job.run()) is not None, "files that go are there still"
+    look(45)
+    assert (copy.offset, rules.compared) == (45, 6)
+    assert {25, 40} <= rules.partitions[KEY].batches.keys()
