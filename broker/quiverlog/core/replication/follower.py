@@ -283,7 +283,7 @@ class Follower:
         """
         log = self._log
         newest, begins_at = log.epochs.latest()
-        assert self.phase is Phase.FETCHING, "rows are an answer"
+        assert self.may_fetch, "rows are an answer"
         is_empty = log.log_start_offset == log.log_end_offset
         if not is_empty or epoch >= newest or begins_at < log.log_end_offset:
             return None
