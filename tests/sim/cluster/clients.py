@@ -80,7 +80,9 @@ class _Routed(Actor):
 
     def fault_excused(self, message: str) -> bool:
         """A sector that could not be read once keeps its partition out of use until a restart."""
-        return super().fault_excused(message) or bool(self.host.disk.failures["EIO read"])
+        failures = self.host.disk.failures
+        is_bad = failures["EIO read"] or getattr(self.host, "is_rotten", False)
+        return super().fault_excused(message) or bool(is_bad)
 
     def refused(self, key: Key, code: int, message: str) -> None:
         if code == UnknownTopicId.code:

@@ -135,7 +135,7 @@ class Cluster:
 
     def _are_others_sound(self, host: ClusterHost) -> bool:
         """Has everybody else got back what it lost?"""
-        if self.machines.failing - {host.node_id}:
+        if (self.machines.failing | self.machines.rotten) - {host.node_id}:
             return False
         if self.frail - {host.node_id}:
             if not self.all_in_sync():
@@ -246,7 +246,7 @@ class Cluster:
             host.power_loss()
 
     def _all_power(self) -> None:
-        if self.bare:
+        if self.bare or self.machines.rotten:
             return  # With what a lost disk had, that would be more than any level survives.
         self.world.faults["power loss of all"] += 1
         for tell in self.on_all_power:

@@ -27,6 +27,7 @@ _STRONG: Final[dict[str, dict[str, tuple[int, ...]]]] = {
     "bad links": {"link_interval_ms": (200, 600)},
     "long pauses": {"long_pause_interval_ms": (1_000, 3_000)},
     "clocks": {"clock_interval_ms": (200, 600)},
+    "bit flips": {"flip_interval_ms": (300, 1_000)},
 }
 KINDS: Final = tuple(_STRONG)
 """Kinds of faults that a run may have."""

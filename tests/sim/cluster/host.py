@@ -71,6 +71,8 @@ class ClusterHost(Host):
         super().__init__(self._clock, node_id)  # type: ignore[arg-type]
         self.disk.loop_may_block = False
         self.down_until_us = 0
+        self.is_rotten = False
+        """Have bits been flipped on its disk?"""
         self._incarnation = b""
         self.directory_id = ""
         """Of the disk that is in the machine; empty: no process has named it yet."""

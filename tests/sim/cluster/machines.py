@@ -32,6 +32,8 @@ _JUMPS_US: Final = (-3_600_000_000, -2_000_000, 500_000, 60_000_000, 8 * 86_400_
 _SESSIONS_US: Final = (2_500_000, 5_000_000)
 """Longer than a broker's session, and than the quorum waits for its leader."""
 
+_FLIPPED: Final = (".log", ".log", ".log", ".index", ".snapshot", "leader-epochs")
+_SPARED_BYTES: Final = 8
 _EMPTY_US: Final = 20_000_000
 
 
@@ -47,6 +49,8 @@ class Machines:
         """Nodes whose process has to be started again before all is well."""
         self.failing: set[int] = set()
         """Those of them whose fsyncs fail or have failed: their last rows may be on no disk."""
+        self.rotten: set[int] = set()
+        """The one node on whose disk bits are flipped, if there is one: nobody knows how many."""
 
     def begin(self) -> None:
         """From now on until the world is calm."""
@@ -64,6 +68,7 @@ class Machines:
         cluster.every(plan.link_interval_ms, self._worsen_links)
         cluster.every(plan.long_pause_interval_ms, self._pause)
         cluster.every(plan.clock_interval_ms, self._jump)
+        cluster.every(plan.flip_interval_ms, self._flip)
 
     def end(self) -> None:
         """What lasted ends, and whoever needs it is started again."""
@@ -160,6 +165,38 @@ class Machines:
             or key.directory_id != self._cluster.hosts[key.node_id].directory_id
         ]  # fmt: skip
         return len(gone) <= (len(voters) - 1) // 2
+
+    def _flip(self) -> None:
+        """A bit of a file turns while its machine is down: always the same machine's.
+
+        No other one may lose rows from then on: two that lack different rows are told apart by
+        nobody (docs/replication.md).
+        """
+        cluster = self._cluster
+        host = cluster.hosts[min(self.rotten)] if self.rotten else cluster.victim()
+        if host.node is None or not (cluster.may_lose(host) and cluster.all_in_sync()):
+            return
+        leader = cluster.controller()
+        assert leader is not None
+        assert leader.node is not None
+        topics = leader.node.broker.metadata.image.topics.values()
+        names = {f"{t.name}-{p.partition}" for t in topics for p in t.partitions
+                 if len(p.replicas) > 1}  # fmt: skip
+        suffix = self._rng.choice(_FLIPPED)
+        paths = [path for path in host.disk.paths() if path.endswith(suffix)]
+        paths = [path for path in paths if path.split("/")[-2] in names]
+        paths = [path for path in paths if host.disk.durable_size(path) > _SPARED_BYTES]
+        if not paths:
+            return
+        path = self._rng.choice(sorted(paths))
+        bits = (_SPARED_BYTES * 8, host.disk.durable_size(path) * 8)
+        self.rotten.add(host.node_id)
+        host.is_rotten = True
+        cluster.goes_down(host)
+        host.kill()
+        host.disk.flip_bit(path, self._rng.randrange(*bits))
+        cluster.world.faults["bit flipped"] += 1
+        cluster.world.faults[f"bit flipped in {suffix}"] += 1
 
     # --- disks that fail -----------------------------------------------------------------------
     def _disk_fails(self) -> None:

@@ -26,6 +26,7 @@ from .losses import Losses
 from .operator import Operator, are_voters_settled
 from .promises import ClusterChecker, ClusterTopicModel
 from .scenario import ClusterScenario
+from .scrub import scrub
 from .tempo import Tempo
 from .workload import Workload
 
@@ -180,6 +181,9 @@ class _Run:
         self._settle_voters()
         self._until(self._all_equal, _HEAL_US, "all copies have all rows")
         self._until(self.workload.consumers_are_done, _HEAL_US, "consumers are given all rows")
+        for node_id in cluster.machines.rotten:
+            scrub(cluster, self.checker, cluster.hosts[node_id])
+            self._until(self._all_open, _HEAL_US, "what was damaged is copied again")
         self.workload.end()
         self.workload.check()
         # A stop that had begun before the calm may have ended just now.

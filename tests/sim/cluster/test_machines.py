@@ -27,6 +27,7 @@ _HAPPENS: Final[dict[str, tuple[str, ...]]] = {
     "bad links": ("bad links", "overtaken by a later connection"),
     "long pauses": ("pause longer than a session",),
     "clocks": ("clock jump ahead", "clock jump back"),
+    "bit flips": ("bit flipped", "damaged replica set aside"),
 }
 
 
