@@ -156,6 +156,7 @@ ACTIONS: tuple[Action, ...] = (
     _of_topic("describe_ranges", lambda c: c.describe_ranges({T1: (3, 40)}), 1),
     _of_topic("raw_fetch", lambda c: c.raw_fetch(TOPIC, {0: 0, 1: 3})),
     _of_topic("raw_fetch", lambda c: c.raw_fetch(TOPIC, {1: 3}), 1),
+    _of_topic("read", lambda c: c.read(TOPIC).to_arrow()),
     _of_topic("consumer", _consume),
     _of_topic("consumer", lambda c: _consume(c, columns=["id"])),
     _of_topic("consumer", lambda c: _consume_some(c, start=datetime(2020, 1, 1, tzinfo=UTC))),
