@@ -32,10 +32,15 @@ GATES: Final = {
     "evictions": "descriptors of files go at any time",
     "cuts": "node and client are cut off from each other for a while",
     "killed-while-frail": "a process is killed while another machine has not got back what it lost",
+    "moves": "partitions of a cluster move to other brokers, and moves are given up",
     "machine-faults": "seeds draw what goes wrong with single machines (fault_plan.py)",
     "flushed-everywhere": "`replicated_flushed` survives a power failure of all machines",
 }
-CLOSED: Final[dict[str, str]] = {}
+CLOSED: Final[dict[str, str]] = {
+    "moves": "57 of 60 seeds of 5 brokers keep every promise; where machines die as a move begins,"
+    " a directory is missing: a partition is not in sync at the end, or takes no writes"
+    " (docs/simulation.md)",
+}
 """Gates that are closed, each with its reason."""
 
 

@@ -25,6 +25,8 @@ class ClientPlan:
     """Programs that create, alter, grow, trim and delete topics through the shipped client."""
     repeaters: int = 0
     """Producers that send requests twice, old ones again, and to whoever leads no more."""
+    movers: int = 0
+    """Programs that move partitions to other brokers."""
     strangers: int = 0
     """Readers with odd epochs, and callers that pretend to be brokers."""
 
@@ -45,6 +47,7 @@ class ClientPlan:
             administrators=rng.choice((0, 1, 1)),
             repeaters=rng.choice((0, 1)),
             strangers=rng.choice((0, 1)),
+            movers=random.Random(f"movers-{seed}").choice((0, 0, 0, 1)),
         )
 
 

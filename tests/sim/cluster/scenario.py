@@ -140,6 +140,9 @@ class ClusterScenario:
         if shape is not None or not drawn.gate("machine-faults"):
             # Who says what a run is like says it of machines, too.
             drawn = dataclasses.replace(drawn, plan=CALM)
+        if not drawn.gate("moves"):
+            clients = dataclasses.replace(drawn.clients, movers=0)
+            drawn = dataclasses.replace(drawn, clients=clients)
         found = dataclasses.replace(drawn, **dict(shape or {}))  # type: ignore[arg-type]
         if found.plan.old_disk_interval_ms:
             # Of brokers that have never had a vote: see `machines`.

@@ -17,6 +17,7 @@ from tests.sim.decoding import rows_of
 from .administrator import Administrator
 from .adversaries import Impostor, OddReader, Repeater
 from .clients import ClusterProducer, ClusterReader, ClusterSetup
+from .mover import Mover
 from .operators import Operator
 from .programs import ConsumingProgram, ProducingProgram
 from .promises import ClusterChecker
@@ -41,7 +42,7 @@ class Workload:
         self.readers: list[ClusterReader | Watcher] = []
         self.operators: list[Operator] = []
         self.impostors: list[Impostor] = []
-        self.administrators: list[Administrator] = []
+        self.administrators: list[Administrator | Mover] = []
         self.senders: list[ProducingProgram] = []
         self.consumers: list[ConsumingProgram] = []
 
@@ -72,6 +73,8 @@ class Workload:
             self.operators.append(one)
         for number in range(plan.administrators):
             self.administrators.append(Administrator(self.cluster, checker, number))
+        for number in range(plan.movers):
+            self.administrators.append(Mover(self.cluster, checker, number))
         for number in range(plan.producers):
             self.senders.append(ProducingProgram(self.cluster, checker, number))
         for number in range(plan.consumers):
@@ -117,7 +120,8 @@ class Workload:
         for consumer in self.consumers:
             consumer.check_copies()
         for administrator in self.administrators:
-            administrator.check()
+            if isinstance(administrator, Administrator):
+                administrator.check()
         if self.cluster.scenario.judged:
             self.checker.histories.check_names()
 
