@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quiverlog.core.partition.in_sync import InSync
 from quiverlog.core.partition.leadership import Leadership, Said
-from quiverlog.core.partition.progress import Heard
+from quiverlog.core.partition.progress import UNHEARD_EPOCH, Heard
 from quiverlog.errors import IneligibleReplica
 
 LAG_US = 1_000
@@ -308,3 +308,22 @@ def test_a_move_waits_for_all_that_are_added() -> None:
     assert not ends(leader)
     leader.move((), ())
     assert not ends(leader), "it does not move"
+
+
+def test_a_proposal_that_is_repeated_speaks_of_the_same_lives() -> None:
+    """A follower that was started anew has perhaps lost rows of which its earlier life was asked
+    for: it would have been in sync without them. Refused, it is looked at as it is now.
+    """
+    leader = leadership((0, 1))
+    fetched(leader, 1, 100, 100, 5)
+    fetched(leader, 2, 100, 100, 5)
+    first = leader.propose(100, 100, BROKERS, 6)
+    assert first is not None
+    assert first.broker_epochs == (UNHEARD_EPOCH, 11, 12)
+    leader.in_sync.unanswered()
+    fetched(leader, 2, 40, 100, 7, epoch=22)
+    assert leader.propose_again() == first
+    leader.refused(IneligibleReplica.code)
+    again = leader.propose(100, 100, BROKERS, 8)
+    assert again is not None, "nobody knows whether the first one holds"
+    assert again.members == (0, 1)

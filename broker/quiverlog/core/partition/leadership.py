@@ -61,6 +61,7 @@ class Leadership:
     """
 
     __slots__ = (
+        "_asked_epochs",
         "_holding",
         "_joining",
         "_lag_max_us",
@@ -100,6 +101,8 @@ class Leadership:
         self.in_sync = in_sync
         self.min_in_sync = min_in_sync
         self.followers: dict[int, FollowerProgress] = {}
+        # The lives of the members that were proposed last.
+        self._asked_epochs: tuple[int, ...] = ()
         # Followers that are about to join: fit and caught up, when looked at last.
         self._joining: set[int] = set()
         # Whose rows count: `maximal` and those about to join, without the leader.
@@ -293,19 +296,20 @@ class Leadership:
         assert in_sync.maximal >= members, "what is asked for may hold from now on"
         self._joining -= in_sync.maximal
         self._count()
-        return self._with_epochs(proposal._replace(ends_move=has_arrived))
+        # With what the members have said: the controller knows better who was started anew.
+        heard = {f.broker_id: f.broker_epoch for f in self.followers.values()}
+        self._asked_epochs = tuple(heard.get(one, UNHEARD_EPOCH) for one in proposal.members)
+        return proposal._replace(ends_move=has_arrived, broker_epochs=self._asked_epochs)
 
     def propose_again(self) -> Proposal:
-        """What was proposed and is not settled, once more."""
-        return self._with_epochs(self.in_sync.again())
+        """What was proposed and is not settled, once more.
 
-    def _with_epochs(self, proposal: Proposal) -> Proposal:
-        """With what the members have said: the controller knows better who was started anew."""
-        assert self.in_sync.in_flight
+        Of the same lives: who was started anew since may lack the rows that it was asked for with.
+        """
+        proposal = self.in_sync.again()
         assert self._node_id in proposal.members, "a leader is in sync"
-        heard = {f.broker_id: f.broker_epoch for f in self.followers.values()}
-        epochs = tuple(heard.get(member, UNHEARD_EPOCH) for member in proposal.members)
-        return proposal._replace(broker_epochs=epochs)
+        assert len(proposal.members) == len(self._asked_epochs)
+        return proposal._replace(broker_epochs=self._asked_epochs)
 
     def deadline_us(self, log_end_offset: int) -> int | None:
         """When somebody who is behind will have been so for too long; None: nobody is behind."""
