@@ -44,6 +44,7 @@ def test_all_know_who_lives_and_may_lead(members: Members) -> None:
     for node_id, member in members.by_id.items():
         assert live(members, node_id) == [1, 2, 3]
         assert may_lead(member)
+        assert not member.node.why_fenced
 
 
 def test_a_broker_that_is_cut_off_stops_leading_before_it_is_fenced(members: Members) -> None:
@@ -56,8 +57,11 @@ def test_a_broker_that_is_cut_off_stops_leading_before_it_is_fenced(members: Mem
     assert live(members, 1) == [1, 2, 3], "it is not fenced yet"
     fenced_ms = members.run_until(lambda: live(members, 1) == [1, 3])
     assert stopped_ms + fenced_ms <= 2_400
+    assert not two.node.why_fenced, "as far as it knows"
     members.cut.clear()
+    members.run_until(lambda: "does not count on this broker" in two.node.why_fenced)
     assert members.run_until(lambda: may_lead(two)) <= 1_500
+    assert [one.node.why_fenced for one in members.up] == ["", "", ""]
     assert live(members, 2) == [1, 2, 3]
 
 

@@ -146,6 +146,11 @@ class Node:
         parked_bytes = broker.purgatory.parked_entries * PARKED_ENTRY_BYTES
         return parked_bytes + broker.held_produces.byte_count + broker.tasks.held_bytes
 
+    @property
+    def why_fenced(self) -> str:
+        """See `Registration`."""
+        return self.broker.membership.registration.why_fenced
+
     def next_deadline_us(self) -> int | None:
         """When (monotonic) the node wants a Tick at the latest; None: never."""
         # Asked after every call: no list, no generator.

@@ -174,6 +174,15 @@ class Registration:
         return now.mono_us < self._lease_us
 
     @property
+    def why_fenced(self) -> str:
+        """Why the cluster gives this broker no partitions to lead; empty where it does."""
+        if self._is_replaced:
+            return "fenced: another process is registered with this node id"
+        if self._is_fenced and not self._is_alone():
+            return "fenced: the controller does not count on this broker"
+        return ""
+
+    @property
     def lease_ends_us(self) -> int | None:
         """When `may_lead` becomes False unless the controller is heard; None: not by time."""
         if self._is_alone() or self._is_fenced or self._is_replaced:

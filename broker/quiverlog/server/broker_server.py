@@ -198,7 +198,7 @@ class BrokerServer:
         server_class = await self._loop.run_in_executor(None, http_server_class)
         server = server_class(
             render_metrics=self._render_metrics,
-            not_ready=lambda: self._state,
+            not_ready=lambda: self._state or (self._node.why_fenced if self._node else ""),
             limits=self._http_limits,
             metrics=self._metrics,
             log=self._log,
