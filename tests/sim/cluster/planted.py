@@ -114,6 +114,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "has_rows = end >= high_watermark and end >= self.epoch_start_offset",
         "has_rows = True",
         shape=POWER,
+        seed=6,
     ),
     make_bug(
         "a copy that has parted from its leader counts",
