@@ -287,9 +287,11 @@ class Invariants:
 
         Not on a disk on which bits were flipped: what brokers give of it is looked at (`scrub`).
         """
-        if host.is_rotten:
-            return
         key = (replica.topic.topic_id, replica.name.partition)
+        if host.is_rotten:
+            known = self.partitions.setdefault(key, Committed())
+            known.end = max(known.end, limit)
+            return
         start = replica.log.log_start_offset
         copy.offset = max(copy.offset, start)
         while copy.offset < limit:
