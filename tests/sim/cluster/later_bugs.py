@@ -93,6 +93,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.elections:_longest",
         "if end > best:",
         "if longest == NO_LEADER or end < best:",
+        seed=1,
         shape=ALL_POWER,
     ),
     make_bug(
