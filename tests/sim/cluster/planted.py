@@ -116,7 +116,6 @@ BUGS: Final[tuple[Bug, ...]] = (
         "has_rows = True",
         seed=6,
         shape=POWER,
-        seed=6,
     ),
     make_bug(
         "a copy that has parted from its leader counts",
