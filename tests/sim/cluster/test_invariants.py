@@ -204,7 +204,7 @@ def test_a_log_start_inside_of_a_batch_hides_none_of_the_rest() -> None:
         log.append([make_batch(5, now.wall_us, 1, number + 1)], 0, now)
     assert [one.base_offset for one in log.segments] == [0, 20, 40]
     rules, copy = Invariants(), _Copy(1)
-    host = SimpleNamespace(name="node-0", disk=disk)
+    host = SimpleNamespace(name="node-0", disk=disk, is_rotten=False)
     replica = SimpleNamespace(topic=SimpleNamespace(topic_id=bytes(16)), log=log, name=NAME)
     look = partial(rules.compare, host, replica, copy)  # type: ignore[arg-type]
     look(7)
