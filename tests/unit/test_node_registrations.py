@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace as Namespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -19,6 +20,9 @@ from quiverlog.errors import (
     WrongListener,
 )
 from quiverlog.node.events import ConnectionOpened
+from quiverlog.node.quorum import Quorum
+from quiverlog.node.registrar import Registrar
+from quiverlog.types import Now
 from quiverlog.wire import broker_messages as b
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
@@ -271,3 +275,26 @@ def test_a_broker_alone_asks_nobody_and_has_no_timer(tmp_path: Path) -> None:
     image = alone.node.broker.metadata.image
     assert image.brokers[0].broker_epoch >= 0
     assert live(alone) == [0]
+
+
+@pytest.mark.parametrize("quorum_us", [1_000_000, 3_400_000])
+def test_the_controller_before_has_a_session_after_the_quorum_heard_it(
+    node: NodeDriver, quorum_us: int
+) -> None:
+    """Rule 16 of docs/replication.md: its session rests on the answers of a majority."""
+    answered_us, now = 3_000_000, Now(4_000_000, 4_000_000)
+    epoch = ask(node, registering()).broker_epoch
+    ask(node, beat(epoch))
+    assert 2 in live(node)
+    broker = node.node.broker
+    registrar = Registrar(
+        node.config,
+        cast(Quorum, Namespace(leading_term=9, raft=Namespace(leader_heard_us=quorum_us))),
+        broker.metadata,
+        broker.outbox,
+        lambda: bytes(16),
+        lambda: {2: answered_us},
+    )
+    registrar.tick(now)
+    session_us = node.config.broker_session_ms * 1000
+    assert registrar.next_us() == max(answered_us, quorum_us) + session_us

@@ -95,6 +95,13 @@ class Registrar:
                 self._propose(records, now)
         self._due_us = machine.sessions.next_us()
 
+    def _last_heard(self) -> dict[int, int]:
+        """Of the controller before: its session rests on the answers of the quorum (`may_lead`), so
+        it has not ended before a session after this node gave it one."""
+        quorum_us = self._quorum.raft.leader_heard_us
+        assert quorum_us >= 0
+        return {node_id: max(us, quorum_us) for node_id, us in self._heard().items()}
+
     def _follow_quorum(self, now: Now) -> Registrations | None:
         """The machine, while this node decides."""
         term = self._quorum.leading_term
@@ -106,7 +113,7 @@ class Registrar:
             self._machine.end()
             self._due_us = None
             if term:
-                self._machine.begin(self._metadata.image, now.mono_us, self._heard())
+                self._machine.begin(self._metadata.image, now.mono_us, self._last_heard())
                 self._due_us = self._machine.sessions.next_us()
             self._term = term
         assert self._term == self._quorum.leading_term

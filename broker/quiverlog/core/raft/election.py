@@ -70,7 +70,6 @@ class Election:
     __slots__ = (
         "_config",
         "_granted",
-        "_heard_us",
         "_key",
         "_log",
         "_membership",
@@ -78,6 +77,7 @@ class Election:
         "_random",
         "deadline_us",
         "hard_state",
+        "heard_us",
         "leader",
         "role",
     )
@@ -103,7 +103,7 @@ class Election:
         self.hard_state = hard_state
         self.role = Role.FOLLOWER
         self.leader: ReplicaKey | None = None
-        self._heard_us = now_us
+        self.heard_us = now_us
         self._granted: set[ReplicaKey] = set()
         self.deadline_us = 0
         self._wait(now_us)
@@ -124,7 +124,7 @@ class Election:
             return True  # Check-quorum ends a leadership that has lost its majority.
         if self.leader is None:
             return False
-        return now_us - self._heard_us < self._config.election_timeout_us
+        return now_us - self.heard_us < self._config.election_timeout_us
 
     def ignores(self, source: ReplicaKey, now_us: int) -> bool:
         """True for somebody who is no voter here, while a leader is heard: its term means nothing.
@@ -146,7 +146,7 @@ class Election:
         self._become(Role.FOLLOWER)
         self.leader = leader
         if leader is not None:
-            self._heard_us = now_us
+            self.heard_us = now_us
         self._wait(now_us)
         assert self.term >= self._log.last.term, "no entry is of a term that has not begun"
 

@@ -165,6 +165,11 @@ class Raft:
         return None if self._leader is None else self._leader.majority_heard_us
 
     @property
+    def leader_heard_us(self) -> int:
+        """When another one was heard last that leads, or led before this one."""
+        return self._election.heard_us
+
+    @property
     def log(self) -> LogView:
         """To look at only."""
         return self._log
