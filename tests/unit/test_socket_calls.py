@@ -67,6 +67,9 @@ TABLE: Final[dict[str, dict[str, str]]] = {
         "close": NO_ERROR,
     },
     "broker/quiverlog/client/io_thread.py": {"new_event_loop": NO_LOOP, "close": NO_ERROR},
+    "broker/quiverlog/local/ports.py": {
+        "create_server": "unit/test_local_ports.py::test_another_port_is_tried_when_one_is_refused"
+    },
     "broker/quiverlog/server/acceptor.py": {
         "listen": TAKEN, "getsockname": NO_ERROR, "setblocking": NO_ERROR, "close": NO_ERROR,
         "sock_accept": "unit/test_server_acceptor.py::test_a_failed_accept_is_followed_by_others",

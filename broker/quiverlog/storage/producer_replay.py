@@ -64,7 +64,8 @@ def restore_producers(
     met = [(one, place) for one in segments.holding(first) for place in one.damages]
     for segment, place in met:
         message = segment.corrupt(place).message
-        if place.end_offset > first and message not in damages:
+        holds_rows = place.end_offset > max(place.offset, first)
+        if holds_rows and message not in damages:
             damages.append(message)
 
 
