@@ -171,7 +171,7 @@ class Invariants:
         assert host.node is not None
         image = host.node.broker.metadata.image
         seen = (host.life, image.version)
-        if self._versions.get(host.node_id) == seen or image.frozen:
+        if self._versions.get(host.node_id) == seen:
             return
         self._versions[host.node_id] = seen
         self.versions_us.setdefault(image.version, host.real_world.mono_us)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from quiverlog.core.controller.image import Image
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now, TopicPartition
 from tests.model.test_log_model import make_batch
@@ -107,6 +109,18 @@ def test_equal_versions_of_the_metadata_say_the_same() -> None:
     rules.check_image("b", 8, b"y")
     with pytest.raises(Violation, match="version 7"):
         rules.check_image("c", 7, b"z")
+
+
+def test_metadata_that_a_snapshot_is_made_of_are_looked_at_too() -> None:
+    """Who counts was taken from the version before, while readers' rows were those of this one."""
+    rules, image = Invariants(), Image({})
+    image.version, image.frozen = 7, True
+    node = SimpleNamespace(broker=SimpleNamespace(metadata=SimpleNamespace(image=image)))
+    world = SimpleNamespace(mono_us=1)
+    host: Any = SimpleNamespace(node=node, life=1, node_id=0, name="a", real_world=world)
+    rules._look_at_image(host)
+    assert rules.counted.version == 7
+    assert rules.versions_us == {7: 1}
 
 
 def test_one_leader_of_the_quorum_in_a_term() -> None:
