@@ -70,6 +70,11 @@ BUGS: dict[str, Mutation] = {
     "it stops before others have heard": Mutation(
         f"{MACHINE}._may_stop", "self.sessions.version_of(one.node_id) < since", "False"
     ),
+    "it stops before it has heard itself": Mutation(
+        f"{MACHINE}._may_stop",
+        "decides = one.node_id == self.node_id",
+        "decides = one.node_id in (node_id, self.node_id)",
+    ),
     "it stops while it leads": Mutation(
         f"{MACHINE}._may_stop", "partition.leader_id == node_id", "False"
     ),

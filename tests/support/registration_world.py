@@ -201,7 +201,7 @@ class RegistrationWorld:
             return
         since = self.shutdown_version[node_id]
         for one in self.image.brokers.values():
-            if not one.fenced and one.node_id != node_id and self.said.get(one.node_id, -1) < since:
+            if not one.fenced and self.said.get(one.node_id, -1) < since:
                 raise Violation(f"{one.node_id} has not heard that {node_id} stops")
         if any(one.leader_id == node_id for one in self.image.topics["t"].partitions):
             raise Violation("it stops while it leads")

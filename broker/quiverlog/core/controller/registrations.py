@@ -217,10 +217,13 @@ class Registrations:
         return Verdict(self._fence(pending, broker), is_caught_up, held.fenced, may_stop=True)
 
     def _may_stop(self, image: Image, node_id: int, since: int) -> bool:
-        """The broker leads nothing, and whoever is alive has heard so."""
+        """The broker leads nothing, and whoever is alive has heard so.
+
+        It has heard so itself, too: by older metadata it would go on taking rows that nobody has.
+        """
         for one in image.live_brokers():
-            known = one.node_id in (node_id, self.node_id)
-            if not known and self.sessions.version_of(one.node_id) < since:
+            decides = one.node_id == self.node_id
+            if not decides and self.sessions.version_of(one.node_id) < since:
                 return False
         return not any(
             partition.leader_id == node_id
