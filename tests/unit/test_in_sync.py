@@ -8,6 +8,7 @@ from quiverlog.core.partition.in_sync import InSync, Proposal
 from quiverlog.errors import (
     FencedLeaderEpoch,
     IneligibleReplica,
+    InvalidRequest,
     OutdatedPartitionEpoch,
     QuiverlogError,
     RequestTimedOut,
@@ -50,6 +51,18 @@ def test_a_refusal_that_proves_that_nothing_changed_reverts() -> None:
     in_sync.refused(IneligibleReplica.code)
     assert sets(in_sync) == ({0, 1}, {0, 1})
     assert not in_sync.unsettled
+
+
+def test_a_member_that_holds_the_partition_no_more_is_not_asked_for_for_ever() -> None:
+    """The answer that ends a move came before the metadata, which say nothing later than it."""
+    in_sync = InSync(5, 1, (0, 1, 2))
+    assert in_sync.holds(2, (0, 1)), "the answer: broker 2 has left, and is not known to"
+    in_sync.propose({0, 1, 2})
+    in_sync.refused(InvalidRequest.code)
+    assert not in_sync.holds(2, (0, 1)), "the metadata come with what was known"
+    assert not in_sync.outdated
+    assert sets(in_sync) == ({0, 1}, {0, 1})
+    assert in_sync.propose({0, 1, 3}) == Proposal(5, 2, (0, 1, 3))
 
 
 def test_a_refusal_says_nothing_of_an_earlier_request_that_may_still_arrive() -> None:

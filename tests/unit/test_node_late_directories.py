@@ -234,6 +234,8 @@ def test_a_copy_that_others_rely_on_does_not_begin_again(
     node.advance(20_000)
     assert list(node.node.broker.assignment.offline) == [(topic, 0)]
     assert directories(node) == []
+    with pytest.raises(NotLeader):  # Clients are to go to who leads, wherever this one's files are.
+        node.node.broker.lookup.leading(topic, 0)
     # Until nobody does any more: the controller has heard of it.
     monkeypatch.undo()
     node.advance(12_000)

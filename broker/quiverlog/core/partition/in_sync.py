@@ -36,9 +36,11 @@ from quiverlog.errors import (
 
 __all__ = ["PROVES_NOTHING_CHANGED", "SETTLED_BY_METADATA", "InSync", "Proposal"]
 
-PROVES_NOTHING_CHANGED: Final = frozenset((IneligibleReplica.code,))
+PROVES_NOTHING_CHANGED: Final = frozenset((IneligibleReplica.code, InvalidRequest.code))
 """The controller compares epochs before it looks at the members: had this request been applied, its
-partition epoch would be outdated."""
+partition epoch would be outdated. The metadata may have nothing later to say then: a member holds
+the partition no more when a move has ended, which the leader hears with its answer, perhaps before
+the metadata say who holds it."""
 
 SETTLED_BY_METADATA: Final = frozenset(
     (
@@ -46,7 +48,6 @@ SETTLED_BY_METADATA: Final = frozenset(
         OutdatedPartitionEpoch.code,
         UnknownTopicId.code,
         UnknownPartition.code,
-        InvalidRequest.code,
     )
 )
 """Another change came first, perhaps ours of an earlier try: asking again cannot succeed."""
