@@ -59,6 +59,49 @@ def test_a_row_of_a_clock_that_is_ahead_does_not_vouch_for_it(
     assert start_of(node, topic) == 10
 
 
+def test_a_clock_that_is_doubted_and_jumps_again_is_doubted_for_another_hour(
+    node: NodeDriver,
+) -> None:
+    topic = node.create(retention_ms=str(7 * DAY_MS))
+    put(node, topic)
+    pass_time(node, 15_000)
+    set_ahead(node, HOUR_MS)  # As one that was an hour behind, and is set right.
+    pass_time(node, 50 * 60_000)
+    set_ahead(node, 8 * DAY_MS)
+    pass_time(node, 59 * 60_000)
+    assert start_of(node, topic) == 0
+    pass_time(node, 2 * 60_000)
+    assert start_of(node, topic) == 10
+
+
+def test_a_doubted_clock_that_goes_part_of_the_way_back_waits_no_longer(node: NodeDriver) -> None:
+    topic = node.create(retention_ms=str(DAY_MS))
+    put(node, topic)
+    pass_time(node, 15_000)
+    set_ahead(node, 8 * DAY_MS)
+    pass_time(node, 30 * 60_000)
+    set_ahead(node, -4 * DAY_MS)
+    pass_time(node, 28 * 60_000)
+    assert start_of(node, topic) == 0
+    pass_time(node, 3 * 60_000)
+    assert start_of(node, topic) == 10
+
+
+@pytest.mark.parametrize("days", [8, -8])
+def test_a_wrong_clock_forgets_no_producers(node: NodeDriver, days: int) -> None:
+    """Nor does it once it is believed: who wrote an hour ago was not silent for a day."""
+    topic = node.create()
+    node.produced(topic, batch_of([1], at_us=node.wall_us, producer=(5, 0, 0)))
+    pass_time(node, 15_000)
+    set_ahead(node, days * DAY_MS)
+    pass_time(node, 2 * HOUR_MS)
+    replica = next(iter(node.node.broker.replicas.values()))
+    assert len(replica.producers) == 1
+    node.produced(topic, batch_of([1], at_us=node.wall_us, producer=(5, 0, 1)))
+    pass_time(node, DAY_MS + HOUR_MS)
+    assert len(replica.producers) == 0, "silent for a day by the monotonic clock"
+
+
 def test_rows_do_not_vouch_for_a_clock_that_jumps_while_the_broker_runs(node: NodeDriver) -> None:
     topic = node.create(retention_ms=str(7 * DAY_MS))
     put(node, topic)

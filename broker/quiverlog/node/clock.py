@@ -38,14 +38,17 @@ class BelievedClock:
 
     A wall clock that is suddenly hours ahead (a bad time server, a mistyped date) would make every
     row look old. Until it has stayed there for an hour, time goes on from what was believed before.
+    One that jumps further ahead within this hour has not stayed there: the hour begins anew.
     A clock that goes back is believed: it only keeps rows longer.
     """
 
-    __slots__ = ("_believed", "_suspect_since_us")
+    __slots__ = ("_ahead_us", "_believed", "_suspect_since_us")
 
     def __init__(self) -> None:
         self._believed: Now | None = None
         self._suspect_since_us: int | None = None
+        self._ahead_us = 0
+        """So far ahead of what is believed was it at the last look."""
 
     @property
     def suspects(self) -> bool:
@@ -59,9 +62,10 @@ class BelievedClock:
         if believed is not None:
             assert now.mono_us >= believed.mono_us, "the monotonic clock only grows"
             expected_us = believed.wall_us + now.mono_us - believed.mono_us
+            before_us, self._ahead_us = self._ahead_us, wall_us - expected_us
             if wall_us <= expected_us + _JUMP_US:
                 self._suspect_since_us = None
-            elif self._suspect_since_us is None:
+            elif self._suspect_since_us is None or self._ahead_us > before_us + _JUMP_US:
                 self._suspect_since_us = now.mono_us
                 wall_us = expected_us
             elif now.mono_us - self._suspect_since_us >= _BELIEVE_AFTER_US:

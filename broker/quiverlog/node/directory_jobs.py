@@ -141,7 +141,7 @@ class LogOptions(TypedDict):
 
 def _producers(now: Now, options: LogOptions) -> ProducerStates:
     return ProducerStates(
-        now.wall_us,
+        now.mono_us,
         producers_max=options["producers_max"],
         expiry_us=options["producer_expiry_us"],
     )

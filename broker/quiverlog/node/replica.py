@@ -173,7 +173,7 @@ class Replica(Watched):
         byte_count = 0
         try:
             for header, view in batches:
-                self.producers.stage(header, offset, now.wall_us)
+                self.producers.stage(header, offset, now.mono_us)
                 offset += header.row_count
                 byte_count += len(view)
         except Exception:
@@ -190,7 +190,7 @@ class Replica(Watched):
         self.producers.drop_staged()
         offset = self.state.log_end_offset
         for header, _ in self.admitted:
-            self.producers.stage(header, offset, now.wall_us)
+            self.producers.stage(header, offset, now.mono_us)
             offset += header.row_count
         assert offset == self.state.log_end_offset + self.admitted_rows
 

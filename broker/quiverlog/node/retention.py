@@ -129,7 +129,7 @@ class Retention:
         """One log's turn; whatever it meets, the others have theirs. Returns what it was worth."""
         cost = 1
         try:
-            replica.producers.expire(now.wall_us)
+            replica.producers.expire(now.mono_us)
             if not self._trims.busy(replica) and self._take(replica, now, loaded):
                 cost = _TAKE_COST
             replica.log.roll_if_due(now)

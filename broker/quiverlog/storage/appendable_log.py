@@ -125,7 +125,7 @@ class AppendableLog(ReadableLog):
         assert self.epochs.newest == newest
         if self._producers is not None:
             for header, _ in batches:
-                self._producers.record(header, header.base_offset, now.wall_us)
+                self._producers.record(header, header.base_offset, now.mono_us)
         return offset
 
     def _check_writable(self) -> None:

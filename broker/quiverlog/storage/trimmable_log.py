@@ -113,7 +113,7 @@ class TrimmableLog(AppendableLog):
         snapshot = self._snapshot_before(self.log_end_offset)
         self._told_producers = None
         if told and self._producers is not None:
-            producers = self._producers.blank(None if now is None else now.wall_us)
+            producers = self._producers.blank(None if now is None else now.mono_us)
             producers.restore(told)
             self._told_producers = producers
             snapshot = SnapshotFile(offset, producers.capture())

@@ -94,8 +94,9 @@ class ProducerStates:
     """All producers of one partition.
 
     Args:
-        now_us: wall clock at opening. Producers found by `restore` and `replay` count as seen now,
-            so that a producer whose rows carry old times is not forgotten by a restart.
+        now_us: the moment of opening. Producers found by `restore` and `replay` count as seen now,
+            so that a producer whose rows carry old times is not forgotten by a restart. All moments
+            are of the monotonic clock: a wall clock that jumps makes nobody silent.
         producers_max: bound on producers remembered.
         expiry_us: a producer silent for longer is forgotten by `expire`.
     """
