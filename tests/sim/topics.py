@@ -75,12 +75,19 @@ class Setup(Actor):
     def offset(self, key: Key, at: int) -> int:
         """Where a log begins or ends."""
         for _ in range(_ATTEMPTS_MAX):
-            request = m.ListOffsetsRequest(partitions=[m.ListOffsetsPartition(*key, at=at)])
-            response, _ = self.call(request)
-            assert isinstance(response, m.ListOffsetsResponse)
-            if not response.error_code and not response.partitions[0].error_code:
-                return response.partitions[0].offset
+            found = self.listed(key, at)
+            if found is not None:
+                return found
         raise Violation("offsets were never listed")
+
+    def listed(self, key: Key, at: int) -> int | None:
+        """Where a log begins or ends; None: it is not said now."""
+        request = m.ListOffsetsRequest(partitions=[m.ListOffsetsPartition(*key, at=at)])
+        response, _ = self.call(request)
+        assert isinstance(response, m.ListOffsetsResponse)
+        if response.error_code or response.partitions[0].error_code:
+            return None
+        return response.partitions[0].offset
 
     def describe(self) -> dict[bytes, m.TopicDescription]:
         """All topics, by id."""

@@ -7,6 +7,9 @@ then they stay with one that leads no more. What they check is the single node's
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from quiverlog.errors import (
     FencedLeaderEpoch,
     NotLeader,
@@ -17,14 +20,18 @@ from quiverlog.errors import (
 from quiverlog.types import LATEST, Durability
 from quiverlog.wire import messages as m
 from tests.sim.actors import Actor, Reader
-from tests.sim.checker import Checker, Key
+from tests.sim.checker import Checker, Key, Violation
 from tests.sim.host import Host
 from tests.sim.network import Connection
 from tests.sim.producers import Producer, _Entry, _Partition
 from tests.sim.topics import Setup
 from tests.sim.world import World
 
+from .patience import patience_us
 from .promises import ClusterChecker
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
 
 __all__ = ["ClusterProducer", "ClusterReader", "ClusterSetup", "put_down_ends"]
 
@@ -207,11 +214,28 @@ class ClusterReader(_Routed, Reader):
 
 
 class ClusterSetup(_Routed, Setup):
-    """Asks where logs begin and end, and reads them, one partition after the other."""
+    """Asks where logs begin and end, and reads them, one partition after the other.
 
-    def __init__(self, world: World, checker: Checker, key: Key) -> None:
+    It has patience: what is refused it asks for again, for as long as a cluster may take.
+    """
+
+    def __init__(self, cluster: Cluster, checker: Checker, key: Key) -> None:
         self.answers = []
-        _Routed.__init__(self, world, checker, f"setup-{key[0][0]}-{key[1]}", key)
+        self._cluster = cluster
+        _Routed.__init__(self, cluster.world, checker, f"setup-{key[0][0]}-{key[1]}", key)
+
+    def tries(self) -> Iterator[None]:
+        """Once for each try, until the cluster has had its time; whoever is refused waits."""
+        until_us = self.world.mono_us + patience_us(self._cluster)
+        while self.world.mono_us < until_us:
+            yield
+
+    def offset(self, key: Key, at: int) -> int:
+        for _ in self.tries():
+            found = self.listed(key, at)
+            if found is not None:
+                return found
+        raise Violation("offsets were never listed")
 
     def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:
         if isinstance(response, m.MetadataResponse):

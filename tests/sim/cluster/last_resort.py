@@ -7,7 +7,7 @@ other partition that stays without a leader is a violation, as before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from quiverlog.wire.election_messages import ElectLeadersRequest, ElectLeadersResponse
 from tests.sim.checker import Key, Violation
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from .cluster import Cluster
 
 __all__ = ["elect_uncleanly", "waiting_for_somebody"]
-
-_TRIES_MAX: Final = 200
 
 
 def waiting_for_somebody(cluster: Cluster, checker: ClusterChecker) -> list[Key]:
@@ -52,7 +50,7 @@ def elect_uncleanly(cluster: Cluster, checker: ClusterChecker, key: Key) -> None
     cluster.world.events["rows given up by an operator"] += 1
     asker = _Asker(cluster, checker, key)
     request = ElectLeadersRequest(name=model.name, partitions=[key[1]], unclean=True)
-    for _ in range(_TRIES_MAX):
+    for _ in asker.tries():
         response, _ = asker.call(request)
         if isinstance(response, ElectLeadersResponse) and not response.error_code:
             break
@@ -62,10 +60,6 @@ def elect_uncleanly(cluster: Cluster, checker: ClusterChecker, key: Key) -> None
 
 
 class _Asker(ClusterSetup):
-    def __init__(self, cluster: Cluster, checker: ClusterChecker, key: Key) -> None:
-        self._cluster = cluster
-        super().__init__(cluster.world, checker, key)
-
     @property
     def host(self) -> Host:
         return self._cluster.controller() or super().host

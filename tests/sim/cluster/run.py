@@ -24,6 +24,7 @@ from .host import ClusterHost
 from .last_resort import elect_uncleanly, waiting_for_somebody
 from .losses import Losses
 from .operator import Operator, are_voters_settled
+from .patience import HEAL_US, patience_us
 from .promises import ClusterChecker, ClusterTopicModel
 from .scenario import ClusterScenario
 from .scrub import scrub
@@ -33,8 +34,6 @@ from .workload import Workload
 __all__ = ["ClusterResult", "simulate"]
 
 _START_US = 20_000_000
-_HEAL_US = 60_000_000
-_READ_STEPS_MAX = 5_000
 _BUGS = ("error internal error", "error the quorum met a bug")
 _DAMAGED = ("warning damaged rows found", "error replica damaged")
 """No disk has damage unless a fault of machines made it; deaths and lost power make none."""
@@ -116,7 +115,7 @@ class _Run:
     def _until(self, condition: Callable[[], bool], bound_us: int, what: str) -> int:
         """Let time pass until something is so. Returns how long it took."""
         begin_us = self.world.mono_us
-        bound_us *= self.scenario.tempo.scale
+        bound_us = patience_us(self.cluster, bound_us)
         if not condition():
             self.world.run(bound_us, until=condition)
             if not condition():
@@ -169,25 +168,25 @@ class _Run:
         cluster.calm()
         look_after(cluster, self.checker)
         self.workload.stop()
-        self._until(self.workload.operators_are_done, _HEAL_US, "operators have cleared up")
+        self._until(self.workload.operators_are_done, HEAL_US, "operators have cleared up")
         healed_us = self._until(
             lambda: self._all_open() or bool(waiting_for_somebody(cluster, self.checker)),
-            _HEAL_US, "all are in sync again",
+            HEAL_US, "all are in sync again",
         )  # fmt: skip
         for key in waiting_for_somebody(cluster, self.checker):
             elect_uncleanly(cluster, self.checker, key)
-        healed_us += self._until(self._all_open, _HEAL_US, "all are in sync again")
-        self._until(self.workload.is_idle, _HEAL_US, "every client has its answers")
+        healed_us += self._until(self._all_open, HEAL_US, "all are in sync again")
+        self._until(self.workload.is_idle, HEAL_US, "every client has its answers")
         self._settle_voters()
-        self._until(self._all_equal, _HEAL_US, "all copies have all rows")
-        self._until(self.workload.consumers_are_done, _HEAL_US, "consumers are given all rows")
+        self._until(self._all_equal, HEAL_US, "all copies have all rows")
+        self._until(self.workload.consumers_are_done, HEAL_US, "consumers are given all rows")
         for node_id in cluster.machines.rotten:
             scrub(cluster, self.checker, cluster.hosts[node_id])
-            self._until(self._all_open, _HEAL_US, "what was damaged is copied again")
+            self._until(self._all_open, HEAL_US, "what was damaged is copied again")
         self.workload.end()
         self.workload.check()
         # A stop that had begun before the calm may have ended just now.
-        self._until(self._all_open, _HEAL_US, "all are in sync at the end")
+        self._until(self._all_open, HEAL_US, "all are in sync at the end")
         for host in cluster.hosts:
             cluster.invariants.look_at_all(host)
         self._check_logs()
@@ -195,9 +194,7 @@ class _Run:
 
     def _settle_voters(self) -> None:
         cluster = self.cluster
-        self._until(
-            lambda: are_voters_settled(cluster), _HEAL_US, "voters are disks that are there"
-        )
+        self._until(lambda: are_voters_settled(cluster), HEAL_US, "voters are disks that are there")
         if self.scenario.plan.first_voters == 1:
             self.world.events["a quorum grew"] += 1
         if cluster.operator is not None:

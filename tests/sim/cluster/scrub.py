@@ -1,14 +1,16 @@
 """At the end the whole of a disk on which bits were flipped is read, and is as everybody else's.
 
-Owns that reading: of each partition that the machine holds, all rows, from this machine, until it
-has been copied again where that was needed. No answer may hold other bytes than the leader's.
+Owns that reading: of each partition that the machine is to hold, all rows, from this machine, until
+it has been copied again where that was needed; and the comparison with the leader's, batch by
+batch: the same ones, with the same bytes. A row that does not come for as long as the cluster may
+take (patience.py) will never come: the more of a log is to be copied again, the longer it takes.
 
 Must not know: which bits were flipped.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from quiverlog.batch.codec import split_batches
 from quiverlog.types import EARLIEST, LATEST
@@ -24,54 +26,86 @@ if TYPE_CHECKING:
     from .cluster import Cluster
     from .host import ClusterHost
 
-__all__ = ["scrub"]
-
-_TRIES_MAX: Final = 400
+__all__ = ["batches_of", "compare", "is_to_hold", "scrub"]
 
 
 def scrub(cluster: Cluster, checker: ClusterChecker, host: ClusterHost) -> None:
     """Read everything that this machine holds, from it and from who leads."""
     for key in checker.live():
-        if host.node is None or host.node.broker.assignment.find(key) is None:
+        if not is_to_hold(cluster, key, host.node_id):
             continue
-        where = ClusterSetup(cluster.world, checker, key)
+        where = ClusterSetup(cluster, checker, key)
         start, end = where.offset(key, EARLIEST), where.offset(key, LATEST)
         here = _Pinned(cluster, checker, key, host)
-        copied, led = (_batches(one, checker, key, start, end) for one in (here, where))
-        name = checker.partitions[key].name
-        for offset in copied.keys() & led.keys():
-            if copied[offset] != led[offset]:
-                raise Violation(f"{name}: {host.name} has other bytes at {offset} than the leader")
+        copied, led = (batches_of(one, checker, key, start, end) for one in (here, where))
+        # Retention went on while it was read, and takes from copies what it took from leaders.
+        start = where.offset(key, EARLIEST)
+        compare(f"{checker.partitions[key].name}: {host.name}", copied, led, start)
         cluster.world.events["batches of a bad disk read again"] += len(copied)
         here.retired = where.retired = True
     made = sum("damaged replica set aside" in line for line in host.log_lines)
     cluster.world.events["damaged replica set aside"] += made
 
 
-def _batches(
+def is_to_hold(cluster: Cluster, key: Key, node_id: int) -> bool:
+    """Is it to hold the partition? Whether it does now is no matter: it may be copied again."""
+    images = [host.node.broker.metadata.image for host in cluster.living if host.node is not None]
+    topic = max(images, key=lambda image: image.version).topics_by_id.get(key[0])
+    return topic is not None and node_id in topic.partitions[key[1]].replicas
+
+
+def compare(where: str, copied: dict[int, bytes], led: dict[int, bytes], start: int) -> None:
+    """Both have the same batches, by their base offsets, of those that begin at `start` or later.
+
+    Raises Violation.
+    """
+    for offset in sorted(copied.keys() | led.keys()):
+        if offset < start:
+            continue
+        if offset not in copied:
+            raise Violation(f"{where} gives no batch at {offset}, the leader has one")
+        if offset not in led:
+            raise Violation(f"{where} gives a batch at {offset} that the leader has not")
+        if copied[offset] != led[offset]:
+            raise Violation(f"{where} has other bytes at {offset} than the leader")
+
+
+def batches_of(
     asker: ClusterSetup, checker: ClusterChecker, key: Key, offset: int, end: int
 ) -> dict[int, bytes]:
+    """All batches from `offset` to `end` by their base offsets, as whoever is asked gives them.
+
+    Raises Violation: a row does not come, or is not what was promised.
+    """
     found: dict[int, bytes] = {}
-    tries = 0
     while offset < end:
+        offset, body = _read(asker, checker.partitions[key].name, key, offset, end)
+        # Compared with what was acknowledged, and with what anybody has read there.
+        after, rows = rows_of(checker.partitions[key], offset, body)
+        for base_offset, values in rows:
+            checker.read(key, base_offset, values)
+        found |= {h.base_offset: bytes(view) for h, view in split_batches(memoryview(body))}
+        offset = after
+    return found
+
+
+def _read(asker: ClusterSetup, name: str, key: Key, offset: int, end: int) -> tuple[int, bytes]:
+    """The next rows, and where they are; none where the log begins at `end` or later by now."""
+    said: object = None
+    for _ in asker.tries():
         part = m.FetchPartition(*key, offset=offset, bytes_max=1_000_000, from_follower=True)
         response, body = asker.call(m.FetchRequest(bytes_max=1_000_000, partitions=[part]))
         assert isinstance(response, m.FetchResponse)
-        result = None if response.error_code else response.partitions[0]
-        if result is not None and not result.error_code and body:
-            # Compared with what was acknowledged, and with what anybody has read there.
-            after, rows = rows_of(checker.partitions[key], offset, body)
-            for base_offset, values in rows:
-                checker.read(key, base_offset, values)
-            found |= {h.base_offset: bytes(view) for h, view in split_batches(memoryview(body))}
-            offset = max(after, offset)
+        if response.error_code:
+            said = response
             continue
-        tries += 1
-        offset = max(offset, result.log_start_offset if result is not None else offset)
-        if tries > _TRIES_MAX:
-            what = response if result is None else result
-            raise Violation(f"{checker.partitions[key].name}: {offset} is not read there: {what}")
-    return found
+        said = result = response.partitions[0]
+        if body and not result.error_code:
+            return offset, body
+        offset = max(offset, result.log_start_offset)
+        if offset >= end:
+            return offset, b""
+    raise Violation(f"{name}: {offset} is not read there: {said}")
 
 
 class _Pinned(ClusterSetup):
@@ -81,7 +115,7 @@ class _Pinned(ClusterSetup):
         self, cluster: Cluster, checker: ClusterChecker, key: Key, host: ClusterHost
     ) -> None:
         self._pinned = host
-        super().__init__(cluster.world, checker, key)
+        super().__init__(cluster, checker, key)
 
     @property
     def host(self) -> Host:

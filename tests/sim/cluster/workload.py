@@ -131,7 +131,7 @@ class Workload:
             # What was seen before may have been of leaders that are none any more.
             model.seen.clear()
             model.offset_of.clear()
-        setup = ClusterSetup(self.cluster.world, self.checker, key)
+        setup = ClusterSetup(self.cluster, self.checker, key)
         start, end = setup.offset(key, EARLIEST), setup.offset(key, LATEST)
         self.checker.log_start(key, start, self.cluster.world.wall_us, model.log_start_offset)
         self.checker.log_end(key, end)

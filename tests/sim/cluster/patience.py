@@ -1,0 +1,39 @@
+"""How long a cluster may take to be well again, once nothing goes wrong any more.
+
+Owns the bound. The timers of a cluster are as slow as its tempo; and a copy that has to begin anew,
+after damage or on another disk, is as long in coming as its leader's log has files: of each some
+jobs read, one after the other, before the next one is asked for. A run in quiet hours has many.
+
+Must not know: what has to be well again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tests.sim.checker import Key
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+__all__ = ["FILE_US", "HEAL_US", "patience_us"]
+
+HEAL_US: Final = 60_000_000
+"""At the shipped timing, where there is nothing to copy."""
+FILE_US: Final = 500_000
+"""A file of a log is read and copied in less, where every job is as slow as they get."""
+
+
+def patience_us(cluster: Cluster, base_us: int = HEAL_US) -> int:
+    """So long may pass from now on.
+
+    Args:
+        base_us: what it takes at the shipped timing, where there is nothing to copy.
+    """
+    files: dict[Key, int] = {}
+    for host in cluster.living:
+        assert host.node is not None
+        for replica in host.node.broker.assignment.all_open():
+            key = (replica.topic.topic_id, replica.name.partition)
+            files[key] = max(files.get(key, 0), len(replica.log.segments))
+    return base_us * cluster.scenario.tempo.scale + FILE_US * sum(files.values())
