@@ -114,6 +114,22 @@ def test_who_is_silent_does_not_become_a_voter() -> None:
     assert change(replica, "add", 3) is Refusal.NOT_CAUGHT_UP
 
 
+def test_a_voter_is_silent_after_the_timeout_of_its_quorum_while_a_majority_is_heard() -> None:
+    replica = ready_leader(0, 1, 2)
+    for _ in range(9):
+        replica.wait(100).step(alive(1))
+    assert not replica.raft.is_silent(key(2), replica.now_us)
+    replica.wait(100)
+    assert replica.raft.is_silent(key(2), replica.now_us)
+    assert not replica.raft.is_silent(key(1), replica.now_us)
+    replica.wait(899)
+    assert replica.raft.role is Role.LEADER
+    assert not replica.raft.is_silent(key(1), replica.now_us), "its next heartbeat may be late"
+    replica.wait(1)
+    assert replica.raft.role is Role.FOLLOWER
+    assert not replica.raft.is_silent(key(2), replica.now_us), "who does not lead hears nobody"
+
+
 def test_another_disk_of_a_voter_is_added_when_the_old_one_is_removed() -> None:
     """KIP-853: a wiped disk is another voter."""
     replica = ready_leader(0, 1, 2)

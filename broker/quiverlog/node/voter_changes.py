@@ -17,7 +17,6 @@ from typing import Final
 
 from quiverlog.core.raft.log import Place
 from quiverlog.core.raft.messages import ProposalRefused
-from quiverlog.limits import RAFT_ELECTION_TIMEOUT_MS
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.outbox import Outbox
@@ -87,15 +86,8 @@ class VoterChanges:
         raft = self._quorum.raft
         if not all(raft.is_caught_up(key, now.mono_us) for key in planned.follow):
             return False
-        if planned.kind is not Kind.REMOVE:
-            return True
-        # The disk is gone for good. Who stays has to be able to decide, and to add the new one.
-        stay = raft.voters.keys() - {planned.key}
-        assert stay, "the last voter is not removed"
-        heard_us, since_us = raft.heard_us, now.mono_us - RAFT_ELECTION_TIMEOUT_MS * 1_000
-        silent = heard_us.get(planned.key, since_us) <= since_us
-        heard = sum(key == raft.key or heard_us.get(key, since_us) > since_us for key in stay)
-        return silent and heard > len(stay) // 2
+        # The disk is gone for good. Who stays is heard, and can decide and add the new one.
+        return planned.kind is not Kind.REMOVE or raft.is_silent(planned.key, now.mono_us)
 
     def _propose(self, planned: Planned, now: Now) -> Place:
         """Raises ProposalRefused."""

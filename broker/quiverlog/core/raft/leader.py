@@ -92,6 +92,10 @@ class Leader:
             return False
         return True
 
+    def is_silent(self, voter: ReplicaKey, now_us: int) -> bool:
+        """See `Raft.is_silent`."""
+        return self._replication.is_silent(voter, now_us)
+
     def add_voter(self, key: ReplicaKey, endpoint: str, own_endpoint: str, now_us: int) -> Place:
         """See `Raft.add_voter`."""
         voters = self._membership.with_voter(key, endpoint)

@@ -325,6 +325,11 @@ class Raft:
         """True when this leader would make that replica a voter now."""
         return self._leader is not None and self._leader.is_caught_up(key, now_us)
 
+    def is_silent(self, voter: ReplicaKey, now_us: int) -> bool:
+        """True when this leader has not heard that voter for an election timeout: it decides with
+        others, of whom a majority is heard, or it would not lead."""
+        return self._leader is not None and self._leader.is_silent(voter, now_us)
+
     def add_voter(
         self, key: ReplicaKey, endpoint: str, now_us: int, *, own_endpoint: str = ""
     ) -> Place:

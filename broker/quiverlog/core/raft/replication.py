@@ -141,6 +141,14 @@ class Replication:
         ):
             raise ProposalRefused(Refusal.NOT_CAUGHT_UP)
 
+    def is_silent(self, voter: ReplicaKey, now_us: int) -> bool:
+        """True when that voter is none of those who were heard since this leader must have heard a
+        majority. The timeout is that of this quorum: with slower heartbeats a shorter one would
+        find everybody silent between two of them."""
+        assert voter != self._key, "a leader hears itself"
+        assert self._membership.is_voter(voter)
+        return now_us - self.progress[voter].heard_us >= self._config.election_timeout_us
+
     # --- proposals -----------------------------------------------------------------------------
     def check_proposal(self, data: Sequence[bytes]) -> None:
         """Raises ProposalRefused when entries with this data may not be appended now."""

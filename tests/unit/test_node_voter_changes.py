@@ -1,0 +1,69 @@
+"""When the voter of a lost disk is removed: its quorum's timers say who is silent, however slow."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace as Namespace
+from typing import cast
+
+import pytest
+
+from quiverlog.core.controller.records import BrokerRecord
+from quiverlog.core.raft import messages as m
+from quiverlog.core.raft.messages import RaftConfig, ReplicaKey
+from quiverlog.node.config import NodeConfig
+from quiverlog.node.metadata import Metadata
+from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.outbox import Outbox
+from quiverlog.node.quorum import Quorum
+from quiverlog.node.voter_changes import VoterChanges
+from quiverlog.types import Now
+from tests.support.raft import Replica, accepted, alive, key, leader
+
+FRESH = ReplicaKey(2, "fresh")
+HEARTBEAT_US = 3_000_000
+SLOW = RaftConfig(election_timeout_us=22_500_000, heartbeat_us=HEARTBEAT_US)
+
+
+def heard(heartbeats: int) -> Replica:
+    """Leads three voters; one of them came back with another disk, and is heard under that."""
+    replica = leader(config=SLOW).step(accepted(1, 1), accepted(2, 1))
+    observe = m.Observe(source=FRESH, target=key(0), term=1)
+    has_all = m.AppendResponse(source=FRESH, target=key(0), term=1, accepted=True, index=1)
+    replica.step(observe, has_all)
+    for _ in range(heartbeats):
+        replica.wait(HEARTBEAT_US)
+        replica.step(alive(1), m.HeartbeatResponse(source=FRESH, target=key(0), term=1))
+    assert replica.raft.is_caught_up(FRESH, replica.now_us)
+    return replica
+
+
+def look(replica: Replica) -> set[ReplicaKey]:
+    """The voters after the plan was looked at."""
+    disks = (key(0), key(1), FRESH)
+    records = [
+        BrokerRecord(n, b"i", "h", 1, "", (), 7, directory_id=disk, wants_vote=True)
+        for n, disk in disks
+    ]
+    quorum = Namespace(
+        raft=replica.raft, is_leading=True, is_changing=False, leading_term=replica.raft.term,
+        when_decided=lambda _place, _then, _now: None,
+    )  # fmt: skip
+    changes = VoterChanges(
+        cast(NodeConfig, Namespace(inter_broker_listener="default")),
+        cast(Quorum, quorum),
+        cast(Metadata, Namespace(image=Namespace(brokers={one.node_id: one for one in records}))),
+        Outbox(NodeMetrics()),
+    )
+    changes.tick(Now(replica.now_us, 0))
+    replica.pump()
+    return set(replica.raft.voters)
+
+
+@pytest.mark.parametrize("since_heartbeat_us", [0, 1_000_000, 2_999_999])
+def test_a_lost_disk_is_removed_also_between_two_heartbeats(since_heartbeat_us: int) -> None:
+    replica = heard(heartbeats=8).wait(since_heartbeat_us)
+    assert look(replica) == {key(0), key(1)}
+
+
+def test_who_lacked_some_heartbeats_only_is_not_silent() -> None:
+    assert look(heard(heartbeats=7)) == {key(0), key(1), key(2)}
