@@ -27,8 +27,12 @@ from quiverlog.client import (
     consumer_core,
     consumer_fetches,
     consumer_requests,
+    fetcher,
+    partition_queue,
     pauses,
     replica_choice,
+    routing,
+    sender,
 )
 from quiverlog.core.controller import sessions
 from quiverlog.core.partition.partition import PartitionState
@@ -37,14 +41,17 @@ from quiverlog.core.replication import follower, peer_fetcher
 from quiverlog.limits import (
     BROKER_SESSION_MS_DEFAULT,
     LEADER_BALANCE_PERIOD_MS,
+    PEER_ANSWER_MS_DEFAULT,
     RAFT_ELECTION_TIMEOUT_MS,
     RAFT_HEARTBEAT_MS,
     REPLICA_LAG_MS_MAX,
 )
 from quiverlog.node import (
+    controller_link,
     in_sync_changes,
     log_end_reports,
     offline_replicas,
+    peers,
     quorum_duties,
     registration,
     replica_requests,
@@ -55,9 +62,9 @@ from quiverlog.server import peer_link, peer_queue
 from quiverlog.storage import flushing
 from tests.sim.world import World
 
-__all__ = ["SHIPPED", "Leisure", "Tempo"]
+__all__ = ["SCALED", "SHIPPED", "Leisure", "Tempo"]
 
-_SCALED: Final[tuple[tuple[Any, str], ...]] = (
+SCALED: Final[tuple[tuple[Any, str], ...]] = (
     (replica_requests, "REPLICA_FETCH_WAIT_MS"),
     (replication, "_ANSWER_MS"),
     (peer_fetcher, "_BACKOFF_US_MIN"),
@@ -66,6 +73,7 @@ _SCALED: Final[tuple[tuple[Any, str], ...]] = (
     (follower, "_BACKOFF_US_MAX"),
     (log_end_reports, "_AGAIN_US"),
     (log_end_reports, "_PAUSE_US"),
+    (offline_replicas, "BROKER_RETRY_MS"),
     (offline_replicas, "_RETRY_US"),
     (voter_changes, "_RETRY_US"),
     (registration, "BROKER_RETRY_MS"),
@@ -79,11 +87,19 @@ _SCALED: Final[tuple[tuple[Any, str], ...]] = (
     (pauses, "RETRY_BACKOFF_MS_MIN"),
     (pauses, "RETRY_BACKOFF_MS_MAX"),
     (pauses, "ELSEWHERE_BACKOFF_MS_MAX"),
+    (consumer_core, "IN_SYNC_EVERY_S"),
     (consumer_core, "NEW_PARTITIONS_EVERY_S"),
     (consumer_fetches, "FETCH_MAX_WAIT_MS_DEFAULT"),
     (consumer_requests, "FETCH_MAX_WAIT_MS_DEFAULT"),
+    (consumer_requests, "OVERDUE_S"),
+    (fetcher, "FETCH_MAX_WAIT_MS_DEFAULT"),
+    (fetcher, "IN_SYNC_EVERY_S"),
+    (fetcher, "OVERDUE_S"),
+    (partition_queue, "SILENCE_US"),
     (replica_choice, "CHECK_S"),
     (replica_choice, "IN_SYNC_EVERY_S"),
+    (routing, "_SILENCE_S_MAX"),
+    (sender, "SILENCE_US"),
 )
 """Where the timers stand that are multiplied. One that is gone or was renamed stops the run."""
 _ACTION_US: Final = 10_000
@@ -151,17 +167,23 @@ class Tempo:
             election_timeout_us=RAFT_ELECTION_TIMEOUT_MS * self.scale * 1_000,
             heartbeat_us=RAFT_HEARTBEAT_MS * self.scale * 1_000,
         )
-        defaults = PartitionState.__init__.__kwdefaults__
-        assert "lag_max_us" in defaults
-        lag_us = REPLICA_LAG_MS_MAX * self.scale * 1_000
+        lag_us, answer_ms = REPLICA_LAG_MS_MAX * 1_000, PEER_ANSWER_MS_DEFAULT
+        defaults = (
+            (PartitionState.__init__, {"lag_max_us": lag_us * self.scale}),
+            (peers.Peers.ask, {"timeout_ms": answer_ms * self.scale}),
+            (controller_link.ControllerLink.ask, {"timeout_ms": answer_ms * self.scale}),
+        )
         unflushed_ms = flushing.UNFLUSHED_MS_MAX // self.hurry
         with contextlib.ExitStack() as stack:
-            for module, name in _SCALED:
+            for module, name in SCALED:
                 value = getattr(module, name) * self.scale
                 stack.enter_context(mock.patch.object(module, name, value))
             stack.enter_context(mock.patch.object(quorum_duties, "RaftConfig", raft))
             stack.enter_context(mock.patch.object(flushing, "UNFLUSHED_MS_MAX", unflushed_ms))
-            stack.enter_context(mock.patch.dict(defaults, lag_max_us=lag_us))
+            for function, values in defaults:
+                known = function.__kwdefaults__
+                assert values.keys() <= known.keys()
+                stack.enter_context(mock.patch.dict(known, values))
             yield
 
 
