@@ -18,6 +18,7 @@ STEPS = 200
 SEEDS_PER_BUG = 300
 FIRST_SEEDS = (447,)
 """Notices what few others do: a hand-over to a replica that is out of sync."""
+LEADERS = "core.controller.leaders"
 ELECTIONS = "core.controller.elections"
 
 REASSIGNMENT = "core.controller.reassignment"
@@ -46,15 +47,15 @@ BUGS: dict[str, Mutation] = {
         f"{REASSIGNMENT}:_check", "if node_id not in alive:", "if node_id < 0:"
     ),
     "election outside the in-sync replicas": Mutation(
-        f"{ELECTIONS}:_settle",
-        "leader_id = _first(partition.replicas, alive, in_sync)",
-        "leader_id = _first(partition.replicas, alive); in_sync = (*in_sync, leader_id)",
+        f"{LEADERS}:successor",
+        "leader_id = first_of(partition.replicas, alive, in_sync)",
+        "leader_id = first_of(partition.replicas, alive); in_sync = (*in_sync, leader_id)",
     ),
     "a fenced replica is elected": Mutation(
-        f"{ELECTIONS}:_gone", "_alive(image) - {node_id}", "_alive(image)"
+        f"{ELECTIONS}:_gone", "alive_brokers(image) - {node_id}", "alive_brokers(image)"
     ),
     "one that is about to stop is elected": Mutation(
-        f"{ELECTIONS}:_alive", "if not one.in_shutdown", "if one.node_id >= 0"
+        f"{LEADERS}:alive_brokers", "if not one.in_shutdown", "if one.node_id >= 0"
     ),
     "others stay eligible beside an unclean leader": Mutation(
         f"{ELECTIONS}:_settle", "left = () if unclean else", "left ="
@@ -113,11 +114,13 @@ BUGS: dict[str, Mutation] = {
         f"{ELECTIONS}:longest_log", "if n in ends and n in alive", "if n in ends"
     ),
     "an election without a new epoch": Mutation(
-        f"{ELECTIONS}:_change", "partition.leader_epoch + 1 if is_elected else NO_EPOCH", "NO_EPOCH"
+        f"{LEADERS}:leader_change",
+        "partition.leader_epoch + 1 if is_elected else NO_EPOCH",
+        "NO_EPOCH",
     ),
     "unclean elections without being asked": Mutation(
         f"{ELECTIONS}:_settle",
-        "(config.unclean_leader_election or unclean_ends is not None)",
+        "config.unclean_leader_election or unclean_ends is not None",
         "True",
     ),
     "an unclean election that does not say so": Mutation(
@@ -130,7 +133,9 @@ BUGS: dict[str, Mutation] = {
         f"{ELECTIONS}:settings_changed", "if partition.leader_id == NO_LEADER:", "if not alive:"
     ),
     "who comes back is not looked at": Mutation(
-        f"{ELECTIONS}:broker_unfenced", "_alive(image) | {node_id}", "_alive(image)"
+        f"{ELECTIONS}:broker_unfenced",
+        "alive_brokers(image) | {node_id}",
+        "alive_brokers(image)",
     ),
     "eligible with enough in sync": Mutation(
         "core.controller.eligible:eligible_after", "if len(in_sync) >= min", "if len(in_sync) > min"

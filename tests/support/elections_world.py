@@ -17,6 +17,7 @@ from typing import Any
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.alter_partition import alter_partition
+from quiverlog.core.controller.handovers import preferred_leader
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     LEADER_GONE,
@@ -276,10 +277,8 @@ class ElectionsWorld(ReplicaLogs):
             return []
 
     def prefer(self) -> list[Record]:
-        changes: list[Record] = []
-        for key in self.image.unpreferred:
-            changes += elections.preferred_leader(self.image, *key)
-        return changes
+        keys = self.image.unpreferred
+        return [change for key in keys for change in preferred_leader(self.image, *key)]
 
     def elect_unclean(self) -> list[Record]:
         keys = list(self.image.leaderless)

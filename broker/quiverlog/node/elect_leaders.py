@@ -6,7 +6,8 @@ when that holds.
 
 from __future__ import annotations
 
-from quiverlog.core.controller.elections import preferred_leader, unclean_leader
+from quiverlog.core.controller.elections import unclean_leader
+from quiverlog.core.controller.handovers import preferred_leader
 from quiverlog.core.controller.records import Record
 from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.core.controller.topics import find_topic

@@ -5,7 +5,7 @@ and metrics tell of unclean elections. A round looks at some of the partitions t
 first replica leads, and moves a bounded number: each move sends clients to another broker. Where
 all are led as preferred, and where another node is the controller, there are no rounds.
 
-Must not know: how a leader is found (core/controller/elections.py), requests.
+Must not know: how a leader is found (core/controller/leaders.py), requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from quiverlog.core.controller.elections import preferred_leader
+from quiverlog.core.controller.handovers import preferred_leader
 from quiverlog.core.controller.records import PartitionChangeRecord, Record
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.metadata import Metadata

@@ -148,9 +148,9 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "election outside the ISR",
-        "core.controller.elections:_settle",
-        "leader_id = _first(partition.replicas, alive, in_sync)",
-        "leader_id = _first(partition.replicas, alive)",
+        "core.controller.leaders:successor",
+        "leader_id = first_of(partition.replicas, alive, in_sync)",
+        "leader_id = first_of(partition.replicas, alive)",
         shape=SPLIT,
     ),
     make_bug(

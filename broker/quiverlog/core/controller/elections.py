@@ -3,10 +3,10 @@
 Owns elections. Every function reads the image and returns the changes of partitions that follow
 from what is about to hold; the caller logs them in one entry with the change that they follow from.
 
-A leader comes from the in-sync replicas, else from the eligible ones (eligible.py), in the order of
-the partition's replicas; who is fenced or about to stop never leads. With neither, there is no
-leader, unless the topic prefers to lose rows (`unclean.leader.election.enable`): then any replica
-that lives leads, alone in sync, with nobody eligible, and the record says `unclean`.
+Who leads next is one rule (leaders.py): of the in-sync replicas, else of the eligible ones. With
+neither, there is no leader, unless the topic prefers to lose rows
+(`unclean.leader.election.enable`): then any replica that lives leads, alone in sync, with nobody
+eligible, and the record says `unclean`.
 
 Who restarts without a clean stop may lack rows that it had not flushed, and is trusted no more.
 When that was the last one, nobody is: the partition awaits logs (`PartitionImage.awaits_logs`),
@@ -27,16 +27,15 @@ Must not know: how it is found out that a broker is gone, files, requests.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from quiverlog.core.controller.configs import TopicConfig
 from quiverlog.core.controller.eligible import eligible_after, logs_needed, min_in_sync
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.leaders import alive_brokers, leader_change, successor
 from quiverlog.core.controller.log_ends import MISSING, UNREADABLE, LogEnd
 from quiverlog.core.controller.records import (
-    LEADER_GONE,
-    LEADER_STAYS,
     NO_LEADER,
     PartitionChangeRecord,
     Record,
@@ -51,7 +50,6 @@ __all__ = [
     "broker_unfenced",
     "disk_lost",
     "longest_log",
-    "preferred_leader",
     "restarted_alone",
     "settings_changed",
     "unclean_leader",
@@ -69,19 +67,6 @@ class _Kept(enum.Enum):
     """Perhaps not all."""
     NOTHING = enum.auto()
     """Not even those that it had flushed."""
-
-
-def _alive(image: Image) -> frozenset[int]:
-    """Who may lead."""
-    return frozenset(one.node_id for one in image.live_brokers() if not one.in_shutdown)
-
-
-def _first(replicas: Sequence[int], *conditions: Collection[int]) -> int:
-    """The first of the replicas that meets them all, or NO_LEADER."""
-    for node_id in replicas:
-        if all(node_id in one for one in conditions):
-            return node_id
-    return NO_LEADER
 
 
 # --- brokers come and go -----------------------------------------------------------------------
@@ -116,7 +101,7 @@ def restarted_alone(image: Image, node_id: int) -> list[Record]:
     others, which only the epoch shows to a reader (KIP-320).
     """
     assert node_id >= 0, "a partition without a leader keeps its epoch"
-    alive = _alive(image) - {node_id}
+    alive = alive_brokers(image) - {node_id}
     changes: list[Record] = []
     for topic, partition in _relying_on(image, node_id, _Kept.FLUSHED_ROWS):
         in_sync, eligible = partition.in_sync_replicas, partition.eligible_leader_replicas
@@ -136,7 +121,7 @@ def restarted_alone(image: Image, node_id: int) -> list[Record]:
 def broker_unfenced(image: Image, node_id: int) -> list[Record]:
     """A broker is heard again, and has the metadata: it leads what has no leader and it has."""
     assert node_id >= 0
-    alive = _alive(image) | {node_id}
+    alive = alive_brokers(image) | {node_id}
     changes: list[Record] = []
     for topic_id, number in image.leaderless:
         topic = image.topics_by_id[topic_id]
@@ -148,24 +133,6 @@ def broker_unfenced(image: Image, node_id: int) -> list[Record]:
 
 
 # --- what somebody asks for --------------------------------------------------------------------
-def preferred_leader(image: Image, topic_id: bytes, number: int) -> list[Record]:
-    """The first of the replicas leads; no change where it does, or cannot: it is in sync and stays.
-
-    Never without a leader: whoever is elected then is the best that there is.
-    """
-    topic = image.topics_by_id[topic_id]
-    partition = topic.partitions[number]
-    assert partition.partition == number
-    preferred = partition.replicas[0]
-    assert partition.leader_id in (NO_LEADER, *partition.in_sync_replicas)
-    if partition.leader_id in (preferred, NO_LEADER):
-        return []
-    if preferred not in partition.in_sync_replicas or preferred not in _alive(image):
-        return []
-    eligible = partition.eligible_leader_replicas
-    return _change(topic, partition, preferred, partition.in_sync_replicas, eligible)
-
-
 def unclean_leader(
     image: Image, topic_id: bytes, number: int, ends: Mapping[int, LogEnd]
 ) -> list[Record]:
@@ -180,7 +147,7 @@ def unclean_leader(
     if partition.leader_id != NO_LEADER:
         return []
     assert (topic_id, number) in image.leaderless
-    in_sync, alive = partition.in_sync_replicas, _alive(image)
+    in_sync, alive = partition.in_sync_replicas, alive_brokers(image)
     return _settle(topic, topic.config, partition, in_sync, alive, unclean_ends=ends)
 
 
@@ -207,7 +174,7 @@ def longest_log(
     assert partition.partition == number
     if not partition.awaits_logs:
         return []
-    alive, replaced = _alive(image), partition.replaced_disks
+    alive, replaced = alive_brokers(image), partition.replaced_disks
     intact = [n for n in partition.replicas if n not in replaced]
     told = {n: ends[n] for n in intact if n in ends and n in alive}
     logs = [n for n in told if told[n].is_log]
@@ -230,7 +197,7 @@ def longest_log(
     assert leader_id in alive
     assert all(told[n] <= told[leader_id] for n in logs)
     begins_anew = told[leader_id].end_offset == MISSING
-    return _change(topic, partition, leader_id, (leader_id,), (), begins_anew=begins_anew)
+    return leader_change(topic, partition, leader_id, (leader_id,), (), begins_anew=begins_anew)
 
 
 def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> list[Record]:
@@ -240,14 +207,14 @@ def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> li
     lost from now on, partitions without a leader get one.
     """
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
-    alive = _alive(image)
+    alive = alive_brokers(image)
     changes: list[Record] = []
     for partition in topic.partitions:
         in_sync, eligible = partition.in_sync_replicas, partition.eligible_leader_replicas
         if partition.leader_id == NO_LEADER:
             changes += _settle(topic, config, partition, in_sync, alive)
         elif eligible and len(in_sync) >= min_in_sync(config, partition):
-            changes += _change(topic, partition, partition.leader_id, in_sync, ())
+            changes += leader_change(topic, partition, partition.leader_id, in_sync, ())
     assert len(changes) <= len(topic.partitions)
     return changes
 
@@ -278,7 +245,7 @@ def _relying_on(
 
 
 def _gone(image: Image, node_id: int, kept: _Kept) -> list[Record]:
-    alive = _alive(image) - {node_id}
+    alive = alive_brokers(image) - {node_id}
     assert node_id >= 0
     assert kept is _Kept.ROWS or node_id not in alive
     changes: list[Record] = []
@@ -321,72 +288,24 @@ def _settle(
         replaced: whose disk was replaced from now on; None: as it was.
         unclean_ends: elect uncleanly, whatever the configuration says: by what these logs have.
     """
-    leader_id, unclean, begins_anew = partition.leader_id, False, False
-    if leader_id not in in_sync:
-        leader_id = _first(partition.replicas, alive, in_sync)
-    if leader_id == NO_LEADER:
-        trusted = [n for n in eligible_after(config, partition, ()) if n not in lost]
-        leader_id = _first(partition.replicas, alive, trusted)
-        if leader_id == NO_LEADER and (config.unclean_leader_election or unclean_ends is not None):
-            ends = unclean_ends or {}
-            leader_id = _longest([n for n in partition.replicas if n in alive], ends)
-            unclean = leader_id != NO_LEADER
-            # Rows are given up for somebody who leads: it must not wait for a directory.
-            begins_anew = ends.get(leader_id, _NO_LOG).end_offset == MISSING
+    unclean, begins_anew = False, False
+    trusted = [n for n in eligible_after(config, partition, ()) if n not in lost]
+    leader_id, in_sync = successor(partition, alive, in_sync, trusted)
+    may_lose = config.unclean_leader_election or unclean_ends is not None
+    if leader_id == NO_LEADER and may_lose:
+        ends = unclean_ends or {}
+        leader_id = _longest([n for n in partition.replicas if n in alive], ends)
+        unclean = leader_id != NO_LEADER
+        # Rows are given up for somebody who leads: it must not wait for a directory.
+        begins_anew = ends.get(leader_id, _NO_LOG).end_offset == MISSING
         in_sync = () if leader_id == NO_LEADER else (leader_id,)
     assert not set(lost) & set(in_sync), "who has lost its rows leads nothing"
     assert leader_id == NO_LEADER or leader_id in alive or leader_id == partition.leader_id
     left = () if unclean else eligible_after(config, partition, in_sync)
     eligible = tuple(n for n in left if n not in lost)
-    return _change(
+    return leader_change(
         topic, partition, leader_id, in_sync, eligible, unclean, replaced, begins_anew=begins_anew
     )
-
-
-def _change(
-    topic: TopicImage,
-    partition: PartitionImage,
-    leader_id: int,
-    in_sync: tuple[int, ...],
-    eligible: tuple[int, ...],
-    unclean: bool = False,
-    replaced: tuple[int, ...] | None = None,
-    *,
-    begins_anew: bool = False,
-) -> list[Record]:
-    """The record of what is different. A leader that changes has a new epoch."""
-    before = (partition.in_sync_replicas, partition.eligible_leader_replicas)
-    if replaced == partition.replaced_disks:
-        replaced = None
-    assert len(set(in_sync)) == len(in_sync), "each once"
-    assert set(in_sync) <= set(partition.replicas)
-    is_elected = leader_id != partition.leader_id
-    assert leader_id == NO_LEADER or leader_id in in_sync, "a leader is in sync"
-    assert not set(in_sync) & set(eligible)
-    assert is_elected or not unclean
-    if not is_elected and before == (in_sync, eligible) and replaced is None:
-        return []
-    last_trusted = NO_LEADER
-    if leader_id == NO_LEADER and not in_sync and not eligible:
-        (last_trusted,) = before[0] or before[1] or (NO_LEADER,)
-    told = LEADER_STAYS
-    if is_elected:
-        told = LEADER_GONE if leader_id == NO_LEADER else leader_id
-    assert is_elected == (told != LEADER_STAYS)
-    return [
-        PartitionChangeRecord(
-            topic.topic_id,
-            partition.partition,
-            leader_id=told,
-            leader_epoch=partition.leader_epoch + 1 if is_elected else NO_EPOCH,
-            in_sync_replicas=in_sync,
-            eligible_leader_replicas=eligible,
-            unclean=unclean,
-            replaced_disks=replaced,
-            last_trusted=last_trusted,
-            begins_anew=begins_anew and is_elected,
-        )
-    ]
 
 
 def _minus(members: tuple[int, ...], node_id: int) -> tuple[int, ...]:

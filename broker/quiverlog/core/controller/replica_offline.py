@@ -1,8 +1,8 @@
 """A broker says that its replica of a partition takes no writes: it leaves, and others lead.
 
 Owns that one decision. The replica is out of sync from then on, and not eligible either: what its
-disk has lost nobody knows before it is read again. Where it leads, the next leader is in sync, or
-eligible where nobody in sync lives. With neither it stays the leader: others would have fewer
+disk has lost nobody knows before it is read again. Where it leads, the next leader is who it always
+is (leaders.py). Without one it stays the leader: others would have fewer
 rows, and readers are served what can still be read. So does the last one that is eligible.
 
 A broker that is about to let go of what the replica holds names the leader epoch under which it may
@@ -17,13 +17,16 @@ Must not know: what is wrong with the replica, how the broker asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from quiverlog.core.controller.alter_partition import check_broker, find_partition, fit_epoch
+from quiverlog.core.controller.alter_partition import check_broker, find_partition
 from quiverlog.core.controller.eligible import min_in_sync
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.records import LEADER_STAYS, PartitionChangeRecord, Record
-from quiverlog.core.controller.topic_image import PartitionImage
+from quiverlog.core.controller.leaders import alive_brokers, successor
+from quiverlog.core.controller.records import (
+    LEADER_STAYS,
+    NO_LEADER,
+    PartitionChangeRecord,
+    Record,
+)
 from quiverlog.errors import InvalidRequest
 from quiverlog.types import NO_EPOCH
 
@@ -56,13 +59,9 @@ def replica_offline(
     leader_id, is_anew = LEADER_STAYS, leader_epoch != NO_EPOCH
     is_noted = broker_id in partition.replaced_disks
     if partition.leader_id == broker_id:
-        leader_id = _first_fit(image, partition, in_sync)
-        if leader_id == LEADER_STAYS:
-            leader_id = _first_fit(image, partition, eligible)
-            if leader_id == LEADER_STAYS:
-                return []
-            in_sync = (leader_id,)
-        assert leader_id in in_sync, "a leader is in sync"
+        leader_id, in_sync = successor(partition, alive_brokers(image), in_sync, eligible)
+        if leader_id == NO_LEADER:
+            return []
     elif not in_sync and not eligible:
         return []
     is_same = in_sync == partition.in_sync_replicas
@@ -85,15 +84,6 @@ def replica_offline(
             replaced_disks=_with(partition.replaced_disks, broker_id) if is_anew else None,
         )
     ]
-
-
-def _first_fit(image: Image, partition: PartitionImage, members: Iterable[int]) -> int:
-    """The first of the replicas that is among the members and may lead; LEADER_STAYS: none."""
-    among = frozenset(members)
-    for node_id in partition.replicas:
-        if node_id in among and fit_epoch(image, node_id) is not None:
-            return node_id
-    return LEADER_STAYS
 
 
 def _with(members: tuple[int, ...], broker_id: int) -> tuple[int, ...]:

@@ -1,0 +1,107 @@
+"""Who leads a partition next: the one rule, and the record that says so.
+
+A leader that is in sync stays. Otherwise the first in the order of the partition's replicas leads
+that is in sync, else the first that is eligible (eligible.py), alone in sync; who is fenced or
+about to stop never does. Everything that elects asks here: as brokers come and go (elections.py),
+where a replica takes no writes (replica_offline.py), where leaderships move between brokers that
+all live (handovers.py).
+
+Must not know: why somebody else is to lead, rows that may be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.records import (
+    LEADER_GONE,
+    LEADER_STAYS,
+    NO_LEADER,
+    PartitionChangeRecord,
+    Record,
+)
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
+from quiverlog.types import NO_EPOCH
+
+__all__ = ["alive_brokers", "first_of", "leader_change", "successor"]
+
+
+def alive_brokers(image: Image) -> frozenset[int]:
+    """Who may lead."""
+    return frozenset(one.node_id for one in image.live_brokers() if not one.in_shutdown)
+
+
+def first_of(replicas: Sequence[int], *conditions: Collection[int]) -> int:
+    """The first of the replicas that meets them all, or NO_LEADER."""
+    for node_id in replicas:
+        if all(node_id in one for one in conditions):
+            return node_id
+    return NO_LEADER
+
+
+def successor(
+    partition: PartitionImage,
+    alive: Collection[int],
+    in_sync: tuple[int, ...],
+    eligible: Collection[int],
+) -> tuple[int, tuple[int, ...]]:
+    """Who leads when these are in sync and eligible, and who is in sync then.
+
+    NO_LEADER: none of them lives, and nobody is in sync without a leader.
+    """
+    leader_id = partition.leader_id
+    assert set(in_sync) <= set(partition.replicas)
+    if leader_id not in in_sync:
+        leader_id = first_of(partition.replicas, alive, in_sync)
+    if leader_id == NO_LEADER:
+        leader_id = first_of(partition.replicas, alive, eligible)
+        in_sync = () if leader_id == NO_LEADER else (leader_id,)
+    assert leader_id == NO_LEADER or leader_id in in_sync, "a leader is in sync"
+    return leader_id, in_sync
+
+
+def leader_change(
+    topic: TopicImage,
+    partition: PartitionImage,
+    leader_id: int,
+    in_sync: tuple[int, ...],
+    eligible: tuple[int, ...],
+    unclean: bool = False,
+    replaced: tuple[int, ...] | None = None,
+    *,
+    begins_anew: bool = False,
+) -> list[Record]:
+    """The record of what is different. A leader that changes has a new epoch."""
+    before = (partition.in_sync_replicas, partition.eligible_leader_replicas)
+    if replaced == partition.replaced_disks:
+        replaced = None
+    assert len(set(in_sync)) == len(in_sync), "each once"
+    assert set(in_sync) <= set(partition.replicas)
+    is_elected = leader_id != partition.leader_id
+    assert leader_id == NO_LEADER or leader_id in in_sync, "a leader is in sync"
+    assert not set(in_sync) & set(eligible)
+    assert is_elected or not unclean
+    if not is_elected and before == (in_sync, eligible) and replaced is None:
+        return []
+    last_trusted = NO_LEADER
+    if leader_id == NO_LEADER and not in_sync and not eligible:
+        (last_trusted,) = before[0] or before[1] or (NO_LEADER,)
+    told = LEADER_STAYS
+    if is_elected:
+        told = LEADER_GONE if leader_id == NO_LEADER else leader_id
+    assert is_elected == (told != LEADER_STAYS)
+    return [
+        PartitionChangeRecord(
+            topic.topic_id,
+            partition.partition,
+            leader_id=told,
+            leader_epoch=partition.leader_epoch + 1 if is_elected else NO_EPOCH,
+            in_sync_replicas=in_sync,
+            eligible_leader_replicas=eligible,
+            unclean=unclean,
+            replaced_disks=replaced,
+            last_trusted=last_trusted,
+            begins_anew=begins_anew and is_elected,
+        )
+    ]
