@@ -161,7 +161,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
         **_: Any,
     ) -> asyncio.Task[Any]:
-        return asyncio.Task(coro, loop=self, name=name, context=context)
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._world.tasks.add(task)
+        return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")

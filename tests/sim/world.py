@@ -9,11 +9,15 @@ Must not know: what actors want, what is right or wrong (`actors`, `checker`).
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import heapq
+import inspect
 import random
+import weakref
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from .host import Host
 from .network import Connection, Endpoint, Network
@@ -43,6 +47,8 @@ class World:
         """No more faults: the end of a run, when all must come out right."""
         self.failure: BaseException | None = None
         """What a task found that no caller would hear of."""
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        """Of all loops: a run that is broken off leaves some that were never begun."""
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
         self.moments = 0
@@ -78,6 +84,15 @@ class World:
     def fail(self, failure: BaseException) -> None:
         """End the run with this."""
         self.failure = self.failure or failure
+
+    def abandon(self) -> None:
+        """The run is broken off: nobody takes up what was not begun."""
+        for task in self.tasks:
+            coroutine = task.get_coro()
+            if inspect.iscoroutine(coroutine) and (
+                inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED
+            ):
+                coroutine.close()
 
     def note(self, what: bytes) -> None:
         """Add to the trace."""

@@ -1,15 +1,17 @@
 """Clients that mean no good, or are out of their wits: what they are answered is known beforehand.
 
-Owns three. A producer that sends its requests twice, sends old ones again to anybody, and stays
+Owns four. A producer that sends its requests twice, sends old ones again to anybody, and stays
 with leaders that lead no more: a repetition is answered with the offset that its rows have, or
 refused. A reader with epochs of other times: it is answered under the epoch that it has named, or
 refused. A stranger that speaks for brokers: it has none of their numbers right, and nothing that it
-asks is done.
+asks is done. One that has all the numbers of a partition's leader but the leader epoch, which is
+the one before: it is refused, too.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from quiverlog.types import NO_EPOCH
 from quiverlog.wire import messages as m
@@ -28,7 +30,10 @@ from .clients import ClusterProducer, ClusterReader, _Routed
 from .glue import CLUSTER_ID
 from .promises import ClusterChecker
 
-__all__ = ["Impostor", "OddReader", "Repeater"]
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+__all__ = ["Deposed", "Impostor", "OddReader", "Repeater"]
 
 _REMEMBERED_MAX = 30
 
@@ -161,14 +166,16 @@ class Impostor(_Routed):
     def _copy(self) -> m.Request:
         end = 2**40
         entry = ReplicaFetchPartition(*self.key, self.epochs.get(self.key, 0), end, 0, end)
-        return ReplicaFetchRequest(self._node_id(), self._epoch(), partitions=[entry])
+        return ReplicaFetchRequest(replica_id=self._node_id(), broker_epoch=-1, partitions=[entry])
 
     def _alter(self) -> m.Request:
         node_id = self._node_id()
         entry = AlterPartition(
             *self.key, self.rng.randrange(5), self.rng.randrange(5), [node_id], [self._epoch()]
         )
-        return AlterPartitionRequest(node_id, self._epoch(), partitions=[entry])
+        return AlterPartitionRequest(
+            broker_id=node_id, broker_epoch=self._epoch(), partitions=[entry]
+        )
 
     def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:
         if not isinstance(response, m.HelloResponse):
@@ -180,3 +187,39 @@ class Impostor(_Routed):
         if self.rng.random() < 0.1:
             self.hang_up_later(1_000)  # Others are to hear of it, too.
         self.later(self.rng.randrange(20_000, 300_000))
+
+
+class Deposed(Impostor):
+    """See the module docstring. No broker says so, for who leads next has another partition epoch,
+    too: it is known to be refused at the door all the same.
+    """
+
+    def __init__(self, cluster: Cluster, checker: Checker, name: str, key: Key) -> None:
+        self._cluster = cluster
+        super().__init__(cluster.leisure, checker, name, key)  # type: ignore[arg-type]
+
+    def _elsewhere(self) -> None:
+        decides = self._cluster.controller()
+        if decides is not None:
+            self._target = decides.node_id
+
+    def act(self) -> None:
+        decides = self._cluster.controller()
+        if decides is None or decides.node is None:
+            self.later(50_000)
+            return
+        image = decides.node.broker.metadata.pending
+        partition = image.topics_by_id[self.key[0]].partitions[self.key[1]]
+        leads = image.brokers.get(partition.leader_id)
+        if leads is None or partition.leader_epoch == 0:
+            self.later(50_000)
+            return
+        before, broker_epoch = partition.leader_epoch - 1, leads.broker_epoch
+        entry = AlterPartition(
+            *self.key, before, partition.partition_epoch, [leads.node_id], [broker_epoch]
+        )
+        self.ask(
+            AlterPartitionRequest(
+                broker_id=leads.node_id, broker_epoch=broker_epoch, partitions=[entry]
+            )
+        )

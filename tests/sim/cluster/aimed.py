@@ -57,6 +57,8 @@ class AimPlan:
     unheard_interval_ms: int = 0
     handovers_interval_ms: int = 0
     unflushed: float = 0.0
+    course: str = ""
+    """One of `courses`, again and again."""
 
 
 NO_AIMS: Final = AimPlan()
@@ -273,10 +275,11 @@ class Aimed:
         count = len(partition.replicas) - len(partition.adding_replicas)
         target = rng.sample(sorted(pending.brokers), count)
         try:
-            if cancels:
-                records = cancel(topic, partition)
-            else:
-                records = reassign(pending, topic, partition, target)
+            with controller.plant():  # Here its own code decides.
+                if cancels:
+                    records = cancel(topic, partition)
+                else:
+                    records = reassign(pending, topic, partition, target)
             if records:
                 broker.propose(records, controller.now, lambda _result, _error, _now: None)
         except QuiverlogError:

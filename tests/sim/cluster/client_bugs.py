@@ -97,28 +97,6 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
         shape={**_CLIENT, "all_power_interval_ms": 1_500},
     ),
     make_bug(
-        "a copy that skipped names the epoch of rows that it has not",
-        "core.replication.follower:Follower.said",
-        "NO_EPOCH if is_empty else log.epochs.latest()[0]",
-        "log.epochs.latest()[0]",
-        seed=1,
-        shape={**_PROGRAMS, "down_ms": 3_000},
-        also=(
-            (
-                "storage.trimmable_log:TrimmableLog.complete_trim",
-                "self.epochs.truncate_to(0)",
-                "pass",
-            ),
-        ),
-    ),
-    make_bug(
-        "a trim is answered before copies have written it down",
-        "node.offsets:_wait_for_copies",
-        "if not waits:",
-        "if True:",
-        shape=_PROGRAMS,
-    ),
-    make_bug(
         "an unclean election that nobody has allowed",
         "core.controller.elections:_settle",
         "config.unclean_leader_election or unclean_ends is not None",

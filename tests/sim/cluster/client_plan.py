@@ -29,6 +29,8 @@ class ClientPlan:
     """Programs that move partitions to other brokers."""
     strangers: int = 0
     """Readers with odd epochs, and callers that pretend to be brokers."""
+    deposed: int = 0
+    """Callers that propose as a partition's leader, under the epoch of the one before."""
 
     @property
     def is_empty(self) -> bool:

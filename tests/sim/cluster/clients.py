@@ -33,7 +33,9 @@ from .promises import ClusterChecker
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["ClusterProducer", "ClusterReader", "ClusterSetup", "put_down_ends"]
+__all__ = [
+    "ClusterProducer", "ClusterReader", "ClusterSetup", "ClusterTrimmer", "put_down_ends",
+]  # fmt: skip
 
 _ELSEWHERE = (
     NotLeader.code, FencedLeaderEpoch.code, UnknownLeaderEpoch.code, UnknownTopicId.code,
@@ -211,6 +213,44 @@ class ClusterReader(_Routed, Reader):
             self.led_by(response)
         else:
             super().answered(request, response, body)
+
+
+class ClusterTrimmer(_Routed):
+    """Gives up the rows of one partition when it is told to."""
+
+    def __init__(self, world: World, checker: Checker, key: Key) -> None:
+        self._before = 0
+        _Routed.__init__(self, world, checker, "trimmer-0", key)
+
+    def trim(self, before: int) -> None:
+        """Rows below this one are given up, whoever leads."""
+        self._before = before
+        self.checker.trimmed(self.key, before)
+        if self.connection is not None:
+            self.act()
+
+    def act(self) -> None:
+        if self._before > self.checker.partitions[self.key].trim_confirmed:
+            entry = m.DeleteRecordsPartition(*self.key, self._before)
+            self.ask(m.DeleteRecordsRequest(partitions=[entry]))
+
+    def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:
+        if isinstance(response, m.HelloResponse):
+            self.later(1_000)
+        elif isinstance(response, m.MetadataResponse):
+            self.led_by(response)
+        elif isinstance(response, m.DeleteRecordsResponse):
+            assert isinstance(request, m.DeleteRecordsRequest)
+            if not response.partitions:
+                self.hang_up_later(self.rng.randrange(1, 200_000))
+                return
+            asked, got = request.partitions[0], response.partitions[0]
+            if got.error_code:
+                self.refused(self.key, got.error_code, got.error_message)
+                return
+            self.log_start(self.key, got.log_start_offset)
+            self.checker.trim_done(self.key, min(got.log_start_offset, asked.before_offset))
+            self.world.events["rows deleted"] += 1
 
 
 class ClusterSetup(_Routed, Setup):

@@ -61,6 +61,8 @@ class Cluster:
         """Those of them whose disk is another one."""
         self.machines = Machines(self)
         self.aimed = Aimed(self)
+        self.whole_us: int | None = None
+        """Since when everything is in sync, and stays so: there are no faults any more."""
         self.operator: Operator | None = None
         """Who changes the voters; None in runs in which nobody has to."""
         self.world.on_died.append(self._died)
@@ -161,7 +163,7 @@ class Cluster:
         self.every(scenario.kill_interval_ms, self._kill)
         self.every(scenario.stop_interval_ms, self._stop)
         self.every(scenario.power_interval_ms, self._power)
-        self.every(scenario.all_power_interval_ms, self._all_power)
+        self.every(scenario.all_power_interval_ms, self.all_power)
         self.every(scenario.pause_interval_ms, self._pause)
         self.every(scenario.partition_interval_ms, self._partition)
         self.every(scenario.clock_jump_interval_ms, self._jump)
@@ -245,7 +247,7 @@ class Cluster:
             self.goes_down(host)
             host.power_loss()
 
-    def _all_power(self) -> None:
+    def all_power(self) -> None:
         if self.bare or self.machines.rotten:
             return  # With what a lost disk had, that would be more than any level survives.
         self.world.faults["power loss of all"] += 1

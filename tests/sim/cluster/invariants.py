@@ -148,8 +148,10 @@ class Invariants:
             )  # fmt: skip
             before = settled.get(replica)
             if before != now and not replica.deleted:
-                if before is not None and before[3] and not replica.cutting:
+                was_cut = before is not None and before[3] and not replica.cutting
+                if was_cut:
                     self.counted.look_at_producers(replica)
+                if was_cut or before is None:
                     key = (replica.topic.topic_id, replica.name.partition)
                     self.counted.look_at_rows(key, self.committed_end(key))
                 self._look_at_replica(host, replica)

@@ -75,20 +75,6 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         shape=FLUSHED,
     ),
     make_bug(
-        "one log is enough after a power failure of all",
-        "core.controller.elections:longest_log",
-        "len(logs) >= needed",
-        "len(logs) >= 1",
-        shape=ALL_POWER,
-        also=(
-            (
-                "core.controller.log_ends:LogEnds.take",
-                "check_broker(image, broker_id, broker_epoch)",
-                "pass",
-            ),
-        ),
-    ),
-    make_bug(
         "the shortest log leads after a power failure of all",
         "core.controller.elections:_longest",
         "if end > best:",
@@ -98,9 +84,9 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "who gets a partition counts before it has it",
-        "core.controller.reassignment:_moving",
-        "adding, removing, partition.in_sync_replicas)",
-        "adding, removing, tuple(dict.fromkeys((*partition.in_sync_replicas, *adding))))",
+        "core.controller.reassignment:_change",
+        "in_sync_replicas=in_sync,",
+        "in_sync_replicas=tuple(dict.fromkeys((*in_sync, *adding))),",
         shape=MOVING,
     ),
     make_bug(

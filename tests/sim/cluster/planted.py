@@ -11,10 +11,10 @@ from typing import Final
 from tests.sim.bug import Bug, make_bug
 
 from .client_bugs import CLIENT_BUGS
+from .course_bugs import COURSE_BUGS
 from .later_bugs import LATER_BUGS
 from .shapes import (
     ASKED,
-    CAROUSEL,
     DIVERGING,
     HANDED,
     JOINING,
@@ -126,27 +126,6 @@ BUGS: Final[tuple[Bug, ...]] = (
         shape=HANDED,
     ),
     make_bug(
-        "a fetch for another leader epoch is answered",
-        "core.replication.serving:_check",
-        "state.check_leader_epoch(entry.leader_epoch)",
-        "pass",
-        shape=DIVERGING,
-    ),
-    make_bug(
-        "an answer of an earlier leader is taken",
-        "core.replication.follower:Follower.answered",
-        "if result.leader_epoch not in (self._leader_epoch, NO_EPOCH):",
-        "if False:",
-        shape=CAROUSEL,
-    ),
-    make_bug(
-        "a leader of an older epoch may propose",
-        "core.controller.alter_partition:_check_epochs",
-        "if leader_epoch < partition.leader_epoch:",
-        "if False:",
-        shape=CAROUSEL,
-    ),
-    make_bug(
         "election outside the ISR",
         "core.controller.leaders:successor",
         "leader_id = first_of(partition.replicas, alive, in_sync)",
@@ -198,20 +177,15 @@ BUGS: Final[tuple[Bug, ...]] = (
         seed=13,
         shape=MANAGED,
     ),
+    *COURSE_BUGS,
     *LATER_BUGS,
     *CLIENT_BUGS,
 )
 
 UNPROVEN: Final = frozenset(
     (
-        "who gets a partition counts before it has it",
-        "one log is enough after a power failure of all",
-        "a copy that skipped names the epoch of rows that it has not",
-        "a fetch for another leader epoch is answered",
-        "an answer of an earlier leader is taken",
-        "a leader of an older epoch may propose",
         "a client does not look for another leader",
-        "a trim is answered before copies have written it down",
+        "what is asked again speaks of the life that a follower is in",
     )
 )
 """Bugs that no run, or one in many, was seen to catch as the code is now."""

@@ -19,6 +19,7 @@ from quiverlog.client.async_consumer import AsyncConsumer
 from quiverlog.client.async_producer import AsyncProducer, AsyncSendFuture
 from quiverlog.errors import (
     CorruptLog,
+    DeliveryTimedOut,
     LogTruncated,
     OffsetOutOfRange,
     QuiverlogError,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["ConsumingProgram", "ProducingProgram", "Program"]
 
 _NAP_S = 0.5
+_WHOLE_US = 10_000_000
+"""So long after everything is in sync no row waits any more."""
 
 
 class Program(ShippedClient):
@@ -134,6 +137,11 @@ class ProducingProgram(Program, ClientProducer):
         topic = self.checker.partitions[key].topic
         if isinstance(error, (UnknownTopic, UnknownTopicId)) and not topic.doomed:
             raise Violation(f"{self.name}: {topic.name} is unknown: {error!r}")
+        whole_us = self._cluster.whole_us
+        if isinstance(error, DeliveryTimedOut) and whole_us is not None:
+            waited_us = self.world.mono_us - whole_us
+            if waited_us >= _WHOLE_US * self._scale:
+                raise Violation(f"{self.name}: all is well for {waited_us / 1e6:.1f} s: {error!r}")
 
 
 class ConsumingProgram(Program, ClientConsumer):

@@ -19,6 +19,7 @@ from tests.sim.shipped import clients_clock
 
 from .caretaker import look_after
 from .cluster import Cluster
+from .courses import Courses
 from .fault_plan import CALM
 from .host import ClusterHost
 from .last_resort import elect_uncleanly, waiting_for_somebody
@@ -91,6 +92,8 @@ class _Run:
         self.workload.begin()
         if self.scenario.plan.has_operator:
             cluster.operator = Operator(cluster, checker)
+        if self.scenario.aims.course:
+            Courses(cluster, checker).begin()
         cluster.begin_faults()
         world.run(self.scenario.duration_ms * self.scenario.tempo.stretch * 1_000)
         healed_us = self._finish()
@@ -176,6 +179,7 @@ class _Run:
         for key in waiting_for_somebody(cluster, self.checker):
             elect_uncleanly(cluster, self.checker, key)
         healed_us += self._until(self._all_open, HEAL_US, "all are in sync again")
+        cluster.whole_us = self.world.mono_us
         self._until(self.workload.is_idle, HEAL_US, "every client has its answers")
         self._settle_voters()
         self._until(self._all_equal, HEAL_US, "all copies have all rows")
@@ -243,6 +247,7 @@ def simulate(
         with outside, small_limits(), clients_clock(run.world), scenario.tempo.timers():
             return run.run()
     except (Violation, AssertionError) as violation:
+        run.world.abandon()
         lines = "\n  ".join(
             line[-600:] for line in run.world.last_words(9) if " debug " not in line
         )

@@ -15,7 +15,7 @@ from tests.sim.checker import Key, Violation
 from tests.sim.decoding import rows_of
 
 from .administrator import Administrator
-from .adversaries import Impostor, OddReader, Repeater
+from .adversaries import Deposed, Impostor, OddReader, Repeater
 from .clients import ClusterProducer, ClusterReader, ClusterSetup
 from .mover import Mover
 from .operators import Operator
@@ -65,6 +65,9 @@ class Workload:
             key = keys[number % len(keys)]
             self.readers.append(OddReader(world, checker, _REPEATERS + number, key))
             self.impostors.append(Impostor(world, checker, f"impostor-{number}", key))
+        for number in range(plan.deposed):
+            name = f"deposed-{number}"
+            self.impostors.append(Deposed(self.cluster, checker, name, keys[number % len(keys)]))
         for number in range(scenario.nodes if scenario.watched else 0):
             self.readers.append(Watcher(world, checker, number))
         for number in range(scenario.operators):

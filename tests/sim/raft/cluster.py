@@ -15,6 +15,7 @@ from quiverlog.core.raft.election import Role
 from quiverlog.core.raft.messages import ProposalRefused, ReplicaKey, SnapshotMeta
 from quiverlog.core.raft.raft import Raft
 
+from .apart import Apart
 from .checker import Checker
 from .host import Host
 from .scenario import Scenario
@@ -111,6 +112,8 @@ class Cluster:
         self.every(scenario.partition_interval_ms, self._partition)
         self.every(scenario.wipe_interval_ms, self._wipe)
         self.every(1_000, self._slow_disk)
+        if scenario.apart:
+            Apart(self).begin()
 
     def propose(self) -> None:
         """A client proposes where it believes a leader to be."""

@@ -46,6 +46,8 @@ class Scenario:
     snapshot_bytes_max: int
     buggy_everywhere: bool = False
     """A planted bug that needs two sides is in all replicas, otherwise in some only."""
+    apart: bool = False
+    """Two sets of voters that need not overlap: see `apart`."""
     check_promises: bool = True
     """Look also whether what a message promises is on the plate when it is sent."""
     config: RaftConfig = RaftConfig(  # noqa: RUF009  frozen

@@ -1,0 +1,115 @@
+"""Bugs that only show when four or five things happen in an order: each has its course.
+
+Owns this part of the list; `planted` has the whole, `courses` what happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tests.sim.bug import Bug, make_bug
+
+from .aimed import AimPlan
+from .client_plan import ClientPlan
+from .shapes import QUIET, topics
+
+__all__ = ["COURSE_BUGS"]
+
+
+def _course(name: str, level: str = "memory", **fields: object) -> Mapping[str, object]:
+    """One partition on three of four brokers, and whoever decides is the fourth."""
+    return {
+        **QUIET,
+        "nodes": 4,
+        "topics": topics(level, partitions=1),
+        "aims": AimPlan(course=name),
+        **fields,
+    }
+
+
+COURSE_BUGS: Final[tuple[Bug, ...]] = (
+    make_bug(
+        "a fetch for another leader epoch is answered",
+        "core.replication.serving:_check",
+        "state.check_leader_epoch(entry.leader_epoch)",
+        "pass",
+        shape=_course("late question"),
+    ),
+    make_bug(
+        "an answer of an earlier leader is taken",
+        "core.replication.follower:Follower.answered",
+        "if result.leader_epoch not in (self._leader_epoch, NO_EPOCH):",
+        "if False:",
+        shape=_course("late answer"),
+    ),
+    make_bug(
+        "a leader of an older epoch may propose",
+        "core.controller.alter_partition:_check_epochs",
+        "if leader_epoch < partition.leader_epoch:",
+        "if False:",
+        shape={
+            **QUIET,
+            "kill_interval_ms": 1_500,
+            "clients": ClientPlan(deposed=1),
+        },
+    ),
+    make_bug(
+        "a copy that skipped names the epoch of rows that it has not",
+        "core.replication.follower:Follower.said",
+        "NO_EPOCH if is_empty else log.epochs.latest()[0]",
+        "log.epochs.latest()[0]",
+        shape=_course("left behind", "replicated"),
+        also=(
+            (
+                "storage.trimmable_log:TrimmableLog.complete_trim",
+                "self.epochs.truncate_to(0)",
+                "pass",
+            ),
+        ),
+    ),
+    make_bug(
+        "a copy that skipped leads with the producers that it knew",
+        "node.replication:Replication._answered",
+        'copy.producers = bytes(rows) if isinstance(action, Skip) else b""',
+        'copy.producers = b""',
+        shape=_course("left behind", "replicated"),
+    ),
+    make_bug(
+        "a trim is answered before copies have written it down",
+        "node.offsets:_wait_for_copies",
+        "if not waits:",
+        "if True:",
+        shape=_course("trimmed", "replicated"),
+    ),
+    make_bug(
+        "one log is enough after a power failure of all",
+        "core.controller.elections:longest_log",
+        "len(logs) >= needed",
+        "len(logs) >= 1",
+        seed=2,
+        shape=_course("last log", "replicated_flushed", nodes=5, duration_ms=9_000),
+    ),
+    make_bug(
+        "what is asked again speaks of the life that a follower is in",
+        "core.partition.leadership:Leadership.propose_again",
+        "broker_epochs=self._asked_epochs",
+        "broker_epochs=tuple(self.followers[n].broker_epoch if n in self.followers else -1"
+        " for n in proposal.members)",
+        shape=_course("asked again", power_interval_ms=1_000_000),
+    ),
+    make_bug(
+        "a broker that stops need not have heard that it leads nothing",
+        "core.controller.registrations:Registrations._may_stop",
+        "decides = one.node_id == self.node_id",
+        "decides = one.node_id in (node_id, self.node_id)",
+        shape=_course("stalled stop"),
+    ),
+    make_bug(
+        "a controller's session is counted from its last answer to a heartbeat",
+        "node.registrar:Registrar._last_heard",
+        "max(us, quorum_us)",
+        "us",
+        shape=_course("lonely controller", nodes=3),
+    ),
+)
