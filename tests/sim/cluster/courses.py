@@ -2,220 +2,45 @@
 
 Owns the courses of events that some mistakes need and chance does not give: four or five things at
 the right moments. A run has the one that its scenario names (`AimPlan.course`), again and again
-until the world is calm; what a course has waited for in vain ends it. Each is a generator: it does
-something, and yields for how many microseconds nothing more is done.
+until the world is calm; what a course has waited for in vain ends it.
 
 Must not know: what is right or wrong with rows.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
-from quiverlog.core.controller.records import PartitionChangeRecord, Record
-from quiverlog.core.controller.topic_image import PartitionImage
-from quiverlog.errors import QuiverlogError
 from quiverlog.limits import REPLICA_FETCH_WAIT_MS
-from quiverlog.node.replica import Replica
 from tests.sim.network import Link
 
-from .clients import ClusterTrimmer
 from .host import ClusterHost
-from .promises import ClusterChecker
-
-if TYPE_CHECKING:
-    from quiverlog.core.controller.image import Image
-
-    from .cluster import Cluster
+from .stage import LATE_US, Course, Over, Stage
 
 __all__ = ["COURSES", "Courses"]
 
-Course = Generator[int, None, None]
-
-_LOOK_US: Final = 2_000
-_PATIENCE_US: Final = 3_000_000
 _PAUSE_US: Final = 100_000
-_LATE_US: Final = 600_000
-"""Long enough for two elections, shorter than what anybody waits for an answer."""
 _HELD_US: Final = 100_000 + REPLICA_FETCH_WAIT_MS * 1_000
 
 
-class _Over(Exception):
-    """What a course has waited for has not come."""
-
-
-class Courses:
+class Courses(Stage):
     """See the module docstring."""
-
-    def __init__(self, cluster: Cluster, checker: ClusterChecker) -> None:
-        self.cluster = cluster
-        self.world = cluster.world
-        self.checker = checker
-        self.rng = random.Random(f"courses-{cluster.scenario.seed}")
-        self.key = checker.live()[0]
-        self._make = COURSES[cluster.scenario.aims.course]
-        self._trimmer = ClusterTrimmer(self.world, checker, self.key)
 
     def begin(self) -> None:
         """From now on until the world is calm."""
-        self._go_on(self._make(self))
+        self._go_on(COURSES[self.cluster.scenario.aims.course](self))
 
     def _go_on(self, course: Course) -> None:
         if self.world.calm:
             return
         try:
             delay_us = next(course)
-        except (StopIteration, _Over) as end:
-            self.world.faults[
-                "course" if isinstance(end, StopIteration) else "course given up"
-            ] += 1
+        except (StopIteration, Over) as end:
+            self.world.faults["course given up" if isinstance(end, Over) else "course"] += 1
             self.heal()
-            course, delay_us = self._make(self), _PAUSE_US
+            course, delay_us = COURSES[self.cluster.scenario.aims.course](self), _PAUSE_US
         self.world.at(delay_us, lambda: self._go_on(course))
-
-    # --- looking -------------------------------------------------------------------------------
-    def until(self, condition: Callable[[], object], patience_us: int = _PATIENCE_US) -> Course:
-        """Wait for it."""
-        waited_us = 0
-        while not condition():
-            if waited_us >= patience_us:
-                raise _Over
-            waited_us += _LOOK_US
-            yield _LOOK_US
-
-    def controller(self) -> ClusterHost:
-        found = self.cluster.controller()
-        if found is None or found.node is None:
-            raise _Over
-        return found
-
-    def image(self) -> Image:
-        """As whoever decides knows it."""
-        node = self.controller().node
-        assert node is not None
-        return node.broker.metadata.pending
-
-    def partition(self) -> PartitionImage:
-        """The first one of the first topic, which all courses are about."""
-        topic_id, number = self.key
-        return self.image().topics_by_id[topic_id].partitions[number]
-
-    def replica(self, host: ClusterHost) -> Replica | None:
-        return None if host.node is None else host.node.broker.assignment.find(self.key)
-
-    def end(self, host: ClusterHost) -> int:
-        """Where its log ends; -1: it is not there."""
-        replica = self.replica(host)
-        return -1 if replica is None else replica.log.log_end_offset
-
-    def leads(self, host: ClusterHost) -> bool:
-        """Does it know that it leads?"""
-        replica = self.replica(host)
-        return replica is not None and replica.state.leads
-
-    @property
-    def committed(self) -> int:
-        """Up to where somebody may have read."""
-        return self.cluster.invariants.committed_end(self.key)
-
-    def is_in_sync(self, host: ClusterHost) -> bool:
-        return host.is_serving and host.node_id in self.partition().in_sync_replicas
-
-    def is_registered(self, host: ClusterHost) -> bool:
-        """Is the life that it is in the one that the metadata name?"""
-        known = self.image().brokers.get(host.node_id)
-        return host.node is not None and known is not None and (
-            bytes(known.incarnation) == host.incarnation
-        )  # fmt: skip
-
-    def three(self, *, controller_may_be: int = -1) -> Generator[int, None, list[ClusterHost]]:
-        """Its three replicas when all is well, in an order in which the one that decides, if it is
-        one of them, has this place."""
-        yield from self.until(self.cluster.all_in_sync)
-        found = [self.cluster.hosts[n] for n in self.partition().replicas]
-        self.rng.shuffle(found)
-        decides = self.controller()
-        if decides in found:
-            if controller_may_be < 0:
-                self.move_controller()
-                raise _Over
-            found.remove(decides)
-            found.insert(controller_may_be, decides)
-        return found
-
-    # --- doing ---------------------------------------------------------------------------------
-    def decide(self, records: list[Record]) -> None:
-        """As whoever decides."""
-        host = self.controller()
-        assert host.node is not None
-        try:
-            host.node.broker.propose(records, host.now, lambda _result, _error, _now: None)
-        except QuiverlogError as error:
-            raise _Over from error
-        host.feed()
-
-    def lead(self, host: ClusterHost) -> Course:
-        """It leads from now on, and knows it."""
-        partition = self.partition()
-        if partition.leader_id != host.node_id:
-            if host.node_id not in partition.in_sync_replicas:
-                raise _Over
-            epoch = partition.leader_epoch + 1
-            topic_id, number = self.key
-            self.decide(
-                [
-                    PartitionChangeRecord(
-                        topic_id, number, leader_id=host.node_id, leader_epoch=epoch
-                    )
-                ]
-            )
-        yield from self.until(lambda: self.leads(host))
-
-    def move_controller(self) -> None:
-        """Somebody else is to decide the next time."""
-        host = self.controller()
-        self.cluster.goes_down(host)
-        host.kill()
-
-    def late(self, source: ClusterHost, target: ClusterHost, delay_us: int = _LATE_US) -> None:
-        """What the one says is heard late."""
-        self.world.network.links[source.name, target.name] = Link(delay_us=delay_us)
-
-    def cut(self, one: ClusterHost, *others: ClusterHost) -> None:
-        for other in others:
-            self.world.network.cut(one.name, other.name)
-
-    def deaf(self, source: ClusterHost, *targets: ClusterHost) -> None:
-        """What the one says is not heard."""
-        for target in targets:
-            self.world.network.cut_one_way(source.name, target.name)
-
-    def mend(self, one: ClusterHost, *others: ClusterHost) -> None:
-        for other in others:
-            self.world.network.mend(one.name, other.name)
-
-    def heal(self) -> None:
-        """All hear all at once."""
-        self.world.network.links.clear()
-        self.world.network.heal()
-        for host in self.cluster.hosts:
-            host.stalled_us = 0
-            if host.node is None and host.down_until_us > self.world.mono_us:
-                self.up(host)
-
-    def down(self, host: ClusterHost) -> None:
-        """It stays away until `up`."""
-        host.down_until_us = 1 << 62
-
-    def up(self, host: ClusterHost) -> None:
-        host.down_until_us = self.world.mono_us
-        host.start()
-
-    def trim(self, before: int) -> None:
-        """Somebody gives up the rows below this one."""
-        self._trimmer.trim(before)
 
     # --- courses -------------------------------------------------------------------------------
     def late_question(self) -> Course:
@@ -223,13 +48,13 @@ class Courses:
         leader, other, third = yield from self.three()
         yield from self.lead(leader)
         self.late(third, leader)
-        yield 2 * _LATE_US
+        yield 2 * LATE_US
         self.cut(leader, other)
         yield from self.until(lambda: self.end(third) > self.end(other))
         yield from self.lead(other)
         yield from self.lead(leader)
         self.mend(leader, other)
-        yield 3 * _LATE_US
+        yield 3 * LATE_US
 
     def late_answer(self) -> Course:
         """Where logs part is said under one leadership, and heard under the next but one."""
@@ -248,9 +73,9 @@ class Courses:
         yield _PAUSE_US
         self.mend(third, other)
         yield from self.lead(other)
-        yield from self.until(lambda: self.committed > parted + 2, _LATE_US)
+        yield from self.until(lambda: self.committed > parted + 2, LATE_US)
         yield from self.lead(leader)
-        yield 2 * _LATE_US
+        yield 2 * LATE_US
 
     def left_behind(self) -> Course:
         """A copy is away while another begins to lead, and rows beyond its end are given up; a
@@ -278,14 +103,6 @@ class Courses:
         for host in self.cluster.hosts:
             self.world.network.mend(silent, host.name)
         yield 5 * _PAUSE_US
-
-    def log_start(self, host: ClusterHost) -> int:
-        replica = self.replica(host)
-        return -1 if replica is None else replica.log.log_start_offset
-
-    def decide_leader(self, host: ClusterHost) -> None:
-        """It is to lead from now on, whether it knows it or not."""
-        next(self.lead(host), None)
 
     def trimmed(self) -> Course:
         """A leader gives up rows, of which nobody hears, and is lost."""
@@ -344,7 +161,7 @@ class Courses:
         self.world.network.links[leader.name, decides.name] = Link(loss=1.0)
         yield from self.until(lambda: not self._is_asked_for(leader, third))
         if not self.cluster.may_lose_power(third):
-            raise _Over
+            raise Over
         self.late(leader, third)
         before = self._epoch_heard(leader, third)
         third.down_until_us = 0
@@ -359,14 +176,14 @@ class Courses:
         """Is a request to take it in under way?"""
         replica = self.replica(leader)
         if replica is None or replica.state.leadership is None:
-            raise _Over
+            raise Over
         in_sync = replica.state.leadership.in_sync
         return in_sync.in_flight and third.node_id in in_sync.maximal - in_sync.committed
 
     def _epoch_heard(self, leader: ClusterHost, third: ClusterHost) -> int:
         replica = self.replica(leader)
         if replica is None or replica.state.leadership is None:
-            raise _Over
+            raise Over
         return replica.state.leadership.followers[third.node_id].broker_epoch
 
     def stalled_stop(self) -> Course:
@@ -386,7 +203,7 @@ class Courses:
         decides = self.controller()
         if decides.node_id not in self.partition().replicas:
             self.move_controller()
-            raise _Over
+            raise Over
         yield from self.lead(decides)
         yield self.rng.randrange(_PAUSE_US, 5 * _PAUSE_US)
         self.cut(decides, *(host for host in self.cluster.hosts if host is not decides))

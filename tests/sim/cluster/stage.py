@@ -1,0 +1,204 @@
+"""What a course of faults is made of: looking at a partition, and deciding who leads and who hears.
+
+Owns the words that `courses` are written in: waiting for something, with a limit; elections as
+whoever decides would make them; links that are late, cut or one-way; brokers that stay away.
+
+Must not know: which course is for what; what is right or wrong with rows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Final
+
+from quiverlog.core.controller.records import PartitionChangeRecord, Record
+from quiverlog.core.controller.topic_image import PartitionImage
+from quiverlog.errors import QuiverlogError
+from quiverlog.node.replica import Replica
+from tests.sim.network import Link
+
+from .clients import ClusterTrimmer
+from .host import ClusterHost
+from .promises import ClusterChecker
+
+if TYPE_CHECKING:
+    from quiverlog.core.controller.image import Image
+
+    from .cluster import Cluster
+
+__all__ = ["LATE_US", "Course", "Over", "Stage"]
+
+Course = Generator[int, None, None]
+"""Does something, and yields for how many microseconds nothing more is done."""
+
+_LOOK_US: Final = 2_000
+_PATIENCE_US: Final = 3_000_000
+LATE_US: Final = 600_000
+"""Long enough for two elections, shorter than what anybody waits for an answer."""
+
+
+class Over(Exception):
+    """What a course has waited for has not come."""
+
+
+class Stage:
+    """See the module docstring."""
+
+    def __init__(self, cluster: Cluster, checker: ClusterChecker) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.checker = checker
+        self.rng = random.Random(f"courses-{cluster.scenario.seed}")
+        self.key = checker.live()[0]
+        self._trimmer = ClusterTrimmer(self.world, checker, self.key)
+
+    # --- looking -------------------------------------------------------------------------------
+    def until(self, condition: Callable[[], object], patience_us: int = _PATIENCE_US) -> Course:
+        """Wait for it."""
+        waited_us = 0
+        while not condition():
+            if waited_us >= patience_us:
+                raise Over
+            waited_us += _LOOK_US
+            yield _LOOK_US
+
+    def controller(self) -> ClusterHost:
+        found = self.cluster.controller()
+        if found is None or found.node is None:
+            raise Over
+        return found
+
+    def image(self) -> Image:
+        """As whoever decides knows it."""
+        node = self.controller().node
+        assert node is not None
+        return node.broker.metadata.pending
+
+    def partition(self) -> PartitionImage:
+        """The first one of the first topic, which all courses are about."""
+        topic_id, number = self.key
+        return self.image().topics_by_id[topic_id].partitions[number]
+
+    def replica(self, host: ClusterHost) -> Replica | None:
+        return None if host.node is None else host.node.broker.assignment.find(self.key)
+
+    def end(self, host: ClusterHost) -> int:
+        """Where its log ends; -1: it is not there."""
+        replica = self.replica(host)
+        return -1 if replica is None else replica.log.log_end_offset
+
+    def log_start(self, host: ClusterHost) -> int:
+        replica = self.replica(host)
+        return -1 if replica is None else replica.log.log_start_offset
+
+    def leads(self, host: ClusterHost) -> bool:
+        """Does it know that it leads?"""
+        replica = self.replica(host)
+        return replica is not None and replica.state.leads
+
+    @property
+    def committed(self) -> int:
+        """Up to where somebody may have read."""
+        return self.cluster.invariants.committed_end(self.key)
+
+    def is_in_sync(self, host: ClusterHost) -> bool:
+        return host.is_serving and host.node_id in self.partition().in_sync_replicas
+
+    def is_registered(self, host: ClusterHost) -> bool:
+        """Is the life that it is in the one that the metadata name?"""
+        known = self.image().brokers.get(host.node_id)
+        return host.node is not None and known is not None and (
+            bytes(known.incarnation) == host.incarnation
+        )  # fmt: skip
+
+    def three(self, *, controller_may_be: int = -1) -> Generator[int, None, list[ClusterHost]]:
+        """The three replicas when all is well, in an order in which the one that decides, if it is
+        one of them, has this place."""
+        yield from self.until(self.cluster.all_in_sync)
+        found = [self.cluster.hosts[n] for n in self.partition().replicas]
+        self.rng.shuffle(found)
+        decides = self.controller()
+        if decides in found:
+            if controller_may_be < 0:
+                self.move_controller()
+                raise Over
+            found.remove(decides)
+            found.insert(controller_may_be, decides)
+        return found
+
+    # --- doing ---------------------------------------------------------------------------------
+    def decide(self, records: list[Record]) -> None:
+        """As whoever decides."""
+        host = self.controller()
+        assert host.node is not None
+        try:
+            host.node.broker.propose(records, host.now, lambda _result, _error, _now: None)
+        except QuiverlogError as error:
+            raise Over from error
+        host.feed()
+
+    def lead(self, host: ClusterHost) -> Course:
+        """This broker leads from now on, and knows it."""
+        partition = self.partition()
+        if partition.leader_id != host.node_id:
+            if host.node_id not in partition.in_sync_replicas:
+                raise Over
+            epoch = partition.leader_epoch + 1
+            topic_id, number = self.key
+            self.decide(
+                [
+                    PartitionChangeRecord(
+                        topic_id, number, leader_id=host.node_id, leader_epoch=epoch
+                    )
+                ]
+            )
+        yield from self.until(lambda: self.leads(host))
+
+    def decide_leader(self, host: ClusterHost) -> None:
+        """This broker is to lead from now on, whether it knows it or not."""
+        next(self.lead(host), None)
+
+    def move_controller(self) -> None:
+        """Somebody else is to decide the next time."""
+        host = self.controller()
+        self.cluster.goes_down(host)
+        host.kill()
+
+    def late(self, source: ClusterHost, target: ClusterHost, delay_us: int = LATE_US) -> None:
+        """What the one says is heard late."""
+        self.world.network.links[source.name, target.name] = Link(delay_us=delay_us)
+
+    def cut(self, one: ClusterHost, *others: ClusterHost) -> None:
+        for other in others:
+            self.world.network.cut(one.name, other.name)
+
+    def deaf(self, source: ClusterHost, *targets: ClusterHost) -> None:
+        """What the one says is not heard."""
+        for target in targets:
+            self.world.network.cut_one_way(source.name, target.name)
+
+    def mend(self, one: ClusterHost, *others: ClusterHost) -> None:
+        for other in others:
+            self.world.network.mend(one.name, other.name)
+
+    def heal(self) -> None:
+        """All hear all at once."""
+        self.world.network.links.clear()
+        self.world.network.heal()
+        for host in self.cluster.hosts:
+            host.stalled_us = 0
+            if host.node is None and host.down_until_us > self.world.mono_us:
+                self.up(host)
+
+    def down(self, host: ClusterHost) -> None:
+        """This broker stays away until `up`."""
+        host.down_until_us = 1 << 62
+
+    def up(self, host: ClusterHost) -> None:
+        host.down_until_us = self.world.mono_us
+        host.start()
+
+    def trim(self, before: int) -> None:
+        """Somebody gives up the rows below this one."""
+        self._trimmer.trim(before)
