@@ -52,6 +52,7 @@ def test_a_cluster_keeps_every_promise_with_seeds_that_nobody_has_run() -> None:
         simulate(random.SystemRandom().randrange(10**6, 10**9), duration_ms=_FRESH_MS)
 
 
+@pytest.mark.timeout(600)  # Another process than that of the seeds above runs them all again.
 def test_much_happens_to_a_cluster() -> None:
     results = [_run(seed) for seed in range(_SEEDS)]
     faults = Counter[str]()
