@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.core.controller.records import NO_LEADER
+from quiverlog.errors import NotLeader
 from tests.support.damaged_copies import DamagedCopies
 
 
@@ -77,6 +78,8 @@ def test_a_directory_with_rows_that_is_lost_is_waited_for(copies: DamagedCopies)
     copies.restart(members.by_id[3])
     members.run(5_000)
     assert copies.partition.leader_id == NO_LEADER, "two disks are gone, which is one too many"
+    codes = [copies.read(member) for member in members.by_id.values()]
+    assert codes == [NotLeader.code] * 3, "what a copy lacks is no answer for clients"
     copies.elect_uncleanly()
     copies.all_in_sync()
     assert copies.read_all() == copies.written, "the third one had them"

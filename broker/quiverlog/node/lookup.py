@@ -174,12 +174,14 @@ class Lookup:
             )
         if from_follower and self._node_id in topic.partitions[partition].replicas:
             return ReplicaNotAvailable(f"the copy of {name} here cannot be read now.")
-        leader_id = topic.partitions[partition].leader_id
+        image = topic.partitions[partition]
+        leader_id = image.leader_id
         if leader_id >= 0 and leader_id != self._node_id:
             # Whatever is wrong with a copy here: who asks is to go there.
             return NotLeader(f"{name} is led by broker {leader_id}.")
         offline = self._assignment.offline.get((topic_id, partition))
-        if offline is not None:
+        # Where nobody leads, others may have the rows that a copy here lacks.
+        if offline is not None and (leader_id >= 0 or image.replicas == (self._node_id,)):
             return type(offline.error)(offline.error.message)
         if leader_id < 0:
             return NotLeader(f"{name} has no leader now.")
