@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from quiverlog.core.controller.elections import longest_log
+from quiverlog.core.controller.elections import longest_log, only_copy_lost
 from quiverlog.core.controller.eligible import logs_needed
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.log_ends import LogEnd, LogEnds, Said
@@ -80,6 +80,9 @@ class LogEndDecisions:
         pending = self._metadata.pending
         keys = self._ends.take(pending, request.broker_id, request.broker_epoch, told)
         records: list[Record] = []
+        for one in told:
+            records += only_copy_lost(pending, request.broker_id, one)
+        lost = len(records)
         waiting: list[Key] = []
         for key in dict.fromkeys(keys):
             ends = self.of(pending, *key)
@@ -89,7 +92,7 @@ class LogEndDecisions:
                 self._tell_elected(pending, key, ends)
             elif _partition(pending, key).awaits_logs:
                 waiting.append(key)
-        assert len(records) + len(waiting) <= len(keys)
+        assert len(records) + len(waiting) <= len(keys) + lost
         if waiting:
             self._tell_waiting(pending, waiting[0], now)
         if records:

@@ -1,5 +1,7 @@
 """Log ends that the controller is told: of the copies here whose partitions nobody leads.
 
+And of partitions that this broker leads, as their only replica, without a log: that there is none.
+
 Owns when that is said: soon after the metadata have changed, and every two seconds for as long as
 there is no leader, so that another controller, and one that could not decide, hears it again. Only
 of logs that stay as they are: none is being cut, and none is led or followed here under an older
@@ -20,7 +22,7 @@ from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.errors import NotController, PeerUnreachable, QuiverlogError, StaleBrokerEpoch
 from quiverlog.limits import ALTER_PARTITION_ENTRIES_MAX, BROKER_RETRY_MS
 from quiverlog.node.jobs import Then
-from quiverlog.node.offline import Offline
+from quiverlog.node.offline import Offline, may_be_made
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
 from quiverlog.types import NO_EPOCH, Now
@@ -59,8 +61,8 @@ class LogEndReports:
     """
 
     __slots__ = (
-        "_ask", "_broker_epoch", "_copies", "_image", "_in_flight", "_node_id", "_outbox",
-        "_said_us", "_said_version", "_skip",
+        "_ask", "_broker_epoch", "_copies", "_image", "_in_flight", "_lost_us", "_node_id",
+        "_outbox", "_said_us", "_said_version", "_skip",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +81,7 @@ class LogEndReports:
         self._ask = ask
         self._outbox = outbox
         self._in_flight: object = None
+        self._lost_us = 0  # When those are told of that are lost and led.
         self._said_us = 0
         self._said_version = -1
         self._skip = 0  # Of the partitions without a leader: where the next look begins.
@@ -100,13 +103,17 @@ class LogEndReports:
         """Tell the controller, if it is time."""
         due_us = self.next_us()
         if due_us is None or now.mono_us < due_us:
+            self._tell_lost(now)
             return
         image = self._image()
         self._said_us, self._said_version = now.mono_us, image.version
         entries = self._entries(image)
         assert len(entries) <= ALTER_PARTITION_ENTRIES_MAX
-        if not entries:
-            return
+        if entries:
+            self._tell(entries, now)
+
+    def _tell(self, entries: list[PartitionLogEnd], now: Now) -> None:
+        assert self._in_flight is None, "one request at a time"
         asked = self._in_flight = object()
         request = ReportLogEndsRequest(broker_id=self._node_id, broker_epoch=self._broker_epoch())
         request.partitions = entries
@@ -137,6 +144,32 @@ class LogEndReports:
                 entries.append(PartitionLogEnd(topic_id, number, partition.leader_epoch, *end))
         self._skip = looked_at if looked_at < len(image.leaderless) else 0
         return entries
+
+    def _tell_lost(self, now: Now) -> None:
+        """Tell of only copies that are lost, if it is time. Who opens them again comes by often."""
+        image, offline = self._image(), self._copies.offline
+        if not offline or now.mono_us < self._lost_us:
+            return
+        if self._in_flight is not None or not self._is_heard(image):
+            return
+        self._lost_us = now.mono_us + _AGAIN_US
+        entries: list[PartitionLogEnd] = []
+        for key, one in offline.items():
+            if len(entries) == ALTER_PARTITION_ENTRIES_MAX:
+                break
+            entries += self._lost(image, key) if one.lost else ()
+        if entries:
+            self._tell(entries, now)
+
+    def _lost(self, image: Image, key: Key) -> list[PartitionLogEnd]:
+        """That there is no log, where it was the only one and its partition is led here."""
+        topic = image.topics_by_id.get(key[0])
+        if topic is None or may_be_made(image, key, self._node_id):
+            return []
+        partition = topic.partitions[key[1]]
+        if partition.replicas != (self._node_id,) or partition.leader_id != self._node_id:
+            return []
+        return [PartitionLogEnd(*key, partition.leader_epoch, NO_EPOCH, MISSING)]
 
     def _end(self, key: Key, partition: PartitionImage) -> LogEnd | None:
         """None: there is no copy here, or nothing can be said of it now."""

@@ -188,7 +188,8 @@ class AlterPartitionResponse(Response, array_like=True, gc=False):
 class PartitionLogEnd(Part, array_like=True, gc=False):
     """Where the asker's log of a partition without a leader ends: `end_offset`, and the leader
     epoch of its last row. -1: the log cannot be read to its end. -2: there is none. `leader_epoch`
-    is that of the partition, as the asker knows it.
+    is that of the partition, as the asker knows it. -2 also comes from a leader that has the only
+    replica: nobody leads it then.
     """
 
     topic_id: TopicId = b""

@@ -34,7 +34,7 @@ from quiverlog.core.controller.configs import TopicConfig
 from quiverlog.core.controller.eligible import eligible_after, logs_needed, min_in_sync
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.leaders import alive_brokers, leader_change, successor
-from quiverlog.core.controller.log_ends import MISSING, UNREADABLE, LogEnd
+from quiverlog.core.controller.log_ends import MISSING, UNREADABLE, LogEnd, Said
 from quiverlog.core.controller.records import (
     NO_LEADER,
     PartitionChangeRecord,
@@ -50,6 +50,7 @@ __all__ = [
     "broker_unfenced",
     "disk_lost",
     "longest_log",
+    "only_copy_lost",
     "restarted_alone",
     "settings_changed",
     "unclean_leader",
@@ -187,6 +188,7 @@ def longest_log(
     needed = logs_needed(topic, partition)
     is_bare = is_bare and len(intact) >= needed
     is_enough = is_all or len(logs) >= needed
+    is_bare = is_bare and (len(partition.replicas) > 1 or topic.config.unclean_leader_election)
     if not (is_bare or (logs and is_enough)):
         return []
     if any(n not in ends and is_heard(n) for n in intact):
@@ -197,7 +199,30 @@ def longest_log(
     assert leader_id in alive
     assert all(told[n] <= told[leader_id] for n in logs)
     begins_anew = told[leader_id].end_offset == MISSING
-    return leader_change(topic, partition, leader_id, (leader_id,), (), begins_anew=begins_anew)
+    unclean = begins_anew and len(partition.replicas) == 1
+    leads = (leader_id,)
+    return leader_change(topic, partition, *leads, leads, (), unclean, begins_anew=begins_anew)
+
+
+def only_copy_lost(image: Image, node_id: int, said: Said) -> list[Record]:
+    """The broker that alone holds a partition, and leads it, has no log of it: nobody leads.
+
+    So it awaits logs: the one that somebody brings back leads by itself, and who gives the rows up
+    has it begin anew, as with any partition that nobody leads (docs/adr/0054). No change where
+    somebody else might be relied on, or where it is about to begin.
+    """
+    assert node_id >= 0
+    topic = image.topics_by_id.get(said.topic_id)
+    if topic is None or said.end.end_offset != MISSING:
+        return []
+    if not 0 <= said.partition < len(topic.partitions):
+        return []
+    partition = topic.partitions[said.partition]
+    assert partition.partition == said.partition
+    is_only = partition.replicas == (node_id,) and partition.leader_id == node_id
+    if not is_only or partition.begins_anew or said.leader_epoch != partition.leader_epoch:
+        return []
+    return leader_change(topic, partition, NO_LEADER, (), ())
 
 
 def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> list[Record]:
