@@ -108,13 +108,20 @@ class Network:
         self.links: dict[tuple[str, str], Link] = {}
         """Ways that are worse than others, by source and target."""
         self._newest: dict[tuple[str, str], int] = {}
+        self._between: dict[tuple[str, str], list[Connection]] = {}
+        """By who opened them, and to whom."""
 
     def connect(self, client: Endpoint, server: Endpoint) -> Connection | None:
         """A new connection; None where the two are cut off from each other."""
         if self.is_cut(client.name, server.name) or self.is_cut(server.name, client.name):
             return None
         self._count += 1
-        return Connection(self, self._count, client, server)
+        connection = Connection(self, self._count, client, server)
+        known = self._between.get((client.name, server.name), [])
+        self._between[client.name, server.name] = [
+            *(one for one in known if not one.broken), connection,
+        ]  # fmt: skip
+        return connection
 
     # --- being cut off -------------------------------------------------------------------------
     def cut(self, one: str, other: str) -> None:
@@ -143,6 +150,12 @@ class Network:
         """These two reach each other again."""
         self._cut -= {(one, other), (other, one)}
         self._let_pass()
+
+    def reset(self, client: str, server: str) -> None:
+        """All connections that the one has opened to the other break now."""
+        for connection in self._between.pop((client, server), []):
+            if not connection.broken:
+                self._break(connection)
 
     def _let_pass(self) -> None:
         holding, self._holding = self._holding, []

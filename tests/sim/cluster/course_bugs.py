@@ -112,4 +112,33 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         "us",
         shape=_course("lonely controller", nodes=3),
     ),
+    make_bug(
+        "whoever leads without a known log waits for its directory",
+        "core.controller.elections:longest_log",
+        "begins_anew = told[leader_id].end_offset == MISSING",
+        "begins_anew = False",
+        shape=_course("newborn", "replicated"),
+    ),
+    make_bug(
+        "a topic that was deleted while it waited for its name waits on",
+        "node.late_directories:LateDirectories.run",
+        "if self._is_deleted(key[0]):",
+        "if False:",
+        shape=_course("names"),
+    ),
+    make_bug(
+        "who is fenced is so first, and loses its partitions in later entries",
+        "core.controller.entries:in_entries",
+        "return [own, *following] if is_unfencing else [*following, own]",
+        "return [own, *following]",
+        shape={**QUIET, "topics": topics("memory", partitions=12), "kill_interval_ms": 1_500},
+        # Entries may be so large that nothing is, as runs go, too large for one.
+        also=(
+            (
+                "node.registrar:Registrar._propose",
+                "in_entries(records, ENTRY_BYTES_MAX)",
+                "in_entries(records, 200)",
+            ),
+        ),
+    ),
 )

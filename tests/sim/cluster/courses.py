@@ -10,10 +10,10 @@ Must not know: what is right or wrong with rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from quiverlog.limits import REPLICA_FETCH_WAIT_MS
-from tests.sim.network import Link
 
 from .host import ClusterHost
 from .stage import LATE_US, Course, Over, Stage
@@ -157,18 +157,16 @@ class Courses(Stage):
         self.late(leader, decides, _PAUSE_US)
         self.up(third)
         yield from self.until(lambda: self._is_asked_for(leader, third))
-        self.deaf(leader, decides)
-        self.world.network.links[leader.name, decides.name] = Link(loss=1.0)
-        yield from self.until(lambda: not self._is_asked_for(leader, third))
+        self.cut(leader, decides)
+        self.reset(leader, decides)
         if not self.cluster.may_lose_power(third):
             raise Over
-        self.late(leader, third)
+        self.late(leader, third, 2 * _PAUSE_US)
         before = self._epoch_heard(leader, third)
         third.down_until_us = 0
         third.power_loss()
         third.start()
         yield from self.until(lambda: self._epoch_heard(leader, third) > before)
-        del self.world.network.links[leader.name, decides.name]
         self.mend(leader, decides)
         yield 10 * _PAUSE_US
 
@@ -209,6 +207,40 @@ class Courses(Stage):
         self.cut(decides, *(host for host in self.cluster.hosts if host is not decides))
         yield 30 * _PAUSE_US
 
+    def newborn(self) -> Course:
+        """A topic is decided, and all lose their power before its directories are on any disk."""
+        replicas = yield from self.three()
+        self.remove("newborn")
+        yield _PAUSE_US
+        topic_id = self.create("newborn", replicas)
+        yield from self.until(
+            lambda: any(self.has_heard(host, topic_id) for host in replicas), look_us=100
+        )
+        yield self.rng.randrange(1, 500)
+        self.cluster.all_power()
+        for host in self.cluster.hosts:
+            host.down_until_us = self.world.mono_us
+        yield 15 * _PAUSE_US
+
+    def names(self) -> Course:
+        """A name is given to one topic after the other, while the disk of a broker hardly moves."""
+        replicas = yield from self.three()
+        stalled = replicas[0]
+        self.remove("name")
+        topic_id = self.create("name", replicas)
+        yield from self.until(lambda: self.has_open(stalled, topic_id))
+        stalled.stalled_us = 8 * _PAUSE_US
+        self.remove("name")
+        yield from self.until(lambda: not self.has_heard(stalled, topic_id), look_us=100)
+        stalled.stalled_us = 0  # Its files are still to be removed.
+        for is_last in (False, True):
+            topic_id = self.create("name", replicas)
+            yield from self.until(partial(self.has_heard, stalled, topic_id))
+            yield self.rng.randrange(_PAUSE_US)
+            if not is_last:
+                self.remove("name")
+        yield from self.until(lambda: self.has_open(stalled, topic_id))
+
 
 COURSES: Final[dict[str, Callable[[Courses], Course]]] = {
     "late question": Courses.late_question,
@@ -219,4 +251,6 @@ COURSES: Final[dict[str, Callable[[Courses], Course]]] = {
     "asked again": Courses.asked_again,
     "stalled stop": Courses.stalled_stop,
     "lonely controller": Courses.lonely_controller,
+    "newborn": Courses.newborn,
+    "names": Courses.names,
 }

@@ -77,6 +77,8 @@ class ClusterScenario:
     opened: frozenset[str] = frozenset()
     """Gates that are open although `gates.CLOSED` names them."""
     tempo: Tempo = SHIPPED
+    heal_ms: int = 60_000
+    """So long after the last fault all is well again, at the shipped timing."""
     judged: bool = True
     """Are histories judged? Only a test of them says no."""
     clients: ClientPlan = NO_CLIENTS

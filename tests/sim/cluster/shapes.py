@@ -64,6 +64,7 @@ QUIET: Final[dict[str, object]] = {
     "down_ms": 500,
     "buggy_everywhere": True,
     "plan": CALM,
+    "heal_ms": 15_000,
 }
 POWER: Final = {
     **QUIET,

@@ -9,14 +9,23 @@ Must not know: which course is for what; what is right or wrong with rows.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from quiverlog.core.controller.records import PartitionChangeRecord, Record
+from quiverlog.batch.schema import serialize_schema
+from quiverlog.core.controller.records import (
+    PartitionChangeRecord,
+    PartitionRecord,
+    Record,
+    RemoveTopicRecord,
+    SchemaRecord,
+    TopicRecord,
+)
 from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.replica import Replica
 from tests.sim.network import Link
+from tests.sim.rows import schema_of
 
 from .clients import ClusterTrimmer
 from .host import ClusterHost
@@ -33,6 +42,7 @@ Course = Generator[int, None, None]
 """Does something, and yields for how many microseconds nothing more is done."""
 
 _LOOK_US: Final = 2_000
+_FIRST_ID: Final = 100
 _PATIENCE_US: Final = 3_000_000
 LATE_US: Final = 600_000
 """Long enough for two elections, shorter than what anybody waits for an answer."""
@@ -51,17 +61,23 @@ class Stage:
         self.checker = checker
         self.rng = random.Random(f"courses-{cluster.scenario.seed}")
         self.key = checker.live()[0]
+        self._topics = 0
         self._trimmer = ClusterTrimmer(self.world, checker, self.key)
 
     # --- looking -------------------------------------------------------------------------------
-    def until(self, condition: Callable[[], object], patience_us: int = _PATIENCE_US) -> Course:
+    def until(
+        self,
+        condition: Callable[[], object],
+        patience_us: int = _PATIENCE_US,
+        look_us: int = _LOOK_US,
+    ) -> Course:
         """Wait for it."""
         waited_us = 0
         while not condition():
             if waited_us >= patience_us:
                 raise Over
-            waited_us += _LOOK_US
-            yield _LOOK_US
+            waited_us += look_us
+            yield look_us
 
     def controller(self) -> ClusterHost:
         found = self.cluster.controller()
@@ -155,6 +171,38 @@ class Stage:
             )
         yield from self.until(lambda: self.leads(host))
 
+    def create(self, name: str, hosts: Sequence[ClusterHost]) -> bytes:
+        """A topic with one partition on these brokers, which nobody writes to. Returns its id."""
+        self._topics += 1
+        topic_id = bytes([_FIRST_ID + self._topics]) * 16
+        replicas = tuple(host.node_id for host in hosts)
+        self.decide(
+            [
+                TopicRecord(topic_id, name, 1, len(replicas)),
+                SchemaRecord(topic_id, 1, 1, bytes(serialize_schema(schema_of(1)))),
+                PartitionRecord(topic_id, 0, replicas, replicas, replicas[0]),
+            ]
+        )
+        return topic_id
+
+    def remove(self, name: str) -> None:
+        """The topic of this name goes, if there is one."""
+        topic = self.image().topics.get(name)
+        if topic is not None:
+            self.decide([RemoveTopicRecord(topic.topic_id)])
+
+    def has_heard(self, host: ClusterHost, topic_id: bytes) -> bool:
+        """Does it know of this topic?"""
+        return host.node is not None and (
+            topic_id in host.node.broker.metadata.image.topics_by_id
+        )  # fmt: skip
+
+    def has_open(self, host: ClusterHost, topic_id: bytes) -> bool:
+        """Can the first partition of this topic be used there?"""
+        return host.node is not None and (
+            host.node.broker.assignment.find((topic_id, 0)) is not None
+        )  # fmt: skip
+
     def decide_leader(self, host: ClusterHost) -> None:
         """This broker is to lead from now on, whether it knows it or not."""
         next(self.lead(host), None)
@@ -177,6 +225,10 @@ class Stage:
         """What the one says is not heard."""
         for target in targets:
             self.world.network.cut_one_way(source.name, target.name)
+
+    def reset(self, one: ClusterHost, other: ClusterHost) -> None:
+        """What the one has asked the other is answered no more, and may not have been heard."""
+        self.world.network.reset(one.name, other.name)
 
     def mend(self, one: ClusterHost, *others: ClusterHost) -> None:
         for other in others:
