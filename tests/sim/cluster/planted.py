@@ -87,6 +87,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "core.partition.partition:PartitionState.__init__",
         "self.high_watermark = log_start_offset",
         "self.high_watermark = log_end_offset",
+        seed=2,
         shape=DIVERGING,
     ),
     make_bug(
@@ -101,6 +102,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.alter_partition:_check_members",
         "if epoch != fit and not stays_unheard:",
         "if False:",
+        seed=4,
         shape=JOINING,
         also=(
             (

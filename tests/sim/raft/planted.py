@@ -152,6 +152,7 @@ BUGS: tuple[Bug, ...] = (
         "core.raft.replication:Replication._match",
         "return self._log.durable_index",
         "return self._log.last_index",
+        seed=1,
         shape=_WRITES,
     ),
     make_bug(
@@ -249,6 +250,7 @@ BUGS: tuple[Bug, ...] = (
         "core.raft.log:LogView.append_from_leader",
         "if not self.matches(entry.index, entry.term):",
         "if entry.index > self.commit:",
+        seed=9,
         shape={**_LOSSES, "reorder": 0.3, "duplication": 0.2},
     ),
     make_bug(
@@ -273,7 +275,7 @@ BUGS: tuple[Bug, ...] = (
         "core.raft.snapshots:SnapshotReceiver.on_chunk",
         "if self._is_reached(snapshot):",
         "if self._is_reached(snapshot) and False:",
-        seed=1,
+        seed=3,
         shape={
             **_SNAPSHOTS,
             "reorder": 0.3,
@@ -287,6 +289,7 @@ BUGS: tuple[Bug, ...] = (
         "core.raft.snapshots:SnapshotReceiver.on_chunk",
         "if incoming != self._incoming:",
         "if self._incoming is None:",
+        seed=4,
         shape=_SNAPSHOTS,
     ),
     make_bug(
@@ -294,6 +297,7 @@ BUGS: tuple[Bug, ...] = (
         "core.raft.raft:Raft._commit_moved",
         "self._step_down(self.term, now_us)",
         "pass",
+        seed=1,
         shape=_VOTERS,
     ),
 )
