@@ -12,6 +12,7 @@ from quiverlog.errors import DiskFull, NotLeader, RequestTimedOut
 from quiverlog.limits import REPLICA_LAG_MS_MAX
 from quiverlog.node.events import Shutdown, Tick
 from quiverlog.node.replica import Replica
+from quiverlog.storage.jobs import TrimJob
 from quiverlog.wire import messages as m
 from quiverlog.wire.replica_messages import ReplicaFetchPartition, ReplicaFetchRequest
 from tests.support.node import NodeDriver, batch_of
@@ -98,6 +99,34 @@ def test_who_waits_is_told_when_the_leader_changes_or_stops(tmp_path: Path) -> N
     other.node.send(Shutdown())
     other.node.advance(0)  # It hands over first, which is a decision.
     assert other.code(asked) == NotLeader.code
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_who_leads_no_more_when_its_own_start_is_written_promises_nothing(
+    tmp_path: Path, returns: bool
+) -> None:
+    """Whoever leads by then begins where it did, and the rows would come back. (Rule 20.)"""
+    cluster = following(tmp_path)
+    node = cluster.node
+    node.hold_jobs = True
+    asked = cluster.delete(3)
+    writing = list(node.jobs)
+    assert [type(one.job) for one in writing] == [TrimJob]
+    node.jobs.clear()
+    node.hold_jobs = False
+    change(node, cluster.topic, leader_id=COPY, leader_epoch=5)
+    if returns:
+        change(node, cluster.topic, leader_id=LEADER, leader_epoch=6)
+    assert node.answer(asked) is None, "its start is being written"
+    node.jobs.extend(writing)
+    node.run_until_idle()
+    if not returns:
+        assert cluster.code(asked) == NotLeader.code
+        return
+    assert node.answer(asked) is None, "it leads again, and the copies are asked"
+    for one in (COPY, OTHER):
+        cluster.say(one, 3)
+    assert cluster.code(asked) == 0
 
 
 def test_one_replica_waits_for_nobody(tmp_path: Path) -> None:

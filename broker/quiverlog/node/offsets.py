@@ -203,14 +203,25 @@ def _delete_some(
 def _wait_for_copies(
     broker: Broker, call: Call, partitions: list[_Deletions], deadline_us: int
 ) -> Generator[Wait, object, None]:
-    """All live replicas of these partitions give up what was asked for, or the time is over."""
+    """All live replicas of these partitions give up what was asked for, or the time is over.
+
+    Whoever leads by now says where copies begin: this broker alone promises nothing.
+    """
     waits = []
     waiting: list[tuple[Replica, list[m.DeleteRecordsPartitionResult]]] = []
     for entries in partitions:
         good = [result for _, result in entries if not result.error_code]
-        replica = broker.lookup.led(good[0].topic_id, good[0].partition) if good else None
-        leadership = None if replica is None else replica.state.leadership
-        if replica is None or leadership is None or not leadership.followers:
+        if not good:
+            continue
+        try:
+            replica = broker.lookup.leading(good[0].topic_id, good[0].partition)
+        except QuiverlogError as error:
+            for result in good:
+                fail_entry(broker.lookup, None, result, error)
+            continue
+        leadership = replica.state.leadership
+        assert leadership is not None
+        if not leadership.followers:
             continue
         asked = [entry.before_offset for entry, result in entries if not result.error_code]
         offset = replica.log.start_saved if -1 in asked else max(asked)
