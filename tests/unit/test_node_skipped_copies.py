@@ -52,9 +52,8 @@ class Skipping(Copier):
         self.fetcher.add(self.key, self.follower, 0)
 
 
-@pytest.fixture
-def trimmed(tmp_path: Path) -> tuple[NodeDriver, bytes]:
-    """A leader with rows of two producers, that has given up all but the last row of the first."""
+def trimmed_to(tmp_path: Path, start: int) -> tuple[NodeDriver, bytes]:
+    """A leader with rows of two producers, that has given up those before `start`."""
     leader, topic = led(tmp_path)
     change(leader, topic, in_sync_replicas=(LEADER,))
     for pid in (0, 1):
@@ -63,15 +62,23 @@ def trimmed(tmp_path: Path) -> tuple[NodeDriver, bytes]:
         leader.produced(topic, batch_of([number], producer=(0, 0, number)))
     leader.produced(topic, batch_of([8, 8], producer=(1, 0, 0)))
     leader.produced(topic, batch_of([9], producer=(0, 0, 8)))
-    entry = m.DeleteRecordsPartition(topic, 0, 10)
+    entry = m.DeleteRecordsPartition(topic, 0, start)
     leader.request(m.DeleteRecordsRequest(partitions=[entry], timeout_ms=0))
     while leader.syncs:
         leader.flush()
-    assert leader.node.broker.replicas[topic, 0].log.log_start_offset == 10
+    assert leader.node.broker.replicas[topic, 0].log.log_start_offset == start
     return leader, topic
 
 
-def copied(tmp_path: Path, leader: NodeDriver, topic: bytes, *, before: int = 0) -> Skipping:
+@pytest.fixture
+def trimmed(tmp_path: Path) -> tuple[NodeDriver, bytes]:
+    """All but the last row of the first producer is given up."""
+    return trimmed_to(tmp_path, 10)
+
+
+def copied(
+    tmp_path: Path, leader: NodeDriver, topic: bytes, *, before: int = 0, start: int = 10
+) -> Skipping:
     """A copy of it that had the first `before` rows."""
     copier = Skipping(tmp_path, leader, topic)
     rows = [stamped(number) for number in range(before)]
@@ -82,7 +89,7 @@ def copied(tmp_path: Path, leader: NodeDriver, topic: bytes, *, before: int = 0)
             copier.node.flush()
     for _ in range(3):
         copier.copy()
-    assert copier.replica.log.log_start_offset == 10
+    assert copier.replica.log.log_start_offset == start
     assert copier.replica.log.log_end_offset == 11
     return copier
 
@@ -103,6 +110,30 @@ def test_a_copy_that_begins_later_knows_the_producers_of_what_came_before(
     known = leader.node.broker.replicas[topic, 0].producers
     for pid in (0, 1):
         assert producers.newest_epoch(pid) == known.newest_epoch(pid) == 0
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_copy_that_begins_inside_of_a_batch_takes_it_once(
+    tmp_path: Path, is_restarted: bool
+) -> None:
+    """The batch comes with the rows, and the leader tells what lies before it."""
+    leader, topic = trimmed_to(tmp_path, 9)
+    copier = copied(tmp_path, leader, topic, start=9)
+    if is_restarted:
+        while copier.node.syncs:
+            copier.node.flush()
+        copier.node.crash()
+        replica = copier.node.node.broker.assignment.find(copier.key)
+        assert replica is not None
+    else:
+        replica = copier.replica
+    assert replica.log.log_end_offset == 11
+    producers, known = replica.producers, leader.node.broker.replicas[topic, 0].producers
+    assert producers.check(header(0, 2, pid=1)) == 8, "a repetition of the batch around the start"
+    assert producers.check(header(7)) == 7
+    assert producers.check(header(9)) is None
+    assert sorted(producers._producers) == sorted(known._producers) == [0, 1]
+    assert producers._producers[1].batches == known._producers[1].batches
 
 
 def test_what_a_later_version_says_of_producers_is_no_reason_to_copy_nothing(

@@ -33,7 +33,8 @@ def restore_producers(
     """The newest snapshot that is whole and not ahead of the log; then the headers after it.
 
     Also those below the log start: a batch that was given up may be sent again. Snapshots that are
-    no good are removed, from the disk and from `snapshots`.
+    no good are removed, from the disk and from `snapshots`. One at an offset inside of a batch does
+    not tell of this batch: it is that of a copy whose rows begin there (docs/adr/0050).
     """
     assert 0 <= log_start_offset <= log_end_offset
     assert snapshots == sorted(snapshots, reverse=True), "the newest is tried first"
@@ -52,12 +53,12 @@ def restore_producers(
     assert 0 <= start <= log_end_offset
     seen = start
     for header in _headers_given_up(segments, given_up, start, log_start_offset):
-        if header.base_offset >= seen:
+        if header.next_offset > seen:
             producers.replay(header)
             seen = header.next_offset
     first = max(seen, log_start_offset)
     for header in segments.headers(first, damages):
-        if header.base_offset >= seen:
+        if header.next_offset > seen:
             assert header.next_offset <= log_end_offset, "rows that the log does not have"
             producers.replay(header)
     # Also what the walk has found itself and stepped over: less is known now than there was.

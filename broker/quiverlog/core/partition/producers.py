@@ -248,16 +248,17 @@ class ProducerStates:
         return _encode(self._producers)
 
     def snapshot_below(self, offset: int) -> bytes:
-        """A snapshot of what the rows from `offset` on do not tell: the batches below it.
+        """A snapshot of what the rows from `offset` on do not tell: the batches that end below it.
 
-        Who takes this and then the rows from `offset` on knows as much as is known here.
+        Who takes this and then the rows from `offset` on knows as much as is known here. The batch
+        around `offset` comes with these, whole.
         """
         assert offset >= 0
         kept: list[_Entry] = []
         for pid, known in self._producers.items():
             batches = known.batches
-            if batches[-1][2] >= offset:
-                batches = [batch for batch in batches if batch[2] < offset]
+            if _end(batches[-1]) > offset:
+                batches = [batch for batch in batches if _end(batch) <= offset]
             if batches:
                 following = (batches[-1][0] + batches[-1][1]) % SEQUENCE_MODULUS
                 kept.append((pid, known.epoch, following, batches))
@@ -305,6 +306,11 @@ class ProducerStates:
             producer.batches = batches[-PRODUCER_BATCHES_REMEMBERED:]
             self._producers[pid] = producer
         assert len(self._producers) <= self._producers_max
+
+
+def _end(batch: tuple[int, int, int]) -> int:
+    """The offset after the batch's last row."""
+    return batch[2] + batch[1]
 
 
 def _encode(producers: dict[int, _Producer]) -> bytes:
