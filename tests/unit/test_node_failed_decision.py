@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from unittest import mock
 
+import msgspec
 import pytest
 
 from quiverlog import errors
@@ -14,6 +15,8 @@ from quiverlog.core.controller.records import Record
 from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.storage.metadata_log import AppendJob
 from quiverlog.wire import messages as m
+from quiverlog.wire.election_messages import ElectLeadersRequest
+from quiverlog.wire.reassignment_messages import ReassignPartitionsRequest
 from tests.support.node import SCHEMA, NodeDriver
 
 TOPICS = 60
@@ -74,3 +77,83 @@ def test_what_failed_is_taken_back_and_what_is_under_way_stays(node: NodeDriver)
     assert state_of(metadata.image) == before
     assert state_of(metadata.pending) == before
     assert metadata.pending.topics_by_id[keeps] is not metadata.image.topics_by_id[keeps]
+
+
+NEW = m.NewTopic("t", serialize_schema(SCHEMA), 3)
+REFUSED = {
+    "create": m.CreateTopicsRequest(topics=[NEW]),
+    "delete": m.DeleteTopicsRequest(names=["t"]),
+    "alter": m.AlterTopicRequest(name="t", partitions=4),
+    "elect": ElectLeadersRequest(name="t", unclean=False),
+    "reassign": ReassignPartitionsRequest(name="t"),
+}
+
+
+def code_of(node: NodeDriver, correlation: int) -> int | None:
+    found = node.answer(correlation)
+    if found is None:
+        return None
+    (result,) = getattr(found[0], "topics", None) or [found[0]]
+    return int(result.error_code)
+
+
+@pytest.mark.parametrize(("what", "asked"), REFUSED.items())
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_refusal_waits_for_the_decision_that_it_rests_on(
+    node: NodeDriver, what: str, asked: m.Request, fails: bool
+) -> None:
+    """The topic is being created, or its end decided, and neither may come true.
+
+    A client that was told TOPIC_EXISTS, or UNKNOWN_TOPIC, took it for a fact.
+    """
+    is_there = what != "create"
+    if is_there:
+        node.create("t", partitions=3)
+    node.hold_jobs = True
+    first: m.Request = m.DeleteTopicsRequest(names=["t"])
+    if not is_there:
+        first = m.CreateTopicsRequest(topics=[NEW])
+    before = node.request(first)
+    while node.node.next_deadline_us() == 0:
+        node.step()
+    second = node.request(msgspec.structs.replace(asked), connection=2)
+    while node.node.next_deadline_us() == 0:
+        node.step()
+    assert code_of(node, second) is None, "nothing is decided"
+    error = errors.StorageFault("planted") if fails else None
+    append = AppendJob.run
+    failing: list[BaseException | None] = [error]
+
+    def run(job: AppendJob) -> object:
+        planted = failing.pop() if failing else None
+        if planted is not None:
+            raise planted
+        return append(job)
+
+    with mock.patch.object(AppendJob, "run", run):
+        node.hold_jobs = False
+        node.run_until_idle()
+    assert bool(code_of(node, before)) is fails
+    expected = errors.UnknownTopic.code if is_there else errors.TopicExists.code
+    found = code_of(node, second)
+    assert found is not None
+    assert (found == expected) is not fails
+
+
+def test_no_change_is_an_answer_of_what_is_decided(node: NodeDriver) -> None:
+    """The same alteration twice: the second would answer before the first is on the disk."""
+    node.create("t")
+    node.hold_jobs = True
+    asked = [
+        node.request(
+            m.AlterTopicRequest(name="t", set_configs={"retention.ms": "60000"}),
+            connection=connection,
+        )
+        for connection in (1, 2)
+    ]
+    while node.node.next_deadline_us() == 0:
+        node.step()
+    assert [code_of(node, one) for one in asked] == [None, None]
+    node.hold_jobs = False
+    node.run_until_idle()
+    assert [code_of(node, one) for one in asked] == [0, 0]

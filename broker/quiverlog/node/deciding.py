@@ -2,12 +2,16 @@
 
 Owns that refusal, what a refused request is answered, and which of a broker's addresses belongs to
 whom. Brokers never forward.
+
+Also owns when the controller itself may refuse: decisions are made on what will hold when those
+under way do, but an answer that nothing is to be done, or that it cannot be, says what is. It waits
+until that is decided, else a client would be told of a topic that never came to be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterable
+from typing import Protocol, TypeVar
 
 from quiverlog.addresses import Address
 from quiverlog.core.controller.records import BrokerRecord
@@ -17,10 +21,20 @@ from quiverlog.node.config import NodeConfig
 from quiverlog.node.membership import Membership
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.quorum import Quorum
+from quiverlog.node.tasks import Call, Wait
 from quiverlog.wire import messages as m
 from quiverlog.wire.registry import APIS
 
-__all__ = ["check_decides", "controller_for", "endpoint_at", "refusal", "told_controller"]
+__all__ = [
+    "check_decides",
+    "controller_for",
+    "decided",
+    "endpoint_at",
+    "refusal",
+    "told_controller",
+]
+
+_Records = TypeVar("_Records")
 
 
 class Knowing(Protocol):
@@ -68,6 +82,44 @@ def check_decides(broker: Knowing, connection_id: int) -> None:
     if found is None:
         raise NotController("nobody is known to decide.")
     raise NotController(f"broker {found.node_id} at {found.host}:{found.port} decides.")
+
+
+def decided(
+    broker: Knowing,
+    call: Call,
+    decide: Callable[[], _Records],
+    until_free: Callable[[], Generator[Wait, object, None]] | None = None,
+) -> Generator[Wait, object, _Records]:
+    """What `decide` finds to be changed. No change, and a refusal, rest on what is decided.
+
+    Args:
+        decide: looks at what will hold; asked again where a decision that it may have rested on
+            has failed.
+        until_free: what to wait for each time before that.
+
+    Raises:
+        NotController: this broker decides no more.
+        QuiverlogError: whatever `decide` raises.
+    """
+    metadata = broker.metadata
+    while True:
+        if until_free is not None:
+            yield from until_free()
+        check_decides(broker, call.connection_id)
+        failures = metadata.failures
+        refused: QuiverlogError | None = None
+        try:
+            records = decide()
+        except QuiverlogError as error:
+            refused = error
+        if (refused is not None or not records) and metadata.are_under_way:
+            yield metadata.after_pending(call.now)
+            assert metadata.failures >= failures
+            if metadata.failures != failures:
+                continue
+        if refused is not None:
+            raise refused
+        return records
 
 
 def told_controller(broker: Knowing) -> int:

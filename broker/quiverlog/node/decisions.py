@@ -71,6 +71,7 @@ class Decisions(Watched):
         "_place",
         "_queue",
         "_quorum",
+        "failures",
         "image",
         "pending",
     )
@@ -102,6 +103,8 @@ class Decisions(Watched):
         self._place: Place | None = None
         # Records of this start that are not decided yet.
         self._owed: deque[list[Record]] = deque()
+        # How many decisions have failed: `pending` said then what was never decided.
+        self.failures = 0
         self.image = Image(topic_defaults)
         self.pending = Image(topic_defaults)
 
@@ -140,6 +143,11 @@ class Decisions(Watched):
     def proposal(self, records: list[Record], now: Now) -> Starter:
         """`propose`, to be yielded by a handler that waits for it."""
         return lambda then: self.propose(records, now, then)
+
+    @property
+    def are_under_way(self) -> bool:
+        """True while `pending` says what is not decided."""
+        return bool(self._queue or self._logging)
 
     def is_ending(self, name: str) -> bool:
         """True while a topic of this name exists, or will, and its end is being decided."""
@@ -273,6 +281,7 @@ class Decisions(Watched):
         if self._failed and not isinstance(error, NotController | BrokerShuttingDown):
             count = len(self._failed)
             self._outbox.log("error", "decisions not durable", count=count, why=str(error))
+        self.failures += len(self._failed)
         while self._failed:
             self._tell(self._failed.popleft(), error, now)
 

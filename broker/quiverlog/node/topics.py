@@ -19,10 +19,11 @@ from typing import Final
 
 from quiverlog.core.controller import topics as decide
 from quiverlog.core.controller.records import PartitionRecord, Record, TopicRecord
+from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.errors import InvalidRequest, QuiverlogError
 from quiverlog.limits import TOPICS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
-from quiverlog.node.deciding import check_decides, controller_for
+from quiverlog.node.deciding import controller_for, decided
 from quiverlog.node.tasks import Call, Future, Steps, Wait
 from quiverlog.node.topic_order import Change
 from quiverlog.wire import messages as m
@@ -67,11 +68,13 @@ def _create_topics(
             result = m.TopicResult(new.name)
             results.append(result)
             yield from _wait_turn(broker, change)
-            yield from _until_free(broker, call, new.name)
-            call.cost = _schema_cost(new.schema)
             try:
-                check_decides(broker, call.connection_id)
-                records = _decide_create(broker, call, new)
+                records = yield from decided(
+                    broker,
+                    call,
+                    partial(_decide_create, broker, call, new),
+                    partial(_until_free, broker, call, new.name),
+                )
                 if not request.validate_only:
                     # From here: when it holds, the name may be another topic's already.
                     result.topic_id = _id_of_new(records)
@@ -102,6 +105,7 @@ def _until_free(broker: Broker, call: Call, name: str) -> Generator[Wait, object
 
 def _decide_create(broker: Broker, call: Call, new: m.NewTopic) -> list[Record]:
     config = broker.config
+    call.cost = _schema_cost(new.schema)
     broker.admission.check_writable()  # An earlier topic of this request may have filled the disk.
     return decide.create_topic(
         broker.metadata.pending,
@@ -166,10 +170,9 @@ def _delete_topics(
             result = m.TopicResult(name)
             results.append(result)
             yield from _wait_turn(broker, change)
+            topic_id = request.topic_ids[number] if request.topic_ids else b""
             try:
-                check_decides(broker, call.connection_id)
-                topic_id = request.topic_ids[number] if request.topic_ids else b""
-                topic = decide.find_topic_as(broker.metadata.pending, name, topic_id)
+                topic = yield from decided(broker, call, partial(_find, broker, name, topic_id))
                 result.topic_id = topic.topic_id
                 proposed.append((result, _propose(broker, call, decide.delete_topic(topic))))
             except QuiverlogError as error:
@@ -185,6 +188,12 @@ def _delete_topics(
     return m.DeleteTopicsResponse(topics=results, controller=who)
 
 
+def _find(broker: Broker, name: str, topic_id: bytes) -> TopicImage:
+    topic = decide.find_topic_as(broker.metadata.pending, name, topic_id)
+    assert topic.name == name
+    return topic
+
+
 # --- ALTER_TOPIC --------------------------------------------------------------------------------
 def handle_alter_topic(broker: Broker, call: Call) -> Steps:
     """Configuration, more partitions, a wider schema: all of it or nothing."""
@@ -196,18 +205,8 @@ def handle_alter_topic(broker: Broker, call: Call) -> Steps:
 
 def _alter_topic(broker: Broker, call: Call, request: m.AlterTopicRequest, change: Change) -> Steps:
     yield from _wait_turn(broker, change)
-    check_decides(broker, call.connection_id)
+    records = yield from decided(broker, call, partial(_decide_alter, broker, call, request))
     topic = decide.find_topic(broker.metadata.pending, request.name)
-    call.cost = _schema_cost(request.schema)
-    records = decide.alter_topic(
-        broker.metadata.pending,
-        topic,
-        set_configs=request.set_configs,
-        delete_configs=request.delete_configs,
-        partitions=request.partitions,
-        schema=request.schema,
-        now_us=call.now.wall_us,
-    )
     if not records or request.validate_only:
         return m.AlterTopicResponse(schema_id=topic.schema_id)
     if any(isinstance(record, PartitionRecord) for record in records):
@@ -219,6 +218,20 @@ def _alter_topic(broker: Broker, call: Call, request: m.AlterTopicRequest, chang
     broker.outbox.log("info", "topic altered", topic=topic.name, records=len(records))
     altered = broker.metadata.image.topics_by_id.get(topic.topic_id, topic)
     return m.AlterTopicResponse(schema_id=altered.schema_id)
+
+
+def _decide_alter(broker: Broker, call: Call, request: m.AlterTopicRequest) -> list[Record]:
+    topic = decide.find_topic(broker.metadata.pending, request.name)
+    call.cost = _schema_cost(request.schema)
+    return decide.alter_topic(
+        broker.metadata.pending,
+        topic,
+        set_configs=request.set_configs,
+        delete_configs=request.delete_configs,
+        partitions=request.partitions,
+        schema=request.schema,
+        now_us=call.now.wall_us,
+    )
 
 
 # --- parts --------------------------------------------------------------------------------------
