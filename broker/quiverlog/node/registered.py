@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from quiverlog.core.controller.alter_partition import fit_epoch
 from quiverlog.core.controller.image import Image
+from quiverlog.errors import StaleBrokerEpoch
 
 __all__ = ["Registered"]
 
@@ -34,6 +35,21 @@ class Registered:
     def fit_epoch(self, broker_id: int) -> int | None:
         """See `Brokers`."""
         return fit_epoch(self._image(), broker_id)
+
+    def check_life(self, broker_id: int, broker_epoch: int) -> None:
+        """A broker asks under this epoch: it was given to it, as far as is known here.
+
+        One that was never given would be remembered as that of a later life, and the broker itself
+        be refused until this one leads no more. Who is not registered at all holds no partition.
+
+        Raises:
+            StaleBrokerEpoch: no such registration is known here, or not yet.
+        """
+        broker = self._image().brokers.get(broker_id)
+        if broker is not None and broker.broker_epoch < broker_epoch:
+            raise StaleBrokerEpoch(
+                f"a registration of broker {broker_id} under {broker_epoch} is not known here yet."
+            )
 
     @property
     def own_epoch(self) -> int:

@@ -255,6 +255,7 @@ def handle_replica_fetch(broker: Broker, event: RequestReceived, now: Now) -> No
             raise InvalidRequest(f"partition {entry.partition}: offsets are not negative.")
     if request.broker_epoch < 0:
         raise InvalidRequest(f"{request.broker_epoch} is no broker epoch.")
+    broker.registered.check_life(request.replica_id, request.broker_epoch)
     if request.ends_wait:
         broker.copy_sessions.end_wait(request.replica_id, request.session_id, now)
         broker.outbox.respond(
