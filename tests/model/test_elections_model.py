@@ -32,13 +32,16 @@ BUGS: dict[str, Mutation] = {
     "a move keeps those that leave in sync": Mutation(
         f"{REASSIGNMENT}:arrived", "(n for n in in_sync if n in target)", "(in_sync)"
     ),
-    "a leader that leaves hands over to one out of sync": Mutation(
-        f"{REASSIGNMENT}:_change", "if node_id in in_sync", "if node_id >= 0"
+    "a leader that leaves hands over to one that leaves": Mutation(
+        f"{REASSIGNMENT}:arrived", "first_of(target, kept)", "first_of(partition.removing_replicas)"
     ),
-    "a move hands over without a new epoch": Mutation(
+    "a leader that leaves is dropped with its lead": Mutation(
+        f"{REASSIGNMENT}:arrived", "partition.leader_id not in target", "False"
+    ),
+    "a replica that is added begins no leader epoch": Mutation(
         f"{REASSIGNMENT}:_change",
-        "leader_epoch = partition.leader_epoch + 1",
-        "leader_epoch = NO_EPOCH",
+        "is_later = not set(replicas) <= set(partition.replicas)",
+        "is_later = False",
     ),
     "those that a move is given up to are dropped": Mutation(
         f"{REASSIGNMENT}:_moving", "if n not in target)\n    adding", "if n < 0)\n    adding"

@@ -323,7 +323,7 @@ class ElectionsWorld(ReplicaLogs):
             topic, partition = self.partition(key)
             change, now = told.get(key), partition.leader_id
             if now == leader:
-                is_over = change is not None and change.replaced_disks is not None
+                is_over = change and (change.replaced_disks is not None or change.adding_replicas)
                 is_same = partition.leader_epoch == epoch
                 check(is_same or is_over, "an epoch without an election", key)
                 continue
@@ -380,6 +380,7 @@ class ElectionsWorld(ReplicaLogs):
             self.lost = {one for one in self.lost if one[0] != key or one[1] in change.replicas}
             begin = self.log[key].keys() - logs.keys()
             check(begin <= self.alive(), "a replica at a broker that is not alive", key, begin)
+            check(not begin or change.leader_epoch > 0, "added in the epoch of others", key, begin)
             check(before == topic.replication_factor, "another number of replicas", key)
             added = self.adding.pop(key, set())
             self.adding[key] = set(partition.adding_replicas)

@@ -272,6 +272,21 @@ def test_a_move_waits_for_the_disks_of_those_that_stay() -> None:
     assert ends(leader)
 
 
+def test_a_move_waits_until_those_that_leave_know_who_leads() -> None:
+    """Rule 18: who led before would show its own end, although rows go on elsewhere."""
+    members = InSync(5, 1, (0, 1, 2, 3))
+    BROKERS.epochs[3] = 13
+    leader = Leadership(
+        0, 5, 100, (0, 1, 2, 3), members, min_in_sync=2, lag_max_us=LAG_US, now_us=0
+    )
+    leader.move((0, 1), (2, 3))
+    for broker in (1, 2):
+        flushed(leader, broker, 200, 200)
+    assert not ends(leader), "3 has not asked under this epoch"
+    flushed(leader, 3, 0, 200)
+    assert ends(leader)
+
+
 def test_only_a_proposal_of_who_is_in_sync_ends_a_move() -> None:
     """A member that leaves meanwhile is no sign that the others have flushed."""
     leader = moving()

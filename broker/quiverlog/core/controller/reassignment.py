@@ -7,9 +7,14 @@ Owns these decisions. Every function reads the image and returns the change.
                            └──┘ reassign: another target; cancel: back to those that held it before
 
 While a partition moves, all of its replicas copy: those it moves to, in their order, then those
-that it leaves. It ends with one record: the replicas are the target, only they are in sync, and
-where the leader goes, the first of them that is in sync leads. Whoever is in sync has all that was
-readable, so no row is lost as long as enough of them stay.
+that it leaves. A leader that leaves hands over first, to the first of the target that is in sync,
+and stays in sync itself. The move ends with one record: the replicas are the target, and only they
+are in sync. Whoever is in sync has all that was readable, so no row is lost as long as enough of
+them stay; and who led has heard by then that another does (leadership.py), so it shows no old end.
+
+A replica that is added begins a leader epoch: it counts when it has asked under this epoch, which
+it knows when it knows that it was added. What it says before is of rows that it may be about to
+remove, because it held the partition earlier.
 
 A replica that was added, and is given up by another target or `cancel`, may have been one of the
 disks that rows were promised to lie on. So it is not dropped: it leaves as any other does, when
@@ -25,6 +30,7 @@ from collections.abc import Sequence
 
 from quiverlog.core.controller.eligible import eligible_after, min_in_sync
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.leaders import first_of, leader_change
 from quiverlog.core.controller.records import (
     LEADER_STAYS,
     NO_LEADER,
@@ -69,6 +75,9 @@ def cancel(topic: TopicImage, partition: PartitionImage) -> list[Record]:
 def arrived(topic: TopicImage, partition: PartitionImage, in_sync: Sequence[int]) -> list[Record]:
     """The end of the move, if these, who are all fit to lead, are enough for it; else nothing.
 
+    Of a leader that leaves: the change by which it hands over, after which its heir asks for the
+    end.
+
     Asked for by the leader, when it has seen that those that stay have on their disks what
     producers were promised to find there. They have been in sync before that.
     """
@@ -81,6 +90,11 @@ def arrived(topic: TopicImage, partition: PartitionImage, in_sync: Sequence[int]
     adding = {n for n in partition.adding_replicas if n in target}
     if not adding <= set(kept) or len(kept) < min_in_sync(topic.config, partition):
         return []
+    assert partition.leader_id in in_sync, "a leader asks"
+    if partition.leader_id not in target:
+        heir = first_of(target, kept)
+        eligible = partition.eligible_leader_replicas
+        return leader_change(topic, partition, heir, partition.in_sync_replicas, eligible)
     return [_change(topic, partition, target, (), (), kept)]
 
 
@@ -146,18 +160,15 @@ def _change(
     removing: tuple[int, ...],
     in_sync: tuple[int, ...],
 ) -> PartitionChangeRecord:
-    """A leader that goes leaves the lead to the first that is in sync, in a new epoch."""
-    leader_id, leader_epoch = LEADER_STAYS, NO_EPOCH
+    """Who leads stays; the leader epoch is another one where a replica is new."""
     assert set(in_sync) <= set(replicas)
-    if partition.leader_id not in (NO_LEADER, *replicas):
-        leader_id = next(node_id for node_id in replicas if node_id in in_sync)
-        leader_epoch = partition.leader_epoch + 1
-    assert partition.leader_id in (NO_LEADER, *in_sync) or leader_id in in_sync
+    assert partition.leader_id in (NO_LEADER, *in_sync)
+    is_later = not set(replicas) <= set(partition.replicas)
     return PartitionChangeRecord(
         topic.topic_id,
         partition.partition,
-        leader_id=leader_id,
-        leader_epoch=leader_epoch,
+        leader_id=partition.leader_id if is_later else LEADER_STAYS,
+        leader_epoch=partition.leader_epoch + 1 if is_later else NO_EPOCH,
         in_sync_replicas=in_sync,
         replicas=replicas,
         eligible_leader_replicas=eligible_after(topic.config, partition, in_sync),

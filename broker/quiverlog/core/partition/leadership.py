@@ -18,7 +18,9 @@ leader epoch lasts, and four rules (numbers as in docs/replication.md):
 
 While the partition moves to other replicas, those that leave it count until those that stay have on
 their disks what producers were promised to find on `min_in_sync` of them. Then this is proposed,
-once more with the members that hold, and the controller ends the move (reassignment.py).
+once more with the members that hold, and the controller ends the move (reassignment.py). Before
+that those that leave have asked under this epoch: who led, and did not know it yet, would tell an
+end that is no longer the end, and nobody would wait for it any more.
 
 Must not know: logs, requests, how proposals travel.
 """
@@ -163,6 +165,12 @@ class Leadership:
         committed = self.in_sync.committed
         return self.adding <= committed and len(committed - self.leaving) >= self.min_in_sync
 
+    @property
+    def _have_heard(self) -> bool:
+        """True when those in sync that leave know of this leader epoch."""
+        leaving = self.leaving & self.in_sync.committed
+        return all(f.is_heard for f in self.followers.values() if f.broker_id in leaving)
+
     # --- what happened -------------------------------------------------------------------------
     def grows(self, log_end_offset: int) -> None:
         """Rows are about to be appended after this end."""
@@ -288,6 +296,7 @@ class Leadership:
         has_arrived = (
             members == in_sync.committed
             and self._stay_alone
+            and self._have_heard
             and self.flushed_offset(flushed_offset) >= self._promised_offset
         )
         if members == in_sync.committed and not in_sync.unsettled and not has_arrived:
