@@ -166,7 +166,10 @@ class Impostor(_Routed):
     def _copy(self) -> m.Request:
         end = 2**40
         entry = ReplicaFetchPartition(*self.key, self.epochs.get(self.key, 0), end, 0, end)
-        return ReplicaFetchRequest(replica_id=self._node_id(), broker_epoch=-1, partitions=[entry])
+        epoch = self.rng.choice((-1, 2**40))
+        return ReplicaFetchRequest(
+            replica_id=self._node_id(), broker_epoch=epoch, partitions=[entry]
+        )
 
     def _alter(self) -> m.Request:
         node_id = self._node_id()

@@ -172,6 +172,8 @@ def put_down_ends(client: _Routed, request: m.Request, response: m.ListOffsetsRe
     """Who leads has said where readable rows end: a read of the partition."""
     assert isinstance(request, m.ListOffsetsRequest)
     assert isinstance(client.checker, ClusterChecker)
+    if client.checker.all_are_down():
+        return
     called_us, now_us = client.last.sent_us, client.world.mono_us
     for asked, got in zip(request.partitions, response.partitions, strict=False):
         if asked.at == LATEST and not got.error_code:

@@ -9,6 +9,7 @@ from typing import Final
 
 from tests.sim.bug import Bug, make_bug
 
+from .client_plan import ClientPlan
 from .shapes import (
     ALL_POWER,
     FLUSHED,
@@ -16,7 +17,9 @@ from .shapes import (
     MOVING,
     NEWBORN,
     STRICT,
+    TRIMMED_MOVES,
     UNHEARD,
+    WANDERING,
     WIPED,
 )
 
@@ -88,6 +91,52 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "in_sync_replicas=in_sync,",
         "in_sync_replicas=tuple(dict.fromkeys((*in_sync, *adding))),",
         shape=MOVING,
+    ),
+    make_bug(
+        "a copy that is added begins in the epoch of earlier ones",
+        "core.controller.reassignment:_change",
+        "is_later = not set(replicas) <= set(partition.replicas)",
+        "is_later = False",
+        seed=32,
+        shape=WANDERING,
+    ),
+    make_bug(
+        "a move ends before those that leave know who leads",
+        "core.partition.leadership:Leadership._have_heard",
+        "return all(",
+        "return True or all(",
+        seed=79,
+        shape={
+            **WANDERING,
+            "slow_job": 0.0,
+            "loss": 0.005,
+            "slow_network": 0.05,
+            "watched": True,
+            "clients": ClientPlan(producers=1, consumers=1, movers=3),
+        },
+    ),
+    make_bug(
+        "a copy is told of a batch that it will get whole",
+        "core.partition.producers:ProducerStates.snapshot_below",
+        "_end(batches[-1]) > offset:\n",
+        "batches[-1][2] >= offset:\n",
+        also=(
+            (
+                "core.partition.producers:ProducerStates.snapshot_below",
+                "if _end(batch) <= offset]",
+                "if batch[2] < offset]",
+            ),
+        ),
+        seed=68,
+        shape=TRIMMED_MOVES,
+    ),
+    make_bug(
+        "a deletion is confirmed by who leads no more",
+        "node.offsets:_wait_for_copies",
+        "fail_entry(broker.lookup, None, result, error)\n",
+        "pass\n",
+        seed=7,
+        shape={**TRIMMED_MOVES, "slow_job": 0.3},
     ),
     make_bug(
         "a wiped disk's vote is never given to its successor",

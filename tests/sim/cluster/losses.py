@@ -35,6 +35,7 @@ class Losses:
         self._lines_read: dict[int, int] = {}
         self._elections: set[tuple[Key, int]] = set()
         checker.committed_end = cluster.invariants.committed_end
+        checker.all_are_down = lambda: all(host.node is None for host in cluster.hosts)
         cluster.on_all_power.append(self._all_power)
         cluster.world.on_died.append(self._died)
         for host in cluster.hosts:

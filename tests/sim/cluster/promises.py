@@ -9,6 +9,9 @@ Owns the model of a topic with several replicas, and which rows may go with whic
   somebody has allowed it.
 
 What a reader was handed lies below the high watermark that somebody knew at that moment.
+
+An answer that was still on its way when all machines lost their power promises nothing: what it
+tells of was allowed to go before anybody heard of it.
 """
 
 from __future__ import annotations
@@ -60,6 +63,8 @@ class ClusterChecker(Checker):
         self.histories = Histories()
         self.now_us: Callable[[], int] = lambda: 0
         """For the histories."""
+        self.all_are_down: Callable[[], bool] = lambda: False
+        """No machine runs, so whatever comes now was sent by one that has lost its power since."""
 
     # --- acknowledgements ----------------------------------------------------------------------
     def acked(
@@ -74,6 +79,7 @@ class ClusterChecker(Checker):
     ) -> None:
         """A leader acknowledged `values` at this level."""
         lasts = level >= Durability.REPLICATED and key not in self.unclean
+        lasts = lasts and not self.all_are_down()
         if lasts:
             self.histories.acknowledged(key, values[0], self.now_us())
             super().acked(key, base_offset, values, at_us, flushed=True)
@@ -82,6 +88,8 @@ class ClusterChecker(Checker):
 
     # --- what was read -------------------------------------------------------------------------
     def read(self, key: Key, first_offset: int, values: list[int]) -> None:
+        if self.all_are_down():
+            return
         model = self.partitions[key]
         end = first_offset + len(values)
         if self.committed_end is not None and not model.forgetful:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from .aimed import AimPlan
-from .client_plan import NO_CLIENTS
+from .client_plan import NO_CLIENTS, ClientPlan
 from .fault_plan import CALM, FaultPlan
 from .scenario import ClusterTopic
 from .tempo import SHIPPED
@@ -16,7 +16,7 @@ from .tempo import SHIPPED
 __all__ = [
     "ALL_POWER", "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "HANDED", "JOINING", "LEAN",
     "MANAGED", "MOVING", "NEWBORN", "POWER", "QUIET", "SPLIT", "STOPPED", "STRANDED", "STRICT",
-    "UNHEARD", "WIPED", "topics",
+    "TRIMMED_MOVES", "UNHEARD", "WANDERING", "WIPED", "topics",
 ]  # fmt: skip
 
 
@@ -183,3 +183,20 @@ WIPED: Final = {**QUIET, "nodes": 5, "plan": FaultPlan.of("wiped disks")}
 """Machines come back with empty disks."""
 STRICT: Final = {**POWER, "topics": topics("replicated", min_in_sync=3)}
 """One that leaves the in-sync replicas is eligible at once."""
+WANDERING: Final = {
+    **QUIET,
+    "nodes": 5,
+    "slow_job": 0.3,
+    "partition_interval_ms": 2_500,
+    "partition_ms": 6_000,
+    "clients": ClientPlan(producers=1, consumers=1, movers=2),
+}
+"""Partitions move between brokers that now and then do not hear each other."""
+TRIMMED_MOVES: Final = {
+    **QUIET,
+    "nodes": 5,
+    "rows_max": 24,
+    "clients": ClientPlan(producers=1, consumers=1, administrators=1, movers=4),
+    "topics": topics("replicated", segment_ms="1000", retention_bytes="65536"),
+}
+"""Partitions move while their oldest rows are deleted."""

@@ -10,7 +10,7 @@ import pytest
 
 from quiverlog.core.controller.image import Image
 from quiverlog.storage.log import Log, LogConfig
-from quiverlog.types import Now, TopicPartition
+from quiverlog.types import Durability, Now, TopicPartition
 from tests.model.test_log_model import make_batch
 from tests.sim.checker import Violation
 from tests.sim.disk import SimDisk
@@ -206,6 +206,17 @@ def test_a_power_failure_of_all_takes_only_what_it_may(rows: ClusterChecker) -> 
     strict.all_lost_power(is_flushed_kept=True, at_us=0)
     with pytest.raises(Violation, match="acknowledged was 1"):
         strict.read(KEY, 0, [2])
+
+
+def test_an_answer_from_before_all_lost_their_power_promises_nothing(rows: ClusterChecker) -> None:
+    before = dict(rows.partitions[KEY].acknowledged), dict(rows.partitions[KEY].seen)
+    rows.all_are_down = lambda: True
+    rows.acked_at(KEY, 90, [0], 0, Durability.REPLICATED)
+    rows.read(KEY, 90, [0])
+    assert (rows.partitions[KEY].acknowledged, rows.partitions[KEY].seen) == before
+    rows.all_are_down = lambda: False
+    with pytest.raises(Violation):
+        rows.read(KEY, 90, [0])
 
 
 def test_a_log_start_inside_of_a_batch_hides_none_of_the_rest() -> None:
