@@ -286,6 +286,7 @@ MEANINGS: Final[dict[str, str]] = {
     "validate_only": "check everything, change nothing",
     "wants_vote": "it may be made a voter of the metadata quorum",
     "takes_partitions": "it may be given replicas: it has the role `broker`",
+    "is_disk_full": "it takes no rows now, for want of room, and is to lead what nobody else can",
     "wants_to_stop": "asks to hand over what it leads",
     "voters": "the replicas that elect and count, as of `index`",
     "version_max": "newest version spoken",

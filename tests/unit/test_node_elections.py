@@ -127,7 +127,12 @@ def test_an_unclean_election_is_told(node: NodeDriver) -> None:
     assert node.metrics.unclean_elections == 1
     (line,) = [one for one in node.lines if one.event == "unclean election"]
     assert line.level == "error"
-    assert line.fields == {"partition": "t-0", "leader": OTHER, "leader_epoch": 4}
+    assert line.fields == {
+        "partition": "t-0",
+        "topic_id": TOPIC.hex(),
+        "leader": OTHER,
+        "leader_epoch": 4,
+    }
 
 
 # --- by request ---------------------------------------------------------------------------------

@@ -299,6 +299,7 @@ def test_the_controller_before_has_a_session_after_the_quorum_heard_it(
         broker.outbox,
         lambda: bytes(16),
         lambda: {2: answered_us},
+        lambda: False,
     )
     registrar.tick(now)
     session_us = node.config.broker_session_ms * 1000

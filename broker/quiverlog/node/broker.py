@@ -33,6 +33,7 @@ from quiverlog.node.effects import Job
 from quiverlog.node.elections import Elections
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.followed_starts import FollowedStarts
+from quiverlog.node.full_disks import FullDisks
 from quiverlog.node.in_sync_decisions import InSyncDecisions
 from quiverlog.node.jobs import Jobs, Then
 from quiverlog.node.lookup import Lookup
@@ -257,6 +258,7 @@ class Broker:
             self.outbox,
             self.metrics,
             self.entropy,
+            FullDisks(self.metadata, self.outbox, lambda: self.membership.full_disks),
             period_ms=self.config.leader_balance_period_ms,
             moves_max=self.config.leader_balance_moves_max,
         )
@@ -292,6 +294,7 @@ class Broker:
             self.assignment,
             {AlterPartitionRequest: self._decide_in_sync},
             lambda: self.offline_replicas.is_untold,
+            lambda: self.admission.disk_full,
         )
 
     def _decide_in_sync(self, request: m.Request, then: Then, now: Now) -> None:

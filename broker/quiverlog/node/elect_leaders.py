@@ -71,7 +71,7 @@ def _decide(broker: Broker, request: ElectLeadersRequest) -> list[Record]:
             if request.unclean:
                 changes += unclean_leader(pending, *key, known.of(pending, *key))
             else:
-                changes += preferred_leader(pending, *key)
+                changes += preferred_leader(pending, *key, broker.membership.full_disks)
     return changes
 
 

@@ -17,6 +17,7 @@ from typing import Final
 from quiverlog.core.controller.handovers import preferred_leader
 from quiverlog.core.controller.records import PartitionChangeRecord, Record
 from quiverlog.errors import QuiverlogError
+from quiverlog.node.full_disks import FullDisks
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
@@ -33,6 +34,7 @@ class Elections:
     """See the module docstring.
 
     Args:
+        full_disks: whose disks are full: nobody gives them partitions back.
         entropy: source of random bytes, so that controllers' rounds do not fall together.
         period_ms: between rounds, up to a tenth more or less; 0: there are none.
         moves_max: partitions that get another leader in one round.
@@ -41,6 +43,7 @@ class Elections:
     __slots__ = (
         "_due_us",
         "_entropy",
+        "_full_disks",
         "_metadata",
         "_metrics",
         "_moves_max",
@@ -57,6 +60,7 @@ class Elections:
         outbox: Outbox,
         metrics: NodeMetrics,
         entropy: Callable[[int], bytes],
+        full_disks: FullDisks,
         *,
         period_ms: int,
         moves_max: int,
@@ -68,6 +72,7 @@ class Elections:
         self._outbox = outbox
         self._metrics = metrics
         self._entropy = entropy
+        self._full_disks = full_disks
         self._period_us = period_ms * 1000
         self._moves_max = moves_max
         self._due_us: int | None = None
@@ -76,7 +81,10 @@ class Elections:
 
     def next_us(self) -> int | None:
         """When the next round is; None: there is nothing to move, as far as is known."""
-        return self._due_us
+        full_us = self._full_disks.next_us()
+        if full_us is None or self._due_us is None:
+            return self._due_us if full_us is None else full_us
+        return min(self._due_us, full_us)
 
     def applied(self, records: Sequence[Record], now: Now) -> None:
         """These have become true: say what was lost, and have a round when there is a cause."""
@@ -94,6 +102,7 @@ class Elections:
             "error",
             "unclean election",
             partition=f"{topic.name if topic else record.topic_id.hex()}-{record.partition}",
+            topic_id=record.topic_id.hex(),
             leader=record.leader_id,
             leader_epoch=record.leader_epoch,
         )
@@ -105,6 +114,7 @@ class Elections:
 
     def run(self, now: Now) -> None:
         """Move some leaders, if it is time."""
+        self._full_disks.run(now)
         if self._due_us is None or self._due_us > now.mono_us:
             return
         image = self._metadata.pending
@@ -119,7 +129,7 @@ class Elections:
         for _ in range(min(len(self._todo), _LOOKED_AT_MAX)):
             key = self._todo.popleft()
             if key in image.unpreferred:  # Its topic may be gone.
-                changes += preferred_leader(image, *key)
+                changes += preferred_leader(image, *key, self._full_disks.brokers)
             if len(changes) == self._moves_max:
                 break
         assert len(changes) <= self._moves_max

@@ -36,7 +36,7 @@ class Membership:
         directory: the data directory, once it is taken.
         copies: the replicas here, of whose logs the controller is told.
         local: who takes what else is asked of the controller, where this node decides.
-        holds_back: see `Registration`.
+        holds_back, is_disk_full: see `Registration`.
     """
 
     __slots__ = (
@@ -55,6 +55,7 @@ class Membership:
         copies: Copies,
         local: dict[type[Request], Local],
         holds_back: Callable[[], bool],
+        is_disk_full: Callable[[], bool],
     ) -> None:
         self._is_active = False
         self.registrar = Registrar(
@@ -64,6 +65,7 @@ class Membership:
             outbox,
             lambda: directory().incarnation,
             lambda: self.registration.controller_heard,
+            is_disk_full,
         )
         self.log_end_decisions = LogEndDecisions(quorum, metadata, outbox, self.registrar.is_heard)
         assert not local.keys() & {RegisterBrokerRequest, BrokerHeartbeatRequest}
@@ -82,6 +84,7 @@ class Membership:
             directory,
             lambda: quorum.is_alone,
             holds_back,
+            is_disk_full,
         )
         self.log_end_reports = LogEndReports(
             config.node_id,
@@ -93,6 +96,11 @@ class Membership:
         )
 
         self.voter_changes = VoterChanges(config, quorum, metadata, outbox)
+
+    @property
+    def full_disks(self) -> frozenset[int]:
+        """The brokers that have no room for rows, where this node decides; else nobody."""
+        return self.registrar.full_disks
 
     def begin(self, now: Now) -> None:
         """There is a quorum to ask, or to be."""

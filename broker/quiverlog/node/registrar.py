@@ -48,8 +48,10 @@ class Registrar:
     __slots__ = (
         "_config",
         "_due_us",
+        "_full_disks",
         "_heard",
         "_incarnation",
+        "_is_disk_full",
         "_machine",
         "_metadata",
         "_outbox",
@@ -65,6 +67,7 @@ class Registrar:
         outbox: Outbox,
         incarnation: Callable[[], bytes],
         controller_heard_us: Callable[[], dict[int, int]],
+        is_disk_full: Callable[[], bool],
     ) -> None:
         self._config = config
         self._quorum = quorum
@@ -72,6 +75,8 @@ class Registrar:
         self._outbox = outbox
         self._incarnation = incarnation
         self._heard = controller_heard_us
+        self._is_disk_full = is_disk_full
+        self._full_disks: set[int] = set()  # Of others, as they have said last.
         self._machine: Registrations | None = None
         self._term = 0  # In which the machine has begun to decide; 0: it has not.
         self._due_us: int | None = None
@@ -111,6 +116,7 @@ class Registrar:
                 node_id, incarnation = self._config.node_id, self._incarnation()
                 self._machine = Registrations(node_id, incarnation, session_us)
             self._machine.end()
+            self._full_disks.clear()
             self._due_us = None
             if term:
                 self._machine.begin(self._metadata.image, now.mono_us, self._last_heard())
@@ -174,6 +180,10 @@ class Registrar:
         beat = Heartbeat(request.node_id, request.broker_epoch, version, request.wants_to_stop)
         metadata = self._metadata
         verdict = machine.heartbeat(metadata.image, metadata.pending, beat, now.mono_us)
+        if request.is_disk_full:
+            self._full_disks.add(request.node_id)
+        else:
+            self._full_disks.discard(request.node_id)
         if self._due_us is None:
             self._due_us = machine.sessions.next_us()
         if verdict.records:
@@ -185,6 +195,14 @@ class Registrar:
             may_stop=verdict.may_stop,
             session_ms=self._config.broker_session_ms,
         )
+
+    @property
+    def full_disks(self) -> frozenset[int]:
+        """The brokers that have no room for rows, while this node decides; else nobody."""
+        is_own = self._is_disk_full()
+        if not (self._full_disks or is_own) or not self._quorum.is_leading:
+            return frozenset()
+        return frozenset({*self._full_disks, *((self._config.node_id,) if is_own else ())})
 
     def is_heard(self, node_id: int, now: Now) -> bool:
         """True while a broker has a session: what it has to say will come."""

@@ -63,6 +63,7 @@ class Registration:
         is_alone: true while no other node could decide anything.
         holds_back: true while the controller does not know yet which replicas here nobody may count
             on: until then the broker stays fenced, so that none of them leads.
+        is_disk_full: true while this broker has no room for rows. A change is told at once.
     """
 
     __slots__ = (
@@ -74,6 +75,7 @@ class Registration:
         "_image",
         "_in_flight",
         "_is_alone",
+        "_is_disk_full",
         "_is_fenced",
         "_is_replaced",
         "_lease_us",
@@ -85,6 +87,7 @@ class Registration:
         "_session_us",
         "_stop_us",
         "_told",
+        "_told_full",
         "_was_registered",
         "controller_heard",
         "may_stop",
@@ -99,6 +102,7 @@ class Registration:
         directory: Callable[[], DataDirectory],
         is_alone: Callable[[], bool],
         holds_back: Callable[[], bool],
+        is_disk_full: Callable[[], bool],
     ) -> None:
         self._config = config
         self._link = link
@@ -107,6 +111,8 @@ class Registration:
         self._directory = directory
         self._is_alone = is_alone
         self._holds_back = holds_back
+        self._is_disk_full = is_disk_full
+        self._told_full = False
         self._session_us = config.broker_session_ms * 1000
         self._epoch = UNKNOWN_BROKER_EPOCH
         self._is_fenced = True
@@ -201,7 +207,14 @@ class Registration:
         """When `tick` is to be called at the latest; None: when something happens."""
         if self._next_us is None or self._in_flight or self._is_quiet or self._is_replaced:
             return self._stop_us
-        return None if self._epoch >= 0 and not self._serves else self._next_us
+        if self._epoch >= 0 and not self._serves:
+            return None
+        return 0 if self._has_news else self._next_us
+
+    @property
+    def _has_news(self) -> bool:
+        """The disk has become full, or has room again, since the controller heard last."""
+        return self._epoch >= 0 and self._is_disk_full() != self._told_full
 
     def tick(self, now: Now) -> None:
         """Tell the controller what is to be told."""
@@ -212,7 +225,7 @@ class Registration:
             self.changed()
             if self._epoch >= 0:
                 return
-        due = now.mono_us >= self._next_us and not self._in_flight
+        due = (now.mono_us >= self._next_us or self._has_news) and not self._in_flight
         if due and self._serves and self._is_fenced and self._epoch >= 0 and self._holds_back():
             self._next_us = now.mono_us + BROKER_RETRY_MS * 1000
         elif due and not self._is_quiet and not self._is_replaced:
@@ -239,12 +252,14 @@ class Registration:
         if self._epoch < 0:
             self._link.ask(self._registering(), then, now, timeout_ms=timeout_ms)
             return
+        self._told_full = self._is_disk_full()
         beat = BrokerHeartbeatRequest(
             cluster_id=self._directory().cluster_id,
             node_id=self._config.node_id,
             broker_epoch=self._epoch,
             metadata_version=self._image().version,
             wants_to_stop=self._stop_us is not None,
+            is_disk_full=self._told_full,
         )
         self._link.ask(beat, then, now, timeout_ms=timeout_ms)
 

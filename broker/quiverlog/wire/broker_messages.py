@@ -78,7 +78,8 @@ class RegisterBrokerResponse(Response, array_like=True, gc=False):
 
 
 class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
-    """The broker is alive, and knows the metadata up to `metadata_version`."""
+    """The broker is alive, and knows the metadata up to `metadata_version`. `is_disk_full`: it
+    takes no rows now, and is to lead only what nobody else can."""
 
     API: ClassVar[Api] = Api.BROKER_HEARTBEAT
     cluster_id: ClusterId = ""
@@ -86,6 +87,7 @@ class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
     broker_epoch: Int64 = -1
     metadata_version: Int64 = 0
     wants_to_stop: bool = False
+    is_disk_full: bool = False
 
 
 class BrokerHeartbeatResponse(Response, array_like=True, gc=False):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Losses"]
 
 _UNCLEAN = re.compile(
-    r"error unclean election \{'partition': '(.+)-(\d+)', 'leader': (\d+), 'leader_epoch': (\d+)"
+    r"error unclean election \{'partition': '.+-(\d+)', 'topic_id': '([0-9a-f]+)', 'leader': \d+,"
+    r" 'leader_epoch': (\d+)"
 )
 
 
@@ -47,17 +48,13 @@ class Losses:
             for line in host.log_lines[begin:]:
                 found = _UNCLEAN.match(line)
                 if found:
-                    self._unclean(host, found)
+                    self._unclean((bytes.fromhex(found[2]), int(found[1])), int(found[3]))
             self._lines_read[host.node_id] = len(host.log_lines)
         self._cluster.invariants.look(host)
         self._cluster.aimed.looked(host)
 
-    def _unclean(self, host: ClusterHost, found: re.Match[str]) -> None:
-        assert host.node is not None
-        topic = host.node.broker.metadata.image.topics.get(found[1])
-        if topic is None:
-            return
-        key, epoch = (topic.topic_id, int(found[2])), int(found[4])
+    def _unclean(self, key: Key, epoch: int) -> None:
+        """By its id: the topic may be gone already, or its name another's."""
         if (key, epoch) in self._elections:
             return
         self._elections.add((key, epoch))
