@@ -210,9 +210,9 @@ class ElectionsWorld(ReplicaLogs):
     def replace_disk(self) -> list[Record]:
         """Who has its number next has nothing."""
         fenced = [n for n in self.brokers if self.image.brokers[n].fenced]
-        if not fenced:
-            return []
-        node_id = self.rng.choice(fenced)
+        node_id = self.rng.choice(fenced) if fenced else -1
+        if not fenced or any(n != node_id and node_id in self.log[key] for key, n in self.lost):
+            return []  # See `lose_directory`.
         for key, logs in self.log.items():
             if set(logs) == {node_id}:
                 self.given_up.add(key)

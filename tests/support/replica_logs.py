@@ -137,6 +137,7 @@ class ReplicaLogs:
         found = [n for n in partition.replicas if n in self.dark]
         # One, where rows lie on two disks at least: more than that nothing survives.
         may_lose = topic.min_in_sync_least > 1 and not any(k == key for k, _ in self.lost)
+        may_lose = may_lose and not partition.replaced_disks
         if may_lose and len(partition.replicas) > 1 and found:
             self.happened["lose_directory"] += 1
             node_id = self.rng.choice(found)

@@ -50,24 +50,10 @@ class Assignment:
     """See the module docstring. `replicas`: those that are led here, by topic id and partition."""
 
     __slots__ = (
-        "_config",
-        "_flushes",
-        "_followed",
-        "_held",
-        "_in_sync_changes",
-        "_letting_go",
-        "_metrics",
-        "_offline",
-        "_openings",
-        "_outbox",
-        "_removal",
-        "_repairs",
-        "_replication",
-        "_wakeups",
-        "image",
-        "offline",
-        "replicas",
-    )
+        "_config", "_flushes", "_followed", "_held", "_in_sync_changes", "_letting_go", "_metrics",
+        "_offline", "_openings", "_outbox", "_removal", "_repairs", "_replication", "_wakeups",
+        "image", "offline", "replicas",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -109,6 +95,12 @@ class Assignment:
         """True while a partition is being opened."""
         return bool(self._openings.under_way)
 
+    @property
+    def waiting(self) -> list[Key]:
+        """Those whose directories are not made yet, or cannot be made now."""
+        found = [key for key, one in self._openings.under_way.items() if one.unmade]
+        return [*found, *(key for key, one in self.offline.items() if one.opening.unmade)]
+
     def load(self, directory: DataDirectory) -> None:
         """The partitions lie there."""
         self._openings.load(directory)
@@ -131,6 +123,7 @@ class Assignment:
         clean: bool = True,
         made: Collection[str] | None = (),
         open_now: bool = True,
+        unmade: Collection[Key] = (),
     ) -> None:
         """Bring what is here to what the image says of these topics.
 
@@ -138,6 +131,7 @@ class Assignment:
             clean: partitions that are opened now are new, or were left in order.
             made: names of partitions whose empty directories were made for this; None: no one's.
             open_now: False at a start, which begins to open with the next tick.
+            unmade: at a start, those whose directories were never made.
         """
         self.image = image
         for topic_id in topic_ids:
@@ -146,7 +140,8 @@ class Assignment:
                 self._drop(topic_id, self._held.get(topic_id, ()), "was deleted")
                 continue
             for partition in topic.partitions:
-                self._reconcile_partition(topic, partition, now, clean, made, is_live=open_now)
+                new = unmade if not open_now else None
+                self._reconcile_partition(topic, partition, now, clean, made, new)
         if open_now:
             self._openings.start_jobs(now)
 
@@ -157,8 +152,7 @@ class Assignment:
         now: Now,
         clean: bool,
         made: Collection[str] | None,
-        *,
-        is_live: bool,
+        unmade_at_start: Collection[Key] | None,
     ) -> None:
         key = (topic.topic_id, partition.partition)
         assert key not in self.replicas or key not in self._followed, "led or followed"
@@ -172,7 +166,11 @@ class Assignment:
             if key not in self._openings.under_way and not self._repairs.is_leaving(key):
                 name = TopicPartition(topic.name, partition.partition)
                 new = made is not None and str(name) in made
-                unmade = made is None or (is_live and begins_here(partition, self._config.node_id))
+                unmade = made is None
+                if unmade_at_start is None:
+                    unmade = unmade or begins_here(partition, self._config.node_id)
+                else:
+                    unmade = key in unmade_at_start
                 self._openings.add(key, Opening(name, clean, new=new, unmade=unmade))
         else:
             replica = self.find(key)

@@ -59,6 +59,7 @@ from quiverlog.node.standing import Standing
 from quiverlog.node.tasks import Tasks
 from quiverlog.node.topic_order import TopicOrder
 from quiverlog.node.trims import Trims
+from quiverlog.node.unmade import Unmade
 from quiverlog.node.waits import Waits
 from quiverlog.node.wakeups import Wakeups, Watched
 from quiverlog.node.whereabouts import Whereabouts
@@ -115,6 +116,7 @@ class Broker:
         "tasks",
         "topic_order",
         "trims",
+        "unmade",
         "waits",
         "wakeups",
         "whereabouts",
@@ -169,22 +171,14 @@ class Broker:
         wakeups.listen(self._moved)
         self.assignment = self._make_assignment()
         self.quorum = self._make_quorum()
+        self.unmade = self._make_unmade()
         self.metadata: Metadata = self._make_metadata()
         self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
         self.elections = self._make_elections()
         self.membership = self._make_membership()
         self.producer_ids = ProducerIds(self.metadata)
         self.clock = Clock(jobs, outbox)
-        self.retention = Retention(
-            self.assignment,
-            self.trims,
-            flushes,
-            jobs,
-            self.clock,
-            outbox,
-            metrics,
-            period_ms=config.retention_check_ms,
-        )
+        self.retention = self._make_retention()
         self.replicas = self.assignment.replicas
         self.standing = Standing(self.membership, self.metadata, self.replicas, wakeups, outbox)
         self.lookup = self._make_lookup()
@@ -249,6 +243,29 @@ class Broker:
             topic_defaults=self.config.topic_defaults,
             make_directories=self._make_directories,
             on_applied=self._applied,
+            on_heard=self.unmade.heard,
+        )
+
+    def _make_retention(self) -> Retention:
+        return Retention(
+            self.assignment,
+            self.trims,
+            self.flushes,
+            self.jobs,
+            self.clock,
+            self.outbox,
+            self.metrics,
+            period_ms=self.config.retention_check_ms,
+        )
+
+    def _make_unmade(self) -> Unmade:
+        return Unmade(
+            self.config.node_id,
+            lambda: self.metadata.image,
+            lambda: self.assignment.waiting,
+            lambda: self.quorum.is_alone,
+            self.jobs,
+            self.outbox,
         )
 
     def _make_elections(self) -> Elections:
@@ -333,6 +350,7 @@ class Broker:
         if any(isinstance(record, BrokerRecord) for record in records):
             self.whereabouts.brokers_changed(self.metadata.image.brokers.values())
         self.elections.applied(records, now)
+        self.unmade.applied(records, now)
         topic_ids = dict.fromkeys(topic_id for record in records if (topic_id := topic_of(record)))
         if topic_ids:
             self.assignment.reconcile(self.metadata.image, topic_ids, now, made=made)

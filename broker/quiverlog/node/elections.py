@@ -82,6 +82,7 @@ class Elections:
     def next_us(self) -> int | None:
         """When the next round is; None: there is nothing to move, as far as is known."""
         full_us = self._full_disks.next_us()
+        assert full_us is None or full_us >= 0
         if full_us is None or self._due_us is None:
             return self._due_us if full_us is None else full_us
         return min(self._due_us, full_us)

@@ -77,6 +77,7 @@ def _start_in(
 ) -> None:
     config = broker.config
     broker.clock.load(directory)
+    broker.unmade.load(directory)
     _load_metadata(broker, directory, now)
     if not directory.clean:
         broker.metrics.unclean_starts += 1
@@ -118,7 +119,11 @@ def take_up(broker: Broker, found: Leftovers, job: LeftoversJob, now: Now) -> No
     broker.whereabouts.brokers_changed(image.brokers.values())
     clean = broker.directory.clean
     # The first jobs are timed, and `now` is when the start began: it may be long ago.
-    broker.assignment.reconcile(image, image.topics_by_id, now, clean=clean, open_now=False)
+    unmade = broker.unmade.at_start()
+    assert unmade.isdisjoint(broker.replicas), "nothing is open yet"
+    broker.assignment.reconcile(
+        image, image.topics_by_id, now, clean=clean, open_now=False, unmade=unmade
+    )
 
 
 def _load_metadata(broker: Broker, directory: DataDirectory, now: Now) -> None:

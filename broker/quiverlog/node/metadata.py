@@ -59,11 +59,14 @@ class Metadata(Decisions):
     """See the module docstring.
 
     Args:
+        on_heard: called with the records of entries, and their versions, before `begin_to_serve`.
         on_applied: called with the records that have just become true and with the partitions
             whose directories were made for them (None: others have decided), before `then` is.
     """
 
-    __slots__ = ("_held", "_on_applied", "_owed_holds", "_serving", "_wakeups", "cache")
+    __slots__ = (
+        "_held", "_on_applied", "_on_heard", "_owed_holds", "_serving", "_wakeups", "cache",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class Metadata(Decisions):
         topic_defaults: Mapping[str, str],
         make_directories: Callable[[Directories], Job],
         on_applied: Callable[[Sequence[Record], Set[str] | None, Now], None],
+        on_heard: Callable[[Sequence[Record], int], None],
     ) -> None:
         super().__init__(
             jobs,
@@ -87,6 +91,7 @@ class Metadata(Decisions):
         )
         self._wakeups = wakeups
         self._on_applied = on_applied
+        self._on_heard = on_heard
         # Entries that were decided while somebody read the image.
         self._held: deque[Entry] = deque()
         # The image has the records that are owed already.
@@ -191,6 +196,8 @@ class Metadata(Decisions):
             return
         records = decode_entry(entry.data) if decision is None else decision.records
         self.image.replay_entry(records, version=entry.index)
+        if not self._serving:
+            self._on_heard(records, entry.index)
         if decision is None:
             self.pending.replay_entry(records, version=entry.index)
         else:

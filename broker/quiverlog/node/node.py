@@ -189,6 +189,9 @@ class Node:
                 due_us = broker.elections.next_us()
                 if due_us is not None and due_us < earliest:
                     earliest = due_us
+                due_us = broker.unmade.next_us()
+                if due_us is not None and due_us < earliest:
+                    earliest = due_us
         except Exception as error:
             broker.outbox.internal_error("looking for the next deadline", error)
             return None
@@ -286,6 +289,7 @@ class Node:
         if broker.admission.phase is Phase.RUNNING:
             self._guarded(broker.retention.run, now)
             self._guarded(broker.elections.run, now)
+            self._guarded(broker.unmade.run, now)
             self._guarded(broker.assignment.tick, now)
         elif broker.admission.phase is Phase.STARTING:
             self._guarded(partial(broker.assignment.tick, starting=True), now)

@@ -8,6 +8,8 @@ Owns:
                     so that a crash at any later moment counts as unclean; it knows how long the
                     metadata log was, so that one that was cut since is noticed;
 - `clock`           the wall clock that was believed a while ago, or at the stop (node/clock.py);
+- `made-directories` which partitions have had their directories, as of a version of the metadata
+                    (node/unmade.py);
 - `reserve`         bytes that stand for nothing, given up where a start finds no room for what it
                     must write;
 - `metadata/`       the metadata log and the vote (quorum_log.py);
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Final
 
@@ -45,9 +47,13 @@ _CLEAN: Final = struct.Struct("<16sQ")
 _CLOCK_MAGIC: Final = b"QVCLOCK\0"
 _CLOCK_VERSION: Final = 1
 _CLOCK: Final = struct.Struct("<Q")
+_MADE_MAGIC: Final = b"QVMADE\0\0"
+_MADE_VERSION: Final = 1
+_MADE: Final = struct.Struct("<Q")
+_UNMADE: Final = struct.Struct("<16sI")
 _REPLACEABLE: Final = (
     "clean-shutdown", "clean-shutdown.tmp", "node.json.tmp", "reserve", "reserve.tmp",
-    "clock", "clock.tmp",
+    "clock", "clock.tmp", "made-directories", "made-directories.tmp",
 )  # fmt: skip
 """Files that a start can do without: what lies in their place and is no file is moved aside."""
 _UNFINISHED: Final = (
@@ -234,6 +240,37 @@ class DataDirectory(PartitionDirectories):
             if self.is_owned():
                 note = pack_file(_CLOCK_MAGIC, _CLOCK_VERSION, _CLOCK.pack(max(0, wall_us)))
                 self._disk.write_file_atomic(self.clock_path, note)
+
+    # --- which directories were made -----------------------------------------------------------
+    @property
+    def made_path(self) -> str:
+        """Where it is noted which partitions have their directories."""
+        return f"{self.path}/made-directories"
+
+    def noted_made(self) -> tuple[int, frozenset[tuple[bytes, int]]] | None:
+        """Up to which metadata version partitions had their directories, and which of them had
+        none, by topic id and number; None when nothing good is there."""
+        path = self.made_path
+        try:
+            payload = unpack_file(path, self._disk.read_file(path), _MADE_MAGIC, _MADE_VERSION)
+            (version,) = _MADE.unpack_from(payload)
+            unmade = frozenset(_UNMADE.iter_unpack(payload[_MADE.size :]))
+        except (CorruptLog, struct.error, OSError):
+            return None
+        return int(version), unmade
+
+    def note_made(self, version: int, unmade: Iterable[tuple[bytes, int]]) -> None:
+        """Write that down, if the directory is still ours.
+
+        Raises:
+            DiskFull, StorageFault: the note is the one of before.
+        """
+        assert version >= 0
+        with typed_errors(self.made_path):
+            if self.is_owned():
+                payload = _MADE.pack(version) + b"".join(_UNMADE.pack(*one) for one in unmade)
+                note = pack_file(_MADE_MAGIC, _MADE_VERSION, payload)
+                self._disk.write_file_atomic(self.made_path, note)
 
     # --- the end -------------------------------------------------------------------------------
     def close(

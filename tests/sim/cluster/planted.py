@@ -169,7 +169,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "node.standing:Standing.check",
         "if self.is_over and _has_copies(replica):",
         "if False:",
-        seed=6,
+        seed=7,
         shape=ASKED,
     ),
     make_bug(
@@ -190,6 +190,11 @@ UNPROVEN: Final = frozenset(
         "who is fenced is so first, and loses its partitions in later entries",
         "what is asked again speaks of the life that a follower is in",
         "a topic that was deleted while it waited for its name waits on",
+        # One seed in some eighty of five brokers: the tests of their mends are of units and models.
+        "a client believes any broker that there is no topic of a name",
+        "a copy is told of a batch that it will get whole",
+        "a copy that is added begins in the epoch of earlier ones",
+        "a move ends before those that leave know who leads",
     )
 )
 """Bugs that no run, or one in many, was seen to catch as the code is now."""
