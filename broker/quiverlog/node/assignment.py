@@ -140,8 +140,8 @@ class Assignment:
                 self._drop(topic_id, self._held.get(topic_id, ()), "was deleted")
                 continue
             for partition in topic.partitions:
-                new = unmade if not open_now else None
-                self._reconcile_partition(topic, partition, now, clean, made, new)
+                never_made = None if open_now else unmade
+                self._reconcile_partition(topic, partition, now, clean, made, never_made)
         if open_now:
             self._openings.start_jobs(now)
 

@@ -97,6 +97,7 @@ class Registrar:
                 change = records[0]
                 assert isinstance(change, BrokerChangeRecord)
                 self._outbox.log("warning", "broker fenced", node=change.node_id, why="silent")
+                self._full_disks.discard(change.node_id)  # It leads nothing any more.
                 self._propose(records, now)
         self._due_us = machine.sessions.next_us()
 

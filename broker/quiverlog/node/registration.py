@@ -213,8 +213,13 @@ class Registration:
 
     @property
     def _has_news(self) -> bool:
-        """The disk has become full, or has room again, since the controller heard last."""
-        return self._epoch >= 0 and self._is_disk_full() != self._told_full
+        """The disk has become full, or has room again, since the controller was told last.
+
+        Not of a fenced broker: it leads nothing, and may have to hold its heartbeats back.
+        """
+        if self._epoch < 0 or self._is_fenced:
+            return False
+        return self._is_disk_full() != self._told_full
 
     def tick(self, now: Now) -> None:
         """Tell the controller what is to be told."""

@@ -12,7 +12,7 @@ made. Only of the only copies: of others the logs of all are asked.
 
 A directory is durable before a row is in it, and is noted a little later. So a note that is late
 says of a partition with rows that it was never made; that matters where its directory is removed
-within that second.
+before the note is written: within that second, or while the disk has no room for it.
 
 Must not know: how directories are made.
 """

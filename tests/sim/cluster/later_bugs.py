@@ -97,7 +97,6 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.reassignment:_change",
         "is_later = not set(replicas) <= set(partition.replicas)",
         "is_later = False",
-        seed=32,
         shape=WANDERING,
     ),
     make_bug(
@@ -105,7 +104,6 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "core.partition.leadership:Leadership._have_heard",
         "return all(",
         "return True or all(",
-        seed=79,
         shape={
             **WANDERING,
             "slow_job": 0.0,
@@ -127,7 +125,6 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
                 "if batch[2] < offset]",
             ),
         ),
-        seed=68,
         shape=TRIMMED_MOVES,
     ),
     make_bug(
