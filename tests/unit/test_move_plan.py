@@ -1,4 +1,4 @@
-"""Plans of moves: what holds of each of them, for any small cluster, and how long large ones take."""
+"""Plans of moves: what holds of each, for any small cluster, and how long large ones take."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ Must not know: where replicas should lie.
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 from .replica_layout import Layout
 
@@ -35,7 +36,7 @@ def even_leaders(layout: Layout) -> None:
         )
         if path is None:
             return
-        for giver, heir in zip(path, path[1:], strict=False):
+        for giver, heir in pairwise(path):
             at = next(iter(gifts[giver][heir]))
             replicas = layout.replicas[at]
             _forget(gifts, at, replicas)
