@@ -172,6 +172,20 @@ def test_a_first_broker_whose_disk_was_lost_begins_no_second_cluster(dev: Dev) -
     assert all("ready" in str(one["in_cluster"]) for one in dev.status().values())
 
 
+def test_a_cluster_grows_and_forgets_only_whom_it_does_not_know(dev: Dev) -> None:
+    dev("up", "-n", "1")
+    assert "broker 2 has joined, in rack z: -b" in dev("add", "--rack", "z")
+    found = dev.status()
+    assert [one["in_cluster"] for one in found.values()] == ["ready, controller", "ready"]
+    assert found[2]["rack"] == "z"
+    assert "Broker 2 runs" in dev("remove", "2", code=1)
+    dev("stop", "2")
+    assert "quiverlog cluster decommission 2" in dev("remove", "2", code=1)
+    assert "there are: 1, 2." in dev("remove", "3", code=1)
+    dev("stop", "1")
+    assert "do not answer" in dev("remove", "2", code=1)
+
+
 @pytest.mark.parametrize("racks", [["a"], list("abc")])
 def test_arguments_that_contradict_each_other_are_refused(racks: list[str]) -> None:
     with pytest.raises(ValueError, match="racks for 2"), quiverlog.testing.cluster(2, racks=racks):

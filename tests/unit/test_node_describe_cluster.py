@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from quiverlog.cli.cluster_detail import advice, cluster_json, print_cluster
+from quiverlog.cli.cluster_detail import cluster_json, print_cluster
+from quiverlog.cli.cluster_health import findings
 from quiverlog.client.answers import check_answer
 from quiverlog.client.cluster_description import describe_cluster
 from quiverlog.client.results import Address, ClusterDetail
@@ -87,6 +88,32 @@ def test_partitions_that_are_not_as_they_should_be_are_counted(tmp_path: Path) -
     ]  # fmt: skip
 
 
+def test_what_a_restart_of_a_broker_would_cost_is_counted(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path)
+    third = OTHER + 1
+    decide(
+        node,
+        BrokerRecord(OTHER, b"theirs", "other", 9),
+        BrokerRecord(third, b"third", "third", 9),
+        TopicRecord(TOPIC, "t", 1, 2),
+        PartitionRecord(TOPIC, 0, (HERE, OTHER), (HERE, OTHER), HERE),
+        PartitionRecord(TOPIC, 1, (HERE, OTHER, third), (HERE, OTHER, third), HERE),
+        PartitionRecord(TOPIC, 2, (HERE, OTHER), (HERE,), HERE),
+        # Its new copy is not in sync yet, as it has to be.
+        PartitionRecord(
+            TOPIC, 3, (HERE, third, OTHER), (HERE, OTHER), HERE,
+            adding_replicas=(third,), removing_replicas=(OTHER,),
+        ),
+    )  # fmt: skip
+    assert node.node.broker.metadata.image.topics["t"].config.min_in_sync_replicas == 2
+    found = described(node)
+    assert found.moving_count == 1
+    assert [(b.node_id, b.out_of_sync_count, b.needed_count, b.moving_count)
+            for b in found.brokers] == [
+        (HERE, 0, 3, 1), (OTHER, 1, 2, 1), (third, 0, 0, 1),
+    ]  # fmt: skip
+
+
 def test_who_leads_knows_how_far_the_others_are(members: Members) -> None:
     first = members.add(1)
     grow(members, 2, 3)
@@ -129,6 +156,10 @@ def answer_of(node_id: int, version: int, controller_id: int = 2) -> DescribeClu
     )
 
 
+def texts(found: ClusterDetail) -> list[str]:
+    return [one.text for one in findings(found)]
+
+
 def ask(answers: dict[Address, Any]) -> tuple[ClusterDetail, list[Address]]:
     """What comes of it, and who was asked."""
     cluster = Cluster([ONE], Settings(), clock=lambda: 0.0, jitter=lambda: 0.5)
@@ -140,14 +171,14 @@ def test_the_controller_is_asked_where_another_broker_has_answered() -> None:
     found, asked = ask({ONE: answer_of(1, 10), TWO: answer_of(2, 11)})
     assert asked == [ONE, TWO]
     assert (found.told_by, found.controller, found.metadata_version) == (2, 2, 11)
-    assert advice(found) == []
+    assert texts(found) == []
 
 
 def test_a_controller_that_does_not_answer_leaves_what_is_known() -> None:
     found, asked = ask({ONE: answer_of(1, 10), TWO: RequestTimedOut("silent")})
     assert asked == [ONE, TWO]
     assert (found.told_by, found.quorum[0].lag) == (1, None)
-    (said,) = advice(found)
+    (said,) = texts(found)
     assert "Broker 2 decides and did not answer" in said
 
 
@@ -160,7 +191,7 @@ def test_where_nobody_decides_one_answer_is_all_there_is() -> None:
     found, asked = ask({ONE: answer_of(1, 10, controller_id=-1)})
     assert asked == [ONE]
     assert found.controller is None
-    assert advice(found) == [
+    assert texts(found) == [
         "Nobody decides: 1 of the 1 voters have to run and to reach each other. Start those that "
         "do not."
     ]
@@ -173,6 +204,10 @@ def test_where_nobody_decides_one_answer_is_all_there_is() -> None:
         {"brokers": [ClusterBroker(1, 5, "", 1)]},
         {"brokers": [ClusterBroker(1, 5, "h", 0)]},
         {"brokers": [ClusterBroker(1, 5, "h", 1, leader_count=-1)]},
+        {"brokers": [ClusterBroker(1, 5, "h", 1, out_of_sync_count=-1)]},
+        {"brokers": [ClusterBroker(1, 5, "h", 1, needed_count=-1)]},
+        {"brokers": [ClusterBroker(1, 5, "h", 1, moving_count=-1)]},
+        {"moving_count": 1},
         {"node_id": -1},
         {"offline_count": 1},
         {"topic_count": -1},
@@ -201,4 +236,4 @@ def test_what_is_wrong_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str
     assert "stopping" in shown
     for words in ("Two voters", "Fenced: 1.", "without a leader: start"):
         assert words in shown
-    assert cluster_json(found)["advice"] == advice(found)
+    assert cluster_json(found)["advice"] == texts(found)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from quiverlog.cli.failures import ExitCode
 from quiverlog.cli.options import bootstrap_option, debug_option, format_option, open_client
 from quiverlog.cli.output import print_json, print_table
+from quiverlog.cli.restart_check import restart_check
 
 if TYPE_CHECKING:
     from quiverlog.wire.voters_messages import ChangeVotersResponse
@@ -43,6 +45,41 @@ def describe(bootstrap: str, timeout_s: float, output_format: str) -> None:
         print_json(cluster_json(found))
     else:
         print_cluster(found)
+
+
+@cluster.command()
+@bootstrap_option
+@format_option()
+@debug_option
+def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
+    """Show whether the cluster is healthy and what to do next; exit code 1 if it is not."""
+    from quiverlog.cli.cluster_detail import print_status, status_json
+    from quiverlog.cli.cluster_health import is_healthy
+
+    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
+        found = client.describe_cluster()
+    if output_format == "json":
+        print_json(status_json(found))
+    else:
+        print_status(found)
+    if not is_healthy(found):
+        raise click.exceptions.Exit(ExitCode.FAILED)
+
+
+@cluster.command()
+@bootstrap_option
+@format_option()
+@debug_option
+def brokers(bootstrap: str, timeout_s: float, output_format: str) -> None:
+    """List the brokers: where, in which state, and how many partitions each leads and holds."""
+    from quiverlog.cli.cluster_detail import brokers_json, print_brokers
+
+    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
+        found = client.describe_cluster()
+    if output_format == "json":
+        print_json({"brokers": brokers_json(found)})
+    else:
+        print_brokers(found)
 
 
 @cluster.group()
@@ -131,3 +168,6 @@ def remove(
 ) -> None:
     """Take the vote from a voter; it may be gone already."""
     _show(_ask(bootstrap, timeout_s, _REMOVE, node_id, directory), output_format)
+
+
+cluster.add_command(restart_check)

@@ -1,6 +1,6 @@
-"""How `quiverlog cluster describe` shows a cluster: as JSON for scripts, as tables for people.
+"""How `quiverlog cluster describe`, `status` and `brokers` show a cluster: JSON and tables.
 
-Owns what is said to who looks at a cluster that is not as it should be: what to do about it.
+Must not know what is healthy (cluster_health.py).
 """
 
 from __future__ import annotations
@@ -8,17 +8,25 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from quiverlog.cli.cluster_health import findings, is_healthy, spare_voters
 from quiverlog.cli.output import print_fields, print_table
 
 if TYPE_CHECKING:
     from quiverlog.client.results import BrokerDetail, ClusterDetail, QuorumReplicaDetail
 
-__all__ = ["advice", "cluster_json", "print_cluster"]
+__all__ = [
+    "brokers_json",
+    "cluster_json",
+    "print_brokers",
+    "print_cluster",
+    "print_status",
+    "status_json",
+]
 
 
 def cluster_json(found: ClusterDetail) -> dict[str, object]:
     """All of it, for scripts."""
-    return {**asdict(found), "advice": advice(found)}
+    return {**asdict(found), "advice": [one.text for one in findings(found)]}
 
 
 def print_cluster(found: ClusterDetail) -> None:
@@ -35,25 +43,11 @@ def print_cluster(found: ClusterDetail) -> None:
             "under-replicated": found.under_replicated,
             "below min.insync": found.under_min_in_sync,
             "without a leader": found.offline,
+            "moving": found.moving,
         }
     )
     print("\nbrokers")
-    print_table(
-        ["NODE", "ENDPOINT", "RACK", "STATE", "EPOCH", "LEADS", "HOLDS"],
-        [
-            (
-                one.node_id,
-                f"{one.host}:{one.port}",
-                one.rack,
-                _state(one),
-                one.broker_epoch,
-                one.leaders,
-                one.replicas,
-            )
-            for one in found.brokers
-        ],
-        right=["NODE", "EPOCH", "LEADS", "HOLDS"],
-    )
+    print_brokers(found)
     print("\nquorum of the metadata")
     print_table(
         ["NODE", "ROLE", "DIRECTORY", "ENDPOINT", "LAST", "LAG", "SILENT"],
@@ -71,11 +65,11 @@ def print_cluster(found: ClusterDetail) -> None:
         ],
         right=["NODE", "LAST", "LAG", "SILENT"],
     )
-    said = advice(found)
+    said = findings(found)
     if said:
         print()
-    for line in said:
-        print(line)
+    for one in said:
+        print(one.text)
 
 
 def _state(broker: BrokerDetail) -> str:
@@ -90,37 +84,99 @@ def _role(found: ClusterDetail, one: QuorumReplicaDetail) -> str:
     return "leader" if one.node_id == found.controller else "voter"
 
 
-def advice(found: ClusterDetail) -> list[str]:
-    """What is not as it should be, and what to do about it; a line each."""
-    said: list[str] = []
-    voters = found.voters
-    majority = len(voters) // 2 + 1
-    if found.controller is None:
-        said.append(
-            f"Nobody decides: {majority} of the {len(voters)} voters have to run and to reach each "
-            "other. Start those that do not."
-        )
-    elif found.told_by != found.controller:
-        said.append(
-            f"Broker {found.controller} decides and did not answer: how far the voters have come "
-            "is known there. If it stays away, the others elect another within two seconds."
-        )
-    if len(voters) == 2:
-        said.append("Two voters: the loss of either stops all decisions. Start a third broker.")
-    fenced = [str(one.node_id) for one in found.brokers if one.fenced]
-    if fenced:
-        said.append(
-            f"Fenced: {', '.join(fenced)}. They do not run or do not reach the controller; "
-            "the log of each says why."
-        )
-    if found.offline:
-        said.append(
-            "Partitions without a leader: start the brokers that hold them "
-            "(quiverlog topic describe), or give up rows with quiverlog topic elect --unclean."
-        )
-    elif found.under_min_in_sync:
-        said.append(
-            "Partitions below min.insync.replicas take no replicated rows until more of their "
-            "brokers run."
-        )
-    return said
+# --- status -------------------------------------------------------------------------------------
+def status_json(found: ClusterDetail) -> dict[str, object]:
+    """Whether all is well, and why not."""
+    return {
+        "cluster_id": found.cluster_id,
+        "is_healthy": is_healthy(found),
+        "controller": found.controller,
+        "brokers": len(found.brokers),
+        "live": len(_live(found)),
+        "voters": len(found.voters),
+        "topics": found.topics,
+        "partitions": found.partitions,
+        "under_replicated": found.under_replicated,
+        "under_min_in_sync": found.under_min_in_sync,
+        "offline": found.offline,
+        "moving": found.moving,
+        "findings": [
+            {"severity": "warning" if one.is_warning else "problem", "text": one.text}
+            for one in findings(found)
+        ],
+    }
+
+
+def print_status(found: ClusterDetail) -> None:
+    """One screen: is it healthy, and what to do next."""
+    decides = "nobody decides" if found.controller is None else f"broker {found.controller} decides"
+    voters = f"{len(found.voters)} voter{'s' * (len(found.voters) != 1)}"
+    partitions = f"{found.partitions:,} in {found.topics:,} topics"
+    not_well = {
+        "copies out of sync": sum(one.out_of_sync for one in found.brokers),
+        "below min.insync.replicas": found.under_min_in_sync,
+        "without a leader": found.offline,
+        "moving": found.moving,
+    }
+    counted = [f"{count:,} {what}" for what, count in not_well.items() if count]
+    print_fields(
+        {
+            "cluster": found.cluster_id,
+            "healthy": is_healthy(found),
+            "brokers": f"{len(_live(found))} of {len(found.brokers)} live",
+            "quorum": f"{voters}, {decides}, {spare_voters(found)} may be lost",
+            "partitions": ", ".join([partitions, *(counted or ["all in sync"])]),
+        }
+    )
+    said = findings(found)
+    print("\nWhat to do:" if said else "\nNothing to do.")
+    for one in said:
+        print(f"- {one.text}")
+
+
+def _live(found: ClusterDetail) -> list[BrokerDetail]:
+    return [one for one in found.brokers if not one.fenced]
+
+
+# --- brokers ------------------------------------------------------------------------------------
+def brokers_json(found: ClusterDetail) -> list[dict[str, object]]:
+    """A document for each broker."""
+    voters = {one.node_id for one in found.voters}
+    return [
+        {
+            **asdict(one),
+            "state": _state(one),
+            "is_voter": one.node_id in voters,
+            "is_controller": one.node_id == found.controller,
+        }
+        for one in found.brokers
+    ]
+
+
+def print_brokers(found: ClusterDetail) -> None:
+    """A line for each broker."""
+    voters = {one.node_id for one in found.voters}
+    heads = ["NODE", "ENDPOINT", "RACK", "STATE", "QUORUM", "LEADS", "HOLDS", "OUT OF SYNC"]
+    heads += ["MOVING"]
+    print_table(
+        heads,
+        [
+            (
+                one.node_id,
+                f"{one.host}:{one.port}",
+                one.rack,
+                _state(one),
+                "controller"
+                if one.node_id == found.controller
+                else "voter"
+                if one.node_id in voters
+                else "observer",
+                one.leaders,
+                one.replicas,
+                one.out_of_sync,
+                one.moving,
+            )
+            for one in found.brokers
+        ],
+        right=["NODE", "LEADS", "HOLDS", "OUT OF SYNC", "MOVING"],
+    )

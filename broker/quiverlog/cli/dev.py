@@ -274,6 +274,27 @@ def stop(found: LocalCluster, node_id: int | None) -> None:
 
 
 @dev.command()
+@click.option("--rack", help="Its label. [default: a, b and c by turns]")
+@_with_cluster
+def add(found: LocalCluster, rack: str | None) -> None:
+    """Add a broker to the cluster, and wait until the others know it."""
+    with found.locked():
+        made = found.add(rack)
+    print(f"broker {made.node_id} has joined, in rack {made.rack}: -b {found.bootstrap}")
+
+
+@dev.command()
+@_node_id
+@_with_cluster
+def remove(found: LocalCluster, node_id: int) -> None:
+    """Remove a broker that was decommissioned, with its data and its log."""
+    with found.locked():
+        _broker_of(found, node_id)
+        found.forget(node_id)
+    print(f"removed broker {node_id}")
+
+
+@dev.command()
 @_node_id
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @click.option(

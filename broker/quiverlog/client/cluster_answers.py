@@ -23,16 +23,21 @@ def check_describe_cluster(_request: object, response: DescribeClusterResponse, 
             raise InvalidResponse(
                 f"DESCRIBE_CLUSTER: broker {one.node_id} at {one.host!r}, port {one.port}."
             )
-        if min(one.leader_count, one.replica_count) < 0:
-            raise InvalidResponse(
-                f"DESCRIBE_CLUSTER: broker {one.node_id} leads {one.leader_count} partitions of "
-                f"{one.replica_count}."
-            )
+        counts = (
+            one.leader_count,
+            one.replica_count,
+            one.out_of_sync_count,
+            one.needed_count,
+            one.moving_count,
+        )
+        if min(counts) < 0:
+            raise InvalidResponse(f"DESCRIBE_CLUSTER: broker {one.node_id} counts {counts}.")
     partitions = response.partition_count
     some = (
         response.under_replicated_count,
         response.under_min_in_sync_count,
         response.offline_count,
+        response.moving_count,
     )
     if response.topic_count < 0 or not 0 <= min(some) <= max(some) <= partitions:
         raise InvalidResponse(f"DESCRIBE_CLUSTER: {some} of {partitions} partitions.")

@@ -72,6 +72,9 @@ def _detail(found: DescribeClusterResponse) -> ClusterDetail:
                 in_shutdown=one.in_shutdown,
                 leaders=one.leader_count,
                 replicas=one.replica_count,
+                out_of_sync=one.out_of_sync_count,
+                needed=one.needed_count,
+                moving=one.moving_count,
             )
             for one in found.brokers
         ),
@@ -92,6 +95,7 @@ def _detail(found: DescribeClusterResponse) -> ClusterDetail:
         under_replicated=found.under_replicated_count,
         under_min_in_sync=found.under_min_in_sync_count,
         offline=found.offline_count,
+        moving=found.moving_count,
     )
 
 

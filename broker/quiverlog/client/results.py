@@ -122,6 +122,12 @@ class BrokerDetail:
     """Partitions that it leads."""
     replicas: int
     """Partitions that it holds."""
+    out_of_sync: int = 0
+    """Of these, those whose copy here is not in sync; copies that a move adds do not count."""
+    needed: int = 0
+    """Of these, those that would have fewer in sync than `min.insync.replicas` without it."""
+    moving: int = 0
+    """Of these, those that are on their way to other brokers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +169,8 @@ class ClusterDetail:
     """Partitions with fewer in sync than `min.insync.replicas`: nothing more becomes readable."""
     offline: int
     """Partitions that nobody leads."""
+    moving: int = 0
+    """Partitions that are on their way to other brokers."""
 
     @property
     def voters(self) -> tuple[QuorumReplicaDetail, ...]:

@@ -92,13 +92,7 @@ class LocalCluster:
         ports = _ports(first_port, 2 * len(racks))
         directory.mkdir(parents=True, exist_ok=True)
         brokers = {
-            node_id: LocalBroker(
-                node_id,
-                rack,
-                f"{_HOST}:{ports[2 * node_id - 2]}",
-                f"{_HOST}:{ports[2 * node_id - 1]}",
-                directory / f"broker-{node_id}",
-            )
+            node_id: _broker(directory, node_id, rack, ports[2 * node_id - 2 : 2 * node_id])
             for node_id, rack in enumerate(racks, 1)
         }
         cluster = cls(directory, secrets.token_hex(16), dict(config or {}), brokers)
@@ -214,6 +208,54 @@ class LocalCluster:
 
         return connect(self.bootstrap, request_timeout=_ASK_S)
 
+    def add(self, rack: str | None = None, timeout_s: float = _READY_S) -> LocalBroker:
+        """One broker more, started and known to the others when this returns.
+
+        Args:
+            rack: its label; the next one by turns unless given.
+
+        Raises:
+            LocalClusterFailed: there are as many as there may be, or it is not ready in time.
+        """
+        if len(self.brokers) >= BROKERS_MAX:
+            raise LocalClusterFailed(f"{BROKERS_MAX} brokers are the most for one machine.")
+        deadline_s = time.monotonic() + timeout_s
+        node_id = next(n for n in range(1, BROKERS_MAX + 1) if n not in self.brokers)
+        label = racks_of(node_id)[-1] if rack is None else rack
+        last = max(int(one.http_listen.rpartition(":")[2]) for one in self.brokers.values())
+        following = [last + 1, last + 2]
+        ports = following if all(is_free(port, _HOST) for port in following) else _free_ports(2)
+        made = self.brokers[node_id] = _broker(self.directory, node_id, label, ports)
+        self._save()
+        self.start_broker(node_id)
+        made.wait_until_ready(max(0.0, deadline_s - time.monotonic()))
+        self.wait_for_quorum(max(0.0, deadline_s - time.monotonic()))
+        self.was_formed = True
+        self._save()
+        return made
+
+    def forget(self, node_id: int) -> None:
+        """Remove a broker that was decommissioned, with its files.
+
+        Raises:
+            LocalClusterFailed: it runs, or the cluster still knows it, or does not answer.
+        """
+        broker = self.brokers[node_id]
+        if broker.state is not ProcessState.ENDED:
+            raise LocalClusterFailed(f"Broker {node_id} runs: stop it first.")
+        try:
+            with self.client() as client:
+                known = [one.node_id for one in client.describe_cluster().brokers]
+        except QuiverlogError as error:
+            raise LocalClusterFailed(f"The other brokers do not answer: {error}") from error
+        if node_id in known:
+            raise LocalClusterFailed(
+                f"Broker {node_id} belongs to the cluster: quiverlog cluster decommission {node_id}"
+            )
+        del self.brokers[node_id]
+        self._save()
+        shutil.rmtree(broker.directory, ignore_errors=True)
+
     def stop(self, timeout_s: float = _STOP_S) -> int:
         """Stop all that run, one after the other, so that each hands over; how many did run.
 
@@ -251,6 +293,11 @@ class LocalCluster:
         temporary = self.directory / f"{_FILE}.new"
         temporary.write_text(json.dumps(said, indent=2) + "\n")
         temporary.replace(self.directory / _FILE)
+
+
+def _broker(directory: Path, node_id: int, rack: str, ports: Sequence[int]) -> LocalBroker:
+    clients, http = (f"{_HOST}:{port}" for port in ports)
+    return LocalBroker(node_id, rack, clients, http, directory / f"broker-{node_id}")
 
 
 def _ports(first: int | None, count: int) -> list[int]:

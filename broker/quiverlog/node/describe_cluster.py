@@ -31,23 +31,51 @@ _PARTITIONS_PER_STEP: Final = 64
 
 
 class _Counts:
-    """Of partitions. Each of the three is about all replicas that a partition should have:
+    """Of partitions. Each of the first three is about all replicas that a partition should have:
 
     `under_replicated`: fewer are in sync. `under_min_in_sync`: fewer than `min.insync.replicas`
-    are. `offline`: nobody leads it.
+    are. `offline`: nobody leads it. `moving`: on its way to other brokers.
+
+    By broker: `leaders`; `out_of_sync`, copies that are not in sync, but for those that a move
+    adds; `needed`, partitions that would be below `min.insync.replicas` without it; `moved`, those
+    that it holds and that are moving.
     """
 
-    __slots__ = ("leaders", "offline", "partitions", "under_min_in_sync", "under_replicated")
+    __slots__ = (
+        "leaders",
+        "moved",
+        "moving",
+        "needed",
+        "offline",
+        "out_of_sync",
+        "partitions",
+        "under_min_in_sync",
+        "under_replicated",
+    )
 
     def __init__(self) -> None:
         self.partitions = self.under_replicated = self.under_min_in_sync = self.offline = 0
+        self.moving = 0
         self.leaders: Counter[int] = Counter()
+        self.out_of_sync: Counter[int] = Counter()
+        self.needed: Counter[int] = Counter()
+        self.moved: Counter[int] = Counter()
 
     def add(self, topic: TopicImage, partition: PartitionImage) -> None:
-        in_sync = len(partition.in_sync_replicas)
+        in_sync = partition.in_sync_replicas
+        least = min_in_sync(topic.config, partition)
         self.partitions += 1
-        self.under_replicated += in_sync < len(partition.replicas)
-        self.under_min_in_sync += in_sync < min_in_sync(topic.config, partition)
+        self.under_min_in_sync += len(in_sync) < least
+        if len(in_sync) < len(partition.replicas):
+            self.under_replicated += 1
+            self.out_of_sync.update(
+                n for n in partition.replicas if n not in (*in_sync, *partition.adding_replicas)
+            )
+        if len(in_sync) <= least:
+            self.needed.update(in_sync)
+        if partition.moves:
+            self.moving += 1
+            self.moved.update(partition.replicas)
         if partition.leader_id == NO_LEADER:
             self.offline += 1
         else:
@@ -67,7 +95,7 @@ def handle_describe_cluster(broker: Broker, call: Call) -> Steps:
         controller_id=broker.membership.controller.controller_id,
         controller_epoch=broker.quorum.raft.term,
         brokers=[
-            _described(broker, image.brokers[node_id], call.connection_id, counts.leaders)
+            _described(broker, image.brokers[node_id], call.connection_id, counts)
             for node_id in sorted(image.brokers)
         ],
         quorum=describe_quorum(broker, call.now),
@@ -76,6 +104,7 @@ def handle_describe_cluster(broker: Broker, call: Call) -> Steps:
         under_replicated_count=counts.under_replicated,
         under_min_in_sync_count=counts.under_min_in_sync,
         offline_count=counts.offline,
+        moving_count=counts.moving,
     )
 
 
@@ -95,7 +124,7 @@ def _counted(image: Image) -> Generator[None, object, _Counts]:
 
 
 def _described(
-    broker: Broker, record: BrokerRecord, connection_id: int, leaders: Counter[int]
+    broker: Broker, record: BrokerRecord, connection_id: int, counts: _Counts
 ) -> ClusterBroker:
     address = endpoint_at(broker, record, connection_id)
     return ClusterBroker(
@@ -106,6 +135,9 @@ def _described(
         rack=record.rack,
         is_fenced=record.fenced,
         in_shutdown=record.in_shutdown,
-        leader_count=leaders[record.node_id],
+        leader_count=counts.leaders[record.node_id],
         replica_count=broker.metadata.image.replica_counts[record.node_id],
+        out_of_sync_count=counts.out_of_sync[record.node_id],
+        needed_count=counts.needed[record.node_id],
+        moving_count=counts.moved[record.node_id],
     )

@@ -38,6 +38,9 @@ class ClusterBroker(Part, array_like=True, gc=False):
     in_shutdown: bool = False
     leader_count: Int64 = 0
     replica_count: Int64 = 0
+    out_of_sync_count: Int64 = 0
+    needed_count: Int64 = 0
+    moving_count: Int64 = 0
 
 
 class DescribeClusterResponse(Response, array_like=True, gc=False):
@@ -58,3 +61,4 @@ class DescribeClusterResponse(Response, array_like=True, gc=False):
     under_replicated_count: Int64 = 0
     under_min_in_sync_count: Int64 = 0
     offline_count: Int64 = 0
+    moving_count: Int64 = 0

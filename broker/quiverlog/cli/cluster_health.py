@@ -1,0 +1,201 @@
+"""What is not as it should be in a cluster, what to do about it, and who may be restarted now.
+
+Owns the judgement, of what DESCRIBE_CLUSTER says alone: pure functions. How it is asked for, waited
+for and shown is the commands'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from quiverlog.client.results import BrokerDetail, ClusterDetail, QuorumReplicaDetail
+
+__all__ = ["Finding", "RestartVerdict", "findings", "is_healthy", "may_restart", "spare_voters"]
+
+VOTER_SILENT_S: Final = 1.0
+"""A voter answers ten times in a second; who has not for so long is taken for gone."""
+VOTER_LAG_MAX: Final = 1_000
+"""Entries that a voter may lack and still be counted on: it takes over in a moment."""
+
+
+class Finding(NamedTuple):
+    """Something that is not as it should be, and what to do. Warnings leave a cluster healthy."""
+
+    text: str
+    is_warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RestartVerdict:
+    """Whether a broker may be restarted now without any request's failing.
+
+    `reasons`: why it may not. `notes`: what it costs all the same, however long one waits.
+    """
+
+    node_id: int
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def may_restart(self) -> bool:
+        """Nothing is against it."""
+        return not self.reasons
+
+
+def is_healthy(found: ClusterDetail) -> bool:
+    """Everything is as it should be, but for warnings."""
+    return all(one.is_warning for one in findings(found))
+
+
+def findings(found: ClusterDetail) -> list[Finding]:
+    """What is not as it should be, worst first."""
+    said = [*_of_quorum(found), *_of_brokers(found), *_of_partitions(found)]
+    return sorted(said, key=lambda one: one.is_warning)
+
+
+def spare_voters(found: ClusterDetail) -> int:
+    """How many of the voters that are heard may be lost, with a majority left."""
+    heard = sum(_is_counted_on(found, one) for one in found.voters)
+    return max(0, heard - _majority(found))
+
+
+# --- the cluster --------------------------------------------------------------------------------
+def _of_quorum(found: ClusterDetail) -> list[Finding]:
+    voters, said = found.voters, list[Finding]()
+    if found.controller is None:
+        said.append(
+            Finding(
+                f"Nobody decides: {_majority(found)} of the {len(voters)} voters have to run and "
+                "to reach each other. Start those that do not."
+            )
+        )
+    elif found.told_by != found.controller:
+        said.append(
+            Finding(
+                f"Broker {found.controller} decides and did not answer: how far the voters have "
+                "come is known there. If it stays away, the others elect another within two "
+                "seconds."
+            )
+        )
+    away = [str(one.node_id) for one in voters if not _is_counted_on(found, one)]
+    if away:
+        said.append(
+            Finding(
+                f"Voters that are not heard or lag behind: {', '.join(away)}. If one is gone for "
+                "good, take its vote: quiverlog cluster voters remove."
+            )
+        )
+    if len(voters) == 2:
+        text = "Two voters: the loss of either stops all decisions. Start a third broker."
+        said.append(Finding(text, is_warning=True))
+    return said
+
+
+def _of_brokers(found: ClusterDetail) -> list[Finding]:
+    said = []
+    fenced = [str(one.node_id) for one in found.brokers if one.fenced]
+    if fenced:
+        said.append(
+            Finding(
+                f"Fenced: {', '.join(fenced)}. They do not run or do not reach the controller; "
+                "the log of each says why."
+            )
+        )
+    stopping = [str(one.node_id) for one in found.brokers if one.in_shutdown and not one.fenced]
+    if stopping:
+        text = f"Stopping: {', '.join(stopping)}. They hand over what they lead, and end then."
+        said.append(Finding(text, is_warning=True))
+    return said
+
+
+def _of_partitions(found: ClusterDetail) -> list[Finding]:
+    said = []
+    if found.offline:
+        said.append(
+            Finding(
+                "Partitions without a leader: start the brokers that hold them "
+                "(quiverlog topic describe), or give up rows with quiverlog topic elect --unclean."
+            )
+        )
+    elif found.under_min_in_sync:
+        said.append(
+            Finding(
+                "Partitions below min.insync.replicas take no replicated rows until more of their "
+                "brokers run."
+            )
+        )
+    behind = [one for one in found.brokers if one.out_of_sync]
+    if behind:
+        said.append(
+            Finding(f"Copies out of sync: {_copies(behind)}. They catch up when their brokers run.")
+        )
+    return said
+
+
+def _copies(brokers: list[BrokerDetail]) -> str:
+    return ", ".join(f"{one.out_of_sync:,} on broker {one.node_id}" for one in brokers)
+
+
+def _majority(found: ClusterDetail) -> int:
+    return len(found.voters) // 2 + 1
+
+
+def _is_counted_on(found: ClusterDetail, voter: QuorumReplicaDetail) -> bool:
+    """Whether the controller hears it, and it follows. Where nobody knows, nothing counts against
+    it.
+    """
+    if found.told_by != found.controller or voter.silent_s is None or voter.lag is None:
+        return True
+    return voter.silent_s < VOTER_SILENT_S and voter.lag <= VOTER_LAG_MAX
+
+
+# --- one broker ---------------------------------------------------------------------------------
+def may_restart(found: ClusterDetail, node_id: int) -> RestartVerdict:
+    """Whether this broker may be stopped and started again now.
+
+    One that is fenced serves nobody, so that the quorum alone counts.
+    """
+    broker = next(one for one in found.brokers if one.node_id == node_id)
+    reasons = _quorum_without(found, node_id)
+    if broker.fenced:
+        return RestartVerdict(node_id, tuple(reasons))
+    others = [one for one in found.brokers if one.node_id != node_id]
+    if not any(not one.fenced and not one.in_shutdown for one in others):
+        reasons.append("no other broker is live: clients wait until it is back")
+    reasons += [f"broker {one.node_id} is fenced" for one in others if one.fenced]
+    reasons += [
+        f"broker {one.node_id} is stopping" for one in others if one.in_shutdown and not one.fenced
+    ]
+    behind = [one for one in others if one.out_of_sync]
+    if behind:
+        reasons.append(f"copies are out of sync: {_copies(behind)}")
+    if broker.moving:
+        reasons.append(f"{broker.moving:,} of its partitions are moving")
+    if found.offline:
+        reasons.append(f"{found.offline:,} partitions have no leader")
+    notes = []
+    if broker.needed and not behind:
+        notes.append(
+            f"{broker.needed:,} of its partitions have no copy to spare: whoever writes there with "
+            "`replicated`, or reads an only copy, waits until it is back"
+        )
+    return RestartVerdict(node_id, tuple(reasons), tuple(notes))
+
+
+def _quorum_without(found: ClusterDetail, node_id: int) -> list[str]:
+    if found.controller is None:
+        return ["nobody decides"]
+    if found.told_by != found.controller:
+        return [f"broker {found.controller}, which decides, does not answer"]
+    voters, needed = found.voters, _majority(found)
+    left = [one for one in voters if one.node_id != node_id and _is_counted_on(found, one)]
+    if len(left) >= needed:
+        return []
+    if len(voters) == 1:
+        return ["it is the only voter: nothing is decided until it is back"]
+    return [
+        f"the quorum has no voter to spare: without it {len(left)} of {len(voters)} are heard, "
+        f"{needed} are needed"
+    ]

@@ -1,0 +1,134 @@
+"""`quiverlog cluster restart-check`: whether a broker may be restarted now.
+
+Owns how the answer is waited for and shown; what speaks against it is cluster_health.py's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from quiverlog.cli.cluster_health import RestartVerdict, may_restart
+from quiverlog.cli.failures import CommandFailed, ExitCode
+from quiverlog.cli.options import (
+    INT32_MAX,
+    Seconds,
+    bootstrap_option,
+    debug_option,
+    format_option,
+    open_client,
+)
+from quiverlog.cli.output import print_json
+from quiverlog.cli.waiting import shown_waiting
+from quiverlog.errors import QuiverlogError
+
+if TYPE_CHECKING:
+    from quiverlog.client.client import Client
+    from quiverlog.client.results import ClusterDetail
+
+__all__ = ["restart_check"]
+
+_POLL_S: Final = 0.25
+_WAIT_S: Final = 600.0
+
+
+@click.command("restart-check")
+@click.option(
+    "--broker",
+    "node_id",
+    type=click.IntRange(0, INT32_MAX),
+    metavar="NODE",
+    help="The one that is to be restarted. [default: whichever of them]",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=Seconds(min=0.0),
+    is_flag=False,
+    flag_value=_WAIT_S,
+    metavar="[SECONDS]",
+    help=f"Wait until it may be, so long at most. [{_WAIT_S:g} if no number is given]",
+)
+@bootstrap_option
+@format_option()
+@debug_option
+def restart_check(
+    node_id: int | None, wait_s: float | None, bootstrap: str, timeout_s: float, output_format: str
+) -> None:
+    """Say whether a broker may be restarted now; exit code 0 if so, 1 if not.
+
+    No request fails by it when every other broker is live and has all its copies in sync, none of
+    its partitions is moving, and the quorum has a voter to spare.
+    """
+    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
+        found = client.describe_cluster()
+        verdicts = _verdicts(found, node_id)
+        if wait_s and not all(one.may_restart for one in verdicts):
+            verdicts = _wait(client, found, node_id, time.monotonic() + wait_s)
+    if output_format == "json":
+        print_json(_json(verdicts))
+    else:
+        _show(verdicts)
+    if not all(one.may_restart for one in verdicts):
+        raise click.exceptions.Exit(ExitCode.FAILED)
+
+
+def _verdicts(found: ClusterDetail, node_id: int | None) -> list[RestartVerdict]:
+    known = [one.node_id for one in found.brokers]
+    if node_id is None:
+        return [may_restart(found, one) for one in known]
+    if node_id not in known:
+        names = ", ".join(map(str, known))
+        raise CommandFailed(f"There is no broker {node_id} in this cluster; there are: {names}.")
+    return [may_restart(found, node_id)]
+
+
+def _wait(
+    client: Client, found: ClusterDetail, node_id: int | None, until_s: float
+) -> list[RestartVerdict]:
+    """What holds when all may be restarted, or the time is over."""
+    most = 1
+    with shown_waiting("waiting") as waiting:
+        while True:
+            verdicts = _verdicts(found, node_id)
+            reasons = dict.fromkeys(reason for one in verdicts for reason in one.reasons)
+            if not reasons or time.monotonic() >= until_s:
+                return verdicts
+            left = sum(one.out_of_sync for one in found.brokers) + found.moving
+            most = max(most, left)
+            waiting.show(most - left, most, "; ".join(reasons))
+            time.sleep(_POLL_S)
+            try:
+                found = client.describe_cluster()
+            except QuiverlogError:
+                if time.monotonic() >= until_s:
+                    raise
+
+
+def _json(verdicts: list[RestartVerdict]) -> dict[str, object]:
+    return {
+        "may_restart": all(one.may_restart for one in verdicts),
+        "brokers": [
+            {
+                "node_id": one.node_id,
+                "may_restart": one.may_restart,
+                "reasons": list(one.reasons),
+                "notes": list(one.notes),
+            }
+            for one in verdicts
+        ],
+    }
+
+
+def _show(verdicts: list[RestartVerdict]) -> None:
+    for one in verdicts:
+        if one.may_restart:
+            print(f"Broker {one.node_id} may be restarted now.")
+        else:
+            print(f"Broker {one.node_id} must not be restarted now:")
+        for reason in one.reasons:
+            print(f"- {reason}")
+        for note in one.notes:
+            print(f"- note: {note}")

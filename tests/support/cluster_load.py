@@ -1,0 +1,138 @@
+"""Programs at work while brokers come and go: what they get told, and how long they wait.
+
+Owns a producer that waits for each row, one that has many on the way, a consumer and a program that
+asks about the topic. Each is a thread with a shipped client of its own; the first error that one of
+them sees ends it and is told by `done`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+import quiverlog
+
+__all__ = ["ClusterLoad", "Seen"]
+
+SCHEMA = pa.schema([("program", pa.string()), ("n", pa.int64())])
+DONE_S = 60.0
+
+
+@dataclass
+class Seen:
+    """What came of the load. Times are seconds, between two things that worked."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    read: Counter[tuple[str, int]] = field(default_factory=Counter)
+    longest_s: dict[str, float] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def expected(self) -> Counter[tuple[str, int]]:
+        """Each row that was acknowledged, once."""
+        return Counter((name, n) for name, count in self.sent.items() for n in range(count))
+
+
+class ClusterLoad:
+    """Run it for the time of a `with`, and ask `done` afterwards what came of it."""
+
+    def __init__(self, bootstrap: str, topic: str, **create: object) -> None:
+        self._bootstrap, self._topic = bootstrap, topic
+        self._seen = Seen()
+        self._stop = threading.Event()
+        self._wanted = -1  # Rows that the consumer ends at, once it is known.
+        with quiverlog.connect(bootstrap) as client:
+            client.create_topic(topic, SCHEMA, **create)  # type: ignore[arg-type]
+        works = {"patient": self._patient, "busy": self._busy, "asking": self._asking}
+        self._programs = [self._thread(name, work) for name, work in works.items()]
+        self._consumer = self._thread("consumer", self._consume)
+
+    def __enter__(self) -> Self:
+        for thread in (*self._programs, self._consumer):
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        for thread in self._programs:
+            thread.join(DONE_S)
+        self._wanted = self._seen.sent.total()
+        self._consumer.join(DONE_S)
+        for thread in (*self._programs, self._consumer):
+            if thread.is_alive():
+                self._seen.errors.append(f"{thread.name} does not end")
+
+    @property
+    def rows(self) -> int:
+        """Acknowledged so far."""
+        return self._seen.sent.total()
+
+    def done(self) -> Seen:
+        """What came of it all; after the `with`."""
+        assert self._wanted >= 0
+        return self._seen
+
+    # --- programs -------------------------------------------------------------------------------
+    def _thread(self, name: str, work: Callable[[quiverlog.Client], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                with quiverlog.connect(self._bootstrap) as client:
+                    work(client)
+            except Exception as error:
+                self._seen.errors.append(f"{name}: {type(error).__name__}: {error}")
+
+        return threading.Thread(target=run, name=name, daemon=True)
+
+    def _patient(self, client: quiverlog.Client) -> None:
+        """One row after the other: what a person would wait."""
+        with client.producer(self._topic, durability="replicated") as producer:
+            last_s = time.monotonic()
+            while not self._stop.is_set():
+                n = self._seen.sent["patient"]
+                producer.send([{"program": "patient", "n": n}]).result(DONE_S)
+                self._seen.sent["patient"] += 1
+                last_s = self._worked("patient", last_s)
+
+    def _busy(self, client: quiverlog.Client) -> None:
+        """Hundreds of rows on the way at any time."""
+        with client.producer(self._topic, durability="replicated", linger=0.005) as producer:
+            while not self._stop.is_set():
+                n = self._seen.sent["busy"]
+                rows = [{"program": "busy", "n": n + i} for i in range(200)]
+                producer.send(rows).result(DONE_S)
+                self._seen.sent["busy"] += len(rows)
+                self._stop.wait(0.01)  # The test may not be alone on the machine.
+
+    def _asking(self, client: quiverlog.Client) -> None:
+        last_s = time.monotonic()
+        while not self._stop.is_set():
+            assert client.describe_topic(self._topic).partitions
+            last_s = self._worked("asking", last_s)
+            self._stop.wait(0.02)
+
+    def _consume(self, client: quiverlog.Client) -> None:
+        with client.consumer(self._topic, start="earliest", follow=True) as consumer:
+            until_s = float("inf")
+            while self._wanted < 0 or self._seen.read.total() < self._wanted:
+                batch = consumer.poll(0.2)
+                if batch is not None:
+                    columns = (batch.data.column(name).to_pylist() for name in ("program", "n"))
+                    self._seen.read.update(zip(*columns, strict=True))
+                if self._wanted >= 0:
+                    until_s = min(until_s, time.monotonic() + DONE_S / 2)
+                if time.monotonic() > until_s:
+                    raise TimeoutError(f"{self._seen.read.total()} of {self._wanted} rows")
+
+    def _worked(self, name: str, last_s: float) -> float:
+        now_s = time.monotonic()
+        self._seen.longest_s[name] = max(self._seen.longest_s.get(name, 0.0), now_s - last_s)
+        return now_s

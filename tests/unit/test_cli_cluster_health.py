@@ -1,0 +1,171 @@
+"""What speaks against a restart, and what is said of a cluster that is not as it should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quiverlog.cli.cluster_detail import brokers_json, print_status, status_json
+from quiverlog.cli.cluster_health import (
+    VOTER_LAG_MAX,
+    VOTER_SILENT_S,
+    findings,
+    is_healthy,
+    may_restart,
+    spare_voters,
+)
+from quiverlog.client.results import BrokerDetail, ClusterDetail, QuorumReplicaDetail
+
+
+def broker(node_id: int, **more: Any) -> BrokerDetail:
+    fields: dict[str, Any] = {"fenced": False, "in_shutdown": False, "leaders": 1, "replicas": 3}
+    return BrokerDetail(node_id, node_id, "h", 9000 + node_id, "", **{**fields, **more})
+
+
+def voter(node_id: int, **more: Any) -> QuorumReplicaDetail:
+    fields: dict[str, Any] = {"last_index": 9, "lag": 0, "silent_s": 0.0}
+    return QuorumReplicaDetail(node_id, f"d{node_id}", "", True, **{**fields, **more})
+
+
+def cluster(**changes: Any) -> ClusterDetail:
+    found = ClusterDetail(
+        cluster_id="c",
+        told_by=1,
+        metadata_version=9,
+        controller=1,
+        controller_epoch=1,
+        brokers=tuple(broker(n) for n in (1, 2, 3)),
+        quorum=tuple(voter(n) for n in (1, 2, 3)),
+        topics=1,
+        partitions=3,
+        under_replicated=0,
+        under_min_in_sync=0,
+        offline=0,
+    )
+    return replace(found, **changes)
+
+
+def with_broker(node_id: int, **more: Any) -> ClusterDetail:
+    return cluster(brokers=tuple(broker(n, **(more if n == node_id else {})) for n in (1, 2, 3)))
+
+
+def with_voters(*voters: QuorumReplicaDetail) -> ClusterDetail:
+    return cluster(quorum=voters)
+
+
+def test_a_cluster_as_it_should_be_lets_any_of_its_brokers_go() -> None:
+    found = cluster()
+    assert is_healthy(found)
+    assert findings(found) == []
+    assert all(may_restart(found, one.node_id).may_restart for one in found.brokers)
+    assert status_json(found)["is_healthy"] is True
+    assert spare_voters(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "node_id", "why"),
+    [
+        (with_broker(2, fenced=True), 1, "broker 2 is fenced"),
+        (with_broker(2, in_shutdown=True), 1, "broker 2 is stopping"),
+        (with_broker(2, out_of_sync=4), 1, "copies are out of sync: 4 on broker 2"),
+        (with_broker(2, moving=5), 2, "5 of its partitions are moving"),
+        (cluster(offline=1), 1, "1 partitions have no leader"),
+        (cluster(controller=None), 1, "nobody decides"),
+        (cluster(told_by=2), 3, "broker 1, which decides, does not answer"),
+        (
+            with_voters(voter(1), voter(2), voter(3, silent_s=VOTER_SILENT_S)),
+            2,
+            "the quorum has no voter to spare: without it 1 of 3 are heard, 2 are needed",
+        ),
+        (
+            with_voters(voter(1), voter(2), voter(3, lag=VOTER_LAG_MAX + 1)),
+            2,
+            "the quorum has no voter to spare: without it 1 of 3 are heard, 2 are needed",
+        ),
+        (
+            with_voters(voter(1), voter(2)),
+            2,
+            "the quorum has no voter to spare: without it 1 of 2 are heard, 2 are needed",
+        ),
+        (with_voters(voter(1)), 1, "it is the only voter: nothing is decided until it is back"),
+        (
+            cluster(brokers=(broker(1),), quorum=(voter(2), voter(3), voter(4))),
+            1,
+            "no other broker is live: clients wait until it is back",
+        ),
+    ],
+)
+def test_one_thing_that_speaks_against_a_restart(
+    found: ClusterDetail, node_id: int, why: str
+) -> None:
+    verdict = may_restart(found, node_id)
+    assert verdict.reasons == (why,)
+    assert not verdict.may_restart
+
+
+@pytest.mark.parametrize(
+    ("found", "node_id"),
+    [
+        # It is the one that is out of sync, or moves elsewhere: its restart hurts nobody more.
+        (with_broker(2, out_of_sync=4), 2),
+        (with_broker(2, moving=5), 1),
+        # It serves nobody, so that its restart is what helps.
+        (with_broker(2, fenced=True, out_of_sync=4, moving=1), 2),
+        (with_voters(voter(1), voter(2), voter(3, silent_s=9.0)), 3),
+        (with_voters(voter(1), voter(2), voter(3, silent_s=VOTER_SILENT_S / 2)), 2),
+        (with_voters(voter(1), voter(2), voter(3, lag=VOTER_LAG_MAX)), 2),
+        # It has no vote.
+        (with_voters(voter(1), voter(2)), 3),
+    ],
+)
+def test_what_does_not_speak_against_a_restart(found: ClusterDetail, node_id: int) -> None:
+    assert may_restart(found, node_id).reasons == ()
+
+
+def test_copies_that_nobody_can_spare_are_noted_and_do_not_hold_a_restart_up_for_ever() -> None:
+    verdict = may_restart(with_broker(2, needed=2), 2)
+    assert verdict.may_restart
+    assert "2 of its partitions have no copy to spare" in verdict.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (with_broker(2, fenced=True), "Fenced: 2."),
+        (with_broker(2, out_of_sync=1_200), "1,200 on broker 2"),
+        (cluster(offline=1, under_min_in_sync=1), "Partitions without a leader"),
+        (cluster(under_min_in_sync=1), "below min.insync.replicas"),
+        (cluster(controller=None), "Nobody decides: 2 of the 3 voters"),
+        (with_voters(voter(1), voter(2), voter(3, silent_s=4.0)), "lag behind: 3."),
+    ],
+)
+def test_what_makes_a_cluster_unhealthy_is_said(
+    found: ClusterDetail, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not is_healthy(found)
+    print_status(found)
+    shown = capsys.readouterr().out
+    assert said in shown
+    assert "healthy     no" in shown
+
+
+def test_warnings_leave_a_cluster_healthy_and_come_last() -> None:
+    found = with_voters(voter(1), voter(2))
+    assert is_healthy(found)
+    assert [one.is_warning for one in findings(found)] == [True]
+    worse = replace(found, offline=1)
+    assert [one.is_warning for one in findings(worse)] == [False, True]
+
+
+def test_a_voter_that_nobody_tells_of_is_not_taken_for_gone() -> None:
+    unknown = voter(3, lag=None, silent_s=None)
+    assert spare_voters(cluster(told_by=2, quorum=(voter(1), voter(2), unknown))) == 1
+
+
+def test_brokers_are_listed_with_what_they_are() -> None:
+    found = with_broker(3, in_shutdown=True)
+    first, _, third = brokers_json(found)
+    assert (first["is_controller"], first["is_voter"], first["state"]) == (True, True, "live")
+    assert (third["is_controller"], third["state"]) == (False, "stopping")
