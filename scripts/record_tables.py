@@ -122,6 +122,10 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "wants_vote": "may become a voter by itself; absent: nil",
         },
     ),
+    "BrokerConfigRecord": (
+        "configuration of brokers that changes while they run; value nil: nothing is said any more",
+        {"node_id": "node id; -1: all brokers", "key": "key", "value": "value"},
+    ),
 }
 
 

@@ -160,6 +160,7 @@ def metadata_records() -> list[dict[str, Any]]:
         r.ProducerIdBlockRecord(1_000),
         r.ProducerEpochRecord(7, 2),
         r.BrokerChangeRecord(0, 40, fenced=False),
+        r.BrokerConfigRecord(-1, "log.level", "debug"),
     ]
     assert [type(one) for one in samples] == record_types(), "a vector for every record"
     return [

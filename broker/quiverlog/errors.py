@@ -21,6 +21,7 @@ __all__ = [
     "BrokerShuttingDown",
     "BufferExhausted",
     "ClientClosed",
+    "ConfigNeedsRestart",
     "ConnectionClosed",
     "ConnectionFailed",
     "CorruptBatch",
@@ -73,6 +74,8 @@ __all__ = [
     "TooManyConnections",
     "TopicExists",
     "UnknownApi",
+    "UnknownBroker",
+    "UnknownConfig",
     "UnknownLeaderEpoch",
     "UnknownPartition",
     "UnknownProducerId",
@@ -319,6 +322,21 @@ class ReplicaNotAvailable(QuiverlogError):
 class InvalidReplicaAssignment(QuiverlogError):
     code = 40
     hint = "Name as many brokers as the partition has replicas, each once, and alive."
+
+
+class UnknownConfig(QuiverlogError):
+    code = 41
+    hint = "docs/config.md lists every key; `quiverlog config get` those of the running brokers."
+
+
+class ConfigNeedsRestart(QuiverlogError):
+    code = 42
+    hint = "Set it in the broker's file, environment or flags, and start the broker again."
+
+
+class UnknownBroker(QuiverlogError):
+    code = 43
+    hint = "`quiverlog cluster describe` lists the registered brokers."
 
 
 # --- produce -----------------------------------------------------------------------------------

@@ -198,6 +198,8 @@ DIRECTORY_ID_CHARS_MAX: Final = 64
 ENDPOINT_CHARS_MAX: Final = 512
 """Where a voter is reached, as text: a host name and a port fit well."""
 
+BROKER_CONFIGS_SHOWN_MAX: Final = 1_000
+"""Keys in an answer to DESCRIBE_CONFIGS: several times as many as there are."""
 BROKERS_MAX: Final = 1_000
 """Registered brokers of a cluster: every METADATA answer names those that are alive."""
 BROKER_SESSION_MS_DEFAULT: Final = 2_000

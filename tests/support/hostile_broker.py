@@ -136,6 +136,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("metadata", lambda c: c.metadata([TOPIC, "nope"])),
     Action("raw_call", _raw_call),
     Action("describe_cluster", lambda c: c.describe_cluster()),
+    Action("alter_configs", lambda c: c.alter_configs({"log.level": "info"})),
+    Action("describe_configs", lambda c: c.describe_configs(None, ["log.level"])),
     Action("describe_topics", lambda c: c.describe_topics()),
     Action("run", lambda c: c.run(change_voters(c.cluster, ChangeVotersRequest()))),
     Action("create_topic", _create_and_delete, "new"),

@@ -98,6 +98,8 @@ CLIENT: dict[str, dict[str, Any]] = {
     "delete_records": {"topic": "t", "before": {0: 0}},
     "elect_leaders": {"topic": "t", "partitions": [0], "unclean": True},
     "reassign_partitions": {"topic": "t", "targets": {}},
+    "alter_configs": {"changes": {}},
+    "describe_configs": {},
     "offsets_with_epochs": {"at": {PLACE: -1}},
     "epoch_end_offsets": {"epochs": {PLACE: 0}},
     "describe_ranges": {"ranges": {PLACE: (0, 0)}},

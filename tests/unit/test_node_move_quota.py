@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from quiverlog.core.replication.follower import Phase
 from quiverlog.node.move_quota import MoveQuota
+from quiverlog.wire.config_messages import AlterConfigsRequest, ConfigChange
 from tests.support.node import batch_of
 from tests.unit.test_node_reassignment import World
 
@@ -61,6 +63,20 @@ def test_a_copy_that_comes_back_does_not_rest(tmp_path: Path) -> None:
     world.members.down.clear()
     back_ms = world.members.run_until(lambda: follower in world.partition.in_sync_replicas)
     assert back_ms < 1_500
+
+
+def test_a_rate_that_was_too_low_is_lifted_while_copies_rest(tmp_path: Path) -> None:
+    world = filled(tmp_path, 1)
+    assert world.reassign(*world.others()).moves
+    world.members.run(2_000)
+    assert world.partition.moves, "at a byte a second it takes days"
+    change = ConfigChange("partition.move.bytes.per.second", "0")
+    # It is set nowhere else: what is said for all is what each was made with, and then 0.
+    for value in ("1", "0"):
+        request = AlterConfigsRequest(changes=[replace(change, value=value)])
+        asked = world.one.request(request)
+        world.members.run_until(lambda: world.one.answer(asked) is not None)  # noqa: B023
+    assert world.members.run_until(lambda: not world.partition.moves, 30_000) < 2_000
 
 
 class Resting:

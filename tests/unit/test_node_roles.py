@@ -8,7 +8,7 @@ import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.errors import InvalidReplicaAssignment, InvalidReplicationFactor, NotController
-from quiverlog.node.config import ROLE_BROKER, ROLE_CONTROLLER
+from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
 from quiverlog.wire import messages as m
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
 from tests.support.members import Member, Members

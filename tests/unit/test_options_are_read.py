@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.core.controller.configs import CONFIG_DEFS, TopicConfig, topic_config
 from quiverlog.node.config import NodeConfig
-from quiverlog.server.config_keys import CONFIG_KEYS
 from quiverlog.server.connections import ConnectionLimits
 
 CODE = Path(__file__).resolve().parents[2] / "broker" / "quiverlog"
 TABLES = {
     *(
         "server/config.py",
-        "server/config_keys.py",
+        "broker_keys.py",
         "server/config_docs.py",
         "server/config_file.py",
     ),

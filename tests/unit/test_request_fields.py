@@ -16,6 +16,7 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.partition.partition import Assigned
 from quiverlog.node.events import RequestReceived
 from quiverlog.wire import broker_messages as b
+from quiverlog.wire import config_messages as k
 from quiverlog.wire import messages as m
 from quiverlog.wire import quorum_messages as q
 from quiverlog.wire import replica_messages as r
@@ -126,6 +127,8 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(ElectLeadersRequest, "t", [0], True), b""),
         (ask(ReassignPartitionsRequest, "t", [PartitionTarget(0, [0])]), b""),
         (ask(m.DeleteTopicsRequest, ["t"]), b""),
+        (ask(k.AlterConfigsRequest, -1, [k.ConfigChange("log.level", "info")]), b""),
+        (ask(k.DescribeConfigsRequest, ["log.level"]), b""),
         (ask(DescribeClusterRequest), b""),
         (ask(v.ChangeVotersRequest, 0, 0, ""), b""),
         (ask(q.QuorumRequest, CLUSTER, 1, "d", 0, QUORUM_MESSAGES), b"dataxyz"),

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from quiverlog.addresses import Address
+from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.core.controller.configs import CONFIG_DEFS
 from quiverlog.errors import InvalidConfig
 from quiverlog.limits import CLUSTER_ID_CHARS_MAX, HOST_CHARS_MAX, RACK_CHARS_MAX
 from quiverlog.server.config import BrokerConfig, load_config
 from quiverlog.server.config_docs import render
-from quiverlog.server.config_keys import CONFIG_KEYS
 from quiverlog.server.node_config import node_config
 from quiverlog.settings import InvalidValue
 
@@ -41,7 +41,7 @@ def test_no_configuration_at_all() -> None:
 
 def test_the_table_and_the_dataclass_have_the_same_fields() -> None:
     fields = {field.name for field in dataclasses.fields(BrokerConfig)}
-    more = {"listeners", "topic_defaults"}
+    more = {"given", "listeners", "topic_defaults"}
     assert fields == {key.field for key in CONFIG_KEYS.values()} | more
 
 

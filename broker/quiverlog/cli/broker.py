@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from quiverlog.broker_keys import CONFIG_KEYS, flag_of
 from quiverlog.cli.failures import CommandFailed, ExitCode
 from quiverlog.cli.options import config_pairs, debug_option
-from quiverlog.server.config_keys import CONFIG_KEYS, flag_of
 from quiverlog.settings import Setting
 
 if TYPE_CHECKING:

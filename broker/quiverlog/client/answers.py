@@ -26,11 +26,7 @@ from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, Compression, Durability
 from quiverlog.wire import messages as m
 from quiverlog.wire.registry import APIS
 
-from .cluster_answers import (
-    check_describe_cluster,
-    check_elect_leaders,
-    check_reassign_partitions,
-)
+from . import cluster_answers
 from .commands import Operation
 
 __all__ = ["about", "check_answer", "check_topic_count", "named"]
@@ -389,10 +385,12 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.DELETE_RECORDS: _check_delete_records,
     m.Api.EPOCH_END_OFFSETS: _check_epoch_end_offsets,
     m.Api.DESCRIBE_RANGES: _check_describe_ranges,
-    m.Api.DESCRIBE_CLUSTER: check_describe_cluster,
+    m.Api.DESCRIBE_CLUSTER: cluster_answers.check_describe_cluster,
     m.Api.CHANGE_VOTERS: lambda _request, _response, _body_bytes: None,  # Nothing is done with it.
-    m.Api.ELECT_LEADERS: check_elect_leaders,
-    m.Api.REASSIGN_PARTITIONS: check_reassign_partitions,
+    m.Api.ELECT_LEADERS: cluster_answers.check_elect_leaders,
+    m.Api.REASSIGN_PARTITIONS: cluster_answers.check_reassign_partitions,
+    m.Api.ALTER_CONFIGS: cluster_answers.check_alter_configs,
+    m.Api.DESCRIBE_CONFIGS: cluster_answers.check_describe_configs,
 }
 assert _CHECKS.keys() == {spec.api for spec in APIS.values() if not spec.between_brokers}
 assert BATCH_ROWS_MAX < EPOCH_MAX

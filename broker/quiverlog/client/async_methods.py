@@ -16,6 +16,7 @@ from quiverlog.wire import messages as m
 from . import (
     admin,
     cluster_description,
+    configs,
     descriptions,
     partition_questions,
     reassignments,
@@ -209,6 +210,36 @@ class AsyncMethods:
                 is not alive.
         """
         return await self.run(reassignments.reassign_partitions(self.cluster, topic, targets))
+
+    @checked(changes=mapping(NAME, optional(NAME)), broker=optional(INT32))
+    async def alter_configs(
+        self, changes: Mapping[str, str | None], *, broker: int | None = None
+    ) -> int:
+        """Set keys of the brokers' configuration while they run: all of the changes or none.
+
+        Args:
+            changes: key -> value as text; None: nothing is said of the key here any more.
+            broker: whom it is for; None: all of the cluster.
+
+        Returns:
+            The metadata version: a broker that knows it, or a newer one, does as it says.
+
+        Raises:
+            UnknownConfig, InvalidConfig, UnknownBroker.
+            ConfigNeedsRestart: the key does not change while a broker runs.
+        """
+        return await self.run(configs.alter_configs(self.cluster, changes, broker))
+
+    @checked(broker=optional(INT32), keys=sequence(NAME))
+    async def describe_configs(
+        self, broker: int | None = None, keys: Sequence[str] = ()
+    ) -> configs.BrokerSettings:
+        """What the configuration of a broker (None: any) is now; without keys: all of it.
+
+        Raises:
+            UnknownConfig: there is no such key.
+        """
+        return await self.run(configs.describe_configs(self.cluster, broker, keys))
 
     @checked(name=NAME)
     async def describe_topic(self, name: str) -> TopicDetail:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from quiverlog.errors import InvalidResponse
 from quiverlog.wire.cluster_messages import DescribeClusterResponse
+from quiverlog.wire.config_messages import (
+    AlterConfigsResponse,
+    ConfigSource,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+)
 from quiverlog.wire.election_messages import ElectLeadersRequest, ElectLeadersResponse
 from quiverlog.wire.reassignment_messages import (
     ReassignPartitionsRequest,
     ReassignPartitionsResponse,
 )
 
-__all__ = ["check_describe_cluster", "check_elect_leaders", "check_reassign_partitions"]
+__all__ = [
+    "check_alter_configs",
+    "check_describe_cluster",
+    "check_describe_configs",
+    "check_elect_leaders",
+    "check_reassign_partitions",
+]
 
 
 def check_describe_cluster(_request: object, response: DescribeClusterResponse, _: int) -> None:
@@ -41,6 +53,27 @@ def check_describe_cluster(_request: object, response: DescribeClusterResponse, 
     )
     if response.topic_count < 0 or not 0 <= min(some) <= max(some) <= partitions:
         raise InvalidResponse(f"DESCRIBE_CLUSTER: {some} of {partitions} partitions.")
+
+
+def check_alter_configs(_request: object, response: AlterConfigsResponse, _: int) -> None:
+    """Raises InvalidResponse."""
+    if response.metadata_version < 0:
+        raise InvalidResponse(f"ALTER_CONFIGS: metadata version {response.metadata_version}.")
+
+
+def check_describe_configs(
+    request: DescribeConfigsRequest, response: DescribeConfigsResponse, _: int
+) -> None:
+    """Raises InvalidResponse."""
+    if min(response.node_id, response.metadata_version) < 0:
+        raise InvalidResponse(f"DESCRIBE_CONFIGS: broker {response.node_id}.")
+    found = [one.key for one in response.configs]
+    wanted = list(dict.fromkeys(request.keys))
+    if len(set(found)) != len(found) or (wanted and wanted != found):
+        raise InvalidResponse(f"Keys {wanted[:10]} were asked for; {found[:10]} came.")
+    for one in response.configs:
+        if one.source not in set(ConfigSource):
+            raise InvalidResponse(f"{one.key[:100]!r} comes from {one.source}.")
 
 
 def check_elect_leaders(

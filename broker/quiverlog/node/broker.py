@@ -6,7 +6,7 @@ it and use the parts; parts do not know each other beyond what their constructor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
@@ -29,13 +29,13 @@ from quiverlog.node.copy_sessions import CopySessions
 from quiverlog.node.copying import make_copying
 from quiverlog.node.deciding import refusal
 from quiverlog.node.directory_jobs import CreateDirectoriesJob
-from quiverlog.node.effects import Job
 from quiverlog.node.elections import Elections
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.followed_starts import FollowedStarts
 from quiverlog.node.full_disks import FullDisks
 from quiverlog.node.in_sync_decisions import InSyncDecisions
 from quiverlog.node.jobs import Jobs, Then
+from quiverlog.node.live_parts import make_live_config
 from quiverlog.node.lookup import Lookup
 from quiverlog.node.membership import Membership
 from quiverlog.node.metadata import Metadata
@@ -94,6 +94,7 @@ class Broker:
         "in_sync_decisions",
         "jobs",
         "leading",
+        "live_config",
         "lookup",
         "membership",
         "metadata",
@@ -175,6 +176,7 @@ class Broker:
         self.metadata: Metadata = self._make_metadata()
         self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
         self.elections = self._make_elections()
+        self.live_config = make_live_config(self)
         self.membership = self._make_membership()
         self.producer_ids = ProducerIds(self.metadata)
         self.clock = Clock(jobs, outbox)
@@ -241,7 +243,7 @@ class Broker:
             self.outbox,
             self.quorum,
             topic_defaults=self.config.topic_defaults,
-            make_directories=self._make_directories,
+            make_directories=lambda owners: CreateDirectoriesJob(self.directory, owners),
             on_applied=self._applied,
             on_heard=self.unmade.heard,
         )
@@ -335,9 +337,6 @@ class Broker:
         self.removal.load(directory)
         self.assignment.load(directory)
 
-    def _make_directories(self, owners: Mapping[str, bytes]) -> Job:
-        return CreateDirectoriesJob(self.directory, owners)
-
     def _applied(self, records: Sequence[Record], made: Set[str] | None, now: Now) -> None:
         """Decisions have become true: bring what is here to what they say. See `reconcile`."""
         assert records
@@ -349,6 +348,7 @@ class Broker:
                 self.in_sync_changes.look_at(self.replicas.values())
         if any(isinstance(record, BrokerRecord) for record in records):
             self.whereabouts.brokers_changed(self.metadata.image.brokers.values())
+        self.live_config.look(now)
         self.elections.applied(records, now)
         self.unmade.applied(records, now)
         topic_ids = dict.fromkeys(topic_id for record in records if (topic_id := topic_of(record)))

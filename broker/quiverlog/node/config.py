@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from quiverlog.addresses import Address
 from quiverlog.limits import (
@@ -20,13 +20,19 @@ from quiverlog.limits import (
     PRODUCERS_PER_PARTITION_MAX,
     RETENTION_CHECK_MS,
 )
+from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
 
-__all__ = ["LISTENER_DEFAULT", "ROLE_BROKER", "ROLE_CONTROLLER", "NodeConfig"]
+__all__ = ["LISTENER_DEFAULT", "Given", "NodeConfig"]
 
 LISTENER_DEFAULT: Final = "default"
 """The listener that there always is."""
-ROLE_BROKER: Final = "broker"
-ROLE_CONTROLLER: Final = "controller"
+
+
+class Given(NamedTuple):
+    """A value as the process was given it, as text, and by what (a `ConfigSource`)."""
+
+    value: str
+    source: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,9 @@ class NodeConfig:
 
     requests_waiting_max: int = 200_000
     """Long polls and unflushed produces together; beyond, a produce gets ThrottledBroker."""
+
+    given: Mapping[str, Given] = field(default_factory=dict)
+    """All that the process was given, by key: what others are told of it."""
 
     @property
     def endpoints(self) -> tuple[tuple[str, str, int], ...]:

@@ -16,6 +16,7 @@ __all__ = [
     "NO_TOKEN",
     "CloseConnection",
     "ClosePeer",
+    "ConfigChanged",
     "Effect",
     "Job",
     "ListenToBrokers",
@@ -102,6 +103,12 @@ class PeerAddresses(msgspec.Struct, frozen=True):
     by_node: Mapping[int, Address]
 
 
+class ConfigChanged(msgspec.Struct, frozen=True):
+    """What may change while a broker runs is now so: all such keys, with the table's texts."""
+
+    values: Mapping[str, str]
+
+
 class ListenToBrokers(msgspec.Struct, frozen=True):
     """Others are needed for the start: take connections where brokers meet, and no others yet."""
 
@@ -131,6 +138,7 @@ Effect = (
     | SendToPeer
     | ClosePeer
     | PeerAddresses
+    | ConfigChanged
     | ListenToBrokers
     | StartComplete
     | ShutdownComplete

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from quiverlog.errors import QuiverlogError
-from quiverlog.node.config import LISTENER_DEFAULT
+from quiverlog.node.config import LISTENER_DEFAULT, Given
 from quiverlog.node.effects import Job, Peer
 from quiverlog.wire.messages import Request, Response
 
 __all__ = [
+    "ConfigReloaded",
     "ConnectionClosed",
     "ConnectionOpened",
     "DiskSpace",
@@ -102,6 +105,12 @@ class DiskSpace(msgspec.Struct, frozen=True):
     is_owned: bool = True
 
 
+class ConfigReloaded(msgspec.Struct, frozen=True):
+    """The process was given another configuration while it runs: all of it, by key."""
+
+    given: Mapping[str, Given]
+
+
 class Shutdown(msgspec.Struct, frozen=True):
     """Stop: refuse new work, flush, close, then say ShutdownComplete."""
 
@@ -116,5 +125,6 @@ Event = (
     | JobDone
     | Tick
     | DiskSpace
+    | ConfigReloaded
     | Shutdown
 )

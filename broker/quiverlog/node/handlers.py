@@ -16,6 +16,7 @@ from quiverlog.node.broker_requests import (
     handle_register_broker,
     handle_report_log_ends,
 )
+from quiverlog.node.configs import handle_alter_configs, handle_describe_configs
 from quiverlog.node.describe_cluster import handle_describe_cluster
 from quiverlog.node.elect_leaders import handle_elect_leaders
 from quiverlog.node.events import RequestReceived
@@ -33,6 +34,7 @@ from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
+from quiverlog.wire.config_messages import AlterConfigsRequest, DescribeConfigsRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
 from quiverlog.wire.reassignment_messages import ReassignPartitionsRequest
@@ -75,6 +77,8 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     AlterPartitionRequest: handle_alter_partition,
     ElectLeadersRequest: handle_elect_leaders,
     ReassignPartitionsRequest: handle_reassign_partitions,
+    AlterConfigsRequest: handle_alter_configs,
+    DescribeConfigsRequest: handle_describe_configs,
 }
 """Answered in steps."""
 

@@ -22,10 +22,10 @@ from quiverlog.core.raft.messages import ReplicaKey
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
-from quiverlog.node.config import ROLE_BROKER
 from quiverlog.node.effects import StartComplete
 from quiverlog.node.leftovers import Leftovers, LeftoversJob, owners_of, report
 from quiverlog.node.registration import wants_vote
+from quiverlog.roles import ROLE_BROKER
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.storage.metadata_frames import restore_error
 from quiverlog.storage.partition_files import printable
@@ -117,6 +117,7 @@ def take_up(broker: Broker, found: Leftovers, job: LeftoversJob, now: Now) -> No
     image = broker.metadata.image
     # Nobody was told of what was decided while the metadata was on its way here.
     broker.whereabouts.brokers_changed(image.brokers.values())
+    broker.live_config.look(now)
     clean = broker.directory.clean
     # The first jobs are timed, and `now` is when the start began: it may be long ago.
     unmade = broker.unmade.at_start()

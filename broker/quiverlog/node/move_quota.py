@@ -9,11 +9,12 @@ Must not know: how rows come, who asks for a move.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from quiverlog.core.controller.image import Image
 from quiverlog.core.replication.follower import Follower
 from quiverlog.core.replication.peer_fetcher import Key
+from quiverlog.node.copied_replica import Copy
 
 __all__ = ["MoveQuota"]
 
@@ -34,6 +35,17 @@ class MoveQuota:
         self._bytes_per_s = bytes_per_s
         self._image = image
         self._until_us = 0
+
+    def set_rate(self, bytes_per_s: int, copies: Iterable[Copy], now_us: int) -> list[Copy]:
+        """From now on; what was copied before counts no more. Returns those that rest no longer."""
+        assert bytes_per_s >= 0
+        self._bytes_per_s = bytes_per_s
+        self._until_us = 0
+        resting = [copy for copy in copies if copy.follower.rests]
+        for copy in resting:
+            copy.follower.rest_ends(now_us)
+        assert not any(copy.follower.may_fetch for copy in resting)
+        return resting
 
     def taken(self, key: Key, follower: Follower, byte_count: int, now_us: int) -> bool:
         """A copy has taken so many bytes. True when it rests now."""

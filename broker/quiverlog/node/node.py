@@ -34,6 +34,7 @@ from quiverlog.node.closing import Closing
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import Effect
 from quiverlog.node.events import (
+    ConfigReloaded,
     ConnectionClosed,
     ConnectionOpened,
     DiskSpace,
@@ -273,6 +274,8 @@ class Node:
                     lifecycle.disk_space(broker, event.free_bytes, now)
                 else:
                     broker.admission.directory_lost()
+            case ConfigReloaded():
+                broker.live_config.reload(event.given, now)
             case Shutdown():
                 if not broker.membership.registration.leave(now):
                     self._closing.begin(now)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quiverlog.core.raft.messages import Message
-from quiverlog.node.config import ROLE_CONTROLLER, NodeConfig
+from quiverlog.node.config import NodeConfig
 from quiverlog.node.peers import Peers
 from quiverlog.node.quorum_wire import pack
+from quiverlog.roles import ROLE_CONTROLLER
 
 __all__ = ["sender"]
 

@@ -30,9 +30,10 @@ from quiverlog.limits import (
     BROKER_RETRY_MS,
     BROKER_STOP_MS_MAX,
 )
-from quiverlog.node.config import ROLE_BROKER, ROLE_CONTROLLER, NodeConfig
+from quiverlog.node.config import NodeConfig
 from quiverlog.node.controller_link import ControllerLink
 from quiverlog.node.outbox import Outbox
+from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.types import Now
 from quiverlog.wire.broker_messages import (

@@ -49,10 +49,6 @@ _ANSWER_MS: Final = REPLICA_FETCH_WAIT_MS + 4_500
 """A leader that says nothing for so long is given up."""
 
 
-def _nobody_waits(_answer: object, _error: BaseException | None, _now: Now) -> None:
-    """What ends a wait has an answer of no consequence."""
-
-
 class Replication:
     """See the module docstring.
 
@@ -184,6 +180,11 @@ class Replication:
             copy.follower.failed(now.mono_us)
             self._told(copy, now)
 
+    def set_move_rate(self, bytes_per_s: int, now: Now) -> None:
+        """Another rate for partitions that move here: no copy rests because of the one before."""
+        for copy in self._quota.set_rate(bytes_per_s, self._copies.values(), now.mono_us):
+            self._told(copy, now)
+
     # --- asking --------------------------------------------------------------------------------
     @property
     def is_needed(self) -> bool:
@@ -227,11 +228,10 @@ class Replication:
     def _end_wait(self, leader_id: int, session_id: int, now: Now) -> None:
         """Have the leader answer the fetch that it holds back: there is news for it."""
         request = end_of_wait(session_id, self._node_id, self._broker_epoch())
-        # Should it get lost, the fetch is answered in its time, or is lost, too.
+        peer = Peer(leader_id, Purpose.FETCH)
+        # Should it get lost, the fetch is answered in its time, or is lost, too. Nobody waits.
         with contextlib.suppress(QuiverlogError):
-            self._peers.ask(
-                Peer(leader_id, Purpose.FETCH), request, _nobody_waits, now, timeout_ms=_ANSWER_MS
-            )
+            self._peers.ask(peer, request, lambda *_: None, now, timeout_ms=_ANSWER_MS)
 
     def _answered(
         self, fetcher: PeerFetcher, answer: object, error: BaseException | None, now: Now

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiverlog.addresses import Address
 from quiverlog.node.config import LISTENER_DEFAULT
-from quiverlog.node.events import DiskSpace, Shutdown
+from quiverlog.node.events import ConfigReloaded, DiskSpace, Shutdown
 from quiverlog.node.node import Node
 from quiverlog.server.collector import Collector
 from quiverlog.server.config import BrokerConfig
@@ -33,7 +33,7 @@ from quiverlog.server.metrics import Gauges, LogSize, ServerMetrics
 from quiverlog.server.node_config import node_config
 from quiverlog.server.node_runner import NodeRunner, monotonic_us, read_clocks
 from quiverlog.server.peers import PeerConnections
-from quiverlog.server.reload import compare_configs
+from quiverlog.server.reload import compare_configs, with_values
 from quiverlog.server.replies import path_hider
 from quiverlog.server.turns import Turns
 from quiverlog.storage.posix import RESERVED_DESCRIPTORS, PosixDisk
@@ -69,7 +69,7 @@ class BrokerServer:
         control: LogControl,
         advertised: Mapping[str, Address],
     ) -> None:
-        self._config = config
+        self._config = self._given = config
         self._log = log
         self._log_control = control
         self._advertised = advertised
@@ -89,7 +89,7 @@ class BrokerServer:
         self._disk = PosixDisk(
             files_open_max=plan.log_files, reserved_descriptors=RESERVED_DESCRIPTORS
         )
-        self._connections = ConnectionTable(_limits(config, plan))
+        self._connections = ConnectionTable(self._limits(config))
         self._memory = MemoryBudget(
             config.memory_buffer_bytes,
             self._memory_holders,
@@ -119,6 +119,12 @@ class BrokerServer:
             http_wanted=config.http_connections_max,
             job_threads=config.fsync_threads + config.work_threads,
             listeners=1 + len(config.listeners),
+        )
+
+    def _limits(self, config: BrokerConfig) -> ConnectionLimits:
+        plan = self._plan_descriptors(config)
+        return ConnectionLimits.from_config(
+            config, connections_max=plan.clients, lingering_max=plan.refusals
         )
 
     # --- start ---------------------------------------------------------------------------------
@@ -167,6 +173,7 @@ class BrokerServer:
         context = self._connection_context(self._runner)
         between = self._config.inter_broker_listener
         self._runner.listen_to_brokers = lambda: self._listen({between: listen[between]}, context)
+        self._runner.apply_config = self._apply
         self._check_connections()
         self._runner.perform(effects)
         if not await self._runner.has_started(stop):
@@ -237,21 +244,23 @@ class BrokerServer:
 
     # --- reload --------------------------------------------------------------------------------
     def reload(self, found: BrokerConfig) -> None:
-        """Take over what may change at once, and say what may not."""
-        reload = compare_configs(self._config, found)
-        config = self._config = reload.config
-        plan = self._plan_descriptors(config)
-        self._connections.limits = _limits(config, plan)
+        """Take over what may change at once and is not set in the cluster; say what may not."""
+        assert self._runner is not None
+        reload = compare_configs(self._given, found)
+        self._given = reload.config
+        self._runner.tell(ConfigReloaded(found.given))
+        in_cluster = self._runner.node.broker.live_config.overrides(reload.changed)
+        self._log.warning("configuration reloaded", **reload.told(in_cluster))
+
+    def _apply(self, values: Mapping[str, str]) -> None:
+        """The keys that may change while the broker runs have these values now."""
+        config = self._config = with_values(self._config, values)
+        self._connections.limits = self._limits(config)
         self._all_connections("changing limits", lambda c: c.limits_changed())
         self._memory.bytes_max = config.memory_buffer_bytes
-        self._http_limits.change(connections_max=plan.http, request_s=config.http_timeout_ms / 1000)
+        http_max = self._plan_descriptors(config).http
+        self._http_limits.change(connections_max=http_max, request_s=config.http_timeout_ms / 1000)
         self._log_control.set_level(config.log_level)
-        self._log.warning(
-            "configuration reloaded",
-            changed=", ".join(f"{k}: {old} -> {new}" for k, (old, new) in reload.changed.items())
-            or "nothing",
-            needs_restart=", ".join(reload.restart) or "nothing",
-        )
 
     @property
     def shutdown_timeout_s(self) -> float:
@@ -389,9 +398,3 @@ class BrokerServer:
             return
         for replica in list(self._node.broker.replicas.values()):
             yield LogSize(replica.name.topic, replica.log.size_bytes, replica.log.segment_count)
-
-
-def _limits(config: BrokerConfig, plan: DescriptorPlan) -> ConnectionLimits:
-    return ConnectionLimits.from_config(
-        config, connections_max=plan.clients, lingering_max=plan.refusals
-    )

@@ -1,7 +1,7 @@
 """A broker's configuration: one table of typed keys, read from a file, the environment and flags.
 
 Owns where values come from, their order of precedence (flag over environment over file over
-default) and what they may not say together. The keys are in `config_keys`, the reading of the file
+default) and what they may not say together. The keys are in `broker_keys`, the reading of the file
 in `config_file`.
 
 Invariant: whatever is refused is refused before anything is opened, with the file and line, the
@@ -20,11 +20,11 @@ from typing import Any, Final, NamedTuple
 
 from quiverlog import limits
 from quiverlog.addresses import Address
+from quiverlog.broker_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
 from quiverlog.core.controller.configs import CONFIG_DEFS, topic_config
 from quiverlog.errors import InvalidConfig
-from quiverlog.node.config import LISTENER_DEFAULT
+from quiverlog.node.config import LISTENER_DEFAULT, Given
 from quiverlog.server.config_file import read_config_file
-from quiverlog.server.config_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
 from quiverlog.server.listener_config import (
     LISTENERS_PREFIX,
     ListenerConfig,
@@ -34,6 +34,7 @@ from quiverlog.server.listener_config import (
 )
 from quiverlog.server.quorum_config import refuse_lost_brokers
 from quiverlog.settings import InvalidValue
+from quiverlog.wire.config_messages import ConfigSource
 
 __all__ = ["BrokerConfig", "load_config"]
 
@@ -99,6 +100,8 @@ class BrokerConfig:
     topic_defaults: Mapping[str, str]
     listeners: Mapping[str, ListenerConfig]
     """Those with a name; `default` is `listen` and `advertise`."""
+    given: Mapping[str, Given]
+    """All that somebody said, by key, as text."""
 
 
 class _Given(NamedTuple):
@@ -106,6 +109,7 @@ class _Given(NamedTuple):
 
     value: object
     source: str
+    kind: ConfigSource
 
 
 def load_config(
@@ -133,13 +137,13 @@ def load_config(
     for name, value in (flags or {}).items():
         if value is not None:
             source = flag_of(name) if name in CONFIG_KEYS else f"--set {name}"
-            settings[name] = _Given(value, source)
+            settings[name] = _Given(value, source, ConfigSource.FLAG)
     return _typed(settings)
 
 
 def _from_file(path: Path) -> dict[str, _Given]:
     return {
-        found.name: _Given(found.value, f"{path}:{found.line}: {found.name}")
+        found.name: _Given(found.value, f"{path}:{found.line}: {found.name}", ConfigSource.FILE)
         for found in read_config_file(path)
     }
 
@@ -154,7 +158,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, _Given]:
             name = f"{LISTENERS_PREFIX}{of_listener[1].lower()}.{of_listener[2].lower()}"
         if name is None:
             raise InvalidConfig(f"environment variable {variable}: there is no such key.")
-        settings[name] = _Given(value, f"environment variable {variable}")
+        settings[name] = _Given(value, f"environment variable {variable}", ConfigSource.ENVIRONMENT)
     return settings
 
 
@@ -162,7 +166,7 @@ def _typed(settings: Mapping[str, _Given]) -> BrokerConfig:
     values: dict[str, Any] = {}
     topic_defaults: dict[str, str] = {}
     of_listeners: dict[str, tuple[object, str]] = {}
-    for name, (value, source) in settings.items():
+    for name, (value, source, _) in settings.items():
         topic_key = name.removeprefix(TOPIC_DEFAULTS_PREFIX)
         if listener_key(name) is not None:
             of_listeners[name] = (value, source)
@@ -179,7 +183,8 @@ def _typed(settings: Mapping[str, _Given]) -> BrokerConfig:
         values.setdefault(key.field, key.parse(key.default))
     values["listeners"] = parse_listeners(of_listeners)
     _refuse_contradictions(values, topic_defaults, settings)
-    return BrokerConfig(topic_defaults=topic_defaults, **values)
+    given = {name: Given(str(one.value), one.kind) for name, one in settings.items()}
+    return BrokerConfig(topic_defaults=topic_defaults, given=given, **values)
 
 
 def _parse_topic_default(key: str, value: object, source: str) -> str:

@@ -5,9 +5,9 @@ Owns the page's words around the tables. A test compares the page with what this
 
 from __future__ import annotations
 
+from quiverlog.broker_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
 from quiverlog.core.controller.configs import CONFIG_DEFS
 from quiverlog.server.config import TOPIC_DEFAULTS_PREFIX
-from quiverlog.server.config_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
 from quiverlog.server.listener_config import LISTENER_KEYS, LISTENERS_MAX, LISTENERS_PREFIX
 from quiverlog.settings import Setting, markdown_table
 
@@ -45,10 +45,17 @@ other are refused before anything is opened, and the message says in which line,
 `{ENV_PREFIX}TEST_*`, `{ENV_PREFIX}DEMO_*`, `{ENV_PREFIX}BENCH_*`) and those that Kubernetes sets
 for a service called `quiverlog` (`{ENV_PREFIX}SERVICE_*`, `{ENV_PREFIX}PORT*`).
 
-SIGHUP makes a running broker read its configuration file again (not the environment or the flags,
-which win over it as before). Keys marked ↻ change at once, the others at the next start; a log line
-says which changed and which did not. A file that is refused changes nothing. The file must be a
-regular one of at most 64 KiB.
+Keys marked ↻ change while the broker runs, in two ways:
+
+- `quiverlog config set KEY=VALUE --cluster` sets a key for all brokers, `--broker ID` for one. It
+  is kept with the cluster's metadata, holds at once and after every start, and wins over
+  everything that a broker was given; what is set for a broker wins over what is set for the
+  cluster. `quiverlog config unset` takes it back, `quiverlog config get` shows what counts and why
+  ([0057](adr/0057-configuration-at-run-time.md)).
+- SIGHUP makes a broker read its configuration file again (not the environment or the flags, which
+  win over it as before). A log line says which keys changed, which wait for the next start, and
+  which are set in the cluster. A file that is refused changes nothing. The file must be a regular
+  one of at most 64 KiB.
 
 """
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from quiverlog.node.effects import (
     CloseConnection,
     ClosePeer,
+    ConfigChanged,
     Effect,
     Job,
     ListenToBrokers,
@@ -88,6 +89,8 @@ class NodeRunner:
         """Performs what the node asks of other brokers; set before the node asks for it."""
         self.listen_to_brokers: Callable[[], None] = lambda: None
         """Takes connections where brokers meet; set before the node asks for it."""
+        self.apply_config: Callable[[Mapping[str, str]], None] = lambda _values: None
+        """Takes over what may change at once; set before the node asks for it."""
         self._dirty: list[Connection] = []
         self._timer: asyncio.Handle | None = None
         self._timer_us = 0
@@ -144,6 +147,8 @@ class NodeRunner:
                     connection.close_soon(effect.why)
             elif isinstance(effect, SendToPeer | ClosePeer | PeerAddresses):
                 self._to_peers(effect)
+            elif type(effect) is ConfigChanged:
+                self.apply_config(effect.values)
             elif type(effect) is ListenToBrokers:
                 self.listen_to_brokers()
             elif type(effect) is StartComplete:

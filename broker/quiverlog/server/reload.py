@@ -9,12 +9,13 @@ Must not know: signals, files, what a key does.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.server.config import BrokerConfig
-from quiverlog.server.config_keys import CONFIG_KEYS
 
-__all__ = ["Reload", "compare_configs"]
+__all__ = ["Reload", "compare_configs", "with_values"]
 
 
 class Reload(NamedTuple):
@@ -24,6 +25,21 @@ class Reload(NamedTuple):
     """The running configuration with all reloadable changes in it."""
     changed: dict[str, tuple[object, object]]
     restart: tuple[str, ...]
+
+    def told(self, in_cluster: Sequence[str]) -> dict[str, str]:
+        """The fields of the log line; `in_cluster`: keys for which the file does not count."""
+        changed = [f"{key}: {old} -> {new}" for key, (old, new) in self.changed.items()]
+        return {
+            "changed": ", ".join(changed) or "nothing",
+            "needs_restart": ", ".join(self.restart) or "nothing",
+            "set_in_cluster": ", ".join(in_cluster) or "nothing",
+        }
+
+
+def with_values(config: BrokerConfig, values: Mapping[str, str]) -> BrokerConfig:
+    """The configuration with these keys as these texts say."""
+    typed = {CONFIG_KEYS[key].field: CONFIG_KEYS[key].parse(text) for key, text in values.items()}
+    return dataclasses.replace(config, **typed)
 
 
 def compare_configs(running: BrokerConfig, found: BrokerConfig) -> Reload:

@@ -15,7 +15,6 @@ costs what it weighs and no more.
 
 from __future__ import annotations
 
-import enum
 from typing import Annotated, ClassVar, Final, TypeVar
 
 import msgspec
@@ -29,6 +28,8 @@ from quiverlog.limits import (
     TOPICS_PER_REQUEST_MAX,
 )
 from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, NO_PRODUCER_ID, Durability, IsolationLevel
+
+from .apis import Api as Api
 
 CORRELATION_ID_MAX: Final = 2**31 - 1
 """Requests have ids from 1 on; id 0 is in an answer that belongs to no readable request."""
@@ -48,35 +49,6 @@ Few = Annotated[list[_T], Meta(max_length=CONFIGS_PER_REQUEST_MAX)]
 Configs = Annotated[dict[str, str], Meta(max_length=CONFIGS_PER_REQUEST_MAX)]
 
 assert PARTITIONS_PER_TOPIC_MAX <= PARTITIONS_PER_REQUEST_MAX, "a topic's partitions fit a request"
-
-
-class Api(enum.IntEnum):
-    """Numbers of the requests. 20-39 are for transactions and groups, 40-59 for the cluster."""
-
-    HELLO = 0
-    METADATA = 1
-    PRODUCE = 2
-    FETCH = 3
-    LIST_OFFSETS = 4
-    INIT_PRODUCER_ID = 5
-    CREATE_TOPICS = 6
-    DELETE_TOPICS = 7
-    ALTER_TOPIC = 8
-    DESCRIBE_TOPICS = 9
-    TOPIC_SCHEMAS = 10
-    DELETE_RECORDS = 11
-    EPOCH_END_OFFSETS = 12
-    DESCRIBE_RANGES = 13
-    DESCRIBE_CLUSTER = 14
-    CHANGE_VOTERS = 15
-    ELECT_LEADERS = 16
-    REASSIGN_PARTITIONS = 17
-    QUORUM = 40
-    REGISTER_BROKER = 42
-    BROKER_HEARTBEAT = 43
-    REPLICA_FETCH = 50
-    ALTER_PARTITION = 51
-    REPORT_LOG_ENDS = 52
 
 
 class Part(msgspec.Struct, array_like=True, gc=False):

@@ -16,6 +16,7 @@ from quiverlog.limits import HEADER_BYTES_MAX
 
 from . import broker_messages as b
 from . import cluster_messages as c
+from . import config_messages as k
 from . import election_messages as e
 from . import messages as m
 from . import quorum_messages as q
@@ -113,6 +114,8 @@ APIS: dict[int, ApiSpec] = {
             n.ReassignPartitionsResponse,
             request_containers_max=n.REASSIGN_PARTITIONS_CONTAINERS_MAX,
         ),
+        _spec(k.AlterConfigsRequest, k.AlterConfigsResponse),
+        _spec(k.DescribeConfigsRequest, k.DescribeConfigsResponse),
         _spec(
             q.QuorumRequest,
             q.QuorumResponse,

@@ -27,6 +27,7 @@ from quiverlog.core.controller.records import (
     NO_LEADER,
     UNKNOWN_BROKER_EPOCH,
     BrokerChangeRecord,
+    BrokerConfigRecord,
     BrokerRecord,
     ConfigRecord,
     PartitionChangeRecord,
@@ -57,6 +58,7 @@ class Image:
     """
 
     __slots__ = (
+        "broker_configs",
         "brokers",
         "defaults",
         "frozen",
@@ -81,6 +83,9 @@ class Image:
         # By node id, each as all that was said of it adds up to. UNKNOWN_BROKER_EPOCH: nobody has
         # decided the registration yet (`decided`).
         self.brokers: dict[int, BrokerRecord] = {}
+        # What was said of the brokers' configuration, by node id (-1: of all of them). Both tables
+        # are replaced, never changed: whoever holds one can tell that nothing is new.
+        self.broker_configs: Mapping[int, Mapping[str, str]] = {}
         self.next_producer_id = 0
         self.partition_count = 0
         self.replica_counts: Counter[int] = Counter()  # Held by a broker, by node id.
@@ -109,6 +114,7 @@ class Image:
                 self.topics[theirs.name] = self.topics_by_id[topic_id] = theirs.copy()
         self.version = source.version
         self.brokers = dict(source.brokers)
+        self.broker_configs = source.broker_configs
         self.next_producer_id = source.next_producer_id
         self.partition_count = source.partition_count
         self.replica_counts = source.replica_counts.copy()
@@ -195,11 +201,21 @@ class Image:
                 self.brokers[record.node_id] = record
             case BrokerChangeRecord():
                 self._replay_broker_change(record)
+            case BrokerConfigRecord():
+                self._replay_broker_config(record)
             case SnapshotRecord():
                 assert not self.topics, "a snapshot is the first record of a log"
                 assert record.version >= self.version
                 self.version = record.version
                 self.removed_topic_ids.update(dict.fromkeys(record.removed_topic_ids))
+
+    def _replay_broker_config(self, record: BrokerConfigRecord) -> None:
+        said = {**self.broker_configs.get(record.node_id, {})}
+        said.pop(record.key, None)
+        if record.value is not None:
+            said[record.key] = record.value
+        others = {n: one for n, one in self.broker_configs.items() if n != record.node_id}
+        self.broker_configs = {**others, record.node_id: said} if said else others
 
     def _replay_broker_change(self, record: BrokerChangeRecord) -> None:
         broker = self.brokers[record.node_id]
@@ -301,6 +317,11 @@ class Image:
         records: list[Record] = [SnapshotRecord(self.version, tuple(self.removed_topic_ids))]
         partition_count = 0
         records.extend(self.brokers.values())
+        records.extend(
+            BrokerConfigRecord(node_id, key, value)
+            for node_id, said in self.broker_configs.items()
+            for key, value in said.items()
+        )
         records.append(ProducerIdBlockRecord(self.next_producer_id))
         records.extend(ProducerEpochRecord(pid, e) for pid, e in self.producer_epochs.items())
         for topic in self.topics.values():

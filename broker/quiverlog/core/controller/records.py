@@ -24,6 +24,7 @@ __all__ = [
     "NO_LEADER",
     "UNKNOWN_BROKER_EPOCH",
     "BrokerChangeRecord",
+    "BrokerConfigRecord",
     "BrokerRecord",
     "ConfigRecord",
     "PartitionChangeRecord",
@@ -193,6 +194,16 @@ class BrokerChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=11):
     wants_vote: bool | None = None
 
 
+class BrokerConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """A key of the brokers' configuration, for one of them or (node id -1) for all. `value` None:
+    nothing is said of it any more.
+    """
+
+    node_id: int
+    key: str
+    value: str | None
+
+
 Record = (
     SnapshotRecord
     | BrokerRecord
@@ -205,6 +216,7 @@ Record = (
     | ProducerIdBlockRecord
     | ProducerEpochRecord
     | BrokerChangeRecord
+    | BrokerConfigRecord
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -220,7 +232,7 @@ def topic_of(record: Record) -> bytes | None:
     match record:
         case SnapshotRecord() | BrokerRecord() | BrokerChangeRecord():
             return None
-        case ProducerIdBlockRecord() | ProducerEpochRecord():
+        case ProducerIdBlockRecord() | ProducerEpochRecord() | BrokerConfigRecord():
             return None
     return record.topic_id
 

@@ -153,7 +153,8 @@ class Follower:
     """
 
     __slots__ = (
-        "_failures", "_leader_epoch", "_log", "_said", "has_leader", "phase", "recheck", "retry_us"
+        "_failures", "_leader_epoch", "_log", "_said", "has_leader", "phase", "recheck", "rests",
+        "retry_us",
     )  # fmt: skip
 
     def __init__(self, log: CopiedLog) -> None:
@@ -164,6 +165,7 @@ class Follower:
         self._said = (-1, -1, -1)
         self.phase = Phase.WAITING
         self.has_leader = False
+        self.rests = False
         self.retry_us = 0
         self.recheck = False
 
@@ -180,6 +182,7 @@ class Follower:
     def _become(self, phase: Phase) -> None:
         assert phase in LEGAL[self.phase], f"{self.phase.value} to {phase.value}"
         self.phase = phase
+        self.rests = False
 
     # --- the leader ----------------------------------------------------------------------------
     def led_by(self, leader_epoch: int, *, has_leader: bool) -> None:
@@ -302,7 +305,13 @@ class Follower:
         """Ask no more until then: it takes more than its share."""
         assert self.may_fetch, "who does not ask rests anyway"
         self._become(Phase.FAILED)
+        self.rests = True
         self.retry_us = until_us
+
+    def rest_ends(self, now_us: int) -> None:
+        """Ask again as soon as somebody looks."""
+        assert self.rests
+        self.retry_us = min(self.retry_us, now_us)
 
     def failed(self, now_us: int) -> None:
         """No copy now: an error of the leader, or no room here. Tried again later."""

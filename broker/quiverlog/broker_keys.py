@@ -2,7 +2,8 @@
 
 Owns the keys with their types, defaults, ranges and meanings, and how the name of a flag and of an
 environment variable follows from a key. docs/config.md is made from this table and the table of
-topic keys.
+topic keys. `reloadable` keys may change while a broker runs: by SIGHUP, and by what is decided in
+the cluster.
 
 Must not know: where values come from, what they may not say together.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from quiverlog import limits
-from quiverlog.server.quorum_config import read_roles, read_seeds
+from quiverlog.roles import read_roles, read_seeds
 from quiverlog.settings import Kind, Setting, SettingsTable
 
 __all__ = ["CONFIG_KEYS", "ENV_PREFIX", "env_of", "flag_of"]
@@ -288,6 +289,7 @@ _KEYS: Final = (
         unit="bytes",
         minimum=0,
         maximum=2**50,
+        reloadable=True,
     ),
     Setting(
         "fsync.threads",

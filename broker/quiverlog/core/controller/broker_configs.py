@@ -1,0 +1,64 @@
+"""What is decided about the configuration of brokers while they run.
+
+Owns which keys may be set for the cluster or for one broker, and that a value which was taken is
+one that every broker can use. Values are stored as the table writes them.
+
+Must not know: what a key does, what a broker was given at its start, which of the values wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quiverlog.broker_keys import CONFIG_KEYS
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.records import BrokerConfigRecord, Record
+from quiverlog.errors import ConfigNeedsRestart, InvalidConfig, UnknownBroker, UnknownConfig
+from quiverlog.settings import InvalidValue
+
+__all__ = ["ALL_BROKERS", "alter_configs"]
+
+ALL_BROKERS = -1
+"""In the place of a node id."""
+
+
+def alter_configs(
+    image: Image, node_id: int, changes: Iterable[tuple[str, str | None]]
+) -> list[Record]:
+    """The records that say it; none where nothing is new.
+
+    Raises:
+        UnknownBroker: no such broker is registered.
+        UnknownConfig, ConfigNeedsRestart, InvalidConfig: nothing changes.
+    """
+    if node_id != ALL_BROKERS and node_id not in image.brokers:
+        raise UnknownBroker(f"broker {node_id} is not registered.")
+    wanted: dict[str, str | None] = {}
+    for key, text in changes:
+        if key in wanted:
+            raise InvalidConfig(f"{key} is named twice.")
+        wanted[key] = None if text is None else _checked(key, text)
+        if text is None:
+            _check_key(key)
+    said = image.broker_configs.get(node_id, {})
+    return [
+        BrokerConfigRecord(node_id, key, value)
+        for key, value in wanted.items()
+        if said.get(key) != value
+    ]
+
+
+def _check_key(key: str) -> None:
+    setting = CONFIG_KEYS.get(key)
+    if setting is None:
+        raise UnknownConfig(f"{key}: {CONFIG_KEYS.why_unknown(key)}.")
+    if not setting.reloadable:
+        raise ConfigNeedsRestart(f"{key} does not change while a broker runs.")
+
+
+def _checked(key: str, text: str) -> str:
+    _check_key(key)
+    try:
+        return str(CONFIG_KEYS[key].parse(text))
+    except InvalidValue as error:
+        raise InvalidConfig(f"{key} {error}") from None

@@ -1,0 +1,47 @@
+"""The roles of a process, and the controllers that it asks at first: how both are written.
+
+Must not know: where a value was given, what a role does.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quiverlog.addresses import Address, parse_address
+from quiverlog.limits import QUORUM_SEEDS_MAX
+
+__all__ = ["ROLE_BROKER", "ROLE_CONTROLLER", "read_roles", "read_seeds"]
+
+ROLE_BROKER: Final = "broker"
+ROLE_CONTROLLER: Final = "controller"
+_ROLES: Final = (ROLE_BROKER, ROLE_CONTROLLER)
+_NODE_ID_MAX: Final = 2**31 - 1
+_EXAMPLE: Final = "id@host:port, for example 1@10.0.0.1:9292"
+
+
+def read_roles(text: str) -> tuple[str, ...]:
+    """The roles that a text names. Raises ValueError with what was expected."""
+    named = [part.strip() for part in text.split(",")]
+    if not set(named) <= set(_ROLES) or len(set(named)) != len(named):
+        raise ValueError("broker, controller or broker,controller")
+    return tuple(role for role in _ROLES if role in named)
+
+
+def read_seeds(text: str) -> dict[int, Address]:
+    """Addresses of controllers by node id. Raises ValueError with what was expected."""
+    found: dict[int, Address] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        number, at, address = part.partition("@")
+        try:
+            node_id = int(number) if number.isascii() and number.isdigit() else -1
+            where = parse_address(address)
+        except ValueError:
+            node_id = -1
+        if not at or not 0 <= node_id <= _NODE_ID_MAX:
+            raise ValueError(_EXAMPLE)
+        if node_id in found:
+            raise ValueError(f"one address of node {node_id}")
+        found[node_id] = where
+    if len(found) > QUORUM_SEEDS_MAX:
+        raise ValueError(f"at most {QUORUM_SEEDS_MAX} addresses")
+    return found

@@ -1,0 +1,43 @@
+"""The numbers of the requests, which never change and are never used again.
+
+Must not know: what a request holds, who answers it.
+"""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["Api"]
+
+
+class Api(enum.IntEnum):
+    """Numbers of the requests. 20-39 are for transactions and groups, 40-59 for the cluster,
+    60-79 for its administration.
+    """
+
+    HELLO = 0
+    METADATA = 1
+    PRODUCE = 2
+    FETCH = 3
+    LIST_OFFSETS = 4
+    INIT_PRODUCER_ID = 5
+    CREATE_TOPICS = 6
+    DELETE_TOPICS = 7
+    ALTER_TOPIC = 8
+    DESCRIBE_TOPICS = 9
+    TOPIC_SCHEMAS = 10
+    DELETE_RECORDS = 11
+    EPOCH_END_OFFSETS = 12
+    DESCRIBE_RANGES = 13
+    DESCRIBE_CLUSTER = 14
+    CHANGE_VOTERS = 15
+    ELECT_LEADERS = 16
+    REASSIGN_PARTITIONS = 17
+    QUORUM = 40
+    REGISTER_BROKER = 42
+    BROKER_HEARTBEAT = 43
+    REPLICA_FETCH = 50
+    ALTER_PARTITION = 51
+    REPORT_LOG_ENDS = 52
+    ALTER_CONFIGS = 60
+    DESCRIBE_CONFIGS = 61

@@ -1,0 +1,218 @@
+"""Configuration that is set while brokers run, over whole nodes and the real bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from quiverlog.errors import (
+    ConfigNeedsRestart,
+    InvalidConfig,
+    NotController,
+    QuiverlogError,
+    UnknownBroker,
+    UnknownConfig,
+)
+from quiverlog.node.config import Given
+from quiverlog.node.effects import ConfigChanged
+from quiverlog.node.events import ConfigReloaded
+from quiverlog.wire import messages as m
+from quiverlog.wire.config_messages import (
+    WHOLE_CLUSTER,
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    BrokerConfigEntry,
+    ConfigChange,
+    ConfigSource,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+)
+from tests.support.members import Member, Members
+
+RATE = "partition.move.bytes.per.second"
+LEVEL = "log.level"
+IDLE = "connections.idle.ms"
+
+A = TypeVar("A", bound=m.Response)
+
+
+class World:
+    """Three brokers; 1 is the controller, 2 was given a rate by its file."""
+
+    def __init__(self, root: Path) -> None:
+        self.members = members = Members(root)
+        self.one = members.add(1)
+        given = {RATE: Given("500", ConfigSource.FILE), "node.id": Given("2", ConfigSource.FLAG)}
+        members.add(2, seeds=(1,), given=given, move_bytes_per_s=500)
+        members.add(3, seeds=(1,))
+        members.run_until(lambda: len(self.one.node.broker.metadata.image.live_brokers()) == 3)
+        for member in members.by_id.values():
+            member.call(m.HelloRequest())
+
+    def ask(self, request: m.Request, answer: type[A], by: int = 1) -> A:
+        member = self.members.by_id[by]
+        asked = member.request(request)
+        self.members.run_until(lambda: member.answer(asked) is not None)
+        found = member.answer(asked)
+        assert found is not None
+        assert isinstance(found[0], answer)
+        return found[0]
+
+    def alter(self, *changes: tuple[str, str | None], node_id: int = WHOLE_CLUSTER) -> int:
+        """The error code; when it is 0 everybody has heard of it."""
+        wanted = [ConfigChange(*one) for one in changes]
+        answer = self.ask(
+            AlterConfigsRequest(node_id=node_id, changes=wanted), AlterConfigsResponse
+        )
+        if not answer.error_code:
+            version = answer.metadata_version
+            self.members.run_until(lambda: all(one.version >= version for one in self.members.up))
+        return answer.error_code
+
+    def entry(self, by: int, key: str) -> BrokerConfigEntry:
+        answer = self.ask(DescribeConfigsRequest(keys=[key]), DescribeConfigsResponse, by)
+        assert (answer.error_code, answer.node_id) == (0, by)
+        (one,) = answer.configs
+        return one
+
+    def values(self, key: str) -> list[tuple[str, ConfigSource]]:
+        found = [self.entry(by, key) for by in self.members.by_id]
+        return [(one.value, ConfigSource(one.source)) for one in found]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def rate_of(member: Member) -> int:
+    return member.node.broker.replication._quota._bytes_per_s
+
+
+def test_what_is_set_wins_over_what_was_given_until_it_is_unset(world: World) -> None:
+    given = [("0", ConfigSource.DEFAULT), ("500", ConfigSource.FILE), ("0", ConfigSource.DEFAULT)]
+    assert world.values(RATE) == given
+    assert world.alter((RATE, "1000")) == 0
+    assert world.values(RATE) == [("1000", ConfigSource.CLUSTER)] * 3
+    assert world.alter((RATE, "7"), node_id=3) == 0
+    assert world.values(RATE)[2] == ("7", ConfigSource.BROKER)
+    assert [rate_of(one) for one in world.members.by_id.values()] == [1000, 1000, 7]
+    entry = world.entry(3, RATE)
+    assert (entry.default, entry.given, entry.in_cluster, entry.in_broker) == (
+        "0",
+        None,
+        "1000",
+        "7",
+    )
+    assert entry.changes_live
+    assert world.alter((RATE, None)) == 0
+    assert world.values(RATE) == [*given[:2], ("7", ConfigSource.BROKER)]
+    assert world.alter((RATE, None), node_id=3) == 0
+    assert world.values(RATE) == given
+    assert [rate_of(one) for one in world.members.by_id.values()] == [0, 500, 0]
+
+
+def test_the_server_hears_of_all_keys_that_may_change_and_only_of_changes(world: World) -> None:
+    three = world.members.by_id[3]
+    heard: list[ConfigChanged] = []
+    perform = three._perform
+    three._perform = lambda effects: (  # type: ignore[method-assign]
+        heard.extend(e for e in effects if isinstance(e, ConfigChanged)),
+        perform(effects),
+    )[1]
+    assert world.alter((LEVEL, "debug"), (IDLE, "5000")) == 0
+    (changed,) = heard
+    assert (changed.values[LEVEL], changed.values[IDLE]) == ("debug", "5000")
+    assert "node.id" not in changed.values
+    version = world.one.version
+    assert world.alter((LEVEL, "debug"), (IDLE, "5000")) == 0
+    assert world.one.version == version, "nothing new is decided where nothing is new"
+    assert world.alter((LEVEL, "info"), node_id=2) == 0
+    assert len(heard) == 1, "another broker's"
+
+
+REFUSED: tuple[tuple[list[tuple[str, str | None]], int, type[QuiverlogError]], ...] = (
+    ([("log.leve", "debug")], WHOLE_CLUSTER, UnknownConfig),
+    ([("log.leve", None)], WHOLE_CLUSTER, UnknownConfig),
+    ([("", "1")], WHOLE_CLUSTER, UnknownConfig),
+    ([("node.id", "4")], WHOLE_CLUSTER, ConfigNeedsRestart),
+    ([("node.id", None)], WHOLE_CLUSTER, ConfigNeedsRestart),
+    ([("topic.defaults.retention.ms", "4")], WHOLE_CLUSTER, UnknownConfig),
+    ([(RATE, "-1")], WHOLE_CLUSTER, InvalidConfig),
+    ([(RATE, str(2**50 + 1))], WHOLE_CLUSTER, InvalidConfig),
+    ([(RATE, "")], WHOLE_CLUSTER, InvalidConfig),
+    ([(RATE, "9" * 100_000)], WHOLE_CLUSTER, InvalidConfig),
+    ([(LEVEL, "loud")], WHOLE_CLUSTER, InvalidConfig),
+    ([(RATE, "5"), (RATE, "6")], WHOLE_CLUSTER, InvalidConfig),
+    ([(RATE, "5"), (LEVEL, "loud")], WHOLE_CLUSTER, InvalidConfig),
+    ([(RATE, "5")], 9, UnknownBroker),
+    ([(RATE, "5")], -2, UnknownBroker),
+)
+
+
+def test_what_cannot_be_is_refused_whole(world: World) -> None:
+    version = world.one.version
+    for changes, node_id, error in REFUSED:
+        assert world.alter(*changes, node_id=node_id) == error.code, (changes, node_id)
+    assert world.one.version == version
+    assert world.values(RATE)[0] == ("0", ConfigSource.DEFAULT)
+
+
+def test_values_at_their_bounds_are_taken_and_kept_as_the_table_writes_them(world: World) -> None:
+    for text, stored in (("0", "0"), (str(2**50), str(2**50)), (" 1_000 ", "1000")):
+        assert world.alter((RATE, "3")) == 0
+        assert world.alter((RATE, text)) == 0
+        assert world.values(RATE) == [(stored, ConfigSource.CLUSTER)] * 3
+
+
+def test_only_the_controller_decides_and_everybody_tells_of_itself(world: World) -> None:
+    refused = world.ask(
+        AlterConfigsRequest(changes=[ConfigChange(RATE, "1")]), AlterConfigsResponse, 2
+    )
+    assert refused.error_code == NotController.code
+    assert refused.controller is not None
+    assert refused.controller.node_id == 1
+    whole = world.ask(DescribeConfigsRequest(), DescribeConfigsResponse, 2)
+    found = {one.key: one for one in whole.configs}
+    assert (found["node.id"].value, found["node.id"].source) == ("2", ConfigSource.FLAG)
+    assert not found["node.id"].changes_live
+    unknown = world.ask(DescribeConfigsRequest(keys=["x"]), DescribeConfigsResponse, 2)
+    assert unknown.error_code == UnknownConfig.code
+
+
+def test_a_broker_that_is_down_follows_when_it_is_back(world: World) -> None:
+    world.members.down.add(3)
+    version = world.ask(
+        AlterConfigsRequest(changes=[ConfigChange(RATE, "77")]), AlterConfigsResponse
+    ).metadata_version
+    three = world.members.by_id[3]
+    assert rate_of(three) == 0
+    world.members.down.clear()
+    world.members.run_until(lambda: three.version >= version)
+    assert rate_of(three) == 77
+
+
+def test_a_start_takes_over_what_is_set(world: World) -> None:
+    assert world.alter((RATE, "9"), node_id=1) == 0
+    assert world.alter((LEVEL, "debug")) == 0
+    world.one.restart()
+    world.one.call(m.HelloRequest())
+    assert rate_of(world.one) == 9
+    world.members.run_until(lambda: world.entry(1, LEVEL).value == "debug")
+
+
+def test_the_file_counts_again_when_it_is_read_again_unless_something_is_set(world: World) -> None:
+    two = world.members.by_id[2]
+    two.send(ConfigReloaded({RATE: Given("600", ConfigSource.FILE)}))
+    assert rate_of(two) == 600
+    assert world.entry(2, "node.id").value == "2", "what needs a restart stays as it was given"
+    assert world.alter((RATE, "5")) == 0
+    two.send(ConfigReloaded({RATE: Given("700", ConfigSource.FILE)}))
+    assert rate_of(two) == 5
+    assert world.entry(2, RATE).given == "700"
+    assert world.alter((RATE, None)) == 0
+    assert rate_of(two) == 700
+    two.send(ConfigReloaded({}))
+    assert rate_of(two) == 0
