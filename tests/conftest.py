@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 import uvloop
+
+from tests.support.places import directory_on_disk
 
 if TYPE_CHECKING:
     import asyncio
@@ -46,6 +49,13 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run coroutine tests on the loop that the broker runs on."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """As `tmp_path`, on a disk."""
+    with directory_on_disk() as path:
+        yield Path(path)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from quiverlog.client.voters import change_voters
 from quiverlog.errors import QuiverlogError
 from quiverlog.wire.voters_messages import ChangeVotersRequest, VoterChange
 from tests.support.broker import BrokerFailed, BrokerProcess
+from tests.support.places import directory_on_disk
 from tests.support.ports import free_port
 
 from .disks import Disk, can_mount
@@ -66,7 +66,7 @@ class Brokers:
         self._disk_bytes = disk_bytes
         self._config = dict(config or {})
         self._may_mount = may_mount
-        self._workspace = tempfile.TemporaryDirectory(prefix="quiverlog-chaos-")
+        self._workspace = directory_on_disk("quiverlog-chaos-")
         self._busy = {node_id: asyncio.Lock() for node_id in NODE_IDS}
 
     @property

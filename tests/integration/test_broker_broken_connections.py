@@ -23,6 +23,7 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.frames import encode
 from tests.support.broker import BrokerProcess
 from tests.support.ends import ENDS
+from tests.support.places import directory_on_disk
 from tests.support.rawclient import SCHEMA, RawClient, make_batch, serialize_schema
 
 pytestmark = pytest.mark.process
@@ -110,7 +111,8 @@ def sockets(broker: BrokerProcess) -> int:
 
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
-    with BrokerProcess(config=CONFIG) as broker:
+    # On a disk: rows in memory are never cold.
+    with directory_on_disk() as path, BrokerProcess(path, config=CONFIG) as broker:
         yield Scene(broker)
         assert broker.stop() == 0
         assert not complaints(broker)
@@ -119,7 +121,7 @@ def scene() -> Iterator[Scene]:
 
 @pytest.fixture(scope="module")
 def stopped() -> Iterator[Scene]:
-    with BrokerProcess(config=CONFIG) as broker:
+    with directory_on_disk() as path, BrokerProcess(path, config=CONFIG) as broker:
         yield Scene(broker)
 
 

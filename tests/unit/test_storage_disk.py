@@ -219,9 +219,9 @@ def evict_from_page_cache(path: str) -> None:
         os.close(fd)
 
 
-def test_resident_tells_what_is_in_memory(tmp_path: Path) -> None:
+def test_resident_tells_what_is_in_memory(disk_path: Path) -> None:
     size = 1024 * 1024
-    file = PosixDisk().open(str(tmp_path / "a"), create=True)
+    file = PosixDisk().open(str(disk_path / "a"), create=True)
     file.append([b"x" * size])
     assert file.resident(0, size), "just written"
     evict_from_page_cache(file.path)
@@ -236,9 +236,9 @@ def test_resident_tells_what_is_in_memory(tmp_path: Path) -> None:
     assert file.resident(size, 10), "nothing behind the end"
 
 
-def test_read_cached_gives_what_is_in_memory_and_nothing_else(tmp_path: Path) -> None:
+def test_read_cached_gives_what_is_in_memory_and_nothing_else(disk_path: Path) -> None:
     size = 32 * 1024
-    file = PosixDisk().open(str(tmp_path / "a"), create=True)
+    file = PosixDisk().open(str(disk_path / "a"), create=True)
     file.append([b"x" * size])
     if file.read_cached(0, size) is None:
         pytest.skip("NOT TESTED: this file system cannot read without waiting")

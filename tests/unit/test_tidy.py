@@ -201,6 +201,13 @@ def test_no_leftovers(pattern: re.Pattern[str], what: str) -> None:
     report(problems)
 
 
+def test_spark_is_started_in_one_place() -> None:
+    """scripts/test.sh looks for tests of Spark nowhere else."""
+    mark = "pytest.mark." + "spark"
+    elsewhere = [path for path in (ROOT / "tests").rglob("*.py") if mark in path.read_text()]
+    report([f"{path} has the mark" for path in elsewhere if path.parent.name != "spark"])
+
+
 def test_text_ends_well() -> None:
     problems = []
     for path in text_files():
