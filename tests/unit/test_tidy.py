@@ -85,14 +85,43 @@ def test_the_house_is_there() -> None:
     assert ROOT / "README.md" in files()
 
 
+class Looked:
+    """One look at a Python file; its tree is made once and not kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = str(path.relative_to(ROOT))
+        source = path.read_text()
+        tree = ast.parse(source)
+        docstring = ast.get_docstring(tree) or ""
+        self.lines = len(source.splitlines())
+        self.is_written = not GENERATED.search(docstring)
+        self.needs_docstring = not docstring and bool(path.name != "__init__.py" or source.strip())
+        self.docstrings = list(docstrings(tree))
+        self.long_functions = [
+            f"{place(path, node.lineno)} {node.name} has {length} lines"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+        ]
+
+
+@cache
+def looked() -> tuple[Looked, ...]:
+    return tuple(Looked(path) for path in python_files())
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, text) of each string that stands alone."""
+    for node in ast.walk(tree):
+        docstring = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(docstring, ast.Constant) and isinstance(docstring.value, str):
+            yield docstring.lineno, docstring.value
+
+
 def lengths() -> dict[str, int]:
     """Lines of each Python file that a person writes."""
-    found = {}
-    for path in python_files():
-        text = path.read_text()
-        if not GENERATED.search(ast.get_docstring(ast.parse(text)) or ""):
-            found[str(path.relative_to(ROOT))] = len(text.splitlines())
-    return found
+    return {file.name: file.lines for file in looked() if file.is_written}
 
 
 def test_no_file_is_longer_than_a_sitting() -> None:
@@ -116,75 +145,51 @@ def test_the_list_of_longer_files_is_true() -> None:
 
 
 def test_every_function_fits_a_screen() -> None:
-    problems = []
-    for path in python_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
-                if length > FUNCTION_LINES_MAX:
-                    problems.append(f"{place(path, node.lineno)} {node.name} has {length} lines")
-    report(problems)
+    report([problem for file in looked() for problem in file.long_functions])
 
 
 def test_every_module_says_what_it_owns() -> None:
-    problems = []
-    for path in python_files():
-        source = path.read_text()
-        if path.name == "__init__.py" and not source.strip():
-            continue
-        if not ast.get_docstring(ast.parse(source)):
-            problems.append(f"{place(path, 1)} has no module docstring")
-    report(problems)
+    report(
+        [f"{place(file.path, 1)} has no module docstring" for file in looked()
+         if file.needs_docstring]
+    )  # fmt: skip
 
 
-def prose(path: Path) -> Iterator[tuple[int, str]]:
+def prose(file: Looked) -> Iterator[tuple[int, str]]:
     """(line, text) of the docstrings and comments of a file, paragraph by paragraph."""
-    text = path.read_text()
-    for node in ast.walk(ast.parse(text)):
-        docstring = node.value if isinstance(node, ast.Expr) else None
-        if isinstance(docstring, ast.Constant) and isinstance(docstring.value, str):
-            for paragraph in docstring.value.split("\n\n"):
-                yield docstring.lineno, " ".join(paragraph.split())
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for line, docstring in file.docstrings:
+        for paragraph in docstring.split("\n\n"):
+            yield line, " ".join(paragraph.split())
+    for token in tokenize.generate_tokens(io.StringIO(file.path.read_text()).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
 
 def test_docstrings_and_comments_state_and_do_not_ask() -> None:
     problems = []
-    for path in python_files():
-        name = str(path.relative_to(ROOT))
-        if name.startswith(("broker/", "connector/")):
-            for line, text in prose(path):
+    for file in looked():
+        if file.name.startswith(("broker/", "connector/")):
+            for line, text in prose(file):
                 asks = re.search(r"\?(?:\s|$|[.-]+$)", text)
-                if asks and text != QUESTIONS_ALLOWED.get(name):
-                    problems.append(f"{name}:{line} asks: {text[:80]}")
+                if asks and text != QUESTIONS_ALLOWED.get(file.name):
+                    problems.append(f"{file.name}:{line} asks: {text[:80]}")
     report(problems)
-
-
-def pronouns(source: str) -> list[tuple[int, str]]:
-    """(line, text) of docstrings that begin with a pronoun: of what they speak is not said."""
-    return [
-        (node.lineno, node.value.value)
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-        and PRONOUN.match(node.value.value)
-    ]
 
 
 def test_docstrings_name_what_they_speak_of() -> None:
-    problems = []
-    for path in python_files():
-        for line, text in pronouns(path.read_text()):
-            problems.append(f"{place(path, line)} begins with a pronoun: {text[:60]}")
-    report(problems)
+    report(
+        [
+            f"{place(file.path, line)} begins with a pronoun: {text[:60]}"
+            for file in looked()
+            for line, text in file.docstrings
+            if PRONOUN.match(text)
+        ]
+    )
 
 
 def test_what_begins_with_a_pronoun() -> None:
-    found = pronouns("def f():\n    'It is closed.'\n\ndef g():\n    'Items.'\n")
-    assert found == [(2, "It is closed.")]
+    found = docstrings(ast.parse("def f():\n    'It is closed.'\n\ndef g():\n    'Items.'\n"))
+    assert [line for line, text in found if PRONOUN.match(text)] == [2]
 
 
 @pytest.mark.parametrize(
