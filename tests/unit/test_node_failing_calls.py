@@ -9,10 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 
 from quiverlog.batch.codec import decode_batch, split_batches
@@ -20,12 +22,11 @@ from quiverlog.batch.evolution import SchemaHistory
 from quiverlog.limits import MIB, UNFLUSHED_MS_MAX
 from quiverlog.storage import metadata_log
 from quiverlog.wire import messages as m
+from tests.support.batches import NO_PRODUCER, encode_data
 from tests.support.failing_os import CALLS, failing_calls
 from tests.support.node import (
     GIB,
-    SCHEMA,
     NodeDriver,
-    batch_of,
     open_new_logs_by_jobs,
     serialize_schema,
 )
@@ -33,10 +34,18 @@ from tests.support.node import (
 PARTS = 6
 CALLS_MAX = 1_000
 SEGMENT_BYTES = 64 * 1024
+SCHEMA = pa.schema([("n", pa.int64()), ("filler", pa.string())])
 HISTORY = SchemaHistory({1: SCHEMA})
 SCHEMA_BYTES = serialize_schema(SCHEMA)
-ROWS = 4_000
-"""Of one batch: two of them roll a segment."""
+ROWS, FILLER = 40, "x" * 800
+"""Of one batch: two of them roll a segment. Few and wide: the course is run a thousand times."""
+
+
+def batch_of(values: Sequence[int], at_us: int, producer: tuple[int, int, int]) -> bytearray:
+    """As that of `tests.support.node`, of wide rows."""
+    columns = [pa.array(values, pa.int64()), pa.repeat(FILLER, len(values))]
+    data = pa.record_batch(columns, schema=SCHEMA)
+    return encode_data(data, at_us=at_us, producer=producer)
 
 
 class Course:
@@ -103,9 +112,9 @@ class Course:
             return
         values = [self._value + i for i in range(rows)]
         self._value += rows
-        producer = (producer_id, 0, 0) if producer_id >= 0 else None
+        producer = (producer_id, 0, 0) if producer_id >= 0 else NO_PRODUCER
         parts = [values[: rows // 2], values[rows // 2 :]] if rows > 1 else [values]
-        batches = [batch_of(part, at_us=self.node.wall_us, producer=producer) for part in parts]
+        batches = [batch_of(part, self.node.wall_us, producer) for part in parts]
         body = b"".join(map(bytes, batches))
         entry = m.ProducePartition(topic, partition, -1, len(body))
         request = m.ProduceRequest(partitions=[entry], timeout_ms=20_000)
