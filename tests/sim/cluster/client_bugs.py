@@ -10,6 +10,7 @@ from typing import Final
 
 from tests.sim.bug import Bug, make_bug
 
+from .aimed import AimPlan
 from .client_plan import ClientPlan
 from .fault_plan import CALM
 from .scenario import ClusterTopic
@@ -91,8 +92,17 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
         "client.routing:Cluster.refresh",
         "if missing and not found.decides:",
         "if False:",
-        seed=7001,
-        shape={"buggy_everywhere": True, "buggy_clients": True},
+        seed=4,
+        shape={
+            **_CLIENT,
+            "nodes": 4,
+            "kill_interval_ms": 0,
+            "slow_network": 0.0,
+            "rows_max": 1,
+            "duration_ms": 3_000,
+            "clients": ClientPlan(producers=3, administrators=1),
+            "aims": AimPlan(course="late news"),
+        },
     ),
     make_bug(
         "a reader does not name the epoch of its last row",
@@ -121,6 +131,7 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.registrations:Registrations._registered_as",
         "if broker is None or broker_epoch < 0 or broker.broker_epoch != broker_epoch:",
         "if broker is None:",
+        seed=1,
         shape=_STRANGE,
     ),
 )

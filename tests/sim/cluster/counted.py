@@ -72,6 +72,7 @@ class Counted:
         brokers = image.brokers
         self._registered = {node: bytes(one.incarnation) for node, one in brokers.items()}
         fenced = {node for node, one in brokers.items() if one.fenced}
+        newly_fenced = fenced - self.fenced.keys()
         self.fenced = {node: self._registered[node] for node in fenced}
         away = fenced | {node for node, one in brokers.items() if one.in_shutdown}
         before, self._partitions = self._partitions, {}
@@ -87,10 +88,12 @@ class Counted:
                 )
                 self._partitions[key] = said
                 was = before.get(key)
-                if said == was:
+                if said == was and not newly_fenced:
                     continue
                 name = self._names.setdefault(key, f"{topic.name}-{one.partition}")
                 self.check_fenced(name, said.in_sync, fenced)
+                if said == was:
+                    continue
                 since_us = self._elected_us.setdefault((key, said.leader_epoch), now_us)
                 if is_next and was is not None and self.is_patient:
                     self._check_patience(name, was, said, away, now_us - since_us)

@@ -16,7 +16,8 @@ from typing import Final
 from quiverlog.limits import REPLICA_FETCH_WAIT_MS
 
 from .host import ClusterHost
-from .stage import LATE_US, Course, Over, Stage
+from .move_courses import MoveCourses
+from .stage import LATE_US, Course, Over
 
 __all__ = ["COURSES", "Courses"]
 
@@ -24,7 +25,7 @@ _PAUSE_US: Final = 100_000
 _HELD_US: Final = 100_000 + REPLICA_FETCH_WAIT_MS * 1_000
 
 
-class Courses(Stage):
+class Courses(MoveCourses):
     """See the module docstring."""
 
     def begin(self) -> None:
@@ -120,6 +121,18 @@ class Courses(Stage):
         yield from self.until(lambda: any(map(self.leads, others)))
         yield 5 * _PAUSE_US
 
+    def stood_down(self) -> Course:
+        """Who leads writes down where its log begins now, and leads no more when it has."""
+        leader, other, _ = yield from self.three(controller_may_be=1)
+        yield from self.lead(leader)
+        yield _PAUSE_US
+        leader.stalled_us = 4 * _PAUSE_US
+        self.trim(self.committed)
+        yield _PAUSE_US // 5
+        leader.stalled_us = 0
+        yield from self.lead(other)
+        yield 8 * _PAUSE_US
+
     def last_log(self) -> Course:
         """All lose their power, the one whose disk was slow comes back alone."""
         slow, *others = yield from self.three()
@@ -157,11 +170,11 @@ class Courses(Stage):
         self.late(leader, decides, _PAUSE_US)
         self.up(third)
         yield from self.until(lambda: self._is_asked_for(leader, third))
-        self.cut(leader, decides)
+        self.deaf(leader, decides)
         self.reset(leader, decides)
         if not self.cluster.may_lose_power(third):
             raise Over
-        self.late(leader, third, 2 * _PAUSE_US)
+        self.late(leader, third, 8 * _PAUSE_US)
         before = self._epoch_heard(leader, third)
         third.down_until_us = 0
         third.power_loss()
@@ -207,6 +220,14 @@ class Courses(Stage):
         self.cut(decides, *(host for host in self.cluster.hosts if host is not decides))
         yield 30 * _PAUSE_US
 
+    def late_news(self) -> Course:
+        """Some broker hears of what is decided later than clients do, who may ask it."""
+        decides = self.controller()
+        others = [host for host in self.cluster.hosts if host is not decides]
+        self.late(decides, self.rng.choice(others), 12 * _PAUSE_US)
+        yield 30 * _PAUSE_US
+        self.heal()
+
     def newborn(self) -> Course:
         """A topic is decided, and all lose their power before its directories are on any disk."""
         replicas = yield from self.three()
@@ -227,18 +248,17 @@ class Courses(Stage):
         replicas = yield from self.three()
         stalled = replicas[0]
         self.remove("name")
-        topic_id = self.create("name", replicas)
-        yield from self.until(lambda: self.has_open(stalled, topic_id))
+        yield _PAUSE_US
         stalled.stalled_us = 8 * _PAUSE_US
-        self.remove("name")
-        yield from self.until(lambda: not self.has_heard(stalled, topic_id), look_us=100)
-        stalled.stalled_us = 0  # Its files are still to be removed.
-        for is_last in (False, True):
+        topic_id = self.create("name", replicas)
+        yield from self.until(partial(self.has_heard, stalled, topic_id), look_us=100)
+        yield _PAUSE_US // 10
+        stalled.stalled_us = 0  # Its directory is still to be made.
+        for _ in range(2):
+            self.remove("name")
             topic_id = self.create("name", replicas)
             yield from self.until(partial(self.has_heard, stalled, topic_id))
             yield self.rng.randrange(_PAUSE_US)
-            if not is_last:
-                self.remove("name")
         yield from self.until(lambda: self.has_open(stalled, topic_id))
 
 
@@ -247,10 +267,15 @@ COURSES: Final[dict[str, Callable[[Courses], Course]]] = {
     "late answer": Courses.late_answer,
     "left behind": Courses.left_behind,
     "trimmed": Courses.trimmed,
+    "stood down": Courses.stood_down,
     "last log": Courses.last_log,
     "asked again": Courses.asked_again,
     "stalled stop": Courses.stalled_stop,
     "lonely controller": Courses.lonely_controller,
+    "late news": Courses.late_news,
     "newborn": Courses.newborn,
     "names": Courses.names,
+    "away and back": Courses.away_and_back,
+    "replaced": Courses.replaced,
+    "cut inside": Courses.cut_inside,
 }

@@ -9,7 +9,6 @@ from typing import Final
 
 from tests.sim.bug import Bug, make_bug
 
-from .client_plan import ClientPlan
 from .shapes import (
     ALL_POWER,
     FLUSHED,
@@ -17,10 +16,9 @@ from .shapes import (
     MOVING,
     NEWBORN,
     STRICT,
-    TRIMMED_MOVES,
     UNHEARD,
-    WANDERING,
     WIPED,
+    course,
 )
 
 __all__ = ["LATER_BUGS"]
@@ -52,6 +50,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.alter_partition:fit_epoch",
         "if broker is None or broker.fenced or broker.in_shutdown:",
         "if broker is None or broker.in_shutdown:",
+        seed=1,
         shape=UNHEARD,
     ),
     make_bug(
@@ -82,7 +81,6 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.elections:_longest",
         "if end > best:",
         "if longest == NO_LEADER or end < best:",
-        seed=1,
         shape=ALL_POWER,
     ),
     make_bug(
@@ -97,21 +95,14 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.reassignment:_change",
         "is_later = not set(replicas) <= set(partition.replicas)",
         "is_later = False",
-        shape=WANDERING,
+        shape=course("away and back"),
     ),
     make_bug(
         "a move ends before those that leave know who leads",
         "core.partition.leadership:Leadership._have_heard",
         "return all(",
         "return True or all(",
-        shape={
-            **WANDERING,
-            "slow_job": 0.0,
-            "loss": 0.005,
-            "slow_network": 0.05,
-            "watched": True,
-            "clients": ClientPlan(producers=1, consumers=1, movers=3),
-        },
+        shape=course("replaced", watched=True),
     ),
     make_bug(
         "a copy is told of a batch that it will get whole",
@@ -125,15 +116,15 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
                 "if batch[2] < offset]",
             ),
         ),
-        shape=TRIMMED_MOVES,
+        shape=course("cut inside", "replicated", rows_max=24),
     ),
     make_bug(
         "a deletion is confirmed by who leads no more",
         "node.offsets:_wait_for_copies",
         "fail_entry(broker.lookup, None, result, error)\n",
         "pass\n",
-        seed=7,
-        shape={**TRIMMED_MOVES, "slow_job": 0.3},
+        seed=1,
+        shape=course("stood down", "replicated"),
     ),
     make_bug(
         "a wiped disk's vote is never given to its successor",

@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import Final
 
 from .aimed import AimPlan
-from .client_plan import NO_CLIENTS, ClientPlan
+from .client_plan import NO_CLIENTS
 from .fault_plan import CALM, FaultPlan
 from .scenario import ClusterTopic
 from .tempo import SHIPPED
 
 __all__ = [
     "ALL_POWER", "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "HANDED", "JOINING", "LEAN",
-    "MANAGED", "MOVING", "NEWBORN", "POWER", "QUIET", "SPLIT", "STOPPED", "STRANDED", "STRICT",
-    "TRIMMED_MOVES", "UNHEARD", "WANDERING", "WIPED", "topics",
+    "MANAGED", "MOVING", "NEWBORN", "POWER", "QUIET", "SPLIT", "STOPPED", "STRANDED",
+    "STRICT", "UNHEARD", "WIPED", "course", "topics",
 ]  # fmt: skip
 
 
@@ -183,20 +183,14 @@ WIPED: Final = {**QUIET, "nodes": 5, "plan": FaultPlan.of("wiped disks")}
 """Machines come back with empty disks."""
 STRICT: Final = {**POWER, "topics": topics("replicated", min_in_sync=3)}
 """One that leaves the in-sync replicas is eligible at once."""
-WANDERING: Final = {
-    **QUIET,
-    "nodes": 5,
-    "slow_job": 0.3,
-    "partition_interval_ms": 2_500,
-    "partition_ms": 6_000,
-    "clients": ClientPlan(producers=1, consumers=1, movers=2),
-}
-"""Partitions move between brokers that now and then do not hear each other."""
-TRIMMED_MOVES: Final = {
-    **QUIET,
-    "nodes": 5,
-    "rows_max": 24,
-    "clients": ClientPlan(producers=1, consumers=1, administrators=1, movers=4),
-    "topics": topics("replicated", segment_ms="1000", retention_bytes="65536"),
-}
-"""Partitions move while their oldest rows are deleted."""
+
+
+def course(name: str, level: str = "memory", **fields: object) -> dict[str, object]:
+    """One partition on three of four brokers, and whoever decides is the fourth."""
+    return {
+        **QUIET,
+        "nodes": 4,
+        "topics": topics(level, partitions=1),
+        "aims": AimPlan(course=name),
+        **fields,
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.sim.checker import Violation
@@ -23,6 +25,38 @@ def test_nobody_fenced_is_in_sync() -> None:
     Counted.check_fenced("t-0", (0, 1), {2})
     with pytest.raises(Violation, match=r"fenced \[1\]"):
         Counted.check_fenced("t-0", (0, 1), {1})
+
+
+def test_who_is_fenced_alone_is_still_in_sync() -> None:
+    """The entry says nothing of partitions: they are looked at all the same."""
+    topic = SimpleNamespace(topic_id=b"t", name="t", partitions=[_partition()])
+    image = SimpleNamespace(version=1, brokers=_brokers(fenced=()), topics={"t": topic})
+    counted = Counted()
+    counted.is_lossy = lambda key: True  # Nobody looks at rows here.
+    counted.look_at_image(image, 0, lambda key: 0)
+    image.version, image.brokers = 2, _brokers(fenced=(2,))
+    counted.look_at_image(image, 0, lambda key: 0)
+    image.version, image.brokers = 3, _brokers(fenced=(1, 2))
+    with pytest.raises(Violation, match=r"fenced \[1, 2\]"):
+        counted.look_at_image(image, 0, lambda key: 0)
+
+
+def _brokers(*, fenced: tuple[int, ...]) -> dict[int, SimpleNamespace]:
+    return {
+        n: SimpleNamespace(incarnation=bytes(16), fenced=n in fenced, in_shutdown=False)
+        for n in range(3)
+    }
+
+
+def _partition() -> SimpleNamespace:
+    return SimpleNamespace(
+        partition=0,
+        in_sync_replicas=(0, 1),
+        eligible_leader_replicas=(),
+        replicas=(0, 1),
+        leader_id=0,
+        leader_epoch=0,
+    )
 
 
 def test_nobody_is_dropped_before_the_lag_time() -> None:
