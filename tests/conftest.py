@@ -51,6 +51,14 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": uvloop.new_event_loop}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests begin first: no process is to work on one when the others have ended.
+
+    They also stay in the process that has begun with them, which knows what it has simulated.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture
 def disk_path() -> Iterator[Path]:
     """As `tmp_path`, on a disk."""

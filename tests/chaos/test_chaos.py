@@ -15,6 +15,7 @@ BOUND_S = 400
 """Start, healing, reading and checking come on top of the minute, each with a bound of its own."""
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.timeout(BOUND_S + 20)
 def test_three_brokers_keep_their_promises_under_faults(

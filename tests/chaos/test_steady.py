@@ -11,6 +11,7 @@ TRIES = 2
 """What else runs on the machine may keep a broker from running for seconds, once."""
 
 
+@pytest.mark.long
 @pytest.mark.process
 async def test_full_load_fences_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(TRIES):

@@ -49,6 +49,7 @@ def _run(seed: int) -> RunResult:
     return simulate(seed, duration_ms=_DURATION_MS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, _SEEDS, _CHUNK))
 def test_every_promise_is_kept(first: int) -> None:
     for seed in range(first, first + _CHUNK):
@@ -65,6 +66,7 @@ def _kinds_flipped(faults: Counter[str]) -> int:
     return sum(faults[f"bit flip in {kind}"] > 0 for kind in _REBUILT)
 
 
+@pytest.mark.long
 def test_the_runs_are_not_vacuous() -> None:
     faults: Counter[str] = Counter()
     errors: Counter[int] = Counter()
@@ -95,6 +97,7 @@ _SHAPES: tuple[dict[str, object], ...] = (
 """What the drawn scenarios of so few seeds may leave out."""
 
 
+@pytest.mark.long
 def test_everything_that_is_simulated_happens() -> None:
     counts: Counter[str] = Counter()
     results = [_run(seed) for seed in range(_SEEDS)]
@@ -130,6 +133,7 @@ def test_a_planted_bug_is_caught(bug: Bug) -> None:
     assert caught.seed is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [3, 17])
 def test_a_seed_says_it_all(seed: int) -> None:
     """The same frames at the same moments: again here, and where strings hash otherwise."""

@@ -40,19 +40,22 @@ def _run(seed: int) -> ClusterResult:
     return simulate(seed, duration_ms=_DURATION_MS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, _SEEDS, _CHUNK))
 def test_a_cluster_keeps_every_promise(first: int) -> None:
     for seed in range(first, first + _CHUNK):
         _run(seed)
 
 
+@pytest.mark.long
 def test_a_cluster_keeps_every_promise_with_seeds_that_nobody_has_run() -> None:
     """A failure names its seed and the command that shows it again."""
     for _ in range(_FRESH_SEEDS):
         simulate(random.SystemRandom().randrange(10**6, 10**9), duration_ms=_FRESH_MS)
 
 
-@pytest.mark.timeout(600)  # Another process than that of the seeds above runs them all again.
+@pytest.mark.long
+@pytest.mark.timeout(600)  # One that runs them all anew: this test alone.
 def test_much_happens_to_a_cluster() -> None:
     results = [_run(seed) for seed in range(_SEEDS)]
     faults = Counter[str]()
