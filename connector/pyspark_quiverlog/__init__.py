@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["DefaultSource", "register"]
+    from .lag import LagListener, source_lags
+
+__all__ = ["DefaultSource", "LagListener", "register", "source_lags"]
+
+
+def __getattr__(name: str) -> Any:
+    """Spark imports this module in every session: what few use is imported when it is asked for."""
+    if name not in ("LagListener", "source_lags"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import lag
+
+    return getattr(lag, name)
 
 
 class DefaultSource(_compat.DataSource):  # type: ignore[misc]

@@ -13,6 +13,7 @@ has no Python data sources (3.x), the names are stand-ins: the package still imp
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import socket
@@ -36,8 +37,10 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "WriterCommitMessage",
     "arrow_from_rows",
+    "hand_over",
     "in_daemon_worker",
     "limit_class",
+    "rows_wrapper",
     "to_arrow_schema",
     "worker_socket",
 ]
@@ -112,6 +115,58 @@ def worker_socket() -> socket.socket | None:
             break
         frame = frame.f_back
     return None
+
+
+# --- rows that the driver hands over with its plan ----------------------------------------------
+# Not an API either: PySpark's wrapper of simple readers gives the JVM rows together with the plan
+# of a micro-batch, and no Python task runs for them. Read in 4.0 to 4.3.
+_ROWS_VERSIONS: Final = ((4, 0), (4, 1), (4, 2), (4, 3))
+
+
+@functools.cache
+def rows_wrapper() -> Any:
+    """PySpark's wrapper, None where it does not look as it did when this was written."""
+    try:
+        version = importlib.import_module("pyspark.version").__version__
+        internal = importlib.import_module("pyspark.sql.datasource_internal")
+        wrapper = internal._SimpleStreamReaderWrapper
+        parameters = list(inspect.signature(wrapper.getCache).parameters)
+        known = tuple(map(int, version.split(".")[:2])) in _ROWS_VERSIONS
+        is_same = parameters == ["self", "start", "end"] and issubclass(
+            wrapper, DataSourceStreamReader
+        )
+    except Exception:  # whatever is missing or looks different: tasks read, as they always can
+        return None
+    return wrapper if known and is_same else None
+
+
+_with_rows_of: dict[Any, Any] = {}
+
+
+def _with_rows(reader_class: Any) -> Any:
+    """The reader's class and PySpark's wrapper in one, made once."""
+    made = _with_rows_of.get(reader_class)
+    if made is not None:
+        return made
+
+    def get_cache(self: Any, start: Any, end: Any) -> Iterator[Any]:
+        self.__class__ = reader_class
+        return iter(self.__dict__.pop("_rows_of_the_plan"))
+
+    bases = (reader_class, rows_wrapper())
+    made = type(reader_class.__name__ + "WithRows", bases, {"getCache": get_cache})
+    return _with_rows_of.setdefault(reader_class, made)
+
+
+def hand_over(reader: Any, batches: list[pa.RecordBatch]) -> None:
+    """Called in `reader.partitions()`: Spark shall take these rows with the plan, which must have
+    one partition.
+
+    Spark asks a reader of its wrapper's class alone, at once after `partitions()`, and treats such
+    a reader differently everywhere else. So the reader changes its class for this one question.
+    """
+    reader._rows_of_the_plan = batches
+    reader.__class__ = _with_rows(type(reader))
 
 
 def to_arrow_schema(schema: Any) -> pa.Schema:

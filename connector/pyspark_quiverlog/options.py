@@ -66,6 +66,7 @@ class ReadOptions:
     min_partitions: int | None
     max_rows_per_task: int | None
     min_rows_per_task: int
+    driver_read_rows: int
     fail_on_data_loss: bool
     fail_on_corrupt_data: bool
     columns: tuple[str, ...] | None
@@ -88,6 +89,10 @@ class WriteOptions:
     partition_column: str | None
     durability: str
     compression: str
+    create_topic: bool
+    create_partitions: int
+    create_key: tuple[str, ...] | None
+    create_replication: int
     batch_rows: int
     batch_bytes: int
     delivery_timeout: float
@@ -115,7 +120,15 @@ def parse_write_options(raw: Mapping[str, str], use: Use) -> WriteOptions:
         InvalidOption: with the option's name and what to use instead.
     """
     values = _parse(_with_path(raw, "topic", ("topic",)), use)
-    return WriteOptions(**_fields(values, Use.WRITE))
+    options = WriteOptions(**_fields(values, Use.WRITE))
+    for setting in OPTIONS.values():
+        is_about_creation = setting.key.startswith("createTopic.")
+        if is_about_creation and setting.field in values and not options.create_topic:
+            raise InvalidOption(
+                f"option `{setting.key}` says how a topic is made: set `createTopic` to true as "
+                "well, or leave it out."
+            )
+    return options
 
 
 _SELECTORS = ("subscribe", "subscribePattern", "assign")

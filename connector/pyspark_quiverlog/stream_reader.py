@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ._compat import DataSourceStreamReader, SupportsTriggerAvailableNow, limit_class
+from ._compat import DataSourceStreamReader, SupportsTriggerAvailableNow, hand_over, limit_class
+from .driver_read import DriverRead
 from .options import Use, parse_read_options
 from .planning import split_ranges
 from .reader import LogSplit, SplitReader
@@ -30,9 +31,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._options = parse_read_options(raw, Use.STREAM_READ)
         self._splits = SplitReader(self._options, schema)
         self._planner: StreamPlanner | None = None
+        self._driver_read: DriverRead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_planner": None}
+        return self.__dict__ | {"_planner": None, "_driver_read": None}
 
     def _plan(self) -> StreamPlanner:
         if self._planner is None:
@@ -40,6 +42,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             view.refresh()
             check_query_schema(view, self._splits.normalizer())
             self._planner = StreamPlanner(view)
+            if DriverRead.is_wanted(self._options):
+                self._driver_read = DriverRead(self._options, self._splits.read)
         return self._planner
 
     # --- driver -------------------------------------------------------------------------------
@@ -63,7 +67,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         """The end of the next micro-batch, or `start`. PySpark 4.0 and 4.1 give no arguments."""
         all_available = limit_class("ReadAllAvailable")
         unlimited = all_available is not None and isinstance(limit, all_available)
-        return self._plan().latest_offset(start, unlimited=unlimited)
+        end = self._plan().latest_offset(start, unlimited=unlimited)
+        if self._driver_read is not None and start is not None and end != start:
+            self._driver_read.begin((start, end), self._tasks(start, end))
+        return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The end of the log, for progress reports."""
@@ -75,6 +82,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
         """One element per Spark task of the micro-batch."""
+        tasks = self._tasks(start, end)
+        rows = self._driver_read and self._driver_read.take((start, end))
+        if rows:
+            hand_over(self, rows)
+        return tasks
+
+    def _tasks(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogSplit]:
         tasks = split_ranges(
             self._plan().ranges(start, end),
             tasks_min=self._options.min_partitions,

@@ -14,14 +14,13 @@ would be decided.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from quiverlog.errors import InvalidOption, SchemaMismatch
+from quiverlog.errors import InvalidOption
 
 from . import pool, worker_process
 from ._compat import (
@@ -33,6 +32,8 @@ from ._compat import (
     to_arrow_schema,
 )
 from .options import Use, WriteOptions, parse_write_options
+from .routing import Route, check_write, split_by_route, topic_schema
+from .topic_creation import create_missing
 
 __all__ = ["LogBatchWriter", "LogStreamWriter", "TaskReport"]
 
@@ -89,7 +90,7 @@ class _Writer(worker_process.SentToTasks):
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
         """Write the rows of one task."""
-        report = WriteTask(self.options, self.route).run(batches)
+        report = WriteTask(self.options, self.route, self.schema).run(batches)
         worker_process.end_of_work()
         return report
 
@@ -152,125 +153,14 @@ def _give_up(messages: list[Any], what: str) -> None:
         )
 
 
-# --- the driver's check ---------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Route:
-    """How a row finds its topic and partition. A None column does not route.
-
-    `is_partition_named`: the option `partitionColumn` says so; otherwise a column `partition`
-    routes to those topics only that have no column of that name. `ignored`: a column that would
-    name the topic, if the option `topic` did not.
-    """
-
-    topic: str | None
-    topic_column: str | None
-    partition_column: str | None
-    is_partition_named: bool = False
-    ignored: str | None = None
-
-
-_checked: dict[tuple[Any, ...], Route] = {}
-"""Checks that this process has passed: a stream's writer is made twice per micro-batch."""
-
-
-def check_write(options: WriteOptions, schema: pa.Schema) -> Route:
-    """Refuse rows that the topic cannot take, before any task runs.
-
-    Raises:
-        InvalidOption: no topic, or a routing column that is missing or of the wrong type.
-        SchemaMismatch: the DataFrame's columns do not fit the topic's.
-        UnknownTopic: there is none of this name.
-    """
-    key = (
-        options.bootstrap_servers,
-        options.topic,
-        options.topic_column,
-        options.partition_column,
-        schema.to_string(),
-    )
-    route = _checked.get(key)
-    if route is None:
-        if len(_checked) > 100:
-            _checked.clear()
-        route = _checked[key] = _check_write(options, schema)
-    return route
-
-
-def _check_write(options: WriteOptions, schema: pa.Schema) -> Route:
-    known: set[str] = set()
-    if options.topic is not None:
-        known = set(_topic_schema(options, options.topic).names)
-    topic_column = None if options.topic is not None else options.topic_column
-    ignored = None
-    if topic_column is not None:
-        _check_column(schema, topic_column, "topicColumn", pa.types.is_string, "a string")
-    elif options.topic_column in schema.names and options.topic_column not in known:
-        ignored = options.topic_column
-    partition_column = options.partition_column
-    if partition_column is not None:
-        _check_column(schema, partition_column, "partitionColumn", pa.types.is_integer, "an int")
-    elif "partition" in schema.names and "partition" not in known:
-        is_int = pa.types.is_integer(schema.field("partition").type)
-        if is_int or topic_column is None:
-            partition_column = "partition"
-            _check_column(schema, "partition", "partitionColumn", pa.types.is_integer, "an int")
-    is_named = options.partition_column is not None
-    route = Route(options.topic, topic_column, partition_column, is_named, ignored)
-    if options.topic is not None:
-        check_fits(strip_routing(empty_batch(schema), route), options, options.topic)
-    return route
-
-
-def _check_column(schema: pa.Schema, name: str, option: str, is_good: Any, kind: str) -> None:
-    if name not in schema.names:
-        if option == "topicColumn":
-            raise InvalidOption(
-                f"option `topic` is not set, and the rows have no column {name!r} to name their "
-                "topic (`topicColumn`)."
-            )
-        raise InvalidOption(f"option `{option}`: the rows have no column {name!r}.")
-    if not is_good(schema.field(name).type):
-        raise InvalidOption(
-            f"option `{option}`: column {name!r} must be {kind}, it is {schema.field(name).type}."
-        )
-
-
-def _topic_schema(options: WriteOptions, topic: str) -> pa.Schema:
-    return pool.client(pool.endpoint(options)).schemas(topic).current
-
-
-def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    """No rows, all columns."""
-    return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
-
-
-def check_fits(batch: pa.RecordBatch, options: WriteOptions, topic: str) -> None:
-    """Run the producer's own conversion on no rows: it refuses exactly what it would refuse later.
-
-    Raises:
-        SchemaMismatch: with the column's name.
-    """
-    from quiverlog.client.convert import Converter
-
-    stored = _topic_schema(options, topic)
-    Converter(stored, topic).batches(batch)
-    for column in stored:
-        if not column.nullable and column.name not in batch.schema.names:
-            raise SchemaMismatch(
-                f"Column {column.name!r} of topic {topic!r} may not be null, and the rows have no "
-                "such column.",
-                topic=topic,
-                column=column.name,
-            )
-
-
 # --- a task ---------------------------------------------------------------------------------------
 class WriteTask:
     """One attempt at one task. Keeps what it sent until all of it is acknowledged."""
 
-    def __init__(self, options: WriteOptions, route: Route) -> None:
+    def __init__(self, options: WriteOptions, route: Route, schema: pa.Schema) -> None:
         self._options = options
         self._route = route
+        self._schema = schema
         self._producers: dict[str, Any] = {}
         self._sent: list[tuple[str, Any]] = []
         self._routes: dict[str, Route] = {}
@@ -300,12 +190,14 @@ class WriteTask:
     def _route_to(self, topic: str) -> Route:
         """The route of one topic's rows: its own column `partition` is data, not routing."""
         route = self._route
-        if route.topic_column is None or route.is_partition_named:
-            return route
-        known = self._routes.get(topic)
+        known = route if route.topic_column is None else self._routes.get(topic)
         if known is None:
             known = route
-            if route.partition_column in _topic_schema(self._options, topic).names:
+            if self._options.create_topic:
+                routing = (route.topic_column, route.partition_column)
+                create_missing(self._options, topic, self._schema, routing)
+            names = () if route.is_partition_named else topic_schema(self._options, topic).names
+            if route.partition_column in names:
                 known = replace(route, partition_column=None)
             self._routes[topic] = known
         return known
@@ -355,46 +247,3 @@ def _add_results(report: TaskReport, topic: str, results: list[Any]) -> None:
             known.rows += result.rows
             known.first_offset = min(known.first_offset, result.base_offset)
             known.next_offset = max(known.next_offset, result.next_offset)
-
-
-def strip_routing(batch: pa.RecordBatch, route: Route) -> pa.RecordBatch:
-    """The rows as the topic gets them."""
-    columns = route.topic_column, route.partition_column, route.ignored
-    routing = [c for c in columns if c is not None]
-    return batch.drop_columns(routing) if routing else batch
-
-
-def split_by_route(
-    batch: pa.RecordBatch, route: Route, route_to: Callable[[str], Route] | None = None
-) -> Iterator[tuple[str, int | None, pa.RecordBatch]]:
-    """(topic, partition, rows), rows in their order. A None partition is left to the producer.
-
-    `route_to`: the route of one topic's rows, where topics differ.
-
-    Raises:
-        SchemaMismatch: a row names no topic.
-    """
-    if batch.num_rows == 0:
-        return
-    for named, rows in _groups(batch, route.topic_column):
-        if named is None and route.topic_column is not None:
-            raise SchemaMismatch(f"a row has no topic: column {route.topic_column!r} is null.")
-        topic = named or route.topic or ""
-        own = route if route_to is None else route_to(topic)
-        for partition, part in _groups(rows, own.partition_column):
-            yield topic, partition, strip_routing(part, own)
-
-
-def _groups(batch: pa.RecordBatch, column: str | None) -> Iterator[tuple[Any, pa.RecordBatch]]:
-    """The rows by the value of a column; all of them under None without one."""
-    if column is None:
-        yield None, batch
-        return
-    values = batch.column(column)
-    distinct = pc.unique(values)
-    if len(distinct) == 1:
-        yield distinct[0].as_py(), batch
-        return
-    for value in distinct:
-        mask = pc.equal(values, value) if value.is_valid else pc.is_null(values)
-        yield value.as_py(), batch.filter(mask)

@@ -15,7 +15,7 @@ import pytest
 
 import quiverlog
 from tests.spark.conftest import TRADES, ids, produce, read, read_stream
-from tests.spark.test_stream import Collected, run_available, wait_for
+from tests.spark.queries import Collected, run_available, wait_for
 from tests.support.broker import BrokerProcess
 from tests.support.spark import unique
 

@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_quiverlog import pool, writer
+from pyspark_quiverlog import pool, routing, writer
 from pyspark_quiverlog._compat import arrow_from_rows
 from pyspark_quiverlog.options import Use, WriteOptions, parse_write_options
-from pyspark_quiverlog.writer import Route, TaskReport, WriteTask, Written, split_by_route
+from pyspark_quiverlog.routing import Route, split_by_route
+from pyspark_quiverlog.writer import TaskReport, WriteTask, Written
 from quiverlog.client.results import Produced
 from quiverlog.errors import BufferExhausted, InvalidOption, SchemaMismatch
 from quiverlog.types import Durability
@@ -40,7 +41,7 @@ class FakeClient:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     client = FakeClient()
     monkeypatch.setattr(pool, "client", lambda where: client)
-    writer._checked.clear()
+    routing._checked.clear()
     return client
 
 
@@ -49,7 +50,7 @@ def options(**given: str) -> WriteOptions:
 
 
 def check(schema: pa.Schema, **given: str) -> Route:
-    return writer.check_write(options(**given), schema)
+    return routing.check_write(options(**given), schema)
 
 
 @pytest.mark.usefixtures("fake")
@@ -158,8 +159,8 @@ def test_a_topics_own_column_partition_is_data_not_routing(
     """With `topicColumn` its values were taken as routing, and null was stored."""
     own = pa.schema([("id", pa.int64()), ("partition", pa.int32())])
     schemas = {"own": own, "plain": pa.schema([("id", pa.int64())])}
-    monkeypatch.setattr(writer, "_topic_schema", lambda options, topic: schemas[topic])
-    task = WriteTask(options(), Route(None, "topic", "partition"))
+    monkeypatch.setattr(writer, "topic_schema", lambda options, topic: schemas[topic])
+    task = WriteTask(options(), Route(None, "topic", "partition"), TOPIC)
     batch = pa.record_batch(
         {
             "topic": ["own", "plain", "own"],
@@ -172,7 +173,7 @@ def test_a_topics_own_column_partition_is_data_not_routing(
         ("own", None, [{"partition": 5, "id": 1}, {"partition": 6, "id": 3}]),
         ("plain", 1, [{"id": 2}]),
     ]
-    named = WriteTask(options(), Route(None, "topic", "partition", is_partition_named=True))
+    named = WriteTask(options(), Route(None, "topic", "partition", is_partition_named=True), TOPIC)
     found = split_by_route(batch, named._route, named._route_to)
     assert [(t, p) for t, p, _ in found] == [("own", 5), ("own", 6), ("plain", 1)]
 
@@ -207,7 +208,7 @@ def test_a_task_reports_what_was_acknowledged(monkeypatch: pytest.MonkeyPatch) -
     fake = FakeProducer()
     monkeypatch.setattr(pool, "producer", lambda where, topic, **settings: fake)
     batches = [pa.record_batch({"id": pa.array([1, 2])}), pa.record_batch({"id": pa.array([3])})]
-    report = WriteTask(options(topic="t"), Route("t", None, None)).run(iter(batches))
+    report = WriteTask(options(topic="t"), Route("t", None, None), TOPIC).run(iter(batches))
     assert report.written == {("t", 0): Written(3, 0, 3, "flushed")}
     assert fake.flushed
     assert not fake.closed, "the next task takes the same producer"
@@ -216,14 +217,14 @@ def test_a_task_reports_what_was_acknowledged(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_empty_task_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "producer", None)
-    report = WriteTask(options(topic="t"), Route("t", None, None)).run(iter([]))
+    report = WriteTask(options(topic="t"), Route("t", None, None), TOPIC).run(iter([]))
     assert report == TaskReport()
 
 
 def test_a_failed_task_drops_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeProducer(fail=True)
     monkeypatch.setattr(pool, "producer", lambda where, topic, **settings: fake)
-    task = WriteTask(options(topic="t"), Route("t", None, None))
+    task = WriteTask(options(topic="t"), Route("t", None, None), TOPIC)
     with pytest.raises(BufferExhausted):
         task.run(iter([pa.record_batch({"id": pa.array([1])})]))
     assert fake.closed

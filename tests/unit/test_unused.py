@@ -23,6 +23,10 @@ EXCEPTIONS: Final[dict[str, str]] = {
         [
             "connector/pyspark_quiverlog/__init__.py:streamReader",
             "connector/pyspark_quiverlog/__init__.py:streamWriter",
+            "connector/pyspark_quiverlog/lag.py:onQueryIdle",
+            "connector/pyspark_quiverlog/lag.py:onQueryProgress",
+            "connector/pyspark_quiverlog/lag.py:onQueryStarted",
+            "connector/pyspark_quiverlog/lag.py:onQueryTerminated",
             "connector/pyspark_quiverlog/stream_reader.py:getDefaultReadLimit",
             "connector/pyspark_quiverlog/stream_reader.py:initialOffset",
             "connector/pyspark_quiverlog/stream_reader.py:latestOffset",
@@ -33,6 +37,7 @@ EXCEPTIONS: Final[dict[str, str]] = {
     ),
     **dict.fromkeys(
         [
+            "connector/pyspark_quiverlog/lag.py:LagListener",
             "broker/quiverlog/client/async_reading.py:to_polars",
             "broker/quiverlog/client/reading.py:to_polars",
         ],

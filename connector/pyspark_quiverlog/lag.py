@@ -1,0 +1,141 @@
+"""How far a streaming query is behind the end of its topics, from the progress that Spark reports.
+
+Spark 4.3 takes no metrics from a Python source (`sources[].metrics` stays empty), but it passes on
+the end of the log as `latestOffset` and the end of the micro-batch as `endOffset`: the difference,
+per partition, is the lag in rows. Owns this difference and the listener that logs it. Bytes are
+asked of the brokers, and only by a listener that was told of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from quiverlog.addresses import parse_addresses
+from quiverlog.errors import QuiverlogError
+from quiverlog.types import TopicPartition
+
+from . import pool
+from .offsets import SourceOffset
+
+__all__ = ["LagListener", "SourceLag", "source_lags"]
+
+logger = logging.getLogger("pyspark_quiverlog.lag")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLag:
+    """What one source of a query has not read yet, when its last micro-batch was planned.
+
+    `ranges`: per partition the next row to read, and the end of the log. `stored_bytes`: what lies
+    there, None where nobody has asked or some of it is no longer kept.
+    """
+
+    ranges: Mapping[TopicPartition, tuple[int, int]]
+    stored_bytes: int | None = None
+
+    @property
+    def rows(self) -> dict[TopicPartition, int]:
+        """Rows behind, per partition."""
+        return {where: max(0, end - at) for where, (at, end) in self.ranges.items()}
+
+    @property
+    def total(self) -> int:
+        """Rows behind in all partitions."""
+        return sum(self.rows.values())
+
+    def __str__(self) -> str:
+        rows = list(self.rows.values()) or [0]
+        topics = ", ".join(sorted({where.topic for where in self.ranges}))
+        text = (
+            f"{topics}: {self.total} rows behind in {len(self.ranges)} partitions "
+            f"(min {min(rows)}, average {self.total / len(rows):.1f}, max {max(rows)})"
+        )
+        return text if self.stored_bytes is None else f"{text}, {self.stored_bytes} bytes"
+
+
+def source_lags(progress: Any) -> list[SourceLag]:
+    """The lag of each quiverlog source in `query.lastProgress`, or in a listener's progress.
+
+    A source whose end of the log is not in the progress (a micro-batch that was replayed after a
+    restart) has none, and sources of other kinds have none.
+    """
+    found = []
+    for source in _get(progress, "sources") or ():
+        ends, latest = (_positions(_get(source, key)) for key in ("endOffset", "latestOffset"))
+        if ends is not None and latest is not None:
+            found.append(
+                SourceLag({w: (ends.get(w, 0), latest[w]) for w in sorted(latest) if w in ends})
+            )
+    return found
+
+
+def _get(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
+
+
+def _positions(offset: Any) -> dict[TopicPartition, int] | None:
+    """Partition -> next row; None if this is no offset of ours."""
+    try:
+        read = SourceOffset.from_json(json.loads(offset) if isinstance(offset, str) else offset)
+    except (QuiverlogError, ValueError, TypeError, AttributeError):
+        return None
+    return {
+        TopicPartition(topic, partition): position.offset
+        for topic, positions in read.topics.items()
+        for partition, position in positions.partitions.items()
+    }
+
+
+class LagListener(StreamingQueryListener):  # type: ignore[misc]
+    """Logs the lag of every quiverlog source after each micro-batch.
+
+    `spark.streams.addListener(LagListener())` covers all queries of the session. It writes to the
+    logger `pyspark_quiverlog.lag`, at `level`. With `bootstrap_servers` it also asks how many bytes
+    are stored there, one request per micro-batch. `last` has the newest lags by the query's id.
+    """
+
+    def __init__(self, *, bootstrap_servers: str | None = None, level: int = logging.INFO) -> None:
+        self._level = level
+        self._endpoint = None
+        if bootstrap_servers is not None:
+            addresses = tuple(str(a) for a in parse_addresses(bootstrap_servers))
+            self._endpoint = pool.Endpoint(addresses, "spark-lag", 10.0, 10.0)
+        self.last: dict[str, Sequence[SourceLag]] = {}
+
+    def onQueryStarted(self, event: Any) -> None:
+        """Nothing is known yet."""
+
+    def onQueryProgress(self, event: Any) -> None:
+        """A micro-batch is done."""
+        progress = event.progress
+        lags = [self._with_bytes(lag) for lag in source_lags(progress)]
+        if not lags:
+            return
+        self.last[str(progress.id)] = lags
+        name = progress.name or progress.id
+        for lag in lags:
+            logger.log(self._level, "query %s, micro-batch %d, %s", name, progress.batchId, lag)
+
+    def onQueryIdle(self, event: Any) -> None:
+        """Nothing new: the last lag holds."""
+
+    def onQueryTerminated(self, event: Any) -> None:
+        """A query that has ended is not behind."""
+        self.last.pop(str(event.id), None)
+
+    def _with_bytes(self, lag: SourceLag) -> SourceLag:
+        behind = {w: (at, end) for w, (at, end) in lag.ranges.items() if end > at}
+        if self._endpoint is None:
+            return lag
+        try:
+            sizes = pool.client(self._endpoint).describe_ranges(behind) if behind else {}
+        except QuiverlogError as error:  # a listener must not fail for what it only shows
+            logger.debug("the bytes behind are not known: %s", error)
+            return lag
+        return SourceLag(lag.ranges, sum(size.byte_count for size in sizes.values()))

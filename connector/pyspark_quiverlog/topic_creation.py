@@ -1,0 +1,54 @@
+"""`createTopic`: a write makes the topic that it does not find, typed as the DataFrame is.
+
+Owns the columns that such a topic gets. It is what Kafka's brokers do for a producer, by the
+sink's options here, because a topic has columns. A topic that is there is never changed.
+
+All columns may be null, as in the tables that Spark makes of a query: a schema that says NOT NULL
+where this write has no null would refuse the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pyarrow as pa
+
+from quiverlog.errors import InvalidOption, InvalidSchema
+
+from . import pool
+from .options import WriteOptions
+
+__all__ = ["create_missing"]
+
+
+def create_missing(
+    options: WriteOptions, topic: str, schema: pa.Schema, routing: Collection[str | None]
+) -> None:
+    """Create the topic if there is none, with the DataFrame's columns but for those of `routing`.
+
+    Several tasks and drivers may do this at once: one of them creates it, all go on.
+
+    Raises:
+        InvalidOption: the key has a column that the rows do not have.
+        InvalidSchema: a column has a type that no topic can have.
+    """
+    client = pool.client(pool.endpoint(options))
+    if topic in client.metadata([topic]).topics:
+        return
+    columns = [field.with_nullable(True) for field in schema if field.name not in routing]
+    names = [field.name for field in columns]
+    for name in options.create_key or ():
+        if name not in names:
+            raise InvalidOption(
+                f"option `createTopic.key`: the rows have no column {name!r} to store."
+            )
+    if not columns:
+        raise InvalidSchema(f"topic {topic!r} would have no columns: the rows only say where to.")
+    client.create_topic(
+        topic,
+        schema=pa.schema(columns),
+        partitions=options.create_partitions,
+        replication_factor=options.create_replication,
+        key=options.create_key,
+        if_not_exists=True,
+    )

@@ -1,0 +1,140 @@
+"""What `scripts/pyspark_versions.sh` runs on each PySpark: one line, and 0 if all agreed.
+
+A program and no test, because the tests' own environment has one PySpark. Rows of seven types go
+from a batch write through a batch read with metadata columns, a stream from topic to topic under a
+bound, the same query again from its checkpoint, and one with Trigger.AvailableNow; what arrives is
+compared with what was written.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import quiverlog
+from tests.support.broker import BrokerProcess
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("price", pa.decimal128(12, 2)),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("tags", pa.list_(pa.string())),
+        ("place", pa.struct([("x", pa.float64()), ("y", pa.float64())])),
+        ("marks", pa.map_(pa.string(), pa.int32())),
+    ]
+)
+SQL = (
+    "id bigint, name string, price decimal(12,2), at timestamp, tags array<string>, "
+    "place struct<x:double,y:double>, marks map<string,int>"
+)
+ROWS = 60
+SECONDS_MAX = 120
+
+
+def rows(first: int, count: int) -> list[dict[str, Any]]:
+    moment = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    return [
+        {
+            "id": i,
+            "name": f"n{i}" if i % 5 else None,
+            "price": decimal.Decimal(i * 100 + 25) / 100,
+            "at": moment + datetime.timedelta(microseconds=i),
+            "tags": ["a", str(i)],
+            "place": {"x": i / 2, "y": -float(i)},
+            "marks": {"m": i},
+        }
+        for i in range(first, first + count)
+    ]
+
+
+def stored(client: Any, topic: str) -> list[dict[str, Any]]:
+    """Sorted by id, maps as dictionaries."""
+    found = [
+        row | {"marks": dict(row["marks"])}
+        for batch in client.consumer(topic, start="earliest")
+        for row in batch.data.to_pylist()
+    ]
+    return sorted(found, key=lambda row: int(row["id"]))
+
+
+def run(stream: Any, client: Any, wanted: int, options: dict[str, str], available: bool) -> None:
+    """Run topic to topic until so many rows are there, or to the query's own end."""
+    writer = stream.writeStream.format("quiverlog").options(**options)
+    query = (writer.trigger(availableNow=True) if available else writer).start()
+    try:
+        if available:
+            assert query.awaitTermination(SECONDS_MAX)
+            return
+        deadline = time.monotonic() + SECONDS_MAX
+        while client.describe_topic(options["topic"]).rows < wanted:
+            query.awaitTermination(0.1)  # raises what failed it
+            assert time.monotonic() < deadline, "not in time"
+    finally:
+        query.stop()
+
+
+def check(spark: Any, broker: BrokerProcess, client: Any, place: Path) -> None:
+    """Raise where something differs."""
+    address = {"bootstrap.servers": broker.bootstrap}
+    for name in ("source", "sink", "now"):
+        client.create_topic(name, schema=SCHEMA, partitions=2)
+    frame = spark.createDataFrame(rows(0, ROWS), SQL)
+    frame.write.format("quiverlog").mode("append").options(**address).save("source")
+    assert stored(client, "source") == rows(0, ROWS), "batch write"
+    read = spark.read.format("quiverlog").options(**address, includeMetadata="true").load("source")
+    assert {r._topic for r in read.collect()} == {"source"}, "metadata columns"
+    assert sorted(r.id for r in read.collect()) == list(range(ROWS)), "batch read"
+    stream = spark.readStream.format("quiverlog").options(
+        **address, subscribe="source", startingOffsets="earliest", maxOffsetsPerTrigger="25"
+    )
+    options = address | {"topic": "sink", "checkpointLocation": str(place / "sink")}
+    run(stream.load(), client, ROWS, options, available=False)
+    with client.producer("source") as producer:
+        producer.send(rows(ROWS, 5))
+    run(stream.load(), client, ROWS + 5, options, available=False)
+    assert stored(client, "sink") == rows(0, ROWS + 5), "stream and restart"
+    options = address | {"topic": "now", "checkpointLocation": str(place / "now")}
+    run(stream.load(), client, ROWS + 5, options, available=True)
+    assert stored(client, "now") == rows(0, ROWS + 5), "Trigger.AvailableNow"
+
+
+def main() -> int:
+    import pyspark
+    from pyspark.sql import SparkSession
+
+    from pyspark_quiverlog import LagListener, _compat, register
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    register(spark)
+    spark.streams.addListener(LagListener())
+    with (
+        tempfile.TemporaryDirectory() as place,
+        BrokerProcess() as broker,
+        quiverlog.connect(broker.bootstrap) as client,
+    ):
+        check(spark, broker, client, Path(place))
+    spark.stop()
+    small = "the driver" if _compat.rows_wrapper() is not None else "tasks"
+    print(f"PySpark {pyspark.__version__}: all rows equal; {small} read small micro-batches")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

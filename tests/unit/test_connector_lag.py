@@ -1,0 +1,102 @@
+"""How far a query is behind, from the progress that Spark reports."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyspark_quiverlog import LagListener, pool, source_lags
+from quiverlog.errors import ConnectionFailed
+from quiverlog.types import TopicPartition
+
+ID = "0" * 32
+
+
+def offset(**partitions: list[int]) -> dict[str, Any]:
+    """An offset of ours: topic -> the next rows of its partitions."""
+    topics = {
+        topic: {"id": ID, "partitions": {str(p): [row, 0] for p, row in enumerate(rows)}}
+        for topic, rows in partitions.items()
+    }
+    return {"v": 1, "topics": topics}
+
+
+def progress(*sources: dict[str, Any]) -> Any:
+    return SimpleNamespace(id="q1", name="late", batchId=7, sources=list(sources))
+
+
+BEHIND = {"endOffset": offset(t=[10, 20, 5]), "latestOffset": offset(t=[10, 50, 6])}
+OTHERS = [
+    {"endOffset": {"t": {"0": 23}}, "latestOffset": {"t": {"0": 24}}},
+    {"endOffset": offset(t=[1]), "latestOffset": None},
+    {"endOffset": "<log>", "latestOffset": 3},
+    {"endOffset": {"v": 99, "topics": {}}, "latestOffset": offset(t=[1])},
+]
+
+
+def test_rows_behind_in_each_partition() -> None:
+    (lag,) = source_lags(progress(BEHIND))
+    assert [lag.rows[TopicPartition("t", p)] for p in range(3)] == [0, 30, 1]
+    assert lag.total == 31
+    assert str(lag) == "t: 31 rows behind in 3 partitions (min 0, average 10.3, max 30)"
+
+
+def test_progress_as_text_or_as_objects() -> None:
+    """`lastProgress` has dictionaries, a listener's event has objects with texts."""
+    texts = SimpleNamespace(**{key: json.dumps(value) for key, value in BEHIND.items()})
+    assert source_lags(progress(texts)) == source_lags({"sources": [BEHIND]})  # type: ignore[arg-type]
+
+
+def test_a_log_that_lost_its_end_is_not_behind() -> None:
+    (lag,) = source_lags(progress({"endOffset": offset(t=[9]), "latestOffset": offset(t=[4])}))
+    assert lag.total == 0
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_sources_have_no_lag(other: dict[str, Any]) -> None:
+    """Kafka's, a file source, a replayed micro-batch, offsets of a later version."""
+    assert source_lags(progress(other)) == []
+    assert source_lags({}) == []
+
+
+def test_the_listener_logs_and_remembers(caplog: pytest.LogCaptureFixture) -> None:
+    listener = LagListener()
+    with caplog.at_level(logging.INFO, "pyspark_quiverlog.lag"):
+        listener.onQueryProgress(SimpleNamespace(progress=progress(BEHIND, *OTHERS)))
+    assert caplog.messages == [
+        "query late, micro-batch 7, t: 31 rows behind in 3 partitions (min 0, average 10.3, max 30)"
+    ]
+    assert listener.last["q1"][0].total == 31
+    listener.onQueryTerminated(SimpleNamespace(id="q1"))
+    assert listener.last == {}
+
+
+class Sizes:
+    """A client that knows how large ranges are, or whose brokers are gone."""
+
+    def __init__(self, fail: bool) -> None:
+        self.asked: list[Any] = []
+        self._fail = fail
+
+    def describe_ranges(self, ranges: Any) -> Any:
+        self.asked.append(ranges)
+        if self._fail:
+            raise ConnectionFailed("no broker answers")
+        return {w: SimpleNamespace(byte_count=100) for w in ranges}
+
+
+@pytest.mark.parametrize(("fail", "stored"), [(False, 200), (True, None)])
+def test_bytes_are_asked_for_where_rows_are_behind(
+    monkeypatch: pytest.MonkeyPatch, fail: bool, stored: int | None
+) -> None:
+    """And a listener never fails for what it only shows."""
+    sizes = Sizes(fail)
+    monkeypatch.setattr(pool, "client", lambda endpoint: sizes)
+    listener = LagListener(bootstrap_servers="127.0.0.1:9292")
+    listener.onQueryProgress(SimpleNamespace(progress=progress(BEHIND)))
+    assert listener.last["q1"][0].stored_bytes == stored
+    assert sizes.asked == [{TopicPartition("t", 1): (20, 50), TopicPartition("t", 2): (5, 6)}]
