@@ -30,8 +30,9 @@ __all__ = ["batch_rates", "run_stream", "session", "stop_session", "timed", "tri
 
 
 @cache
-def session() -> SparkSession:
-    """`local[2]`, no UI, ours and the bare sources registered."""
+def session(**conf: str) -> SparkSession:
+    """`local[2]`, no UI, ours and the bare sources registered. `conf`: more settings, with `__` for
+    each dot of their names."""
     # Workers import the bare sources by name, and the connector from here, not one installed.
     folders = (REPOSITORY, REPOSITORY / "connector", REPOSITORY / "broker")
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, folders))
@@ -44,7 +45,7 @@ def session() -> SparkSession:
     # A query that is stopped between two triggers takes its workers with it; PySpark's accumulator
     # server prints a stack trace for each, which means nothing.
     accumulators.AccumulatorTCPServer.handle_error = lambda *_: None
-    spark: SparkSession = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("quiverlog benchmarks")
         .config("spark.ui.enabled", "false")
@@ -56,8 +57,10 @@ def session() -> SparkSession:
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "OFF")  # what fails a query is raised here
-        .getOrCreate()
     )
+    for key, value in conf.items():
+        builder = builder.config(key.replace("__", "."), value)
+    spark: SparkSession = builder.getOrCreate()
     for source in (BareSource, BareSink):
         spark.dataSource.register(source)
     import pyspark_quiverlog
@@ -69,7 +72,12 @@ def session() -> SparkSession:
 def stop_session() -> None:
     """End the JVM if there is one, so that nothing is left to fail while Python shuts down."""
     if session.cache_info().currsize:
-        session().stop()
+        from pyspark.sql import SparkSession
+
+        found = SparkSession.getActiveSession()
+        if found is not None:
+            found.stop()
+        session.cache_clear()
 
 
 def run_stream(

@@ -1,0 +1,1 @@
+"""Side by side with systems that people know: brought by hand, measured in the same run as ours."""
