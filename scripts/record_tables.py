@@ -38,6 +38,8 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "directory_id": "id of its data directory; absent: empty",
             "wants_vote": "may become a voter by itself; absent: false",
             "takes_partitions": "may be given replicas; absent: true",
+            "feature_level_min": "lowest feature level that it supports; absent: 1",
+            "feature_level_max": "highest feature level that it supports; absent: 1",
         },
     ),
     "TopicRecord": (
@@ -121,6 +123,10 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "in_shutdown": "about to stop",
             "wants_vote": "may become a voter by itself; absent: nil",
         },
+    ),
+    "FeatureLevelRecord": (
+        "the cluster has this feature level from here on; without such a record it has level 1",
+        {"level": "level"},
     ),
     "BrokerConfigRecord": (
         "configuration of brokers that changes while they run; value nil: nothing is said any more",

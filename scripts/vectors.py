@@ -161,6 +161,7 @@ def metadata_records() -> list[dict[str, Any]]:
         r.ProducerEpochRecord(7, 2),
         r.BrokerChangeRecord(0, 40, fenced=False),
         r.BrokerConfigRecord(-1, "log.level", "debug"),
+        r.FeatureLevelRecord(2),
     ]
     assert [type(one) for one in samples] == record_types(), "a vector for every record"
     return [

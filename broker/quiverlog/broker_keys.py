@@ -127,7 +127,7 @@ _KEYS: Final = (
         "true",
         "Whether a broker with the role `controller` becomes a voter of the metadata quorum by"
         " itself once it follows: two at a time, up to five voters ([cluster.md](cluster.md))."
-        " `false`: by `quiverlog cluster voters add` only.",
+        " `false`: by `quiverlog quorum add` only.",
         choices=("true", "false"),
     ),
     Setting(
@@ -290,6 +290,16 @@ _KEYS: Final = (
         minimum=0,
         maximum=2**50,
         reloadable=True,
+    ),
+    Setting(
+        "feature.level.max",
+        _INT,
+        limits.FEATURE_LEVEL_MAX,
+        "The newest feature level that this broker says it supports. Below the newest one it keeps"
+        " the cluster from being raised past it, and it is refused by one that was"
+        " ([operating.md](operating.md#upgrading-by-feature-levels)).",
+        minimum=limits.FEATURE_LEVEL_MIN,
+        maximum=limits.FEATURE_LEVEL_MAX,
     ),
     Setting(
         "fsync.threads",

@@ -32,6 +32,7 @@ __all__ = [
     "DeliveryTimedOut",
     "DiskFull",
     "DuplicateNodeId",
+    "FeatureNotFinalised",
     "FencedLeaderEpoch",
     "ForeignDataDirectory",
     "ForkedClient",
@@ -40,6 +41,7 @@ __all__ = [
     "IneligibleReplica",
     "InvalidArgument",
     "InvalidConfig",
+    "InvalidFeatureLevel",
     "InvalidFetchSession",
     "InvalidOption",
     "InvalidPartitions",
@@ -83,6 +85,7 @@ __all__ = [
     "UnknownTopic",
     "UnknownTopicId",
     "UnsupportedDurability",
+    "UnsupportedFeatureLevel",
     "UnsupportedFormat",
     "UnsupportedVersion",
     "VoterChangePending",
@@ -339,6 +342,18 @@ class UnknownBroker(QuiverlogError):
     hint = "`quiverlog cluster describe` lists the registered brokers."
 
 
+class FeatureNotFinalised(QuiverlogError):
+    code = 44
+    hint = (
+        "When every broker is new enough `quiverlog cluster upgrade --finalize` raises the level."
+    )
+
+
+class InvalidFeatureLevel(QuiverlogError):
+    code = 45
+    hint = "`quiverlog cluster features` shows the level, and what each broker supports."
+
+
 # --- produce -----------------------------------------------------------------------------------
 class CorruptBatch(QuiverlogError):
     code = 50
@@ -442,7 +457,7 @@ class VoterNotReady(QuiverlogError):
 
 class InvalidVoterChange(QuiverlogError):
     code = 66
-    hint = "`quiverlog cluster voters list` shows the quorum as it is."
+    hint = "`quiverlog quorum status` shows the quorum as it is."
 
 
 class WrongCluster(QuiverlogError):
@@ -495,6 +510,11 @@ class DuplicateNodeId(QuiverlogError):
     hint = (
         "Each broker needs a `node.id` of its own; after a lost disk, try again in a few seconds."
     )
+
+
+class UnsupportedFeatureLevel(QuiverlogError):
+    code = 79
+    hint = "Upgrade that broker, or take `feature.level.max` out of its configuration."
 
 
 # --- starting a broker -----------------------------------------------------------------------

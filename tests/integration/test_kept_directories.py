@@ -18,6 +18,8 @@ import pytest
 
 import quiverlog
 from quiverlog.core.controller.configs import RETIRED
+from quiverlog.errors import FeatureNotFinalised
+from quiverlog.limits import FEATURE_LEVEL_MAX
 from tests.data.make_directories import read_directory, rows
 from tests.support.broker import BrokerProcess
 from tests.support.rawclient import RawClient
@@ -98,3 +100,23 @@ def test_a_retry_of_a_kept_producer_is_a_duplicate(archive: Path, tmp_path: Path
             batch = base64.b64decode(sent["batch"])
             assert client.produce(topic_id, batch).base_offset == sent["base_offset"]
             assert client.list_offset(topic_id) == topic["end"]["0"]
+
+
+def test_a_kept_directory_is_at_the_first_feature_level_until_it_is_raised(tmp_path: Path) -> None:
+    broker, _ = open_archive(DATA / "killed.tar.xz", tmp_path)
+    with broker:
+        with quiverlog.connect(broker.bootstrap) as client:
+            found = client.describe_features()
+            assert (found.level, found.level_max) == (1, FEATURE_LEVEL_MAX)
+            with pytest.raises(FeatureNotFinalised):
+                client.alter_configs({"log.level": "debug"})
+        broker.restart(kill=True)
+        with quiverlog.connect(broker.bootstrap) as client:
+            assert client.describe_features().level == 1, "a start raises nothing"
+            assert client.finalize_features(FEATURE_LEVEL_MAX).level == FEATURE_LEVEL_MAX
+            client.alter_configs({"log.level": "debug"})
+        broker.restart(kill=True)
+        with quiverlog.connect(broker.bootstrap) as client:
+            assert client.describe_features().level == FEATURE_LEVEL_MAX
+            setting = client.describe_configs(keys=["log.level"]).settings["log.level"]
+            assert (setting.value, setting.source) == ("debug", "cluster")

@@ -124,10 +124,7 @@ class BrokerProcess:
     def launch(self) -> None:
         """Start the process without waiting for it to be ready."""
         assert self._process is None, "the broker is running"
-        config_file = self._workspace / "quiverlog.toml"
-        config_file.write_text(
-            "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in self.config.items())
-        )
+        config_file = self.write_config(self.config)
         environ = ordinary_environment()
         with open(self._stdout, "wb") as stdout, open(self._stderr, "ab") as stderr:
             self._process = subprocess.Popen(
@@ -145,6 +142,13 @@ class BrokerProcess:
                 env=environ | self._env,
                 start_new_session=True,  # Ctrl-C in the test run is not meant for the broker
             )
+
+    def write_config(self, config: Mapping[str, object]) -> Path:
+        """Write the file of configuration, also under a running broker."""
+        path = self._workspace / "quiverlog.toml"
+        lines = (f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in config.items())
+        path.write_text("".join(lines))
+        return path
 
     def wait_ready(self) -> None:
         """Wait for the ready line of a launched broker. Raises BrokerFailed."""

@@ -138,6 +138,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("describe_cluster", lambda c: c.describe_cluster()),
     Action("alter_configs", lambda c: c.alter_configs({"log.level": "info"})),
     Action("describe_configs", lambda c: c.describe_configs(None, ["log.level"])),
+    Action("describe_features", lambda c: c.describe_features()),
+    Action("finalize_features", lambda c: c.finalize_features(2)),
     Action("describe_topics", lambda c: c.describe_topics()),
     Action("run", lambda c: c.run(change_voters(c.cluster, ChangeVotersRequest()))),
     Action("create_topic", _create_and_delete, "new"),

@@ -100,6 +100,8 @@ CLIENT: dict[str, dict[str, Any]] = {
     "reassign_partitions": {"topic": "t", "targets": {}},
     "alter_configs": {"changes": {}},
     "describe_configs": {},
+    "describe_features": {},
+    "finalize_features": {"level": 1},
     "offsets_with_epochs": {"at": {PLACE: -1}},
     "epoch_end_offsets": {"epochs": {PLACE: 0}},
     "describe_ranges": {"ranges": {PLACE: (0, 0)}},

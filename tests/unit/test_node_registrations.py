@@ -19,6 +19,7 @@ from quiverlog.errors import (
     WrongCluster,
     WrongListener,
 )
+from quiverlog.limits import FEATURE_LEVEL_MAX
 from quiverlog.node.events import ConnectionOpened
 from quiverlog.node.quorum import Quorum
 from quiverlog.node.registrar import Registrar
@@ -62,6 +63,7 @@ def registering(node_id: int = 2, life: int = 1, **changes: Any) -> b.RegisterBr
         "port": 9292,
         "rack": "r2",
         "listeners": ENDPOINTS,
+        "feature_level_max": FEATURE_LEVEL_MAX,
     }
     return b.RegisterBrokerRequest(**{**fields, **changes})
 

@@ -23,6 +23,7 @@ from quiverlog.wire import replica_messages as r
 from quiverlog.wire import voters_messages as v
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
+from quiverlog.wire.feature_messages import UpdateFeaturesRequest
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
 from scripts.protocol_model import MEANINGS, fields_of, parts_of
@@ -111,7 +112,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
                 b.RegisterBrokerRequest,
                 *(CLUSTER, 4, b"i" * 16, "d", b"c" * 16, "h", 1, "r"),
                 [b.RegisteredListener("default", "h", 1)],
-                True,
+                *(True, True, 1, 2),
             ),
             b"",
         ),
@@ -129,6 +130,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(m.DeleteTopicsRequest, ["t"]), b""),
         (ask(k.AlterConfigsRequest, -1, [k.ConfigChange("log.level", "info")]), b""),
         (ask(k.DescribeConfigsRequest, ["log.level"]), b""),
+        (ask(UpdateFeaturesRequest, 2, True), b""),
         (ask(DescribeClusterRequest), b""),
         (ask(v.ChangeVotersRequest, 0, 0, ""), b""),
         (ask(q.QuorumRequest, CLUSTER, 1, "d", 0, QUORUM_MESSAGES), b"dataxyz"),

@@ -31,7 +31,7 @@ LONGER_FILES = {
     "tests/unit/test_node_produce.py": "one request, all its outcomes, over the same node.",
 }
 """Files above the bound, each with its reason; style.md allows 800 lines for a single machine."""
-LONGER_LINES_MAX = 600
+LONGER_LINES_MAX = 800
 GENERATED = re.compile(r"^Generated (?:from|by) .*do not edit", re.MULTILINE | re.DOTALL)
 QUESTIONS_ALLOWED: dict[str, str] = {}
 """Docstrings and comments that may ask: file -> the question."""

@@ -22,6 +22,7 @@ _COMMANDS = {
     "topic": "quiverlog.cli.topic:topic",
     "partition": "quiverlog.cli.partition:partition",
     "cluster": "quiverlog.cli.cluster:cluster",
+    "quorum": "quiverlog.cli.quorum:quorum",
     "config": "quiverlog.cli.config:config",
     "produce": "quiverlog.cli.produce:produce",
     "consume": "quiverlog.cli.consume:consume",

@@ -84,7 +84,7 @@ def _of_quorum(found: ClusterDetail) -> list[Finding]:
         said.append(
             Finding(
                 f"Voters that are not heard or lag behind: {', '.join(away)}. If one is gone for "
-                "good, take its vote: quiverlog cluster voters remove."
+                "good, take its vote: quiverlog quorum remove."
             )
         )
     if len(voters) == 2:

@@ -390,6 +390,7 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.ELECT_LEADERS: cluster_answers.check_elect_leaders,
     m.Api.REASSIGN_PARTITIONS: cluster_answers.check_reassign_partitions,
     m.Api.ALTER_CONFIGS: cluster_answers.check_alter_configs,
+    m.Api.UPDATE_FEATURES: cluster_answers.check_update_features,
     m.Api.DESCRIBE_CONFIGS: cluster_answers.check_describe_configs,
 }
 assert _CHECKS.keys() == {spec.api for spec in APIS.values() if not spec.between_brokers}

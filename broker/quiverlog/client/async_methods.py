@@ -18,6 +18,7 @@ from . import (
     cluster_description,
     configs,
     descriptions,
+    features,
     partition_questions,
     reassignments,
     stored_batches,
@@ -240,6 +241,23 @@ class AsyncMethods:
             UnknownConfig: there is no such key.
         """
         return await self.run(configs.describe_configs(self.cluster, broker, keys))
+
+    @checked()
+    async def describe_features(self) -> features.ClusterFeatures:
+        """The finalised feature level of the cluster, and what each broker supports."""
+        return await self.run(features.update_features(self.cluster))
+
+    @checked(level=INT32, validate_only=BOOLEAN)
+    async def finalize_features(
+        self, level: int, *, validate_only: bool = False
+    ) -> features.ClusterFeatures:
+        """Raise the cluster to a feature level, for good.
+
+        Raises:
+            InvalidFeatureLevel: a step back, or a broker that does not support it.
+        """
+        asked = features.update_features(self.cluster, level, validate_only=validate_only)
+        return await self.run(asked)
 
     @checked(name=NAME)
     async def describe_topic(self, name: str) -> TopicDetail:

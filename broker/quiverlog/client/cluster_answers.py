@@ -11,6 +11,7 @@ from quiverlog.wire.config_messages import (
     DescribeConfigsResponse,
 )
 from quiverlog.wire.election_messages import ElectLeadersRequest, ElectLeadersResponse
+from quiverlog.wire.feature_messages import UpdateFeaturesResponse
 from quiverlog.wire.reassignment_messages import (
     ReassignPartitionsRequest,
     ReassignPartitionsResponse,
@@ -22,6 +23,7 @@ __all__ = [
     "check_describe_configs",
     "check_elect_leaders",
     "check_reassign_partitions",
+    "check_update_features",
 ]
 
 
@@ -74,6 +76,13 @@ def check_describe_configs(
     for one in response.configs:
         if one.source not in set(ConfigSource):
             raise InvalidResponse(f"{one.key[:100]!r} comes from {one.source}.")
+
+
+def check_update_features(_request: object, response: UpdateFeaturesResponse, _: int) -> None:
+    """Raises InvalidResponse."""
+    nodes = [one.node_id for one in response.brokers]
+    if len(nodes) != len(set(nodes)) or min(nodes, default=0) < 0 or response.level < 1:
+        raise InvalidResponse(f"UPDATE_FEATURES: level {response.level}, brokers {nodes[:10]}.")
 
 
 def check_elect_leaders(

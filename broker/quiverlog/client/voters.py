@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from quiverlog.errors import (
     BrokerShuttingDown,
+    ConnectionClosed,
     ConnectionFailed,
+    InvalidVoterChange,
     NotController,
     QuiverlogError,
+    RequestTimedOut,
     error_from_code,
 )
 from quiverlog.wire.messages import Response
-from quiverlog.wire.voters_messages import ChangeVotersRequest, ChangeVotersResponse
+from quiverlog.wire.voters_messages import ChangeVotersRequest, ChangeVotersResponse, VoterChange
 
 from .commands import Operation
 from .routing import Cluster
@@ -24,19 +27,37 @@ __all__ = ["change_voters"]
 def change_voters(
     cluster: Cluster, request: ChangeVotersRequest
 ) -> Operation[ChangeVotersResponse]:
-    """The quorum when the change, if there is one, is committed; what passes is tried again."""
+    """The quorum when the change, if there is one, is committed; what passes is tried again.
+
+    A change whose answer was lost may hold: where it is refused then, because it does, that is its
+    answer.
+    """
+    is_unanswered = False
 
     def attempt() -> Operation[ChangeVotersResponse]:
+        nonlocal is_unanswered
         last: QuiverlogError = NotController()
         best: ChangeVotersResponse | None = None
         for address in cluster.addresses():
             try:
                 reply = yield cluster.call(address, request)
                 found = _checked(reply.response)
+            except (ConnectionClosed, RequestTimedOut):
+                is_unanswered = bool(request.change)
+                raise
             except (ConnectionFailed, NotController, BrokerShuttingDown) as error:
-                # The last of these is also what a broker says that has no metadata yet.
+                # The last of these is also what a broker says that has no metadata yet. The second
+                # is also what one says that led when it was asked, and does not any more.
+                is_unanswered = is_unanswered or isinstance(error, NotController)
                 last = error
                 continue
+            except InvalidVoterChange:
+                if not is_unanswered:
+                    raise
+                reply = yield cluster.call(address, ChangeVotersRequest())
+                found = _checked(reply.response)
+                if not _holds(request, found):
+                    raise
             if request.change:
                 return found
             if best is None or _knowledge(found) > _knowledge(best):
@@ -46,6 +67,18 @@ def change_voters(
         return best
 
     return (yield from cluster.retrying(attempt))
+
+
+def _holds(request: ChangeVotersRequest, found: ChangeVotersResponse) -> bool:
+    wanted = request.change == VoterChange.ADD
+    meant = [
+        one
+        for one in found.replicas
+        if one.node_id == request.node_id
+        and request.directory_id in ("", one.directory_id)
+        and one.is_voter
+    ]
+    return bool(meant) == wanted
 
 
 def _checked(response: Response) -> ChangeVotersResponse:

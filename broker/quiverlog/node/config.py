@@ -11,6 +11,8 @@ from quiverlog.limits import (
     BROKER_SESSION_MS_DEFAULT,
     DAMAGED_REPLICAS_KEPT,
     DISK_RESERVE_BYTES_DEFAULT,
+    FEATURE_LEVEL_MAX,
+    FEATURE_LEVEL_MIN,
     FETCH_BYTES_DEFAULT,
     FRAME_BYTES_MAX,
     LEADER_BALANCE_MOVES_MAX,
@@ -96,6 +98,9 @@ class NodeConfig:
     requests_waiting_max: int = 200_000
     """Long polls and unflushed produces together; beyond, a produce gets ThrottledBroker."""
 
+    feature_level_max: int = FEATURE_LEVEL_MAX
+    """The newest feature level that this broker says it supports."""
+
     given: Mapping[str, Given] = field(default_factory=dict)
     """All that the process was given, by key: what others are told of it."""
 
@@ -114,6 +119,7 @@ class NodeConfig:
 
     def __post_init__(self) -> None:
         assert self.node_id >= 0
+        assert FEATURE_LEVEL_MIN <= self.feature_level_max <= FEATURE_LEVEL_MAX
         assert self.roles
         assert self.partitions_default >= 1
         assert self.flushes_in_flight_max >= 1

@@ -38,6 +38,6 @@ def _words(own: ReplicaKey, key: ReplicaKey, index: int) -> str:
         f"{who} metadata log ends before entry {index}, which it has acknowledged: its disk is in"
         " an earlier state, as that of a restored backup. It gets no decisions under this leader,"
         f" and its votes cannot be relied on. Stop broker {key.node_id}, empty its data directory,"
-        f" `quiverlog cluster voters remove {key.node_id} --directory-id {key.directory_id}`, and"
+        f" `quiverlog quorum remove {key.node_id} --directory-id {key.directory_id}`, and"
         " start it again."
     )

@@ -20,6 +20,7 @@ from quiverlog.node.configs import handle_alter_configs, handle_describe_configs
 from quiverlog.node.describe_cluster import handle_describe_cluster
 from quiverlog.node.elect_leaders import handle_elect_leaders
 from quiverlog.node.events import RequestReceived
+from quiverlog.node.features import handle_update_features
 from quiverlog.node.fetch import handle_fetch
 from quiverlog.node.hello import handle_hello
 from quiverlog.node.list_offsets import handle_list_offsets
@@ -36,6 +37,7 @@ from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBroke
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.config_messages import AlterConfigsRequest, DescribeConfigsRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
+from quiverlog.wire.feature_messages import UpdateFeaturesRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
 from quiverlog.wire.reassignment_messages import ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
@@ -79,6 +81,7 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     ReassignPartitionsRequest: handle_reassign_partitions,
     AlterConfigsRequest: handle_alter_configs,
     DescribeConfigsRequest: handle_describe_configs,
+    UpdateFeaturesRequest: handle_update_features,
 }
 """Answered in steps."""
 

@@ -20,9 +20,11 @@ from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import BrokerChangeRecord, BrokerRecord, Record, decode_entry
 from quiverlog.core.raft.messages import ReplicaKey
 from quiverlog.errors import QuiverlogError
+from quiverlog.limits import FEATURE_LEVEL_MIN
 from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
 from quiverlog.node.effects import StartComplete
+from quiverlog.node.features import first_level
 from quiverlog.node.leftovers import Leftovers, LeftoversJob, owners_of, report
 from quiverlog.node.registration import wants_vote
 from quiverlog.roles import ROLE_BROKER
@@ -95,9 +97,12 @@ def _start_in(
             directory_id=directory.directory_id,
             wants_vote=wants_vote(config),
             takes_partitions=ROLE_BROKER in config.roles,
+            feature_level_min=FEATURE_LEVEL_MIN,
+            feature_level_max=config.feature_level_max,
         )
     ]
     image = broker.metadata.image
+    records += first_level(config, image)
     if not directory.clean:
         records.extend(restarted_alone(image, config.node_id))
     # Logged before any log is opened: an epoch that was begun must never be begun again.

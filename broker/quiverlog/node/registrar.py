@@ -137,7 +137,8 @@ class Registrar:
         """`then` gets the response when the registration is decided.
 
         Raises:
-            NotController, InvalidRequest, DuplicateNodeId, PolicyViolation.
+            NotController, InvalidRequest, DuplicateNodeId, PolicyViolation,
+            UnsupportedFeatureLevel.
         """
         machine = self._deciding(now)
         assert self._quorum.is_leading
@@ -268,4 +269,6 @@ def _newcomer(request: RegisterBrokerRequest) -> BrokerRecord:
         directory_id=request.directory_id,
         wants_vote=request.wants_vote,
         takes_partitions=request.takes_partitions,
+        feature_level_min=request.feature_level_min,
+        feature_level_max=request.feature_level_max,
     )

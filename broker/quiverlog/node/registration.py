@@ -29,6 +29,7 @@ from quiverlog.limits import (
     BROKER_HEARTBEATS_PER_SESSION,
     BROKER_RETRY_MS,
     BROKER_STOP_MS_MAX,
+    FEATURE_LEVEL_MIN,
 )
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.controller_link import ControllerLink
@@ -283,6 +284,8 @@ class Registration:
             listeners=[RegisteredListener(*one) for one in config.endpoints],
             wants_vote=wants_vote(config),
             takes_partitions=ROLE_BROKER in config.roles,
+            feature_level_min=FEATURE_LEVEL_MIN,
+            feature_level_max=config.feature_level_max,
         )
 
     def _answered(

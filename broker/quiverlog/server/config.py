@@ -87,6 +87,7 @@ class BrokerConfig:
     http_timeout_ms: int
     frame_bytes_max: int
     disk_reserve_bytes: int
+    feature_level_max: int
     fsync_threads: int
     damaged_replicas_kept: int
     leader_balance_period_ms: int

@@ -43,5 +43,6 @@ def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> Node
         leader_balance_period_ms=config.leader_balance_period_ms,
         leader_balance_moves_max=config.leader_balance_moves_max,
         move_bytes_per_s=config.partition_move_bytes_per_second,
+        feature_level_max=config.feature_level_max,
         given=dict(config.given),
     )

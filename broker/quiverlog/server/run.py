@@ -31,6 +31,7 @@ from quiverlog.errors import (
     ForeignDataDirectory,
     InvalidConfig,
     QuiverlogError,
+    UnsupportedFeatureLevel,
     UnsupportedFormat,
 )
 from quiverlog.node.config import LISTENER_DEFAULT
@@ -52,6 +53,7 @@ _REFUSALS = (
     DataDirectoryInUse,
     ForeignDataDirectory,
     InvalidConfig,
+    UnsupportedFeatureLevel,
     UnsupportedFormat,
 )
 _REFUSED_PATHS = frozenset(

@@ -41,3 +41,4 @@ class Api(enum.IntEnum):
     REPORT_LOG_ENDS = 52
     ALTER_CONFIGS = 60
     DESCRIBE_CONFIGS = 61
+    UPDATE_FEATURES = 62

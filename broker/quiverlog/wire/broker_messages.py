@@ -67,6 +67,8 @@ class RegisterBrokerRequest(Request, array_like=True, gc=False):
     listeners: PerListener[RegisteredListener] = []
     wants_vote: bool = False
     takes_partitions: bool = True
+    feature_level_min: UInt31 = 1
+    feature_level_max: UInt31 = 1
 
 
 class RegisterBrokerResponse(Response, array_like=True, gc=False):

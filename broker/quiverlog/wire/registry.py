@@ -18,6 +18,7 @@ from . import broker_messages as b
 from . import cluster_messages as c
 from . import config_messages as k
 from . import election_messages as e
+from . import feature_messages as f
 from . import messages as m
 from . import quorum_messages as q
 from . import reassignment_messages as n
@@ -116,6 +117,7 @@ APIS: dict[int, ApiSpec] = {
         ),
         _spec(k.AlterConfigsRequest, k.AlterConfigsResponse),
         _spec(k.DescribeConfigsRequest, k.DescribeConfigsResponse),
+        _spec(f.UpdateFeaturesRequest, f.UpdateFeaturesResponse),
         _spec(
             q.QuorumRequest,
             q.QuorumResponse,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quiverlog.broker_keys import CONFIG_KEYS
+from quiverlog.core.controller.features import BROKER_CONFIGS, check_finalised
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import BrokerConfigRecord, Record
 from quiverlog.errors import ConfigNeedsRestart, InvalidConfig, UnknownBroker, UnknownConfig
@@ -28,9 +29,11 @@ def alter_configs(
     """The records that say it; none where nothing is new.
 
     Raises:
+        FeatureNotFinalised: not every broker would understand it.
         UnknownBroker: no such broker is registered.
         UnknownConfig, ConfigNeedsRestart, InvalidConfig: nothing changes.
     """
+    check_finalised(image, BROKER_CONFIGS, "configuration at run time")
     if node_id != ALL_BROKERS and node_id not in image.brokers:
         raise UnknownBroker(f"broker {node_id} is not registered.")
     wanted: dict[str, str | None] = {}

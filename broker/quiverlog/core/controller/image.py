@@ -30,6 +30,7 @@ from quiverlog.core.controller.records import (
     BrokerConfigRecord,
     BrokerRecord,
     ConfigRecord,
+    FeatureLevelRecord,
     PartitionChangeRecord,
     PartitionRecord,
     ProducerEpochRecord,
@@ -41,7 +42,11 @@ from quiverlog.core.controller.records import (
     TopicRecord,
 )
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
-from quiverlog.limits import PRODUCER_EPOCHS_REMEMBERED, REMOVED_TOPICS_REMEMBERED
+from quiverlog.limits import (
+    FEATURE_LEVEL_MIN,
+    PRODUCER_EPOCHS_REMEMBERED,
+    REMOVED_TOPICS_REMEMBERED,
+)
 from quiverlog.types import NO_EPOCH
 
 if TYPE_CHECKING:
@@ -61,6 +66,7 @@ class Image:
         "broker_configs",
         "brokers",
         "defaults",
+        "feature_level",
         "frozen",
         "leaderless",
         "next_producer_id",
@@ -78,6 +84,7 @@ class Image:
         self.defaults = dict(defaults)
         self.frozen = False
         self.version = 0
+        self.feature_level = FEATURE_LEVEL_MIN
         self.topics: dict[str, TopicImage] = {}
         self.topics_by_id: dict[bytes, TopicImage] = {}
         # By node id, each as all that was said of it adds up to. UNKNOWN_BROKER_EPOCH: nobody has
@@ -113,6 +120,7 @@ class Image:
             if theirs is not None:
                 self.topics[theirs.name] = self.topics_by_id[topic_id] = theirs.copy()
         self.version = source.version
+        self.feature_level = source.feature_level
         self.brokers = dict(source.brokers)
         self.broker_configs = source.broker_configs
         self.next_producer_id = source.next_producer_id
@@ -203,6 +211,9 @@ class Image:
                 self._replay_broker_change(record)
             case BrokerConfigRecord():
                 self._replay_broker_config(record)
+            case FeatureLevelRecord():
+                assert record.level > self.feature_level, "no level is taken back"
+                self.feature_level = record.level
             case SnapshotRecord():
                 assert not self.topics, "a snapshot is the first record of a log"
                 assert record.version >= self.version
@@ -317,6 +328,8 @@ class Image:
         records: list[Record] = [SnapshotRecord(self.version, tuple(self.removed_topic_ids))]
         partition_count = 0
         records.extend(self.brokers.values())
+        if self.feature_level != FEATURE_LEVEL_MIN:
+            records.append(FeatureLevelRecord(self.feature_level))
         records.extend(
             BrokerConfigRecord(node_id, key, value)
             for node_id, said in self.broker_configs.items()

@@ -27,6 +27,7 @@ __all__ = [
     "BrokerConfigRecord",
     "BrokerRecord",
     "ConfigRecord",
+    "FeatureLevelRecord",
     "PartitionChangeRecord",
     "PartitionRecord",
     "ProducerEpochRecord",
@@ -69,7 +70,8 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     `fenced`: it leads nothing, and counts as a copy of nothing. A record from before there were
     registrations is that of a quorum of one, which nobody fences. `wants_vote`: it may be made a
     voter of the metadata quorum without anybody's asking. `takes_partitions`: it may be given
-    replicas; what it holds it keeps.
+    replicas; what it holds it keeps. `feature_level_min`, `feature_level_max`: what it supports;
+    software from before there were levels supports the first.
     """
 
     node_id: int
@@ -84,6 +86,8 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     directory_id: str = ""
     wants_vote: bool = False
     takes_partitions: bool = True
+    feature_level_min: int = 1
+    feature_level_max: int = 1
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -204,6 +208,12 @@ class BrokerConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=12):
     value: str | None
 
 
+class FeatureLevelRecord(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """From here on the log may hold what this feature level has. No such record: level 1."""
+
+    level: int
+
+
 Record = (
     SnapshotRecord
     | BrokerRecord
@@ -217,6 +227,7 @@ Record = (
     | ProducerEpochRecord
     | BrokerChangeRecord
     | BrokerConfigRecord
+    | FeatureLevelRecord
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -233,6 +244,8 @@ def topic_of(record: Record) -> bytes | None:
         case SnapshotRecord() | BrokerRecord() | BrokerChangeRecord():
             return None
         case ProducerIdBlockRecord() | ProducerEpochRecord() | BrokerConfigRecord():
+            return None
+        case FeatureLevelRecord():
             return None
     return record.topic_id
 

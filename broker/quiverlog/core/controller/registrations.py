@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from quiverlog.core.controller import elections
+from quiverlog.core.controller.features import check_supports
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     UNKNOWN_BROKER_EPOCH,
@@ -112,6 +113,7 @@ class Registrations:
         Raises:
             DuplicateNodeId: another data directory is registered under this node id, and alive.
             PolicyViolation: there are too many brokers.
+            UnsupportedFeatureLevel: the broker does not support what is finalised.
         """
         assert newcomer.broker_epoch == UNKNOWN_BROKER_EPOCH
         assert newcomer.node_id >= 0
@@ -119,6 +121,7 @@ class Registrations:
         if before is None and len(pending.brokers) >= BROKERS_MAX:
             raise PolicyViolation(f"there are {len(pending.brokers)} brokers, the most allowed.")
         self._check_unique(before, newcomer, now_us)
+        check_supports(pending, newcomer)
         if newcomer.node_id != self.node_id:
             self.sessions.heard(newcomer.node_id, now_us)
         if before is None:

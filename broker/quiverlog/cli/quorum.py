@@ -1,0 +1,173 @@
+"""`quiverlog quorum ...`: who decides in the cluster, who may come to, and how far each has come.
+
+Owns how the voters of the metadata quorum are asked for, changed and shown; every rule about them
+is the brokers'. `quiverlog cluster voters`, its older name, is the same commands.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from quiverlog.cli.options import (
+    INT32_MAX,
+    bootstrap_option,
+    debug_option,
+    format_option,
+    open_client,
+)
+from quiverlog.cli.output import print_fields, print_json, print_table
+
+if TYPE_CHECKING:
+    from quiverlog.wire.voters_messages import ChangeVotersResponse
+
+__all__ = ["quorum", "voters"]
+
+_NODE_ID = click.IntRange(0, INT32_MAX)
+_NOTHING, _ADD, _REMOVE = range(3)
+_LEADER_WAIT_S = 5.0
+_POLL_S = 0.1
+
+
+@click.group()
+def quorum() -> None:
+    """The quorum that decides on the cluster's metadata: show it, grow it, shrink it."""
+
+
+@quorum.command()
+@bootstrap_option
+@format_option()
+@debug_option
+def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
+    """Show the leader, the voters, and who follows them without a vote.
+
+    How far each log has come, and when it was heard last, is known to the leader alone: give an
+    address of a broker that reaches it.
+    """
+    _show(_ask(bootstrap, timeout_s, _NOTHING, 0, ""), output_format)
+
+
+_directory = click.option(
+    "--directory-id", "directory", default="", help="Which disk of the node, if not its only one."
+)
+
+
+@quorum.command()
+@click.argument("node_id", type=_NODE_ID)
+@_directory
+@bootstrap_option
+@format_option()
+@debug_option
+def add(node_id: int, directory: str, bootstrap: str, timeout_s: float, output_format: str) -> None:
+    """Make a broker that follows the quorum a voter.
+
+    Waits until it has caught up, for as long as --timeout.
+    """
+    _show(_ask(bootstrap, timeout_s, _ADD, node_id, directory), output_format)
+
+
+@quorum.command()
+@click.argument("node_id", type=_NODE_ID)
+@_directory
+@bootstrap_option
+@format_option()
+@debug_option
+def remove(
+    node_id: int, directory: str, bootstrap: str, timeout_s: float, output_format: str
+) -> None:
+    """Take the vote from a voter, which may be gone already, or lead.
+
+    The broker stays in the cluster and follows without a vote. It wants one again at its next
+    start, unless `controller.quorum.auto.join` is false there.
+    """
+    _show(_ask(bootstrap, timeout_s, _REMOVE, node_id, directory), output_format)
+
+
+voters = click.Group(
+    "voters",
+    hidden=True,
+    help="The older name of `quiverlog quorum`.",
+    commands={"list": status, "add": add, "remove": remove},
+)
+
+
+def _ask(
+    bootstrap: str, timeout_s: float, change: int, node_id: int, directory: str
+) -> ChangeVotersResponse:
+    from quiverlog.client.voters import change_voters
+    from quiverlog.wire.voters_messages import ChangeVotersRequest
+
+    request = ChangeVotersRequest(change=change, node_id=node_id, directory_id=directory)
+    # A broker that has just been started follows within seconds, or not at all.
+    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
+        found = client.run(change_voters(client.cluster, request))
+        until = time.monotonic() + min(timeout_s, _LEADER_WAIT_S)
+        # A leader whose vote was taken is followed by another one, which knows more.
+        while change and not _is_led(found) and time.monotonic() < until:
+            time.sleep(_POLL_S)
+            found = client.run(change_voters(client.cluster, ChangeVotersRequest()))
+        return found
+
+
+def _is_led(found: ChangeVotersResponse) -> bool:
+    return any(one.node_id == found.leader_id and one.lag == 0 for one in found.replicas)
+
+
+def _show(found: ChangeVotersResponse, output_format: str) -> None:
+    rows = [
+        {
+            "node_id": one.node_id,
+            "role": "observer" if not one.is_voter else
+            "leader" if one.node_id == found.leader_id else "voter",
+            "directory_id": one.directory_id,
+            "endpoint": one.endpoint,
+            "last_index": one.last_index,
+            "lag": one.lag,
+            "silent_ms": one.silent_ms,
+        }
+        for one in found.replicas
+    ]  # fmt: skip
+    count = sum(one.is_voter for one in found.replicas)
+    if output_format == "json":
+        print_json(
+            {
+                "leader_id": found.leader_id,
+                "term": found.term,
+                "committed_index": found.committed_index,
+                "voters": count,
+                "may_be_lost": max(0, (count - 1) // 2),
+                "replicas": rows,
+            }
+        )
+        return
+    print_fields(
+        {
+            "leader": f"broker {found.leader_id}" if found.leader_id >= 0 else "none is known",
+            "term": found.term,
+            "committed": found.committed_index,
+            "voters": f"{count}, {max(0, (count - 1) // 2)} may be lost",
+        }
+    )
+    click.echo()
+    print_table(
+        ["NODE", "ROLE", "ENDPOINT", "LAST", "LAG", "LAST CONTACT", "DIRECTORY"],
+        [
+            [
+                one["node_id"],
+                one["role"],
+                one["endpoint"],
+                _known(one["last_index"]),
+                _known(one["lag"]),
+                "-" if one["silent_ms"] == -1 else f"{int(str(one['silent_ms'])) / 1000:.1f} s ago",
+                one["directory_id"],
+            ]
+            for one in rows
+        ],
+        right=("NODE", "LAST", "LAG", "LAST CONTACT"),
+    )
+
+
+def _known(number: object) -> object:
+    return "-" if number == -1 else number

@@ -1,0 +1,86 @@
+"""Feature levels: which records and requests all brokers of the cluster understand (KIP-584).
+
+Owns what each level has, that one is finalised only when every registered broker supports it, that
+it never goes back, and whose registration it refuses. A level is a promise about everything that
+the metadata log may hold from then on: software that does not know a record cannot skip it, for
+its image would differ from that of the others.
+
+A metadata log without a word about it has level 1: it is from before there were levels.
+
+Must not know: versions of the software, what a record is for.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.records import BrokerRecord, FeatureLevelRecord, Record
+from quiverlog.errors import FeatureNotFinalised, InvalidFeatureLevel, UnsupportedFeatureLevel
+from quiverlog.limits import FEATURE_LEVEL_MAX, FEATURE_LEVEL_MIN
+
+__all__ = ["BROKER_CONFIGS", "LEVELS", "check_finalised", "check_supports", "finalise"]
+
+LEVELS: Final = {
+    1: "everything before there were levels",
+    2: "configuration at run time, brokers that are unregistered",
+}
+"""What each level adds."""
+BROKER_CONFIGS: Final = 2
+
+assert list(LEVELS) == [*range(FEATURE_LEVEL_MIN, FEATURE_LEVEL_MAX + 1)], "each has its line"
+
+
+def check_finalised(image: Image, level: int, what: str) -> None:
+    """Ask before anything is decided that brokers below a level would not understand.
+
+    Raises:
+        FeatureNotFinalised: the cluster is below it.
+    """
+    assert level in LEVELS
+    if image.feature_level < level:
+        raise FeatureNotFinalised(
+            f"{what} needs feature level {level}, the cluster has {image.feature_level}."
+        )
+
+
+def check_supports(image: Image, newcomer: BrokerRecord) -> None:
+    """Who registers has to understand what is finalised, and nothing is finalised that it must not.
+
+    Raises:
+        UnsupportedFeatureLevel: it does not.
+    """
+    low, high = newcomer.feature_level_min, newcomer.feature_level_max
+    if not low <= image.feature_level <= high:
+        raise UnsupportedFeatureLevel(
+            f"the cluster has feature level {image.feature_level}, broker {newcomer.node_id}"
+            f" supports {low} to {high}."
+        )
+
+
+def finalise(image: Image, level: int) -> list[Record]:
+    """The records that raise the cluster to this level; none where it has it.
+
+    Raises:
+        InvalidFeatureLevel: a step back, or a broker that does not support it.
+    """
+    if level < image.feature_level:
+        raise InvalidFeatureLevel(
+            f"the cluster has feature level {image.feature_level} and does not go back to {level}:"
+            " what was written since is not understood there."
+        )
+    if level == image.feature_level:
+        return []
+    if level > FEATURE_LEVEL_MAX:
+        raise InvalidFeatureLevel(f"there is no feature level {level} yet.")
+    behind = [n for n, one in sorted(image.brokers.items()) if level > one.feature_level_max]
+    behind += [n for n, one in sorted(image.brokers.items()) if level < one.feature_level_min]
+    if behind:
+        told = ", ".join(
+            f"{n} (up to {image.brokers[n].feature_level_max})" for n in behind[:_NAMED_MAX]
+        )
+        raise InvalidFeatureLevel(f"not every broker supports level {level}: {told}.")
+    return [FeatureLevelRecord(level)]
+
+
+_NAMED_MAX: Final = 10
