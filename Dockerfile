@@ -7,24 +7,61 @@
 # write and delete everything. So publish the ports to 127.0.0.1 as above, or to a network that only
 # the clients are in; `-p 9292:9292` alone offers them to every machine that can reach this one.
 #
-# Clients are told the address to come back to: give `--advertise HOST:PORT` (docs/config.md) when it
-# is not the container's own. Plain instructions only, so that every builder
-# can build it; another base needs Python 3.11 or newer with venv.
-ARG BASE=python:3.11-slim
-FROM ${BASE}
+# Clients are told the address to come back to: docs/deploying.md says which one to give. Three
+# brokers at once: compose.yaml.
+#
+# Plain instructions only, so that every builder can build it. Another base needs Python 3.11 or newer
+# with venv. Without a package index the wheels come from build/wheels (scripts/containers.sh fills
+# it): --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels
+ARG BASE=python:3.12-slim
 
-RUN python3 -m venv /opt/quiverlog
+# What the broker needs, in a layer that stays as long as the dependencies do.
+FROM ${BASE} AS dependencies
+ARG PIP_NO_INDEX
+ARG PIP_FIND_LINKS
+COPY LICENSE build/wheels/*.whl /wheels/
+COPY pyproject.toml /src/
+RUN python3 -m venv /opt/quiverlog \
+ && python3 -c "import tomllib; p = tomllib.load(open('/src/pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['broker'], sep='\n')" >/src/requirements.txt \
+ && /opt/quiverlog/bin/pip install --no-cache-dir --disable-pip-version-check -r /src/requirements.txt
+
+FROM dependencies AS package
+ARG PIP_NO_INDEX
+ARG PIP_FIND_LINKS
 COPY pyproject.toml README.md LICENSE /src/
 COPY broker /src/broker
 COPY connector /src/connector
-RUN /opt/quiverlog/bin/pip install --no-cache-dir "/src[broker]" && rm -rf /src
+RUN /opt/quiverlog/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --root /staging /src
 
-ENV PATH=/opt/quiverlog/bin:$PATH PYTHONUNBUFFERED=1
-RUN mkdir /data && chown 65534:65534 /data
-USER 65534:65534
+# Neither pip nor what only builds and tests need: less to carry, less to attack.
+FROM dependencies AS trimmed
+RUN /opt/quiverlog/bin/pip uninstall --yes --quiet --disable-pip-version-check pip \
+ && rm -rf /opt/quiverlog/lib/python3*/site-packages/setuptools* \
+           /opt/quiverlog/lib/python3*/site-packages/pkg_resources \
+           /opt/quiverlog/lib/python3*/site-packages/pyarrow/include \
+           /opt/quiverlog/lib/python3*/site-packages/pyarrow/tests
+
+FROM ${BASE}
+RUN echo 'quiverlog:x:10001:10001::/data:/usr/sbin/nologin' >>/etc/passwd \
+ && echo 'quiverlog:x:10001:' >>/etc/group \
+ && mkdir -m 700 /data && chown 10001:10001 /data
+COPY --from=trimmed /opt/quiverlog /opt/quiverlog
+COPY --from=package /staging/ /
+ENV PATH=/opt/quiverlog/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    QUIVERLOG_DATA_DIR=/data \
+    QUIVERLOG_LISTEN=0.0.0.0:9292 \
+    QUIVERLOG_HTTP_LISTEN=0.0.0.0:9293
+USER 10001:10001
+WORKDIR /data
 VOLUME /data
 EXPOSE 9292 9293
-# SIGTERM (docker stop) drains, flushes and writes the clean-shutdown mark.
+# /healthz: the loop turns. A broker that waits for others is healthy; /readyz says when it takes
+# clients (compose.yaml asks for that).
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python3", "-ISc", "import urllib.request as r; r.urlopen('http://127.0.0.1:9293/healthz', timeout=4)"]
+# SIGTERM (docker stop) drains, flushes and writes the clean-shutdown mark. Give it the time:
+# docker stop -t 60, stop_grace_period in compose.yaml.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["quiverlog"]
-CMD ["broker", "--data-dir", "/data", "--listen", "0.0.0.0:9292", "--http-listen", "0.0.0.0:9293"]
+CMD ["broker"]

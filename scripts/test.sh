@@ -1,8 +1,9 @@
 #!/bin/sh
 # The whole test suite: everything without Spark on two processes, then the Spark tests on as many
-# sessions as the machine bears. Both parts run even if the first fails; a part in which no test ran
-# is a failure (pytest's status 5, and tests/conftest.py sees to runs in which every test was skipped).
-# In CI, a few tests that failed are tried once more alone (test_again.sh).
+# sessions as the machine bears, then what needs a Docker engine. All parts run even if one fails; a part
+# in which no test ran is a failure (pytest's status 5, and tests/conftest.py sees to runs in which every
+# test was skipped). Where no engine can run, the last part is left out, which the last line says; in CI
+# that is a failure. There, a few tests that failed are tried once more alone (test_again.sh).
 #
 #   scripts/test.sh [pytest arguments]
 set -u
@@ -13,6 +14,7 @@ cd "$(dirname "$0")/.."
 : "${SPARK_PROCESSES:=2}"
 failed=
 broken=
+left_out=
 
 # Tests create and fsync small files by the ten thousand: milliseconds each on a disk, microseconds
 # in memory. What an fsync is worth is the matter of the simulated disks; tests that need a real one
@@ -33,22 +35,41 @@ if [ -z "${TMPDIR:-}" ] && [ -w "$MEMORY" ] && in_memory; then
 fi
 
 # pytest ends with 1 when tests failed, and with another status when it could not do its work.
-part() {
-    python -m pytest -q "$@"
-    case $? in
+judge() {
+    case $1 in
     0) ;;
     1) failed=1 ;;
     *) broken=1 ;;
     esac
 }
 
+part() {
+    python -m pytest -q "$@"
+    judge $?
+}
+
+# 69: there is no engine, and none can be started (containers.sh).
+containers_part() {
+    scripts/containers.sh python -m pytest -q -m containers "${@:-tests/containers}"
+    status=$?
+    if [ "$status" = 69 ] && [ "${CI:-}" != true ]; then
+        left_out=1
+    else
+        judge "$status"
+    fi
+}
+
 say "tests without Spark, $TEST_PROCESSES at a time"
-part -n "$TEST_PROCESSES" --dist worksteal -m "not spark" "$@"
+part -n "$TEST_PROCESSES" --dist worksteal -m "not spark and not containers" "$@"
 
 # They are all in one place (test_tidy looks), so that nothing else has to be imported for them.
 say "tests on a real Spark, $SPARK_PROCESSES sessions at a time"
 part -n "$SPARK_PROCESSES" --dist loadfile -m spark "${@:-tests/spark}"
 
+say "tests on containers"
+containers_part "$@"
+
+[ -z "$left_out" ] || say "LEFT OUT: all tests on containers, because no Docker engine can run here"
 [ -z "$broken" ] || exit 2
 [ -z "$failed" ] && exit 0
 [ "${CI:-}" = true ] || exit 1

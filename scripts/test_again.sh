@@ -10,11 +10,16 @@ cd "$(dirname "$0")/.."
 
 : "${TEST_AGAIN_MAX:=3}"
 
-failed=$(python -m pytest --collect-only -q --last-failed --last-failed-no-failures none | grep -c '::')
+names=$(python -m pytest --collect-only -q --last-failed --last-failed-no-failures none | grep '::')
+failed=$(printf '%s' "$names" | grep -c '::')
 if [ "$failed" -eq 0 ] || [ "$failed" -gt "$TEST_AGAIN_MAX" ]; then
     say "$failed failed tests; up to $TEST_AGAIN_MAX are tried again"
     exit 1
 fi
 say "$failed failed beside others; alone:"
-python -m pytest -v --last-failed --last-failed-no-failures none || exit 1
+again="python -m pytest -v --last-failed --last-failed-no-failures none"
+case $names in
+*tests/containers/*) again="scripts/containers.sh $again" ;;
+esac
+$again || exit 1
 say "FLAKY: the tests above failed beside others and pass alone. Find out why before the next change."

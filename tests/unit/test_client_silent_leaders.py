@@ -13,7 +13,14 @@ from unittest import mock
 import pytest
 
 import quiverlog
-from quiverlog.client import consumer_requests, fetcher, partition_queue, routing, sender
+from quiverlog.client import (
+    consumer_requests,
+    fetcher,
+    partition_queue,
+    routing,
+    sender,
+    silence,
+)
 from quiverlog.client.fetcher import PartitionFetcher
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
@@ -33,6 +40,7 @@ def _short_silence() -> Iterator[None]:
         mock.patch.object(routing, "_SILENCE_S_MAX", 0.3),
         mock.patch.object(consumer_requests, "OVERDUE_S", 0.7),
         mock.patch.object(fetcher, "OVERDUE_S", 0.7),
+        mock.patch.object(silence, "_SILENCE_S", 0.3),
     ):
         yield
 
@@ -49,7 +57,13 @@ def broker() -> Iterator[ScriptedBroker]:
 
 
 def fall_silent(door: Door) -> None:
-    for request in (m.ProduceRequest, m.FetchRequest, m.MetadataRequest, m.HelloRequest):
+    for request in (
+        m.ProduceRequest,
+        m.FetchRequest,
+        m.ListOffsetsRequest,
+        m.MetadataRequest,
+        m.HelloRequest,
+    ):
         door.always(request, "hang")
 
 
@@ -154,3 +168,23 @@ def test_one_range_is_read_from_the_successor(broker: ScriptedBroker) -> None:
         found = list(PartitionFetcher(client, "t", 0, 0, 20))
     assert sum(len(batch) for batch in found) == 20
     assert broker.doors[1].seen(m.FetchRequest)
+
+
+def test_offsets_are_asked_of_the_successor(broker: ScriptedBroker, client: Any) -> None:
+    """Spark plans its micro-batches with this question, with a wait for news."""
+    client.metadata(["t"])
+    depose(broker, m.ListOffsetsRequest)
+    assert client.list_offsets("t", {0: "latest"}) == {0: 20}
+    assert len(broker.doors[1].seen(m.ListOffsetsRequest)) == 1
+
+
+def test_offsets_are_awaited_of_a_silent_leader_that_still_leads(broker: ScriptedBroker) -> None:
+    """The question is sent once, and the others are asked who leads as long as it is open."""
+    with quiverlog.connect(broker.bootstrap, request_timeout=2.0) as client:
+        client.metadata(["t"])
+        before = len(broker.doors[1].seen(m.MetadataRequest))
+        broker.always(m.ListOffsetsRequest, "hang")
+        with pytest.raises(quiverlog.RequestTimedOut):
+            client.list_offsets("t", {0: "latest"})
+    assert len(broker.seen(m.ListOffsetsRequest)) == 1
+    assert 2 <= len(broker.doors[1].seen(m.MetadataRequest)) - before <= 2.0 / 0.3 + 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from quiverlog.errors import NotLeader, OffsetNotAvailable, QuiverlogError
 from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
-from quiverlog.types import NO_EPOCH
+from quiverlog.types import NO_EPOCH, TopicPartition
 from quiverlog.wire import messages as m
 
 from .answers import named
@@ -26,8 +26,8 @@ from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
 from .meant_topic import meant_topic
 from .metadata_looks import partition_info
 from .replica_choice import IN_SYNC_EVERY_S, LEADER, FetchFrom, ReplicaChoice
-from .results import Address
 from .routing import Cluster, empty_pause_s, pause_s
+from .silence import is_deposed
 from .stored_batches import split_fetch
 
 if TYPE_CHECKING:
@@ -153,23 +153,12 @@ class FetchCore:
         while follower == LEADER and self._cluster.has_others:
             if (yield FinishAny((pending,), OVERDUE_S)) is not None:
                 break
-            if (yield from self._is_deposed(pending.call.address)):
+            where = TopicPartition(self._topic, self._partition)
+            if (yield from is_deposed(self._cluster, pending.call.address, [where])):
                 yield Abandon(pending)
                 raise NotLeader(f"{pending.call.address} is silent, and leads no more.")
         reply: Reply = yield Finish(pending)
         return reply
-
-    def _is_deposed(self, address: Address) -> Operation[bool]:
-        """Ask the others whether a leader that owes an answer still leads."""
-        self._cluster.suspect(address)
-        try:
-            topic = yield from self._cluster.topic(self._topic, fresh=True)
-        except QuiverlogError as error:
-            if not error.retriable:
-                raise
-            return False
-        info = partition_info(topic, self._partition)
-        return self._cluster.metadata.is_led_elsewhere(info, address)
 
     def _heard(self, follower: int, offset: int, high_watermark: int) -> None:
         """An answer without an error: rows from `offset` on, perhaps none."""

@@ -19,7 +19,7 @@ from quiverlog.types import EARLIEST, LATEST, TopicPartition
 from quiverlog.wire import messages as m
 
 from .answers import about, named
-from .commands import Call, CallMany, Operation, Reply
+from .commands import Call, Operation
 from .metadata_looks import partition_info
 from .results import (
     Address,
@@ -28,6 +28,7 @@ from .results import (
     TopicInfo,
 )
 from .routing import Cluster, check
+from .silence import answers_of_leaders
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ def ask_leaders(
     """Send each partition's entry to its leader: (the responses, the partitions' results).
 
     No retry. Errors of single partitions stay in their results; the first call that failed as a
-    whole is raised.
+    whole is raised, NotLeader for a leader that is silent and has a successor.
     """
     by_leader: dict[Address, list[Any]] = {}
     names: dict[tuple[bytes, int], TopicPartition] = {}
@@ -95,8 +96,14 @@ def ask_leaders(
         names[entry.topic_id, where.partition] = where
         by_leader.setdefault(cluster.leader_address(topic, where.partition), []).append(entry)
     timeout_s = cluster.settings.request_timeout_s + wait_s
-    calls = [Call(address, request(parts), timeout_s) for address, parts in by_leader.items()]
-    replies: list[Reply | QuiverlogError] = yield CallMany(calls)
+    questions = [
+        (
+            Call(address, request(parts), timeout_s),
+            [names[part.topic_id, part.partition] for part in parts],
+        )
+        for address, parts in by_leader.items()
+    ]
+    replies = yield from answers_of_leaders(cluster, questions, wait_s)
     responses: list[m.Response] = []
     results: dict[TopicPartition, Any] = {}
     for parts, reply in zip(by_leader.values(), replies, strict=True):

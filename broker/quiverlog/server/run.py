@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import os
 import secrets
 import socket
 import sys
@@ -42,6 +43,7 @@ from quiverlog.server.logs import LogControl, Logger, bridge_logging, make_logge
 from quiverlog.server.reloader import ConfigReloader
 from quiverlog.server.signals import handle_signals, hold_hangups
 from quiverlog.server.streams import STDERR, STDOUT, hold_standard_streams, say
+from quiverlog.server.supervisor import Supervisor
 
 __all__ = ["bind", "run_broker"]
 
@@ -117,16 +119,20 @@ async def _run(
     read_config: Callable[[], BrokerConfig] | None,
 ) -> int:
     stop = asyncio.Event()
-    reloader = ConfigReloader(asyncio.get_running_loop(), read_config, log=log)
+    loop = asyncio.get_running_loop()
+    supervisor = Supervisor(os.environ)
+    reloader = ConfigReloader(loop, read_config, log=log)
     handle_signals(stop=stop, reload=reloader.request, log=log, exit_code_forced=EXIT_FAILED)
-    with contextlib.ExitStack() as sockets:
-        listen = {LISTENER_DEFAULT: sockets.enter_context(bind(config.listen, "listen"))}
+    with contextlib.ExitStack() as held:
+        held.callback(supervisor.close)
+        supervisor.watch(loop)
+        listen = {LISTENER_DEFAULT: held.enter_context(bind(config.listen, "listen"))}
         for name, one in config.listeners.items():
             key = f"{LISTENERS_PREFIX}{name}.bind"
-            listen[name] = sockets.enter_context(bind(one.bind, key))
+            listen[name] = held.enter_context(bind(one.bind, key))
         http = None
         if config.http_listen is not None:
-            http = sockets.enter_context(bind(config.http_listen, "http.listen"))
+            http = held.enter_context(bind(config.http_listen, "http.listen"))
         wanted = {LISTENER_DEFAULT: ListenerConfig(config.listen, config.advertise)}
         wanted |= config.listeners
         advertised = {n: advertised_address(wanted[n], listen[n], log) for n in listen}
@@ -135,10 +141,12 @@ async def _run(
             if await server.start(listen, http, entropy=secrets.token_bytes, stop=stop):
                 reloader.begin(server.reload)
                 say(server.ready_line(), STDOUT)
+                supervisor.ready()
                 await stop.wait()
         except BaseException:
             await server.abandon()
             raise
+        supervisor.stopping()
         clean = await server.stop()
     return EXIT_OK if clean else EXIT_FAILED
 
