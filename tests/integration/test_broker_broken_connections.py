@@ -43,6 +43,8 @@ HELLO: Final = encode(m.HelloRequest(client_id="breaks"), 1)
 BIG: Final = "big"
 """A topic with more rows than kernels buffer."""
 BIG_BATCHES, BIG_ROWS = 16, 500
+MANY: Final = 1_000
+"""Partitions, whose directories are made long after others were served."""
 
 
 class Scene:
@@ -191,14 +193,14 @@ def _cold_reads(scene: Scene, client: RawClient) -> None:
 
 def _creation(scene: Scene, client: RawClient) -> None:
     client.ask(m.HelloRequest())
-    topic = m.NewTopic(name=scene.name(), schema=serialize_schema(SCHEMA), partitions=5_000)
+    topic = m.NewTopic(name=scene.name(), schema=serialize_schema(SCHEMA), partitions=MANY)
     client.send(m.CreateTopicsRequest(topics=[topic]))
 
 
 def _deletion(scene: Scene, client: RawClient) -> None:
     client.ask(m.HelloRequest())
     name = scene.name()
-    client.create_topic(name, 2_000)
+    client.create_topic(name, MANY)
     client.send(m.DeleteTopicsRequest(names=[name]))
 
 
