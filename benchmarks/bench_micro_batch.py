@@ -1,7 +1,8 @@
 """The smallest micro-batch: one row per trigger, against the bare Python source and sink.
 
 The topic holds its rows already and each trigger may take one, so no trigger waits for data. The
-figure is the median time of a whole trigger. Source to `noop`, and source to sink.
+figure is the median time of a whole trigger. Source to `noop`, and source to sink; for information
+source to `noop` with `driverReadRows` at its default, against 0.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ def run(settings: Settings) -> list[Comparison]:
         fill(client, "single", [make_batch(1)] * ROWS, 1)
         broker_options = {"bootstrap.servers": broker.bootstrap}
 
-        def ours() -> DataFrame:
+        def ours(driver_rows: int = 1_000) -> DataFrame:
             return (
                 spark.readStream.format("quiverlog")
                 .options(**broker_options, subscribe="single", startingOffsets="earliest")
-                .option("maxOffsetsPerTrigger", 1)
+                .options(maxOffsetsPerTrigger=1, driverReadRows=driver_rows)
                 .load()
             )
 
@@ -62,7 +63,21 @@ def run(settings: Settings) -> list[Comparison]:
             lambda: measure(bare(), "bare_sink"),
             warmups=0,  # the sources are warm by now, and the first triggers are left out anyway
         )
-    return [
+        reads = interleave(
+            rounds,
+            lambda: measure(ours(), "noop"),
+            lambda: measure(ours(driver_rows=0), "noop"),
+            warmups=0,
+        )
+    by_driver = Comparison(
+        "smallest micro-batch, source to noop: read by the driver, against by a task",
+        "ms",
+        reads.ours,
+        reads.baseline,
+        budget=None,
+        bigger_is_better=False,
+    )
+    return [by_driver] + [
         Comparison(
             f"smallest micro-batch, {path}",
             "ms",
