@@ -119,6 +119,9 @@ def _ask_brokers(client: Client, keys: tuple[str, ...], needed: int | None) -> A
         raise UnknownBroker(f"broker {needed} is not registered.")
     asked = Asked({}, {})
     for one in brokers:
+        if one.fenced and one.node_id != needed:
+            asked.silent[one.node_id] = "it is fenced."
+            continue
         try:
             asked.by_broker[one.node_id] = client.describe_configs(one.node_id, keys)
         except UnknownConfig:

@@ -91,8 +91,7 @@ def _json(found: ClusterFeatures) -> dict[str, object]:
 def _print(found: ClusterFeatures) -> None:
     from quiverlog.core.controller.features import LEVELS
 
-    can = f"{found.level_max}" if found.level_max > found.level else "no higher yet"
-    print_fields({"feature level": found.level, "all support": can})
+    print_fields({"feature level": found.level, "all support": found.level_max})
     print("\nlevels")
     print_table(
         ["LEVEL", "FINALISED", "ADDS"],

@@ -65,7 +65,8 @@ def add(node_id: int, directory: str, bootstrap: str, timeout_s: float, output_f
 
     Waits until it has caught up, for as long as --timeout.
     """
-    _show(_ask(bootstrap, timeout_s, _ADD, node_id, directory), output_format)
+    found = _ask(bootstrap, timeout_s, _ADD, node_id, directory)
+    _show_changed(found, f"broker {node_id} is a voter", output_format)
 
 
 @quorum.command()
@@ -82,7 +83,8 @@ def remove(
     The broker stays in the cluster and follows without a vote. It wants one again at its next
     start, unless `controller.quorum.auto.join` is false there.
     """
-    _show(_ask(bootstrap, timeout_s, _REMOVE, node_id, directory), output_format)
+    found = _ask(bootstrap, timeout_s, _REMOVE, node_id, directory)
+    _show_changed(found, f"broker {node_id} has no vote", output_format)
 
 
 voters = click.Group(
@@ -113,6 +115,18 @@ def _ask(
 
 def _is_led(found: ChangeVotersResponse) -> bool:
     return any(one.node_id == found.leader_id and one.lag == 0 for one in found.replicas)
+
+
+def _show_changed(found: ChangeVotersResponse, what: str, output_format: str) -> None:
+    if output_format == "json":
+        _show(found, output_format)
+        return
+    count = sum(one.is_voter for one in found.replicas)
+    who = f"broker {found.leader_id} decides" if _is_led(found) else "nobody is known to decide yet"
+    plural = "" if count == 1 else "s"
+    click.echo(f"{what}: {count} voter{plural}, {max(0, (count - 1) // 2)} may be lost, {who}")
+    if count % 2 == 0:
+        click.echo("An even number of voters survives no more losses than one less.", err=True)
 
 
 def _show(found: ChangeVotersResponse, output_format: str) -> None:
