@@ -20,4 +20,7 @@ export PYSPARK_PYTHON="$root/.venv/bin/python"
 export PYSPARK_DRIVER_PYTHON="$root/.venv/bin/python"
 # A Spark of its own elsewhere on the machine must not be taken for the one in .venv.
 unset SPARK_HOME PYTHONPATH PYTHONHOME || true
+# Images for containers like to set this. Every broker, command and Spark worker that starts would
+# then compile its three hundred modules again, which is longer than all else of its start.
+unset PYTHONDONTWRITEBYTECODE || true
 exec "$@"
