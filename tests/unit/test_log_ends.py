@@ -124,7 +124,7 @@ def test_who_is_fenced_or_stops_does_not_count() -> None:
         image.replay_entry([BrokerChangeRecord(1, 11, **states)])
         two = {0: LogEnd(3, 5), 1: LogEnd(3, 9)}
         assert elected(image, two) == NO_LEADER
-        assert elected(image, {**two, 2: LogEnd(3, 7)}) == 2
+        assert elected(image, {**two, 1: LogEnd(3, 7), 2: LogEnd(3, 7)}) == 2
 
 
 def test_who_has_a_session_is_waited_for() -> None:

@@ -6,15 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.core.controller.records import BrokerChangeRecord
+from quiverlog.core.controller.records import (
+    LEADER_GONE,
+    BrokerChangeRecord,
+    PartitionChangeRecord,
+)
 from quiverlog.core.replication.follower import Phase
-from quiverlog.errors import DiskFull, NotLeader, RequestTimedOut
+from quiverlog.errors import (
+    DiskFull,
+    NotEnoughReplicas,
+    NotLeader,
+    RequestTimedOut,
+    StorageFault,
+)
 from quiverlog.limits import REPLICA_LAG_MS_MAX
 from quiverlog.node.events import Shutdown, Tick
+from quiverlog.node.log_end_reports import log_end
 from quiverlog.node.replica import Replica
 from quiverlog.storage.jobs import TrimJob
 from quiverlog.wire import messages as m
-from quiverlog.wire.replica_messages import ReplicaFetchPartition, ReplicaFetchRequest
+from quiverlog.wire.replica_messages import (
+    PartitionLogEnd,
+    ReplicaFetchPartition,
+    ReplicaFetchRequest,
+    ReportLogEndsRequest,
+    ReportLogEndsResponse,
+)
 from tests.support.node import NodeDriver, batch_of
 
 from .test_node_in_sync import COPY, LEADER, OTHER, Cluster
@@ -34,6 +51,14 @@ class Following(Cluster):
         )
         response, _ = self.node.call(request)
         assert not response.error_code
+
+    def lose(self, *gone: int) -> None:
+        """These brokers are taken for dead."""
+        stay = tuple(one for one in self.in_sync if one not in gone)
+        self.decide(
+            *(BrokerChangeRecord(one, self.epoch(one), fenced=True) for one in gone),
+            PartitionChangeRecord(self.topic, 0, in_sync_replicas=stay),
+        )
 
     def delete(self, before: int, *, timeout_ms: int = 5_000) -> int:
         entry = m.DeleteRecordsPartition(self.topic, 0, before)
@@ -83,8 +108,34 @@ def test_a_dead_copy_is_not_waited_for(tmp_path: Path) -> None:
     cluster = following(tmp_path)
     asked = cluster.delete(3)
     cluster.say(COPY, 3)
-    cluster.decide(BrokerChangeRecord(OTHER, cluster.epoch(OTHER), fenced=True))
+    cluster.lose(OTHER)
     assert cluster.code(asked) == 0
+
+
+def test_nothing_is_deleted_while_too_few_are_in_sync(tmp_path: Path) -> None:
+    """Rule 20 of docs/replication.md: who is away may lead next, and would bring the rows back."""
+    cluster = following(tmp_path)
+    asked = cluster.delete(2)
+    cluster.lose(COPY, OTHER)
+    assert cluster.node.answer(asked) is None, "nobody who could lead next has heard of it"
+    cluster.node.advance(5_001)
+    assert cluster.code(asked) == RequestTimedOut.code
+    assert cluster.code(cluster.delete(3)) == NotEnoughReplicas.code
+    assert cluster.state.log_start_offset == 2
+
+
+def test_who_has_not_given_deleted_rows_up_does_not_join(tmp_path: Path) -> None:
+    """Rule 20 of docs/replication.md: it would bring them back as soon as it leads."""
+    cluster = following(tmp_path)
+    cluster.lose(OTHER)
+    asked = cluster.delete(3)
+    cluster.say(COPY, 3)
+    assert cluster.code(asked) == 0
+    cluster.decide(BrokerChangeRecord(OTHER, cluster.epoch(OTHER), fenced=False))
+    cluster.say(OTHER, 0)
+    assert cluster.in_sync == (LEADER, COPY)
+    cluster.say(OTHER, 3)
+    assert cluster.in_sync == (LEADER, COPY, OTHER)
 
 
 def test_who_waits_is_told_when_the_leader_changes_or_stops(tmp_path: Path) -> None:
@@ -218,3 +269,40 @@ def test_retention_and_clients_take_nothing_from_a_copy(copy: tuple[NodeDriver, 
     assert response.partitions[0].error_code == NotLeader.code
     node.advance(20 * REPLICA_LAG_MS_MAX + 2 * node.config.retention_check_ms)
     assert replica.log.log_start_offset == 0
+
+
+# --- logs that nobody leads ----------------------------------------------------------------------
+def test_a_log_that_nobody_leads_gives_up_what_another_says_was_deleted(tmp_path: Path) -> None:
+    """Rule 20 of docs/replication.md, after the loss of all: the longest log was away meanwhile."""
+    cluster = following(tmp_path)
+    node, topic = cluster.node, cluster.topic
+    broker = node.node.broker
+    epoch = cluster.state.leader_epoch
+    none = PartitionChangeRecord(topic, 0, LEADER_GONE, epoch + 1, (), eligible_leader_replicas=())
+    cluster.decide(none)
+    end = PartitionLogEnd(topic, 0, epoch + 1, epoch, 4, log_start_offset=3)
+    told: list[object] = []
+    for one in (OTHER, COPY):
+        request = ReportLogEndsRequest(
+            broker_id=one, broker_epoch=cluster.epoch(one), partitions=[end]
+        )
+        broker.membership.log_end_decisions.decide(
+            request, lambda answer, _error, _now: told.append(answer), node.now
+        )
+    replica = broker.assignment.find((topic, 0))
+    assert replica is not None
+    assert told == [ReportLogEndsResponse(starts=[])] * 2, "their own logs begin there"
+    node.advance(1_000)
+    assert replica.log.start_saved == 3
+    assert replica.state.leads, "it is the longest, and without those rows"
+    assert cluster.state.log_start_offset == 3
+
+
+def test_a_log_whose_disk_has_failed_is_told_with_its_rows(
+    copy: tuple[NodeDriver, Replica],
+) -> None:
+    _, replica = copy
+    whole = log_end(replica)
+    assert (whole.end_offset, whole.is_offline) == (4, False)
+    replica.fault = StorageFault("an append failed")
+    assert log_end(replica) == whole._replace(is_offline=True)

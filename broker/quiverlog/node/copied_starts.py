@@ -1,8 +1,9 @@
 """Requests that wait until the copies of a partition begin where its log does (DELETE_RECORDS).
 
-Owns those that wait, and their deadlines. A copy counts as long as its broker is alive: one that is
-dead learns of the log's start before it is in sync again. Where a partition has one replica nobody
-waits.
+Owns those that wait, and their deadlines. A copy counts as long as its broker is alive or it is in
+sync: one that is dead learns of the log's start before it is in sync again (leadership.py). While
+fewer than the minimum are in sync somebody who is away may lead next, without having heard of it,
+so nothing is confirmed. Where a partition has one replica nobody waits.
 
 Must not know: how a start moves, how a copy says where it begins.
 """
@@ -92,10 +93,12 @@ class CopiedStarts:
     def _is_behind(self, replica: Replica, offset: int) -> bool:
         leadership = replica.state.leadership
         assert leadership is not None
-        return any(
+        in_sync = leadership.in_sync.committed
+        return leadership.is_under_min or any(
             follower.log_start_offset < offset
             for follower in leadership.followers.values()
-            if self._brokers.fit_epoch(follower.broker_id) is not None
+            if follower.broker_id in in_sync
+            or self._brokers.fit_epoch(follower.broker_id) is not None
         )
 
     def _tell(self, one: _Waiting, error: QuiverlogError | None, now: Now) -> None:

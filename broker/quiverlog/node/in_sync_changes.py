@@ -220,6 +220,7 @@ class InSyncChanges:
                 self._brokers,
                 now.mono_us,
                 flushed_offset=state.flushed_offset,
+                deleted_below=replica.log.start_saved,
             )
             if proposal is not None:
                 asked.append(_Asked(replica, leadership, proposal))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from quiverlog.core.controller.elections import longest_log, only_copy_lost
+from quiverlog.core.controller.elections import deleted_below, longest_log, only_copy_lost
 from quiverlog.core.controller.eligible import logs_needed
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.log_ends import LogEnd, LogEnds, Said
@@ -24,7 +24,11 @@ from quiverlog.node.metadata import Metadata
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.quorum import Quorum
 from quiverlog.types import Now
-from quiverlog.wire.replica_messages import ReportLogEndsRequest, ReportLogEndsResponse
+from quiverlog.wire.replica_messages import (
+    PartitionLogStart,
+    ReportLogEndsRequest,
+    ReportLogEndsResponse,
+)
 
 __all__ = ["LogEndDecisions"]
 
@@ -73,7 +77,7 @@ class LogEndDecisions:
                 one.topic_id,
                 one.partition,
                 one.leader_epoch,
-                LogEnd(one.last_epoch, one.end_offset),
+                LogEnd(one.last_epoch, one.end_offset, one.log_start_offset, one.is_offline),
             )
             for one in request.partitions
         ]
@@ -84,6 +88,7 @@ class LogEndDecisions:
             records += only_copy_lost(pending, request.broker_id, one)
         lost = len(records)
         waiting: list[Key] = []
+        starts: list[PartitionLogStart] = []
         for key in dict.fromkeys(keys):
             ends = self.of(pending, *key)
             elected = longest_log(pending, *key, ends, lambda one: self._is_heard(one, now))
@@ -92,12 +97,13 @@ class LogEndDecisions:
                 self._tell_elected(pending, key, ends)
             elif _partition(pending, key).awaits_logs:
                 waiting.append(key)
+                starts += _start(pending, key, ends, request.broker_id)
         assert len(records) + len(waiting) <= len(keys) + lost
         if waiting:
             self._tell_waiting(pending, waiting[0], now)
         if records:
             self._metadata.propose(records, now, _nobody_waits)
-        then(ReportLogEndsResponse(), None, now)
+        then(ReportLogEndsResponse(starts=starts), None, now)
 
     def of(self, image: Image, topic_id: bytes, number: int) -> dict[int, LogEnd]:
         """What is known of the logs of a partition, by broker."""
@@ -130,9 +136,22 @@ class LogEndDecisions:
             partition=_name(image, key),
             logs=_shown(ends),
             needed=logs_needed(topic, partition),
-            awaited=[n for n in partition.replicas if n not in ends or not ends[n].is_log],
+            awaited=[n for n in partition.replicas if n not in ends or not _may_lead(ends[n])],
             replaced=list(partition.replaced_disks),
         )
+
+
+def _start(
+    image: Image, key: Key, ends: dict[int, LogEnd], broker_id: int
+) -> list[PartitionLogStart]:
+    """Where this broker's log is to begin, if others know of rows in it that were deleted."""
+    own = ends.get(broker_id)
+    if own is None or not own.is_log or own.is_offline:
+        return []
+    offset = deleted_below(ends.values(), own)
+    if offset <= own.log_start_offset:
+        return []
+    return [PartitionLogStart(*key, _partition(image, key).leader_epoch, offset)]
 
 
 def _partition(image: Image, key: Key) -> PartitionImage:
@@ -141,6 +160,11 @@ def _partition(image: Image, key: Key) -> PartitionImage:
 
 def _name(image: Image, key: Key) -> str:
     return f"{image.topics_by_id[key[0]].name}-{key[1]}"
+
+
+def _may_lead(end: LogEnd) -> bool:
+    """Not before a restart, where the disk has failed."""
+    return end.is_log and not end.is_offline
 
 
 def _shown(ends: dict[int, LogEnd]) -> str:

@@ -5,7 +5,9 @@ And of partitions that this broker leads, as their only replica, without a log: 
 Owns when that is said: soon after the metadata have changed, and every two seconds for as long as
 there is no leader, so that another controller, and one that could not decide, hears it again. Only
 of logs that stay as they are: none is being cut, and none is led or followed here under an older
-epoch. A copy that cannot be read to its end is told as such, so that nobody waits for it.
+epoch. A copy that cannot be read to its end is told as such, so that nobody waits for it; one whose
+disk has failed is told with the rows that it has. What the controller answers of rows that were
+deleted is done, and told.
 
 Must not know: what follows from it.
 """
@@ -26,7 +28,11 @@ from quiverlog.node.offline import Offline, may_be_made
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
 from quiverlog.types import NO_EPOCH, Now
-from quiverlog.wire.replica_messages import PartitionLogEnd, ReportLogEndsRequest
+from quiverlog.wire.replica_messages import (
+    PartitionLogEnd,
+    ReportLogEndsRequest,
+    ReportLogEndsResponse,
+)
 
 __all__ = ["Copies", "LogEndReports", "log_end"]
 
@@ -58,11 +64,12 @@ class LogEndReports:
         image: what holds now.
         broker_epoch: under which this life of the broker is registered; negative: it is not.
         ask: tells the controller.
+        deleted: rows of a log here were deleted, as the log of another broker says.
     """
 
     __slots__ = (
-        "_ask", "_broker_epoch", "_copies", "_image", "_in_flight", "_lost_us", "_node_id",
-        "_outbox", "_said_us", "_said_version", "_skip",
+        "_ask", "_broker_epoch", "_copies", "_deleted", "_image", "_in_flight", "_lost_us",
+        "_node_id", "_outbox", "_said_us", "_said_version", "_skip",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +79,7 @@ class LogEndReports:
         copies: Copies,
         broker_epoch: Callable[[], int],
         ask: Callable[[ReportLogEndsRequest, Then, Now], None],
+        deleted: Callable[[Key, int, Now], None],
         outbox: Outbox,
     ) -> None:
         self._node_id = node_id
@@ -79,6 +87,7 @@ class LogEndReports:
         self._copies = copies
         self._broker_epoch = broker_epoch
         self._ask = ask
+        self._deleted = deleted
         self._outbox = outbox
         self._in_flight: object = None
         self._lost_us = 0  # When those are told of that are lost and led.
@@ -118,16 +127,33 @@ class LogEndReports:
         request = ReportLogEndsRequest(broker_id=self._node_id, broker_epoch=self._broker_epoch())
         request.partitions = entries
 
-        def then(_answer: object, error: BaseException | None, _now: Now) -> None:
-            if self._in_flight is asked:
-                self._in_flight = None
-                if error is not None and not isinstance(error, _OFTEN):
-                    self._outbox.log("warning", "log ends not told", why=str(error))
+        def then(answer: object, error: BaseException | None, now: Now) -> None:
+            if self._in_flight is not asked:
+                return
+            self._in_flight = None
+            if error is None:
+                assert isinstance(answer, ReportLogEndsResponse)
+                self._give_up(answer, now)
+            elif not isinstance(error, _OFTEN):
+                self._outbox.log("warning", "log ends not told", why=str(error))
 
         try:
             self._ask(request, then, now)
         except QuiverlogError as error:
             then(None, error, now)
+
+    def _give_up(self, answer: ReportLogEndsResponse, now: Now) -> None:
+        """Rows that were deleted while this broker was away: without them, a log may lead."""
+        image = self._image()
+        for one in answer.starts:
+            key = (one.topic_id, one.partition)
+            if key in image.leaderless and self._is_of(image, key, one.leader_epoch):
+                self._deleted(key, one.log_start_offset, now)
+                self._said_version = -1  # It is told again, soon.
+
+    @staticmethod
+    def _is_of(image: Image, key: Key, leader_epoch: int) -> bool:
+        return image.topics_by_id[key[0]].partitions[key[1]].leader_epoch == leader_epoch
 
     def _entries(self, image: Image) -> list[PartitionLogEnd]:
         """Some of them; a later call goes on behind."""
@@ -190,12 +216,12 @@ class LogEndReports:
 def log_end(replica: Replica) -> LogEnd:
     """Where a copy ends, by its rows: an epoch that a leader has entered without a row says nothing
     of rows before it that were lost since."""
-    if replica.fault is not None:
-        return LogEnd(NO_EPOCH, UNREADABLE)
     log = replica.log
     last_epoch = log.epochs.epoch_for(log.log_end_offset - 1)
     if last_epoch == NO_EPOCH:
         # All rows were given up: what was entered since then began at the end.
         last_epoch, _ = log.epochs.latest()
     assert last_epoch <= replica.state.leader_epoch
-    return LogEnd(last_epoch, log.log_end_offset)
+    # One whose disk has failed has its rows in memory at least: whoever leads without them loses
+    # them, and a restart may find them.
+    return LogEnd(last_epoch, log.log_end_offset, log.start_saved, replica.fault is not None)

@@ -37,6 +37,7 @@ class Membership:
         copies: the replicas here, of whose logs the controller is told.
         local: who takes what else is asked of the controller, where this node decides.
         holds_back, is_disk_full: see `Registration`.
+        deleted: see `LogEndReports`.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class Membership:
         local: dict[type[Request], Local],
         holds_back: Callable[[], bool],
         is_disk_full: Callable[[], bool],
+        deleted: Callable[[tuple[bytes, int], int, Now], None],
     ) -> None:
         self._is_active = False
         self.registrar = Registrar(
@@ -92,6 +94,7 @@ class Membership:
             copies,
             lambda: self.registration.epoch,
             self.controller.ask,
+            deleted,
             outbox,
         )
 

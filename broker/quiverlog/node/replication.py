@@ -90,10 +90,8 @@ class Replication:
         self._quota = quota
         self._copies: dict[Key, Copy] = {}
         self._fetchers: dict[int, PeerFetcher] = {}
-        # Copies for whose flush their leader waits.
-        self._flushing: set[Key] = set()
-        # Copies whose cut waits for a flush to be back.
-        self._to_cut: dict[Key, Copy] = {}
+        self._flushing: set[Key] = set()  # For whose flush their leader waits.
+        self._to_cut: dict[Key, Copy] = {}  # Whose cut waits for a flush to be back.
 
     # --- what the metadata say -----------------------------------------------------------------
     def follow(
@@ -184,6 +182,11 @@ class Replication:
         """Another rate for partitions that move here: no copy rests because of the one before."""
         for copy in self._quota.set_rate(bytes_per_s, self._copies.values(), now.mono_us):
             self._told(copy, now)
+
+    def deleted_below(self, key: Key, offset: int, now: Now) -> None:
+        """Rows of a copy that nobody leads were deleted while this broker was away."""
+        if key in self._copies:
+            self._starts.said(self._copies[key].replica, offset, offset, now)
 
     # --- asking --------------------------------------------------------------------------------
     @property

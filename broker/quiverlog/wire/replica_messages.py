@@ -25,6 +25,7 @@ __all__ = [
     "OfflineReplica",
     "PartitionKey",
     "PartitionLogEnd",
+    "PartitionLogStart",
     "ReplicaFetchPartition",
     "ReplicaFetchRequest",
     "ReplicaFetchResponse",
@@ -189,7 +190,8 @@ class PartitionLogEnd(Part, array_like=True, gc=False):
     """Where the asker's log of a partition without a leader ends: `end_offset`, and the leader
     epoch of its last row. -1: the log cannot be read to its end. -2: there is none. `leader_epoch`
     is that of the partition, as the asker knows it. -2 also comes from a leader that has the only
-    replica: nobody leads it then.
+    replica: nobody leads it then. `is_offline`: the log takes no writes before the asker is
+    started again, so it cannot lead, whatever it has.
     """
 
     topic_id: TopicId = b""
@@ -197,6 +199,19 @@ class PartitionLogEnd(Part, array_like=True, gc=False):
     leader_epoch: Int32 = NO_EPOCH
     last_epoch: Int32 = NO_EPOCH
     end_offset: Annotated[int, Meta(ge=-2, le=2**63 - 1)] = -1
+    log_start_offset: Int64 = 0
+    is_offline: bool = False
+
+
+class PartitionLogStart(Part, array_like=True, gc=False):
+    """Rows of the asker's log below this offset were deleted, as another log says: it is to give
+    them up, and to tell of its log again, before anybody is elected to lead.
+    """
+
+    topic_id: TopicId = b""
+    partition: Int32 = -1
+    leader_epoch: Int32 = NO_EPOCH
+    log_start_offset: Int64 = 0
 
 
 class ReportLogEndsRequest(Request, array_like=True, gc=False):
@@ -214,3 +229,4 @@ class ReportLogEndsResponse(Response, array_like=True, gc=False):
     """The controller has heard it. What follows comes with the metadata, perhaps much later."""
 
     API: ClassVar[Api] = Api.REPORT_LOG_ENDS
+    starts: PerChange[PartitionLogStart] = []

@@ -48,7 +48,8 @@ class Machines:
         self._ailing: set[int] = set()
         """Nodes whose process has to be started again before all is well."""
         self.failing: set[int] = set()
-        """Those of them whose fsyncs fail or have failed: their last rows may be on no disk."""
+        """Those of them whose fsyncs or reads fail or have failed: their last rows may be on no
+        disk, or rows count as damaged, so that their copy is made anew."""
         self.rotten: set[int] = set()
         """The one node on whose disk bits are flipped, if there is one: nobody knows how many."""
 
@@ -205,8 +206,8 @@ class Machines:
         if host.node is None or host.node_id in self._ailing:
             return
         kind, rate = self._rng.choice(("read", "write", "fsync")), self._rng.choice(_ERROR_RATES)
-        if kind == "fsync" and not self._cluster.may_lose(host):
-            return  # What it stood for is on no disk, and may be lost with the next power.
+        if kind != "write" and not self._cluster.may_lose(host):
+            return  # It costs rows, and so may others have.
         self._cluster.world.faults[f"{kind}s fail for a while"] += 1
         disk = host.disk
         if kind == "read":
@@ -215,6 +216,7 @@ class Machines:
             disk.write_error_rate = rate
         else:
             disk.sync_error_rate = rate
+        if kind != "write":
             self.failing.add(host.node_id)
         self._ailing.add(host.node_id)
 

@@ -48,6 +48,7 @@ __all__ = [
     "broker_restarted_uncleanly",
     "broker_shutting_down",
     "broker_unfenced",
+    "deleted_below",
     "disk_lost",
     "longest_log",
     "only_copy_lost",
@@ -197,11 +198,38 @@ def longest_log(
         return []
     leader_id = _longest(logs or told, told)
     assert leader_id in alive
-    assert all(told[n] <= told[leader_id] for n in logs)
+    assert all(told[n].reach <= told[leader_id].reach for n in logs)
+    if told[leader_id].is_offline or _returns_with_more(image, ends, intact, told[leader_id]):
+        return []
+    if told[leader_id].log_start_offset < deleted_below(told.values(), told[leader_id]):
+        return []  # Its broker is told so, gives them up, and says when it has.
     begins_anew = told[leader_id].end_offset == MISSING
     unclean = begins_anew and len(partition.replicas) == 1
     leads = (leader_id,)
     return leader_change(topic, partition, *leads, leads, (), unclean, begins_anew=begins_anew)
+
+
+def deleted_below(ends: Iterable[LogEnd], one: LogEnd) -> int:
+    """Rows of this log below the offset were deleted: another log of those that are known says so.
+
+    A deletion is confirmed when the replicas that live have written it down. One that was away
+    then may have the longest log later. Logs whose last rows are of one epoch have the same rows,
+    as far as they reach; what another one of an older epoch says may be of rows that an unclean
+    election has replaced since.
+    """
+    starts = [end.log_start_offset for end in ends if end.last_epoch == one.last_epoch]
+    return min(max(starts, default=0), max(one.end_offset, 0))
+
+
+def _returns_with_more(
+    image: Image, ends: Mapping[int, LogEnd], intact: Iterable[int], longest: LogEnd
+) -> bool:
+    """True where a broker that is being restarted has told of a longer log than these."""
+    return any(
+        image.brokers[n].in_shutdown and ends[n].is_log and ends[n].reach > longest.reach
+        for n in intact
+        if n in ends
+    )
 
 
 def only_copy_lost(image: Image, node_id: int, said: Said) -> list[Record]:
@@ -247,12 +275,12 @@ def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> li
 # --- parts -------------------------------------------------------------------------------------
 def _longest(node_ids: Iterable[int], ends: Mapping[int, LogEnd]) -> int:
     """Whose log is longest, the first of them if several are; NO_LEADER: of nobody's."""
-    longest, best = NO_LEADER, LogEnd(NO_EPOCH, MISSING - 1)
+    longest, best = NO_LEADER, (NO_EPOCH, MISSING - 1)
     for node_id in node_ids:
-        end = ends.get(node_id, LogEnd(NO_EPOCH, UNREADABLE))
+        end = ends.get(node_id, LogEnd(NO_EPOCH, UNREADABLE)).reach
         if end > best:
             longest, best = node_id, end
-    assert longest == NO_LEADER or best.end_offset >= MISSING
+    assert longest == NO_LEADER or best[1] >= MISSING
     return longest
 
 
@@ -319,7 +347,10 @@ def _settle(
     may_lose = config.unclean_leader_election or unclean_ends is not None
     if leader_id == NO_LEADER and may_lose:
         ends = unclean_ends or {}
-        leader_id = _longest([n for n in partition.replicas if n in alive], ends)
+        there = [n for n in partition.replicas if n in alive]
+        # One whose disk has failed takes no writes: only where nobody else is there.
+        able = [n for n in there if n not in ends or not ends[n].is_offline]
+        leader_id = _longest(able or there, ends)
         unclean = leader_id != NO_LEADER
         # Rows are given up for somebody who leads: it must not wait for a directory.
         begins_anew = ends.get(leader_id, _NO_LOG).end_offset == MISSING

@@ -34,12 +34,20 @@ MISSING: Final = -2
 class LogEnd(NamedTuple):
     """Where a log ends: the leader epoch of its last row, and the offset after it.
 
-    Of two logs the one with the later epoch has all that was acknowledged before, whatever their
-    offsets are: so epochs are compared first, as in Raft.
+    `log_start_offset`: rows below it never come back. `is_offline`: its disk has failed, and the
+    log can lead only after a restart, with what is found then.
     """
 
     last_epoch: int
     end_offset: int
+    log_start_offset: int = 0
+    is_offline: bool = False
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Of two logs the one with the later epoch has all that was acknowledged before, whatever
+        their offsets are: so epochs are compared first, as in Raft."""
+        return (self.last_epoch, self.end_offset)
 
     @property
     def is_log(self) -> bool:

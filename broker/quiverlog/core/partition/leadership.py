@@ -275,11 +275,14 @@ class Leadership:
         now_us: int,
         *,
         flushed_offset: int = 0,
+        deleted_below: int = 0,
     ) -> Proposal | None:
         """What to ask the controller for, if anything is to change and nothing is asked yet.
 
         Args:
             flushed_offset: of the leader, which matters while the partition moves.
+            deleted_below: rows below it never come back, so who joins has given them up for good:
+                it may lead next.
         """
         in_sync = self.in_sync
         if in_sync.asking or in_sync.outdated:
@@ -289,7 +292,9 @@ class Leadership:
             if follower.broker_id in in_sync.committed:
                 stays = follower.is_caught_up(log_end_offset, self._lag_max_us, now_us)
             else:
-                stays = self._may_join(follower, high_watermark, brokers, now_us)
+                stays = follower.log_start_offset >= deleted_below and self._may_join(
+                    follower, high_watermark, brokers, now_us
+                )
             if stays:
                 members.add(follower.broker_id)
         # With the members that hold: who comes or goes does so on its own.
