@@ -236,7 +236,7 @@ class Proxy:
 
 def _reset(writer: asyncio.StreamWriter) -> None:
     sock = writer.get_extra_info("socket")
-    if sock is not None:  # None: it has ended by itself.
+    if sock is not None and sock.fileno() >= 0:  # Else it has ended by itself.
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
