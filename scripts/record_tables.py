@@ -71,6 +71,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "replaced_disks": "replicas whose disk was replaced; absent: none",
             "last_trusted": "who was trusted last, where nobody is; -1 or absent: nobody",
             "begins_anew": "the only one relied on may have no directory, and makes it; or absent",
+            "move_bytes_per_s": "no broker copies it faster on its way; 0 or absent: no such bound",
         },
     ),
     "PartitionChangeRecord": (
@@ -90,7 +91,12 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "replaced_disks": "replicas whose disk was replaced; absent: nil",
             "last_trusted": "who was trusted last, from now on; -1 or absent: no news",
             "begins_anew": "no log is known of who is elected; or absent",
+            "move_bytes_per_s": "no broker copies it faster on its way; nil or absent: as before",
         },
+    ),
+    "TopicChangeRecord": (
+        "all partitions of a topic have so many replicas now",
+        {"topic_id": "topic id", "replication_factor": "replication factor"},
     ),
     "ConfigRecord": (
         "configuration of a topic; value nil: back to the default",

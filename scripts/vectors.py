@@ -162,6 +162,7 @@ def metadata_records() -> list[dict[str, Any]]:
         r.BrokerChangeRecord(0, 40, fenced=False),
         r.BrokerConfigRecord(-1, "log.level", "debug"),
         r.FeatureLevelRecord(2),
+        r.TopicChangeRecord(TOPIC_ID, 3),
     ]
     assert [type(one) for one in samples] == record_types(), "a vector for every record"
     return [

@@ -22,7 +22,7 @@ FIRST_PORT = 9292
 COMMAND_S = 120
 DIFFERS = (
     (re.compile(r"\b[0-9a-f]{32}\b"), "ID"),
-    (re.compile(r"(?<!:)\b\d{4,7}$", re.MULTILINE), "PID"),
+    (re.compile(r"(?<!:)\b\d{3,7}$", re.MULTILINE), "PID"),
     (re.compile(r"\b\d+\.\d s\b"), "N s"),
     (re.compile(r"broker \d decides"), "broker N decides"),
     (re.compile(r"[─ ]{2,}"), " "),

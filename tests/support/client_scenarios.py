@@ -276,6 +276,7 @@ class ClientScenarios:
                 client.reassign_partitions(topic, {0: brokers})
         with pytest.raises(quiverlog.UnknownPartition):
             client.reassign_partitions(topic, {0: [0], 2: [0]})
+        assert len(client.describe_replicas([topic, "nope"]).by_partition) == 2
 
     def test_an_offset_out_of_range_names_the_range(self, client: Any, topic: str) -> None:
         client.create_topic(topic, SCHEMA)

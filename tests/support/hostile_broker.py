@@ -141,6 +141,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("describe_features", lambda c: c.describe_features()),
     Action("finalize_features", lambda c: c.finalize_features(2)),
     Action("describe_topics", lambda c: c.describe_topics()),
+    Action("describe_replicas", lambda c: c.describe_replicas()),
     Action("run", lambda c: c.run(change_voters(c.cluster, ChangeVotersRequest()))),
     Action("create_topic", _create_and_delete, "new"),
     Action("delete_topic", lambda c: c.delete_topic("nope", if_exists=True), "nope"),

@@ -33,8 +33,8 @@ def test_entries_survive_their_encoding() -> None:
 
 def test_golden_bytes_of_an_entry() -> None:
     entry = encode_entry([ProducerIdBlockRecord(1000), PartitionChangeRecord(b"\1\2", 3, 4, 5)])
-    assert entry.hex() == "92" + "92" + "09cd03e8" + "9e" + "05" + "c4020102" + (
-        "030405" + "c0c0" + "c0c2" + "c0c0" + "c0ffc2"
+    assert entry.hex() == "92" + "92" + "09cd03e8" + "9f" + "05" + "c4020102" + (
+        "030405" + "c0c0" + "c0c2" + "c0c0" + "c0ffc2" + "c0"
     )
     # Of older writers: before replicas could change, any were eligible, partitions could move.
     older_writers = ("9605c4020102030405c0", "9705c4020102030405c0c0", "9905c4020102030405c0c0c0c2")
@@ -47,8 +47,8 @@ def test_golden_bytes_of_eligible_replicas() -> None:
     """A partition as it was written before any were eligible has none."""
     fields = (b"\1\2", 0, (1, 2), (1,), 1, 4, 9)
     entry = encode_entry([PartitionRecord(*fields, (2,))])
-    assert entry.hex() == "91" + "9e" + "04" + "c4020102" + "00" + "920102" + "9101" + "010409" + (
-        "9102" + "9090" + "90ffc2"
+    assert entry.hex() == "91" + "9f" + "04" + "c4020102" + "00" + "920102" + "9101" + "010409" + (
+        "9102" + "9090" + "90ffc2" + "00"
     )
     older = bytes.fromhex("919804c4020102" + "00" + "920102" + "9101" + "010409")
     assert decode_entry(older) == [PartitionRecord(*fields)]
@@ -57,8 +57,8 @@ def test_golden_bytes_of_eligible_replicas() -> None:
     change = PartitionChangeRecord(
         b"\1\2", 0, 2, 5, (2,), eligible_leader_replicas=(), unclean=True
     )
-    assert encode_entry([change]).hex() == "91" + "9e" + "05" + "c4020102" + "000205" + "9102" + (
-        "c0" + "90" + "c3" + "c0c0" + "c0ffc2"
+    assert encode_entry([change]).hex() == "91" + "9f" + "05" + "c4020102" + "000205" + "9102" + (
+        "c0" + "90" + "c3" + "c0c0" + "c0ffc2" + "c0"
     )
 
 

@@ -48,6 +48,30 @@ def test_a_move_takes_as_long_as_its_bytes_do(tmp_path: Path) -> None:
     assert len(world.read()) == BATCHES
 
 
+@pytest.mark.parametrize("of_the_broker", [0, RATE * 10, RATE // 2])
+def test_a_move_has_a_rate_of_its_own(tmp_path: Path, of_the_broker: int) -> None:
+    """The lower one holds; the move's own ends with the move."""
+    world = filled(tmp_path, of_the_broker)
+    size = sum(map(len, world.log_files(world.partition.leader_id).values()))
+    rate = min(RATE, of_the_broker or RATE)
+    (moved,) = world.reassign(*world.others(), bytes_per_s=RATE).moves
+    assert moved.move_bytes_per_s == RATE
+    assert world.partition.move_bytes_per_s == RATE
+    took_ms = world.members.run_until(lambda: not world.partition.moves, 30_000)
+    assert size * 1000 // rate <= took_ms <= size * 1500 // rate + 2_000
+    assert world.partition.move_bytes_per_s == 0
+
+
+def test_the_rate_of_a_move_can_be_taken_away_on_the_way(tmp_path: Path) -> None:
+    world = filled(tmp_path, 0)
+    others = world.others()
+    world.reassign(*others, bytes_per_s=1_000)
+    world.members.run_until(lambda: bool(world.log_files(others[0])))
+    (moved,) = world.reassign(*others).moves
+    assert moved.move_bytes_per_s == 0
+    assert world.partition.moves
+
+
 def test_without_a_rate_a_move_takes_no_longer_than_copying(tmp_path: Path) -> None:
     assert moved_in_ms(filled(tmp_path, 0)) < 1_500
 
@@ -96,7 +120,8 @@ class Resting:
 
 def test_copies_share_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     quota = MoveQuota(1, 1_000, lambda: pytest.fail("not asked"))
-    monkeypatch.setattr(MoveQuota, "_moves_here", lambda _self, _key: True)
+    rates = {(b"t", 0): 1_000, (b"t", 1): 1_000, (b"slow", 0): 100}
+    monkeypatch.setattr(MoveQuota, "_rate", lambda _self, key: rates[key])
     one, two = Resting(), Resting()
     assert quota.taken((b"t", 0), one, 500, 1_000_000)  # type: ignore[arg-type]
     assert quota.taken((b"t", 1), two, 500, 1_000_000)  # type: ignore[arg-type]
@@ -104,3 +129,5 @@ def test_copies_share_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not quota.taken((b"t", 1), two, 0, 1_000_000)  # type: ignore[arg-type]
     assert quota.taken((b"t", 0), one, 500, 9_000_000)  # type: ignore[arg-type]
     assert one.until_us == 9_500_000, "what was not used is gone"
+    assert quota.taken((b"slow", 0), two, 50, 9_000_000)  # type: ignore[arg-type]
+    assert two.until_us == 10_000_000, "slow ones take the time that their own rate gives them"

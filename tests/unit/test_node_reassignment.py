@@ -34,7 +34,15 @@ IDS = (1, 2, 3, 4)
 class World:
     """Broker 1 is the controller; `t` has two replicas of its one partition."""
 
-    def __init__(self, root: Path, **config: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        partitions: int = 1,
+        replicas: int = 2,
+        configs: dict[str, str] | None = None,
+        **config: Any,
+    ) -> None:
         self.root = root
         self.members = members = Members(root)
         self.one = members.add(1, **config)
@@ -43,7 +51,8 @@ class World:
         members.run_until(lambda: len(self.one.node.broker.metadata.image.live_brokers()) == 4)
         for member in members.by_id.values():
             member.call(m.HelloRequest())
-        new = m.NewTopic("t", serialize_schema(SCHEMA), 1, 2)
+        new = m.NewTopic("t", serialize_schema(SCHEMA), partitions, replicas)
+        new.configs = configs or {}
         asked = self.one.request(m.CreateTopicsRequest(topics=[new]))
         members.run_until(lambda: self.one.answer(asked) is not None)
         answer = self.one.answer(asked)
@@ -83,10 +92,12 @@ class World:
         return [offset for offset, _ in rows_of(leader.fetched(self.topic_id, 0)[1])]
 
     def reassign(
-        self, *brokers: int, partition: int = 0, by: int = 1
+        self, *brokers: int, partition: int = 0, by: int = 1, **more: Any
     ) -> ReassignPartitionsResponse:
         targets = [PartitionTarget(partition, list(brokers))]
-        return self.ask(ReassignPartitionsRequest(name="t", partitions=targets), by)
+        if "bytes_per_s" in more:
+            more["move_bytes_per_s"] = more.pop("bytes_per_s")
+        return self.ask(ReassignPartitionsRequest(name="t", partitions=targets, **more), by)
 
     def ask(self, request: ReassignPartitionsRequest, by: int = 1) -> ReassignPartitionsResponse:
         member = self.members.by_id[by]

@@ -24,6 +24,7 @@ from quiverlog.wire import voters_messages as v
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.feature_messages import UpdateFeaturesRequest
+from quiverlog.wire.placement_messages import DescribeReplicasRequest
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
 from scripts.protocol_model import MEANINGS, fields_of, parts_of
@@ -127,6 +128,8 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(m.DeleteRecordsRequest, [m.DeleteRecordsPartition(topic, 0, 1)], 0), b""),
         (ask(ElectLeadersRequest, "t", [0], True), b""),
         (ask(ReassignPartitionsRequest, "t", [PartitionTarget(0, [0])]), b""),
+        (ask(ReassignPartitionsRequest, "", [], 0, False, False, "a"), b""),
+        (ask(DescribeReplicasRequest, ["t"], ""), b""),
         (ask(m.DeleteTopicsRequest, ["t"]), b""),
         (ask(k.AlterConfigsRequest, -1, [k.ConfigChange("log.level", "info")]), b""),
         (ask(k.DescribeConfigsRequest, ["log.level"]), b""),

@@ -46,14 +46,6 @@ EXCEPTIONS: Final[dict[str, str]] = {
     "broker/quiverlog/client/topic_tables.py:scanner": "DuckDB calls it",
     "broker/quiverlog/client/topic_tables.py:to_reader": "DuckDB calls it",
     "connector/pyspark_quiverlog/option_table.py:options_page": "scripts/build_docs.py calls it",
-    **dict.fromkeys(
-        [
-            "broker/quiverlog/client/move_plan.py:evacuate",
-            "broker/quiverlog/client/move_plan.py:with_replication_factor",
-            "broker/quiverlog/client/rebalancing.py:rebalance",
-        ],
-        "the commands that move partitions come next",
-    ),
 }
 """`file:name`, or a folder -> who needs it although nothing in the product uses it."""
 

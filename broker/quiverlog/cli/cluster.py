@@ -12,6 +12,7 @@ from quiverlog.cli.features import features, upgrade
 from quiverlog.cli.options import bootstrap_option, debug_option, format_option, open_client
 from quiverlog.cli.output import print_json
 from quiverlog.cli.quorum import voters
+from quiverlog.cli.rebalance import rebalance_cluster
 from quiverlog.cli.restart_check import restart_check
 
 __all__ = ["cluster"]
@@ -80,3 +81,6 @@ cluster.add_command(restart_check)
 cluster.add_command(features)
 cluster.add_command(upgrade)
 cluster.add_command(voters)
+
+
+cluster.add_command(rebalance_cluster)

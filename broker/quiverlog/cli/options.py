@@ -29,6 +29,7 @@ __all__ = [
     "complete_topics",
     "config_option",
     "config_pairs",
+    "confirmed",
     "debug_option",
     "format_option",
     "open_client",
@@ -227,3 +228,12 @@ def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
         with open_client(bootstrap, timeout_s=1.0) as client:
             return [name for name in client.list_topics() if name.startswith(incomplete)]
     return []
+
+
+def confirmed(question: str) -> None:
+    """Ask on a terminal; a script has no terminal and must say --yes."""
+    import sys
+
+    if not sys.stdin.isatty():
+        raise click.UsageError("Say --yes: there is no terminal to ask on.")
+    click.confirm(question, abort=True, err=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "console",
+    "counted",
     "human_bytes",
     "human_count",
     "print_fields",
@@ -84,6 +85,11 @@ def _cell(value: Any, *, markup: bool = True) -> str:
 def human_count(value: float) -> str:
     """`1234567` -> `1,234,567`."""
     return f"{value:,.0f}"
+
+
+def counted(count: int, one: str, more: str) -> str:
+    """`1 partition`, `1,234 partitions`."""
+    return f"{count:,} {one if count == 1 else more}"
 
 
 def human_bytes(value: float) -> str:

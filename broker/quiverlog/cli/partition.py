@@ -1,156 +1,216 @@
-"""`quiverlog partition ...`: which brokers hold the partitions of a topic.
+"""`quiverlog partition ...`: which brokers hold and lead the partitions of topics.
 
-Owns how moves are asked for, shown and waited for; every rule about them is the brokers'.
+Owns how they are listed and how leaders are asked for; `reassign` has a module of its own.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.move_options import node_id_type
 from quiverlog.cli.options import (
     bootstrap_option,
     complete_topics,
+    confirmed,
     debug_option,
     format_option,
     open_client,
 )
-from quiverlog.cli.output import print_json, print_table
-from quiverlog.client.results import PartitionMove
+from quiverlog.cli.output import human_bytes, print_json, print_table
+from quiverlog.cli.reassign import reassign
+from quiverlog.cli.topic_detail import join
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
 
-__all__ = ["partition"]
-
-_PARTITION = click.IntRange(0, PARTITIONS_PER_TOPIC_MAX - 1)
-_POLL_S = 0.5
-
-
-class _Target(click.ParamType[tuple[int, list[int]]]):
-    name = "PARTITION=BROKER,..."
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, list[int]]:
-        try:
-            number, brokers = str(value).split("=")
-            return int(number), [int(one) for one in brokers.split(",")]
-        except ValueError:
-            self.fail(f"{value!r} is not of the form 0=2,3,1.", param, ctx)
+__all__ = ["elect_leaders", "partition"]
 
 
 @click.group()
 def partition() -> None:
-    """See and change which brokers hold the partitions of a topic."""
+    """See and change which brokers hold and lead the partitions of topics."""
 
 
-@partition.command()
-@click.argument("name", shell_complete=complete_topics)
+partition.add_command(reassign)
+
+
+# --- list ----------------------------------------------------------------------------------------
+@partition.command(name="list")
 @click.option(
-    "--to",
-    "targets",
-    type=_Target(),
-    multiple=True,
-    help="Who is to hold a partition, preferred leader first. May be given several times.",
-)
-@click.option(
-    "--cancel",
-    "cancelled",
-    type=_PARTITION,
-    multiple=True,
-    help="This partition stays with those that held it before. May be given several times.",
-)
-@click.option(
-    "--wait",
-    "wait_s",
-    type=click.FloatRange(0, 86_400),
-    default=0.0,
-    metavar="SECONDS",
-    help="Wait so long until nothing moves any more; exit code 1 if something still does.",
-)
+    "--topic", "-t", "topics", multiple=True, metavar="NAME", shell_complete=complete_topics,
+    help="Only of this topic; may be given several times.",
+)  # fmt: skip
+@click.option("--broker", type=node_id_type, metavar="N", help="Only what this broker holds.")
+@click.option("--under-replicated", is_flag=True, help="Only where a replica is out of sync.")
+@click.option("--offline", is_flag=True, help="Only those that nobody leads.")
+@click.option("--moving", is_flag=True, help="Only those on their way to other brokers.")
 @bootstrap_option
 @format_option()
 @debug_option
-def reassign(
-    name: str,
-    targets: tuple[tuple[int, list[int]], ...],
-    cancelled: tuple[int, ...],
-    wait_s: float,
+def list_partitions(
+    topics: tuple[str, ...],
+    broker: int | None,
+    under_replicated: bool,
+    offline: bool,
+    moving: bool,
     bootstrap: str,
     timeout_s: float,
     output_format: str,
 ) -> None:
-    """Move partitions to other brokers; without --to and --cancel: show which move.
+    """List partitions: who leads, who holds, who is in sync, how large.
 
-    Rows can be written and read meanwhile. Brokers that are to hold a partition copy it first;
-    those that are not any more let go of it when enough of the others are in sync.
+    Several conditions together show what meets all of them.
     """
-    wanted: dict[int, list[int] | None] = dict(targets)
-    for number in cancelled:
-        if number in wanted:
-            raise click.UsageError(f"Partition {number} is to move, and not to move.")
-        wanted[number] = None
-    if len(wanted) != len(targets) + len(set(cancelled)):
-        raise click.UsageError("A partition is named twice.")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
-        moves = client.reassign_partitions(name, wanted)
-        if wait_s:
-            moves |= _wait(client, name, moves, wait_s)
-    _show(name, moves, output_format)
-    if wait_s and any(_is_moving(one) for one in moves.values()):
-        raise CommandFailed("Not all partitions have moved; `--cancel` gives a move up.")
-
-
-def _is_moving(move: PartitionMove) -> bool:
-    return bool(move.adding or move.removing)
-
-
-def _wait(
-    client: Client, name: str, moves: Mapping[int, PartitionMove], wait_s: float
-) -> dict[int, PartitionMove]:
-    """How those that move look when they do not any more, or the time is over."""
-    until = time.monotonic() + wait_s
-    found = {number: one for number, one in moves.items() if _is_moving(one)}
-    while any(map(_is_moving, found.values())) and time.monotonic() < until:
-        time.sleep(_POLL_S)
-        moving = client.reassign_partitions(name, {})
-        infos = {one.partition: one for one in client.describe_topic(name).partitions}
-        for number in found:
-            info = infos[number]
-            found[number] = moving.get(number) or PartitionMove(
-                info.replicas, info.in_sync_replicas
-            )
-    return found
-
-
-def _show(name: str, moves: Mapping[int, PartitionMove], output_format: str) -> None:
-    rows = sorted(moves.items())
+        for name in topics:
+            client.describe_topic(name)  # It says what is wrong with the name.
+        rows = [
+            row
+            for row in _rows(client, topics)
+            if (broker is None or broker in row["replicas"])
+            and (not under_replicated or row["is_under_replicated"])
+            and (not offline or row["leader"] is None)
+            and (not moving or row["adding_replicas"] or row["removing_replicas"])
+        ]
     if output_format == "json":
-        shown = [
-            {
-                "partition": number,
+        print_json(rows)
+        return
+    print_table(
+        ["TOPIC", "PARTITION", "LEADER", "REPLICAS", "IN SYNC", "SIZE", "MOVES"],
+        [
+            (
+                row["topic"],
+                row["partition"],
+                "none" if row["leader"] is None else row["leader"],
+                join(row["replicas"]),
+                join(row["in_sync_replicas"]) or "none",
+                "?" if row["size_bytes"] is None else human_bytes(row["size_bytes"]),
+                _arrows(row),
+            )
+            for row in rows
+        ],
+        right=["PARTITION", "SIZE"],
+    )
+
+
+def _arrows(row: dict[str, Any]) -> str:
+    signed = [f"+{one}" for one in row["adding_replicas"]]
+    return " ".join([*signed, *(f"-{one}" for one in row["removing_replicas"])]) or "-"
+
+
+def _rows(client: Client, topics: Sequence[str]) -> Iterator[dict[str, Any]]:
+    from quiverlog.client.reassignments import list_moves
+
+    found = client.metadata(topics or None)
+    moves = client.run(list_moves(client.cluster))
+    sizes = client.describe_replicas(topics or None)
+    for name, topic in sorted(found.topics.items()):
+        for one in topic.partitions:
+            move = moves.get(name, {}).get(one.partition)
+            adding = move.adding if move is not None else ()
+            size = sizes.at(name, one.partition, one.leader)
+            yield {
+                "topic": name,
+                "partition": one.partition,
+                "leader": one.leader if one.leader >= 0 else None,
+                "leader_epoch": one.leader_epoch,
                 "replicas": list(one.replicas),
                 "in_sync_replicas": list(one.in_sync_replicas),
-                "adding_replicas": list(one.adding),
-                "removing_replicas": list(one.removing),
+                "is_under_replicated": not set(one.replicas) - set(adding)
+                <= set(one.in_sync_replicas),
+                "adding_replicas": list(adding),
+                "removing_replicas": list(move.removing) if move is not None else [],
+                "size_bytes": size,
+                "replica_bytes": {
+                    str(node_id): size_bytes
+                    for node_id, size_bytes in sorted(
+                        sizes.by_partition.get((name, one.partition), {}).items()
+                    )
+                    if size_bytes >= 0
+                },
             }
-            for number, one in rows
-        ]
-        print_json({"name": name, "partitions": shown})
+
+
+# --- elect ---------------------------------------------------------------------------------------
+@partition.command()
+@click.argument("name", metavar="[TOPIC]", required=False, shell_complete=complete_topics)
+@click.option(
+    "--partition",
+    "partitions",
+    type=click.IntRange(0, PARTITIONS_PER_TOPIC_MAX - 1),
+    multiple=True,
+    help="Only this one of the topic; may be given several times.",
+)
+@click.option(
+    "--unclean",
+    is_flag=True,
+    help="Where nobody leads, let the longest log that is known: rows may be lost.",
+)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@bootstrap_option
+@format_option()
+@debug_option
+def elect(
+    name: str | None,
+    partitions: tuple[int, ...],
+    unclean: bool,
+    yes: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """Let the first replica of each partition lead it again, where it is in sync.
+
+    Of all topics, or of the one named. The brokers do so by themselves as well, a few at a time
+    (leader.balance.period.ms).
+    """
+    if partitions and name is None:
+        raise click.UsageError("Name the topic.")
+    if unclean and not yes:
+        confirmed(f"Give up rows of {name or 'all topics'} that no living replica has?")
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        names = client.list_topics() if name is None else [name]
+        found = {
+            one: elect_leaders(client, one, partitions, unclean=unclean, is_asked_for=name == one)
+            for one in names
+        }
+    if output_format == "json":
+        print_json(
+            [
+                {"name": one, "leaders": {str(p): node for p, node in leaders.items()}}
+                for one, leaders in found.items()
+            ]
+        )
         return
-    if not rows:
-        click.echo(f"No partition of {name} moves.", err=True)
-        return
-    table = [
-        (number, *(",".join(map(str, ids)) or "-" for ids in
-                   (one.replicas, one.in_sync_replicas, one.adding, one.removing)))
-        for number, one in rows
-    ]  # fmt: skip
-    heads = ["PARTITION", "REPLICAS", "IN SYNC", "ADDING", "REMOVING"]
-    print_table(heads, table, right=["PARTITION"])
+    print_table(["TOPIC", "PARTITION", "LEADER"], _led(found.items()), right=["PARTITION"])
+
+
+def _led(
+    found: Iterable[tuple[str, dict[int, int | None]]],
+) -> Iterator[tuple[str, int, int | str]]:
+    for topic, leaders in found:
+        for number, node_id in sorted(leaders.items()):
+            yield topic, number, "none" if node_id is None else node_id
+
+
+def elect_leaders(
+    client: Client,
+    topic: str,
+    partitions: Sequence[int],
+    *,
+    unclean: bool,
+    is_asked_for: bool = True,
+) -> dict[int, int | None]:
+    """Who leads now. A topic that was found in a list, and is gone, has no partitions."""
+    from quiverlog.errors import UnknownTopic
+
+    try:
+        return client.elect_leaders(topic, partitions or None, unclean=unclean)
+    except UnknownTopic:
+        if is_asked_for:
+            raise
+        return {}

@@ -19,14 +19,17 @@ from quiverlog.cli.options import (
     bootstrap_option,
     complete_topics,
     config_option,
+    confirmed,
     debug_option,
     format_option,
     open_client,
     whole_number,
 )
 from quiverlog.cli.output import print_json, print_table
+from quiverlog.cli.partition import elect_leaders
+from quiverlog.cli.reassign import change_factor
 from quiverlog.cli.topic_detail import detail_json, join, print_detail
-from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX
+from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 
 __all__ = ["topic"]
 
@@ -147,6 +150,11 @@ def describe(
     help="Raise the number to this.",
 )
 @click.option(
+    "--replication-factor",
+    type=click.IntRange(1, REPLICATION_FACTOR_MAX),
+    help="Raise or lower the number of replicas, and wait for the copies.",
+)
+@click.option(
     "--schema", metavar="DDL", help="The new columns: the old ones and nullable ones at the end."
 )
 @click.option("--schema-file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -158,6 +166,7 @@ def describe(
 def alter(
     name: str,
     partitions: int | None,
+    replication_factor: int | None,
     schema: str | None,
     schema_file: Path | None,
     config: dict[str, str],
@@ -174,10 +183,14 @@ def alter(
         config=config or None,
         reset_config=delete_config or None,
     )
-    if not changes:
+    if not changes and replication_factor is None:
         raise click.UsageError("Nothing to change: see the options.")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
-        client.alter_topic(name, **changes)
+        if changes:
+            client.alter_topic(name, **changes)
+        if replication_factor is not None:
+            changes["replication_factor"] = replication_factor
+            change_factor(client, name, replication_factor, is_quiet=output_format == "json")
     if output_format == "json":
         print_json({"name": name, "altered": sorted(changes)})
     else:
@@ -201,7 +214,7 @@ def delete(
 ) -> None:
     """Delete topics and all their rows, for good."""
     if not yes:
-        _confirm(f"Delete {', '.join(names)} with all rows?")
+        confirmed(f"Delete {', '.join(names)} with all rows?")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         before = set(client.list_topics()) if if_exists else set(names)
         for name in names:
@@ -211,15 +224,6 @@ def delete(
         return
     for name in names:
         print(f"{'deleted' if name in before else 'no topic'} {name}")
-
-
-def _confirm(question: str) -> None:
-    """Ask on a terminal; a script has no terminal and must say --yes."""
-    import sys
-
-    if not sys.stdin.isatty():
-        raise click.UsageError("Say --yes: there is no terminal to ask on.")
-    click.confirm(question, abort=True, err=True)
 
 
 @topic.command()
@@ -249,11 +253,11 @@ def elect(
     timeout_s: float,
     output_format: str,
 ) -> None:
-    """Let the first replica of each partition lead it again, where it is in sync."""
+    """The same as `partition elect`, for one topic."""
     if unclean and not yes:
-        _confirm(f"Give up rows of {name} that no living replica has?")
+        confirmed(f"Give up rows of {name} that no living replica has?")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
-        leaders = client.elect_leaders(name, partitions or None, unclean=unclean)
+        leaders = elect_leaders(client, name, partitions, unclean=unclean)
     if output_format == "json":
         print_json({"name": name, "leaders": {str(p): node for p, node in leaders.items()}})
         return
@@ -288,7 +292,7 @@ def trim(
         if unknown:
             raise CommandFailed(f"{name} has no partition {join(unknown)}.")
         if not yes:
-            _confirm(f"Delete rows of {name} before {before}?")
+            confirmed(f"Delete rows of {name} before {before}?")
         starts = client.delete_records(name, per_partition)
     if output_format == "json":
         print_json({"name": name, "log_start_offsets": {str(p): o for p, o in starts.items()}})

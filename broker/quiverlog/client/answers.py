@@ -392,6 +392,7 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.ALTER_CONFIGS: cluster_answers.check_alter_configs,
     m.Api.UPDATE_FEATURES: cluster_answers.check_update_features,
     m.Api.DESCRIBE_CONFIGS: cluster_answers.check_describe_configs,
+    m.Api.DESCRIBE_REPLICAS: cluster_answers.check_describe_replicas,
 }
 assert _CHECKS.keys() == {spec.api for spec in APIS.values() if not spec.between_brokers}
 assert BATCH_ROWS_MAX < EPOCH_MAX

@@ -45,6 +45,7 @@ from .arguments import (
     sequence,
 )
 from .commands import Buffer, Operation, Reply
+from .replica_sizes import ReplicaSizes, replica_sizes
 from .results import (
     ClusterDetail,
     ClusterMetadata,
@@ -193,15 +194,28 @@ class AsyncMethods:
         """
         return await self.run(admin.elect_leaders(self.cluster, topic, partitions, unclean=unclean))
 
-    @checked(topic=NAME, targets=mapping(INT32, optional(sequence(INT32))))
+    @checked(
+        topic=NAME,
+        targets=mapping(INT32, optional(sequence(INT32))),
+        throttle=INT64,
+        change_count=BOOLEAN,
+    )
     async def reassign_partitions(
-        self, topic: str, targets: Mapping[int, Sequence[int] | None]
+        self,
+        topic: str,
+        targets: Mapping[int, Sequence[int] | None],
+        *,
+        throttle: int = 0,
+        change_count: bool = False,
     ) -> dict[int, PartitionMove]:
         """Move partitions to other brokers, all or none.
 
         Args:
             targets: partition -> who is to hold it, the preferred leader first; None: it stays with
                 those that held it before it moved. Empty: only say which partitions move.
+            throttle: no broker copies more than so many bytes in a second of what moves to it; 0:
+                no bound of this move. It ends with the move.
+            change_count: the brokers named may be more, or fewer, than the partition has.
 
         Returns:
             The partitions that were named, or those that move.
@@ -210,7 +224,20 @@ class AsyncMethods:
             InvalidReplicaAssignment: not as many brokers as the partition has replicas, or one that
                 is not alive.
         """
-        return await self.run(reassignments.reassign_partitions(self.cluster, topic, targets))
+        return await self.run(
+            reassignments.reassign_partitions(
+                self.cluster, topic, targets, throttle=throttle, change_count=change_count
+            )
+        )
+
+    @checked(topics=optional(sequence(NAME)))
+    async def describe_replicas(self, topics: Sequence[str] | None = None) -> ReplicaSizes:
+        """How large each replica is on its broker's disk, and how much room the brokers have.
+
+        Args:
+            topics: names; None stands for all.
+        """
+        return await self.run(replica_sizes(self.cluster, topics))
 
     @checked(changes=mapping(NAME, optional(NAME)), broker=optional(INT32))
     async def alter_configs(

@@ -12,6 +12,7 @@ from quiverlog.wire.config_messages import (
 )
 from quiverlog.wire.election_messages import ElectLeadersRequest, ElectLeadersResponse
 from quiverlog.wire.feature_messages import UpdateFeaturesResponse
+from quiverlog.wire.placement_messages import DescribeReplicasRequest, DescribeReplicasResponse
 from quiverlog.wire.reassignment_messages import (
     ReassignPartitionsRequest,
     ReassignPartitionsResponse,
@@ -21,6 +22,7 @@ __all__ = [
     "check_alter_configs",
     "check_describe_cluster",
     "check_describe_configs",
+    "check_describe_replicas",
     "check_elect_leaders",
     "check_reassign_partitions",
     "check_update_features",
@@ -108,6 +110,26 @@ def check_reassign_partitions(
     wanted = {one.partition for one in request.partitions}
     if len(set(found)) != len(found) or (wanted and wanted != set(found)):
         raise InvalidResponse(f"Partitions {sorted(wanted)[:10]} were named; {found[:10]} came.")
-    for one in response.moves:
-        if one.partition < 0 or not one.replicas:
+    names = [topic.name for topic in response.topics]
+    if names != sorted(set(names)) or (request.name and names):
+        raise InvalidResponse(f"Moves of {request.name!r} were asked for; {names[:10]} came.")
+    if response.next_name and response.next_name <= request.first_name:
+        raise InvalidResponse("A page of moves is followed by itself.")
+    for one in (*response.moves, *(move for topic in response.topics for move in topic.moves)):
+        if one.partition < 0 or not one.replicas or one.move_bytes_per_s < 0:
             raise InvalidResponse(f"Partition {one.partition} is held by {one.replicas}.")
+
+
+def check_describe_replicas(
+    request: DescribeReplicasRequest, response: DescribeReplicasResponse, _: int
+) -> None:
+    """Raises InvalidResponse."""
+    names = [topic.name for topic in response.topics]
+    if names != sorted(set(names)):
+        raise InvalidResponse(f"Topics come as {names[:10]}.")
+    if response.next_name and response.next_name <= request.first_name:
+        raise InvalidResponse("A page of replicas is followed by itself.")
+    for topic in response.topics:
+        for one in topic.replicas:
+            if one.partition < 0 or one.size_bytes < -1:
+                raise InvalidResponse(f"{topic.name}-{one.partition} has {one.size_bytes} bytes.")

@@ -75,6 +75,7 @@ def _detail(found: DescribeClusterResponse) -> ClusterDetail:
                 out_of_sync=one.out_of_sync_count,
                 needed=one.needed_count,
                 moving=one.moving_count,
+                takes_partitions=one.takes_partitions,
             )
             for one in found.brokers
         ),

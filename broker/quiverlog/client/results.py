@@ -128,6 +128,8 @@ class BrokerDetail:
     """Of these, those that would have fewer in sync than `min.insync.replicas` without it."""
     moving: int = 0
     """Of these, those that are on their way to other brokers."""
+    takes_partitions: bool = True
+    """False: a controller alone, which is given no replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,18 @@ class PartitionMove:
     in_sync_replicas: tuple[int, ...]
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
+    throttle: int = 0
+    """Bytes in a second that a broker copies of it at the most; 0: no bound of this move."""
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        """Who is to hold it."""
+        return tuple(n for n in self.replicas if n not in self.removing)
+
+    @property
+    def is_over(self) -> bool:
+        """Nobody begins or ends to hold it."""
+        return not self.adding and not self.removing
 
 
 @dataclass(frozen=True, slots=True)

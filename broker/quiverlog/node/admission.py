@@ -52,7 +52,15 @@ _DOES: Final = {
 class Admission:
     """See the module docstring."""
 
-    __slots__ = ("_lost", "_metrics", "_outbox", "_reserve_bytes", "disk_full", "phase")
+    __slots__ = (
+        "_lost",
+        "_metrics",
+        "_outbox",
+        "_reserve_bytes",
+        "disk_full",
+        "phase",
+        "room_bytes",
+    )
 
     def __init__(self, outbox: Outbox, metrics: NodeMetrics, *, reserve_bytes: int) -> None:
         self._outbox = outbox
@@ -60,6 +68,8 @@ class Admission:
         self._reserve_bytes = reserve_bytes
         self.phase = Phase.NEW
         self.disk_full = False
+        # So much may be written before writes are refused; -1: nobody has measured yet.
+        self.room_bytes = -1
         self._lost = False
 
     def enter(self, phase: Phase) -> None:
@@ -109,6 +119,7 @@ class Admission:
     def disk_space(self, free_bytes: int) -> None:
         """The server measured: enter or leave the state that refuses writes."""
         assert self._metrics.disk_full == int(self.disk_full), "the gauge says the state"
+        self.room_bytes = max(0, free_bytes - self._reserve_bytes)
         if free_bytes < self._reserve_bytes:
             if not self.disk_full:
                 self._outbox.log(

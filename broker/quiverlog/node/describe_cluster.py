@@ -140,4 +140,5 @@ def _described(
         out_of_sync_count=counts.out_of_sync[record.node_id],
         needed_count=counts.needed[record.node_id],
         moving_count=counts.moved[record.node_id],
+        takes_partitions=record.takes_partitions,
     )

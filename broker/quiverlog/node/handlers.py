@@ -18,6 +18,7 @@ from quiverlog.node.broker_requests import (
 )
 from quiverlog.node.configs import handle_alter_configs, handle_describe_configs
 from quiverlog.node.describe_cluster import handle_describe_cluster
+from quiverlog.node.describe_replicas import handle_describe_replicas
 from quiverlog.node.elect_leaders import handle_elect_leaders
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.features import handle_update_features
@@ -38,6 +39,7 @@ from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.config_messages import AlterConfigsRequest, DescribeConfigsRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.feature_messages import UpdateFeaturesRequest
+from quiverlog.wire.placement_messages import DescribeReplicasRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
 from quiverlog.wire.reassignment_messages import ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
@@ -75,6 +77,7 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     m.EpochEndOffsetsRequest: offsets.handle_epoch_end_offsets,
     m.DescribeRangesRequest: offsets.handle_describe_ranges,
     DescribeClusterRequest: handle_describe_cluster,
+    DescribeReplicasRequest: handle_describe_replicas,
     ChangeVotersRequest: handle_change_voters,
     AlterPartitionRequest: handle_alter_partition,
     ElectLeadersRequest: handle_elect_leaders,

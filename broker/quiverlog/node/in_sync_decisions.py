@@ -21,6 +21,7 @@ from quiverlog.core.controller.alter_partition import (
 )
 from quiverlog.core.controller.records import Record
 from quiverlog.core.controller.replica_offline import replica_offline
+from quiverlog.core.controller.replication_factor import factors_follow
 from quiverlog.errors import InvalidRequest, NotController, QuiverlogError, ThrottledBroker
 from quiverlog.node.jobs import Then
 from quiverlog.node.metadata import Metadata
@@ -83,6 +84,7 @@ class InSyncDecisions:
             take(offline, response.offline)
         assert len(response.partitions) == len(request.partitions)
         assert len(records) <= len(taken), "each is one change at most"
+        records.extend(factors_follow(self._metadata.pending, records))
         decided = partial(self._decided, response, taken, [then])
         if records:
             self._metadata.propose(records, now, decided)

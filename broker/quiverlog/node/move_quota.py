@@ -1,7 +1,9 @@
 """How fast this broker copies partitions that move to it: so that a move leaves room for the rest.
 
-Owns what was copied of such partitions, as a time: bytes take so long at the rate that is set, one
-after the other. A copy that has taken rows rests until then. Once it is in sync it is a copy like
+Owns what was copied of such partitions, as a time: bytes take so long at the rate of their move,
+one after the other. So all together are never faster than the fastest of them may be. The rate is
+the lower of the broker's own and of that which came with the move. A copy that has taken rows rests
+until its time is over. Once it is in sync it is a copy like
 any other, and so is one that comes back: those are waited for.
 
 Must not know: how rows come, who asks for a move.
@@ -49,21 +51,26 @@ class MoveQuota:
 
     def taken(self, key: Key, follower: Follower, byte_count: int, now_us: int) -> bool:
         """A copy has taken so many bytes. True when it rests now."""
-        if not self._bytes_per_s or not byte_count or not self._moves_here(key):
+        bytes_per_s = self._rate(key) if byte_count else 0
+        if not bytes_per_s:
             return False
         begins_us = max(self._until_us, now_us)
-        self._until_us = begins_us + byte_count * 1_000_000 // self._bytes_per_s
+        self._until_us = begins_us + byte_count * 1_000_000 // bytes_per_s
         assert self._until_us >= now_us
         if not follower.may_fetch or self._until_us == now_us:
             return False
         follower.rest(self._until_us)
         return True
 
-    def _moves_here(self, key: Key) -> bool:
+    def _rate(self, key: Key) -> int:
+        """How fast this partition may come; 0: it does not move here, or nothing bounds it."""
         topic = self._image().topics_by_id.get(key[0])
         if topic is None:
-            return False
+            return 0
         assert key[1] < len(topic.partitions), "what is copied is in the metadata"
         partition = topic.partitions[key[1]]
         is_in_sync = self._node_id in partition.in_sync_replicas
-        return self._node_id in partition.adding_replicas and not is_in_sync
+        if self._node_id not in partition.adding_replicas or is_in_sync:
+            return 0
+        rates = [one for one in (self._bytes_per_s, partition.move_bytes_per_s) if one]
+        return min(rates, default=0)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, get_args
+
+import msgspec
 
 from quiverlog.errors import QuiverlogError
 from quiverlog.server.logs import Logger
@@ -143,14 +145,16 @@ class Replies:
                         part.error_message = self._hide_paths(message)
 
 
+def _parts_with_errors(response: type[Response]) -> str:
+    for field in msgspec.structs.fields(response):
+        if field.name in ("partitions", "topics"):
+            (parts,) = get_args(get_args(field.type)[0])  # A list that has a bound.
+            return field.name if "error_code" in parts.__struct_fields__ else ""
+    return ""
+
+
 _PARTS: Final = tuple(
-    next(
-        (name for name in ("partitions", "topics") if name in APIS[api].response.__struct_fields__),
-        "",
-    )
-    if api in APIS
-    else ""
-    for api in range(max(APIS) + 1)
+    _parts_with_errors(APIS[api].response) if api in APIS else "" for api in range(max(APIS) + 1)
 )
 """By API number: the field of a response whose parts carry errors of their own."""
 

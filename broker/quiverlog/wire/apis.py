@@ -42,3 +42,4 @@ class Api(enum.IntEnum):
     ALTER_CONFIGS = 60
     DESCRIBE_CONFIGS = 61
     UPDATE_FEATURES = 62
+    DESCRIBE_REPLICAS = 63

@@ -41,6 +41,7 @@ class ClusterBroker(Part, array_like=True, gc=False):
     out_of_sync_count: Int64 = 0
     needed_count: Int64 = 0
     moving_count: Int64 = 0
+    takes_partitions: bool = True
 
 
 class DescribeClusterResponse(Response, array_like=True, gc=False):

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 
-from .messages import Api, BrokerEndpoint, Int32, Part, Request, Response
+from .messages import Api, BrokerEndpoint, Int32, Int64, Part, PerTopic, Request, Response
 
 __all__ = [
     "REASSIGN_PARTITIONS_CONTAINERS_MAX",
@@ -19,6 +19,7 @@ __all__ = [
     "PartitionTarget",
     "ReassignPartitionsRequest",
     "ReassignPartitionsResponse",
+    "TopicMoves",
 ]
 
 REASSIGN_PARTITIONS_CONTAINERS_MAX = 2 * PARTITIONS_PER_TOPIC_MAX + 2
@@ -37,11 +38,17 @@ class PartitionTarget(Part, array_like=True, gc=False):
 
 
 class ReassignPartitionsRequest(Request, array_like=True, gc=False):
-    """Asks that partitions of a topic move, all or none of them. Without partitions: which do."""
+    """Asks that partitions of a topic move, all or none of them. Without partitions: which do; with
+    no name either: which of any topic, in pages.
+    """
 
     API: ClassVar[Api] = Api.REASSIGN_PARTITIONS
     name: str = ""
     partitions: Annotated[list[PartitionTarget], Meta(max_length=PARTITIONS_PER_TOPIC_MAX)] = []
+    move_bytes_per_s: Int64 = 0
+    changes_count: bool = False
+    validate_only: bool = False
+    first_name: str = ""
 
 
 class PartitionReplicas(Part, array_like=True, gc=False):
@@ -51,12 +58,22 @@ class PartitionReplicas(Part, array_like=True, gc=False):
     replicas: Both = []
     in_sync_replicas: Both = []
     adding_replicas: Replicas = []
-    removing_replicas: Replicas = []
+    removing_replicas: Both = []
+    move_bytes_per_s: Int64 = 0
+
+
+class TopicMoves(Part, array_like=True, gc=False):
+    """The partitions of one topic that move."""
+
+    name: str = ""
+    moves: Annotated[list[PartitionReplicas], Meta(max_length=PARTITIONS_PER_TOPIC_MAX)] = []
 
 
 class ReassignPartitionsResponse(Response, array_like=True, gc=False):
-    """The partitions that were named, or those that move."""
+    """The partitions that were named, or those that move; with no name, `topics`."""
 
     API: ClassVar[Api] = Api.REASSIGN_PARTITIONS
     moves: Annotated[list[PartitionReplicas], Meta(max_length=PARTITIONS_PER_TOPIC_MAX)] = []
     controller: BrokerEndpoint | None = None
+    topics: PerTopic[TopicMoves] = []
+    next_name: str = ""

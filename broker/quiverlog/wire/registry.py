@@ -20,6 +20,7 @@ from . import config_messages as k
 from . import election_messages as e
 from . import feature_messages as f
 from . import messages as m
+from . import placement_messages as p
 from . import quorum_messages as q
 from . import reassignment_messages as n
 from . import replica_messages as r
@@ -110,6 +111,7 @@ APIS: dict[int, ApiSpec] = {
         _spec(c.DescribeClusterRequest, c.DescribeClusterResponse),
         _spec(v.ChangeVotersRequest, v.ChangeVotersResponse),
         _spec(e.ElectLeadersRequest, e.ElectLeadersResponse),
+        _spec(p.DescribeReplicasRequest, p.DescribeReplicasResponse),
         _spec(
             n.ReassignPartitionsRequest,
             n.ReassignPartitionsResponse,

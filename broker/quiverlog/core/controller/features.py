@@ -19,14 +19,22 @@ from quiverlog.core.controller.records import BrokerRecord, FeatureLevelRecord, 
 from quiverlog.errors import FeatureNotFinalised, InvalidFeatureLevel, UnsupportedFeatureLevel
 from quiverlog.limits import FEATURE_LEVEL_MAX, FEATURE_LEVEL_MIN
 
-__all__ = ["BROKER_CONFIGS", "LEVELS", "check_finalised", "check_supports", "finalise"]
+__all__ = [
+    "BROKER_CONFIGS",
+    "LEVELS",
+    "REPLICATION_FACTORS",
+    "check_finalised",
+    "check_supports",
+    "finalise",
+]
 
 LEVELS: Final = {
     1: "everything before there were levels",
-    2: "configuration at run time, brokers that are unregistered",
+    2: "configuration at run time, brokers that are unregistered, other numbers of replicas",
 }
 """What each level adds."""
 BROKER_CONFIGS: Final = 2
+REPLICATION_FACTORS: Final = 2
 
 assert list(LEVELS) == [*range(FEATURE_LEVEL_MIN, FEATURE_LEVEL_MAX + 1)], "each has its line"
 

@@ -39,6 +39,7 @@ from quiverlog.core.controller.records import (
     RemoveTopicRecord,
     SchemaRecord,
     SnapshotRecord,
+    TopicChangeRecord,
     TopicRecord,
 )
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
@@ -179,6 +180,10 @@ class Image:
                 topic = TopicImage(record, config)
                 self.topics[record.name] = self.topics_by_id[record.topic_id] = topic
                 self._configure(topic)
+            case TopicChangeRecord():
+                topic = self.topics_by_id[record.topic_id]
+                topic.replication_factor = record.replication_factor
+                self._configure(topic)
             case ConfigRecord():
                 self._replay_config(record)
             case SchemaRecord():
@@ -262,6 +267,10 @@ class Image:
             partition.adding_replicas = record.adding_replicas
         if record.removing_replicas is not None:
             partition.removing_replicas = record.removing_replicas
+        if record.move_bytes_per_s is not None:
+            partition.move_bytes_per_s = record.move_bytes_per_s
+        if not partition.moves:
+            partition.move_bytes_per_s = 0
         eligible = record.eligible_leader_replicas
         if eligible is None:
             eligible = partition.eligible_leader_replicas

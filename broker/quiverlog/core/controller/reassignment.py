@@ -21,14 +21,20 @@ disks that rows were promised to lie on. So it is not dropped: it leaves as any 
 enough of those that stay have these rows. It is then among `adding_replicas`, for it did not hold
 the partition before, and among `removing_replicas`.
 
-Must not know: requests, how rows are copied, how fast.
+A target may have another number of replicas, where that is asked for (replication_factor.py). What
+is in sync at the end has to be enough for a partition of so many.
+
+A move may have a bound of its own for what a broker copies. It is a part of the move, so nothing is
+left of it when the move has ended.
+
+Must not know: requests, how rows are copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quiverlog.core.controller.eligible import eligible_after, min_in_sync
+from quiverlog.core.controller.eligible import eligible_after
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.leaders import first_of, leader_change
 from quiverlog.core.controller.records import (
@@ -39,27 +45,44 @@ from quiverlog.core.controller.records import (
 )
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.errors import InvalidReplicaAssignment, PolicyViolation
-from quiverlog.limits import PARTITIONS_PER_BROKER_MAX
+from quiverlog.limits import PARTITIONS_PER_BROKER_MAX, REPLICATION_FACTOR_MAX
 from quiverlog.types import NO_EPOCH
 
-__all__ = ["arrived", "cancel", "reassign"]
+__all__ = ["arrived", "cancel", "reassign", "target_of"]
 
 
 def reassign(
-    image: Image, topic: TopicImage, partition: PartitionImage, target: Sequence[int]
+    image: Image,
+    topic: TopicImage,
+    partition: PartitionImage,
+    target: Sequence[int],
+    *,
+    changes_count: bool = False,
+    bytes_per_s: int = 0,
 ) -> list[Record]:
     """The partition is to be held by these brokers, of which the first is the preferred leader.
 
     Returns the change; none, where it is held by them already or on its way.
 
+    Args:
+        changes_count: these may be more, or fewer, than it has now.
+        bytes_per_s: no broker copies it faster; 0: no bound of this move.
+
     Raises:
-        InvalidReplicaAssignment: not as many as the topic asks for, one twice, or one that is not
+        InvalidReplicaAssignment: not as many as the partition has, one twice, or one that is not
             alive and gets the partition by this.
         PolicyViolation: a broker is full, or nobody leads the partition.
     """
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
-    _check(image, topic, partition, target)
-    return _moving(topic, partition, target)
+    assert bytes_per_s >= 0
+    _check(image, topic, partition, target, changes_count)
+    changes = _moving(topic, partition, target, bytes_per_s)
+    if any(len(one.replicas or ()) > 2 * REPLICATION_FACTOR_MAX for one in changes):
+        raise PolicyViolation(
+            f"{topic.name}-{partition.partition} has had other targets, and"
+            f" {2 * REPLICATION_FACTOR_MAX} brokers that hold it are the most allowed: wait."
+        )
+    return list(changes)
 
 
 def cancel(topic: TopicImage, partition: PartitionImage) -> list[Record]:
@@ -69,7 +92,7 @@ def cancel(topic: TopicImage, partition: PartitionImage) -> list[Record]:
         return []
     before = _before(partition)
     assert before, "somebody held it"
-    return _moving(topic, partition, before)
+    return list(_moving(topic, partition, before, partition.move_bytes_per_s))
 
 
 def arrived(topic: TopicImage, partition: PartitionImage, in_sync: Sequence[int]) -> list[Record]:
@@ -84,11 +107,12 @@ def arrived(topic: TopicImage, partition: PartitionImage, in_sync: Sequence[int]
     assert set(in_sync) <= set(partition.replicas)
     if not partition.moves or set(in_sync) != set(partition.in_sync_replicas):
         return []
-    target = _target(partition)
+    target = target_of(partition)
     assert target, "it moves somewhere"
+    enough = min(topic.config.min_in_sync_replicas, len(target))
     kept = tuple(n for n in in_sync if n in target)
     adding = {n for n in partition.adding_replicas if n in target}
-    if not adding <= set(kept) or len(kept) < min_in_sync(topic.config, partition):
+    if not adding <= set(kept) or len(kept) < enough:
         return []
     assert partition.leader_id in in_sync, "a leader asks"
     if partition.leader_id not in target:
@@ -104,12 +128,14 @@ def _before(partition: PartitionImage) -> tuple[int, ...]:
     return tuple(n for n in partition.replicas if n not in partition.adding_replicas)
 
 
-def _target(partition: PartitionImage) -> tuple[int, ...]:
+def target_of(partition: PartitionImage) -> tuple[int, ...]:
     """Who is to hold the partition."""
     return tuple(n for n in partition.replicas if n not in partition.removing_replicas)
 
 
-def _moving(topic: TopicImage, partition: PartitionImage, target: Sequence[int]) -> list[Record]:
+def _moving(
+    topic: TopicImage, partition: PartitionImage, target: Sequence[int], bytes_per_s: int
+) -> list[PartitionChangeRecord]:
     """The change by which it moves there. Nobody who may have been counted on is dropped by it."""
     before = _before(partition)
     given_up = tuple(n for n in partition.adding_replicas if n not in target)
@@ -118,20 +144,31 @@ def _moving(topic: TopicImage, partition: PartitionImage, target: Sequence[int])
     replicas = (*target, *removing)
     assert len(set(replicas)) == len(replicas)
     assert set(replicas) >= set(partition.replicas), "all stay until the move has ended"
+    if not adding and not removing:
+        bytes_per_s = 0
     now = (partition.replicas, partition.adding_replicas, partition.removing_replicas)
-    if now == (replicas, adding, removing):
+    if (*now, partition.move_bytes_per_s) == (replicas, adding, removing, bytes_per_s):
         return []
-    return [_change(topic, partition, replicas, adding, removing, partition.in_sync_replicas)]
+    in_sync = partition.in_sync_replicas
+    return [_change(topic, partition, replicas, adding, removing, in_sync, bytes_per_s)]
 
 
 def _check(
-    image: Image, topic: TopicImage, partition: PartitionImage, target: Sequence[int]
+    image: Image,
+    topic: TopicImage,
+    partition: PartitionImage,
+    target: Sequence[int],
+    changes_count: bool,
 ) -> None:
     name = f"{topic.name}-{partition.partition}"
     if partition.leader_id == NO_LEADER:
         raise PolicyViolation(f"{name} has no leader, so nobody could copy it.")
-    count = len(_target(partition))
-    if len(target) != count:
+    count = len(target_of(partition))
+    if changes_count and not 1 <= len(target) <= REPLICATION_FACTOR_MAX:
+        raise InvalidReplicaAssignment(
+            f"{name}: {len(target)} brokers were named, allowed are 1 to {REPLICATION_FACTOR_MAX}."
+        )
+    if not changes_count and len(target) != count:
         raise InvalidReplicaAssignment(
             f"{name} has {count} replicas, {len(target)} brokers were named."
         )
@@ -159,6 +196,7 @@ def _change(
     adding: tuple[int, ...],
     removing: tuple[int, ...],
     in_sync: tuple[int, ...],
+    bytes_per_s: int | None = None,
 ) -> PartitionChangeRecord:
     """Who leads stays; the leader epoch is another one where a replica is new."""
     assert set(in_sync) <= set(replicas)
@@ -174,4 +212,5 @@ def _change(
         eligible_leader_replicas=eligible_after(topic.config, partition, in_sync),
         adding_replicas=adding,
         removing_replicas=removing,
+        move_bytes_per_s=bytes_per_s,
     )

@@ -36,6 +36,7 @@ __all__ = [
     "RemoveTopicRecord",
     "SchemaRecord",
     "SnapshotRecord",
+    "TopicChangeRecord",
     "TopicRecord",
     "decode_entry",
     "encode_entry",
@@ -113,7 +114,8 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
     `replaced_disks`: replicas whose disk is another one than that on which they acknowledged rows.
     `last_trusted`: who was, when nobody is any more; NO_LEADER otherwise. `begins_anew`: the only
-    one that is relied on may have no log, and may make an empty one.
+    one that is relied on may have no log, and may make an empty one. `move_bytes_per_s`: no
+    broker copies it faster on its way; 0: the move has no bound of its own.
     """
 
     topic_id: bytes
@@ -129,6 +131,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     replaced_disks: tuple[int, ...] = ()
     last_trusted: int = NO_LEADER
     begins_anew: bool = False
+    move_bytes_per_s: int = 0
 
 
 class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5):
@@ -136,7 +139,8 @@ class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5)
 
     Eligible leader replicas, and replaced disks, stay but for those that this change takes into
     sync, or away. `unclean`: the new leader may lack rows that were readable. `last_trusted`: when
-    nobody is trusted any more. `begins_anew`: of who is elected no log is known.
+    nobody is trusted any more. `begins_anew`: of who is elected no log is known. The bound of a
+    move ends with the move.
     """
 
     topic_id: bytes
@@ -152,6 +156,7 @@ class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5)
     replaced_disks: tuple[int, ...] | None = None
     last_trusted: int = NO_LEADER
     begins_anew: bool = False
+    move_bytes_per_s: int | None = None
 
 
 class ConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -214,6 +219,13 @@ class FeatureLevelRecord(msgspec.Struct, frozen=True, array_like=True, tag=13):
     level: int
 
 
+class TopicChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """The topic's partitions have so many replicas now, and so will those that are added later."""
+
+    topic_id: bytes
+    replication_factor: int
+
+
 Record = (
     SnapshotRecord
     | BrokerRecord
@@ -228,6 +240,7 @@ Record = (
     | BrokerChangeRecord
     | BrokerConfigRecord
     | FeatureLevelRecord
+    | TopicChangeRecord
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

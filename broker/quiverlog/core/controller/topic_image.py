@@ -37,6 +37,7 @@ class PartitionImage:
         "last_trusted",
         "leader_epoch",
         "leader_id",
+        "move_bytes_per_s",
         "partition",
         "partition_epoch",
         "removing_replicas",
@@ -59,6 +60,7 @@ class PartitionImage:
         self.replaced_disks = record.replaced_disks
         self.last_trusted = record.last_trusted
         self.begins_anew = record.begins_anew
+        self.move_bytes_per_s = record.move_bytes_per_s
 
     @property
     def relied_on(self) -> tuple[int, ...]:
@@ -90,6 +92,7 @@ class PartitionImage:
             self.replaced_disks,
             self.last_trusted,
             self.begins_anew,
+            self.move_bytes_per_s,
         )
 
     @property

@@ -143,27 +143,34 @@ class Leadership:
 
         While a partition moves, those that leave count no more when those that are added do.
         """
-        certain = self.in_sync.certain
+        certain, needed = self.in_sync.certain, self.min_in_sync
         if self._stay_alone:
-            certain -= self.leaving
+            certain, needed = certain - self.leaving, self._min_to_stay
         flushed = [leader_flushed_offset] if self._node_id in certain else []
         flushed += [f.flushed_offset for f in self.followers.values() if f.broker_id in certain]
         assert len(flushed) <= len(certain), "each counts once"
-        assert self.min_in_sync >= 1
-        if len(flushed) < self.min_in_sync:
+        assert needed >= 1
+        if len(flushed) < needed:
             return 0
         flushed.sort(reverse=True)
-        offset = flushed[self.min_in_sync - 1]
+        offset = flushed[needed - 1]
         self._promised_offset = max(self._promised_offset, offset)
         return offset
 
     @property
     def _stay_alone(self) -> bool:
         """True when those that stay are enough without those that leave."""
-        if not self.leaving:
+        if not self.leaving and not self.adding:
             return False
         committed = self.in_sync.committed
-        return self.adding <= committed and len(committed - self.leaving) >= self.min_in_sync
+        return self.adding <= committed and len(committed - self.leaving) >= self._min_to_stay
+
+    @property
+    def _min_to_stay(self) -> int:
+        """So many of those that stay are enough, where fewer than the minimum are to stay."""
+        stay_count = 1 + len(self.followers) - len(self.leaving)
+        assert stay_count >= 1, "somebody holds the partition"
+        return min(self.min_in_sync, stay_count)
 
     @property
     def _have_heard(self) -> bool:

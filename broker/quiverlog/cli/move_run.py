@@ -1,0 +1,168 @@
+"""Having partitions moved by a plan, and waiting for it.
+
+Owns the order: a plan that some broker would refuse moves nothing at all, the topics are asked for
+one after the other, and who waits sees how far the copies have come. The moves are the brokers': an
+interrupted command leaves them running, with their throttle, which ends with each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.output import human_bytes
+from quiverlog.cli.waiting import Waiting, shown_waiting
+from quiverlog.client.reassignments import list_moves, reassign_partitions
+from quiverlog.errors import QuiverlogError, UnknownPartition, UnknownTopic
+
+if TYPE_CHECKING:
+    from quiverlog.client.client import Client
+    from quiverlog.client.replica_layout import Move
+    from quiverlog.client.replica_sizes import ReplicaSizes
+
+__all__ = ["check_plan", "elect_preferred", "start_plan", "wait_for"]
+
+Key = tuple[str, int]
+_POLL_S: Final = 0.5
+_SILENCE_S_MAX: Final = 60.0
+"""So long may nobody answer who waits: another controller is elected in a few seconds."""
+_PARTITIONS_MAX: Final = 1_000
+"""In one request: what is decided together is logged together."""
+
+
+def check_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
+    """Have the controller look at the plan. Raises what it would refuse it with."""
+    for topic, targets in _requests(moves):
+        _ask(client, topic, targets, throttle, validate_only=True)
+
+
+def start_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
+    """Begin all moves.
+
+    Raises:
+        CommandFailed: a request was refused after others had been taken.
+    """
+    begun = 0
+    for topic, targets in _requests(moves):
+        try:
+            _ask(client, topic, targets, throttle)
+        except QuiverlogError as error:
+            if not begun:
+                raise
+            raise CommandFailed(
+                f"{begun} of {len(moves)} partitions move, then: {error} Plan again for the others."
+            ) from error
+        begun += len(targets)
+
+
+def _requests(moves: Sequence[Move]) -> list[tuple[str, dict[int, Sequence[int]]]]:
+    by_topic: dict[str, list[Move]] = {}
+    for one in moves:
+        by_topic.setdefault(one.topic, []).append(one)
+    return [
+        (topic, {one.partition: one.after for one in found[at : at + _PARTITIONS_MAX]})
+        for topic, found in by_topic.items()
+        for at in range(0, len(found), _PARTITIONS_MAX)
+    ]
+
+
+def _ask(
+    client: Client,
+    topic: str,
+    targets: Mapping[int, Sequence[int]],
+    throttle: int,
+    *,
+    validate_only: bool = False,
+) -> None:
+    client.run(
+        reassign_partitions(
+            client.cluster,
+            topic,
+            targets,
+            throttle=throttle,
+            change_count=True,
+            validate_only=validate_only,
+        )
+    )
+
+
+def elect_preferred(client: Client, moves: Sequence[Move]) -> None:
+    """Have those lead that are to, now that they are in sync; brokers would do so by and by."""
+    for topic, targets in _requests(moves):
+        # A topic that was deleted at this moment has no leaders.
+        with contextlib.suppress(UnknownTopic, UnknownPartition):
+            client.elect_leaders(topic, list(targets))
+
+
+# --- waiting -------------------------------------------------------------------------------------
+def wait_for(client: Client, copies: Mapping[Key, Sequence[int]], wait_s: float) -> list[Key]:
+    """Show how far these have come, until none moves or the time is over. Returns who still does.
+
+    Args:
+        copies: partition -> brokers that copy it.
+
+    Raises:
+        KeyboardInterrupt: the moves go on; what to type next was said.
+    """
+    with shown_waiting("moving") as shown:
+        try:
+            return _wait(client, copies, wait_s, shown)
+        except KeyboardInterrupt:
+            click.echo(
+                "\nThe move goes on. `quiverlog partition reassign --status` shows it, "
+                "`quiverlog partition reassign --cancel` gives it up.",
+                err=True,
+            )
+            raise
+
+
+def _wait(
+    client: Client, copies: Mapping[Key, Sequence[int]], wait_s: float, shown: Waiting
+) -> list[Key]:
+    until_s = time.monotonic() + wait_s
+    heard_s = time.monotonic()
+    topics = sorted({topic for topic, _ in copies})
+    takers = {node_id for ids in copies.values() for node_id in ids}
+    left = list(copies)
+    sizes: ReplicaSizes | None = None
+    while True:
+        try:
+            found = client.run(list_moves(client.cluster))
+            left = [one for one in copies if one[1] in found.get(one[0], {})]
+            sizes = client.describe_replicas(topics) if left and takers else sizes
+            heard_s = time.monotonic()
+        except QuiverlogError as error:
+            if not error.retriable or time.monotonic() - heard_s > _SILENCE_S_MAX:
+                raise
+        done, total = _copied(copies, set(left), sizes)
+        silent = "" if time.monotonic() - heard_s < 5 else "; no controller answers"
+        shown.show(
+            done or len(copies) - len(left),
+            total or len(copies),
+            f"{human_bytes(done)} of {human_bytes(total)}, "
+            f"{len(copies) - len(left):,} of {len(copies):,} partitions{silent}",
+        )
+        if not left or time.monotonic() >= until_s:
+            return left
+        time.sleep(min(_POLL_S, max(0.0, until_s - time.monotonic())))
+
+
+def _copied(
+    copies: Mapping[Key, Sequence[int]], left: set[Key], sizes: ReplicaSizes | None
+) -> tuple[int, int]:
+    """Bytes that have come, and that are to come; by what is stored now."""
+    done = total = 0
+    for key, takers in copies.items():
+        size = sizes.largest(*key) if sizes is not None else 0
+        total += size * len(takers)
+        for node_id in takers:
+            if key not in left:
+                done += size
+            elif sizes is not None:
+                done += min(size, sizes.at(*key, node_id) or 0)
+    return done, total

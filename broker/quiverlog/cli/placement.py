@@ -1,0 +1,104 @@
+"""What the planners of moves are told of the cluster: brokers, partitions, sizes, room.
+
+Owns how that is put together from what brokers answer. Must not know: what is planned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.output import human_bytes
+from quiverlog.client.reassignments import list_moves
+from quiverlog.client.replica_layout import Layout, Move, PlanBroker, PlanPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from quiverlog.client.client import Client
+    from quiverlog.client.replica_sizes import ReplicaSizes
+    from quiverlog.client.results import PartitionMove
+
+__all__ = ["Placement", "check_room", "look"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where everything lies, or is on its way to lie.
+
+    Attributes:
+        silent: brokers that are alive and did not say how large their replicas are.
+    """
+
+    brokers: list[PlanBroker]
+    partitions: list[PlanPartition]
+    moving: Mapping[tuple[str, int], PartitionMove]
+    sizes: ReplicaSizes
+
+    @property
+    def silent(self) -> Sequence[int]:
+        return self.sizes.silent
+
+    def of(self, topic: str) -> list[PlanPartition]:
+        """The partitions of one topic.
+
+        Raises:
+            CommandFailed: there is none of this name.
+        """
+        found = [one for one in self.partitions if one.topic == topic]
+        if not found:
+            raise CommandFailed(f"There is no topic {topic!r}.")
+        return found
+
+    def layout(self, moves: Sequence[Move] = ()) -> Layout:
+        """The sums of each broker, before, or when all of these have moved."""
+        after = {(one.topic, one.partition): one.after for one in moves}
+        return Layout(
+            self.brokers,
+            [
+                one._replace(replicas=after.get((one.topic, one.partition), one.replicas))
+                for one in self.partitions
+            ],
+        )
+
+
+def look(client: Client) -> Placement:
+    """Ask for all of it. Partitions that move count as where they move to."""
+    described = client.describe_cluster()
+    moves = client.run(list_moves(client.cluster))
+    moving = {(name, n): one for name, found in moves.items() for n, one in found.items()}
+    sizes = client.describe_replicas()
+    brokers = [
+        PlanBroker(
+            one.node_id,
+            one.rack,
+            one.host,
+            takes=one.takes_partitions and not one.fenced and not one.in_shutdown,
+            free_bytes=sizes.room_bytes.get(one.node_id),
+        )
+        for one in described.brokers
+    ]
+    partitions = []
+    for name, topic in sorted(client.metadata().topics.items()):
+        for one in topic.partitions:
+            move = moving.get((name, one.partition))
+            replicas = one.replicas if move is None else move.target
+            size = sizes.largest(name, one.partition)
+            partitions.append(PlanPartition(name, one.partition, replicas, size))
+    return Placement(brokers, partitions, moving, sizes)
+
+
+def check_room(placement: Placement, moves: Collection[Move]) -> None:
+    """Raise CommandFailed where more is to come to a broker than its disk has room for."""
+    layout = Layout(placement.brokers, placement.partitions)
+    at = {(one.topic, one.partition): n for n, one in enumerate(placement.partitions)}
+    for move in moves:
+        layout.change(at[move.topic, move.partition], move.after)
+    for broker in placement.brokers:
+        incoming = layout.incoming_bytes[broker.node_id]
+        if broker.free_bytes is not None and incoming > broker.free_bytes:
+            raise CommandFailed(
+                f"Broker {broker.node_id} has room for {human_bytes(broker.free_bytes)}, and "
+                f"{human_bytes(incoming)} would move there; --ignore-room moves them nevertheless."
+            )

@@ -1,0 +1,155 @@
+"""Partitions move, become more and fewer replicas, and are evened out, while programs write and
+read: every command on real brokers, no row lost, none out of order."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import quiverlog
+import quiverlog.testing
+from quiverlog.local.cluster import LocalCluster
+from tests.support.cluster_load import ClusterLoad
+
+pytestmark = pytest.mark.process
+
+MB = 1_000_000
+COMMAND_S = 180
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with quiverlog.testing.cluster(4, racks=["a", "b", "c", "a"]) as cluster:
+        yield cluster
+
+
+def run(cluster: LocalCluster, *words: str, code: int = 0) -> str:
+    command = [sys.executable, "-m", "quiverlog", *words, "--bootstrap-server", cluster.bootstrap]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+    assert done.returncode == code, (words, done.stdout, done.stderr)
+    return done.stdout if code == 0 else done.stderr
+
+
+def asked(cluster: LocalCluster, *words: str) -> Any:
+    return json.loads(run(cluster, *words, "--format", "json"))
+
+
+def replicas(cluster: LocalCluster, topic: str) -> list[list[int]]:
+    return [one["replicas"] for one in asked(cluster, "partition", "list", "--topic", topic)]
+
+
+def check_order(cluster: LocalCluster, topic: str) -> None:
+    """Each program's rows come in the order in which it has sent them, in each partition."""
+    last: dict[tuple[int, str], int] = {}
+    with quiverlog.connect(cluster.bootstrap) as client:
+        for batch in client.consumer(topic, start="earliest"):
+            columns = (batch.data.column(name).to_pylist() for name in ("program", "n"))
+            for program, n in zip(*columns, strict=True):
+                assert last.get((batch.partition, program), -1) < n
+                last[batch.partition, program] = n
+
+
+def test_all_of_it_under_load(cluster: LocalCluster, tmp_path: Path) -> None:
+    load = ClusterLoad(cluster.bootstrap, "t", partitions=6, replication_factor=2)
+    move = ("partition", "reassign", "t")
+    with load:
+        # More replicas, planned by rack.
+        plan = asked(cluster, *move, "--replication-factor", "3", "--dry-run")
+        assert len(plan["moves"]) == 6
+        assert all(len(one) == 2 for one in replicas(cluster, "t")), "a dry run moves nothing"
+        run(cluster, "topic", "alter", "t", "--replication-factor", "3")
+        held = replicas(cluster, "t")
+        assert held == [one["after"] for one in plan["moves"]]
+        assert all(sum(n in one for n in (1, 4)) == 1 for one in held), "one in each rack"
+        assert asked(cluster, "topic", "describe", "t")[0]["replication_factor"] == 3
+        assert asked(cluster, "partition", "list", "--topic", "t", "--under-replicated") == []
+        # A plan that is printed, edited and carried out.
+        file = tmp_path / "plan.json"
+        file.write_text(run(cluster, *move, "--to", "0=3,2,1", "--dry-run", "--format", "plan"))
+        edited = json.loads(file.read_text())
+        edited["partitions"][0]["log_dirs"] = ["any", "any", "any"]
+        edited["partitions"][0]["replicas"] = [2, 3, 1]
+        file.write_text(json.dumps(edited))
+        run(cluster, "partition", "reassign", "--plan-file", str(file), "--wait")
+        assert replicas(cluster, "t")[0] == [2, 3, 1]
+        # Lopsided, and even again.
+        run(cluster, *move, "--from", "4", "--wait")
+        assert asked(cluster, "partition", "list", "--broker", "4") == []
+        before = load.rows
+        plan = asked(cluster, "cluster", "rebalance", "--yes", "--wait")
+        assert {one["node_id"]: one["replicas"][1] for one in plan["brokers"]} == {
+            1: 3, 2: 6, 3: 6, 4: 3
+        }  # fmt: skip
+        assert sorted(one["leaders"][1] for one in plan["brokers"]) == [1, 1, 2, 2]
+        assert asked(cluster, "cluster", "rebalance", "--dry-run")["moves"] == []
+        assert load.rows > before
+        # Leaders where they are to be, and fewer replicas.
+        leaders = [one["leader"] for one in asked(cluster, "partition", "list", "--topic", "t")]
+        assert leaders == [one[0] for one in replicas(cluster, "t")]
+        (elected,) = asked(cluster, "partition", "elect", "t")
+        assert list(elected["leaders"].values()) == [one[0] for one in replicas(cluster, "t")]
+        run(cluster, *move, "--replication-factor", "2", "--wait")
+        assert asked(cluster, "topic", "describe", "t")[0]["replication_factor"] == 2
+    seen = load.done()
+    assert seen.errors == []
+    assert seen.read == seen.expected
+    check_order(cluster, "t")
+
+
+def test_a_throttle_holds_and_ends_with_the_move(cluster: LocalCluster) -> None:
+    """Within 20 percent, by the bytes that lie on the disk in the end; and a cancelled one goes."""
+    rate = 2 * MB
+    with quiverlog.connect(cluster.bootstrap) as client:
+        client.create_topic("wide", pa.schema([("v", pa.binary())]), replication_factor=1)
+        with client.producer("wide") as producer:
+            for _ in range(16):
+                producer.send([{"v": bytes([i]) * (MB // 4)} for i in range(4)]).result(60)
+        (held,) = replicas(cluster, "wide")
+        others = [n for n in (1, 2, 3, 4) if n not in held]
+        size = client.describe_replicas(["wide"]).at("wide", 0, held[0])
+        assert size is not None
+        assert size > 12 * MB, "not compressed away"
+        began_s = time.monotonic()
+        run(cluster, "partition", "reassign", "wide", "--to", f"0={others[0]}",
+            "--throttle", "2MB/s", "--wait")  # fmt: skip
+        took_s = time.monotonic() - began_s
+        assert 0.8 * size / rate <= took_s <= 1.2 * size / rate + 2.0, "starting python takes some"
+        assert replicas(cluster, "wide") == [others[:1]]
+        # One that would take hours: seen, given up, and nothing is left.
+        run(cluster, "partition", "reassign", "wide", "--to", f"0={others[1]}",
+            "--throttle", "1KB/s")  # fmt: skip
+        (moving,) = asked(cluster, "partition", "reassign", "--status")["moving"]
+        assert moving["throttle_bytes_per_s"] == 1_000
+        assert "still move" in run(cluster, "partition", "reassign", "--wait", "0.1", code=1)
+        run(cluster, "partition", "reassign", "--cancel", "--wait")
+        assert asked(cluster, "partition", "reassign", "--status")["moving"] == []
+        assert replicas(cluster, "wide") == [others[:1]]
+
+
+def test_what_is_refused_moves_nothing(cluster: LocalCluster, tmp_path: Path) -> None:
+    with quiverlog.connect(cluster.bootstrap) as client:
+        client.create_topic("kept", pa.schema([("v", pa.int64())]), replication_factor=2)
+    before = replicas(cluster, "kept")
+    move = ("partition", "reassign", "kept")
+    assert "broker 99 is not alive" in run(cluster, *move, "--to", "0=1,99", code=1)
+    assert "no further broker" in run(cluster, *move, "--replication-factor", "5", code=1)
+    assert "no partition 7" in run(cluster, *move, "--to", "7=1,2", code=1)
+    file = tmp_path / "plan.json"
+    for text, said in (
+        ("{", "is no plan"),
+        ('{"version": 2, "partitions": []}', "version 2"),
+        ('{"partitions": [{"topic": "nope", "partition": 0, "replicas": [1]}]}', "'nope'"),
+        ('{"partitions": [{"topic": "kept", "partition": 0, "replicas": [1, 1]}]}', "twice"),
+        ('{"partitions": [{"topic": "kept", "partition": 0, "replicas": []}]}', "is no plan"),
+    ):
+        file.write_text(text)
+        assert said in run(cluster, "partition", "reassign", "--plan-file", str(file), code=1)
+    assert replicas(cluster, "kept") == before
