@@ -4,7 +4,8 @@
 #   make PYTHON=/path/to/python   the interpreter that .venv is made of
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs test-again sim sim-bugs chaos failover steady setup clean
+.PHONY: help demo test lint bench docs site package matrix lock test-again sim sim-bugs chaos failover \
+	steady setup clean
 export PYTHON
 
 ARGS ?=
@@ -19,7 +20,7 @@ help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 demo:  ## Real flights through client, broker, disk, Spark and back (needs Java 17 or newer)
-	@scripts/setup.sh --java
+	@scripts/setup.sh --java demo
 	@$(RUN) quiverlog demo $(ARGS)
 
 test:  ## All tests: unit, model, simulation, broker processes, real Spark
@@ -41,6 +42,20 @@ bench:  ## Every budget against its bare baseline; writes benchmarks/results/lat
 docs:  ## Regenerate the generated pages and check every link
 	@scripts/setup.sh
 	@$(RUN_NO_JAVA) python scripts/build_docs.py $(ARGS)
+
+site:  ## The guides as a web site with search and an API reference, in site/
+	@scripts/setup.sh docs
+	@$(RUN_NO_JAVA) scripts/site.sh $(ARGS)
+
+package:  ## Wheel and sdist in dist/, tried: tests from the sdist, a broker from the wheel
+	@scripts/setup.sh
+	@$(RUN_NO_JAVA) scripts/package.sh $(ARGS)
+
+matrix:  ## The tests without Spark on every Python from 3.11 to 3.14 that this machine has
+	@scripts/matrix.sh $(ARGS)
+
+lock:  ## Work constraints.txt out again (needs uv); ARGS=--upgrade takes the newest of all
+	@scripts/lock.sh $(ARGS)
 
 sim:  ## Simulated clusters with fresh seeds: make sim HOURS=8 (simulated hours)
 	@scripts/setup.sh
@@ -68,6 +83,6 @@ setup:  ## Only make .venv ready
 	@scripts/setup.sh
 
 clean:  ## Remove .venv and everything that tools leave behind
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .matrix .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -rf dist build site spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

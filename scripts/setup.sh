@@ -2,16 +2,19 @@
 # Make .venv ready: create it when it is missing, install into it when pyproject.toml's dependencies
 # have changed since the last time. A run with nothing to do takes a fraction of a second.
 #
-#   scripts/setup.sh [--java]    with --java, see to Java first: no minutes of downloads before a refusal
+#   scripts/setup.sh [--java] [demo | docs | dev]
 #
-# PYTHON=/path/to/python picks the interpreter; otherwise the first of python3, python3.13, python3.12
-# and python3.11 that runs, is 3.11 or newer, and can make virtual environments.
+# `demo` is what the demo runs on, `docs` what builds the site, `dev` all of it and what tests and
+# checks need. With --java, see to Java first: no minutes of downloads before a refusal.
+#
+# Versions are those of constraints.txt, and uv installs them where it is there (docs/adr/0058).
+# PYTHON=/path/to/python picks the interpreter; otherwise the first of python3, python3.14 ...
+# python3.11 that runs, is 3.11 or newer, and can make virtual environments.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/common.sh
 
 VENV=.venv
-STAMP=$VENV/.installed
 
 # A name on the PATH proves nothing (a pyenv shim may stand for a version that is not active): run it.
 is_new_enough() {
@@ -26,7 +29,7 @@ candidates() {
     if [ -n "${PYTHON:-}" ]; then
         printf '%s\n' "$PYTHON"
     else
-        printf '%s\n' python3 python3.13 python3.12 python3.11 /usr/bin/python3
+        printf '%s\n' python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3
     fi
 }
 
@@ -59,17 +62,42 @@ find_python() {
     return 1
 }
 
-# What an installation depends on: where it lies, and all of pyproject.toml above the tools' settings.
+# What an installation depends on: where it lies, all of pyproject.toml above the tools' settings, and
+# the versions.
 fingerprint() {
     pwd
     sed '/^\[tool\.ruff\]/,$d' pyproject.toml
+    cat constraints.txt
+}
+
+is_installed() {
+    [ -e "$VENV/.installed-$1" ] && fingerprint | cmp -s - "$VENV/.installed-$1"
+}
+
+install() {
+    if command -v uv >/dev/null 2>&1; then
+        uv pip install --quiet --python "$VENV/bin/python" --constraint constraints.txt --editable "$1"
+    else
+        "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+            --constraint constraints.txt --editable "$1"
+    fi
 }
 
 if [ "${1:-}" = --java ]; then
     scripts/java.sh --install >/dev/null
+    shift
 fi
+set=${1:-dev}
+case $set in
+demo) wanted='.[broker,spark,demo]' ;;
+docs | dev) wanted=".[$set]" ;;
+*)
+    say "there is no set '$set': demo, docs or dev"
+    exit 2
+    ;;
+esac
 
-if [ -e "$STAMP" ] && is_new_enough "$VENV/bin/python" && fingerprint | cmp -s - "$STAMP"; then
+if is_new_enough "$VENV/bin/python" && { is_installed "$set" || is_installed dev; }; then
     exit 0
 fi
 if ! is_new_enough "$VENV/bin/python"; then
@@ -77,8 +105,8 @@ if ! is_new_enough "$VENV/bin/python"; then
     say "creating $VENV with $("$python" --version 2>&1)"
     "$python" -m venv --clear "$VENV"
 fi
-say "installing into $VENV (the first time takes some minutes: PySpark alone is over 400 MB)"
-"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-fingerprint >"$STAMP.new"
-mv "$STAMP.new" "$STAMP"
+say "installing $wanted into $VENV (the first time takes minutes where PySpark is wanted: over 400 MB)"
+install "$wanted"
+fingerprint >"$VENV/.installed-new"
+mv "$VENV/.installed-new" "$VENV/.installed-$set"
 say "ready"

@@ -37,7 +37,10 @@ QUESTIONS_ALLOWED: dict[str, str] = {}
 """Docstrings and comments that may ask: file -> the question."""
 FUNCTION_LINES_MAX = 70
 LINE_CHARS_MAX = 100
-SKIPPED_PARTS = {".venv", ".git", "node_modules", "__pycache__", "build", "dist", "site"}
+SKIPPED_PARTS = {
+    *(".venv", ".matrix", ".git", "node_modules", "__pycache__", "build", "dist", "site"),
+    *(".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".import_linter_cache"),
+}
 TEXT_SUFFIXES = {".py", ".md", ".sh", ".toml", ".yml", ".yaml", ".cfg", ".txt", ".ini"}
 
 # Spelt in two halves, so that this file passes its own check.

@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A client-only installation has no click. Say so; anything else missing is our bug.
         if error.name not in {"click", "rich"}:
             raise
-        print(
-            f"quiverlog: the command line needs {error.name}: pip install 'quiverlog[broker]'",
-            file=sys.stderr,
-        )
+        from quiverlog.installing import install_line
+
+        line = install_line("cli", error.name)
+        print(f"quiverlog: the command line needs {error.name}: {line}", file=sys.stderr)
         return 1
     return run(words)

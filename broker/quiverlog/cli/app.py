@@ -31,6 +31,7 @@ _COMMANDS = {
     "dump-log": "quiverlog.cli.dump_log:dump_log",
     "doctor": "quiverlog.cli.doctor:doctor",
     "profile": "quiverlog.cli.profile:profile",
+    "docs": "quiverlog.cli.docs:docs",
     "demo": "quiverlog.cli.demo:demo",
     "dev": "quiverlog.cli.dev:dev",
     "completion": "quiverlog.cli.completion:completion",

