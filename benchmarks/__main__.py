@@ -24,6 +24,7 @@ BENCHMARKS = (
     "produce",
     "fetch",
     "read",
+    "csv",
     "small_produce",
     "idle_partitions",
     "churn",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as csv
 import pytest
 
 from quiverlog.batch.schema_text import parse_schema
+from quiverlog.cli.ahead import done_ahead
 from quiverlog.cli.failures import CommandFailed
 from quiverlog.cli.read_files import open_source
-from quiverlog.cli.read_text import CountingFile, TextOptions
 
 
 class Trickle(io.RawIOBase):
@@ -194,16 +197,54 @@ def test_csv_names_the_column_whether_or_not_pyarrow_knows_the_row(
     path = tmp_path / "rows.csv"
     path.write_text("id,price\n1,2\n")
 
-    def fails(*_: object, **__: object) -> None:
-        raise pa.ArrowInvalid(message)
+    real = csv.read_csv
 
-    monkeypatch.setattr("pyarrow.csv.open_csv", fails)
+    def fails(text: object, **options: Any) -> pa.Table:
+        if "convert_options" in options:  # without them it is the header
+            raise pa.ArrowInvalid(message)
+        return real(text, **options)
+
+    monkeypatch.setattr("pyarrow.csv.read_csv", fails)
     with pytest.raises(CommandFailed, match=says), open_source(str(path)) as source:
         list(source.batches)
 
 
-def test_a_look_ahead_is_read_all_the_same():
-    file = CountingFile(io.BufferedReader(io.BytesIO(b"abcdef")))  # type: ignore[arg-type]
-    assert file.look_ahead() == b"abcdef"
-    assert (file.read(2), file.read(10), file.done) == (b"ab", b"cdef", 6)
-    assert TextOptions().types() == {}
+def test_a_file_of_many_blocks_keeps_its_order_and_counts_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    numbers = range(1_500_000)  # three blocks of 4 MiB
+    path.write_text("n,text\n" + "".join(f'{n},"a\n{n % 7}"\n' for n in numbers))
+    with open_source(str(path)) as source:
+        table = pa.Table.from_batches(source.batches)
+    assert table["n"].equals(pa.chunked_array([pa.array(numbers)]))
+    assert table["text"][8].as_py() == "a\n1"
+    with path.open("a") as file:
+        file.write("1500000,x\nno number,x\n")
+    with (
+        pytest.raises(CommandFailed, match="row 1500002: column 'n'"),
+        open_source(str(path)) as source,
+    ):
+        for _ in source.batches:
+            pass
+
+
+def test_work_ahead_is_bounded_and_its_errors_come_in_their_place() -> None:
+    begun: list[int] = []
+
+    def items() -> Iterator[int]:
+        for n in range(100):
+            begun.append(n)
+            yield n
+
+    results = done_ahead(lambda n: 12 // (3 - n), items(), threads=2)
+    assert next(results) == 4
+    assert len(begun) == 4, "no more than twice as many as there are threads"
+    assert [next(results), next(results)] == [6, 12]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
+def test_without_threads_nothing_is_done_ahead() -> None:
+    begun: list[int] = []
+    results = done_ahead(begun.append, iter(range(3)), threads=0)
+    next(results)
+    assert begun == [0]

@@ -1,8 +1,9 @@
 """CSV as record batches: RFC 4180 with a header line.
 
-Owns where CSV may be cut: at the end of a record, and a line's end within quotes is none. A file is
-parsed by pyarrow's streaming reader. A pipe is parsed in blocks of the records that have arrived,
-because that reader waits for some MiB before it gives the first row.
+Owns where CSV may be cut: at the end of a record, and a line's end within quotes is none. pyarrow
+parses the blocks between: of a file several at a time, of a pipe each as it comes. pyarrow's own
+streaming reader waits for some MiB before it gives the first row of a pipe, and parses the blocks
+of a file one after the other.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.csv as csv
 
+from quiverlog.cli.ahead import done_ahead
 from quiverlog.cli.json_values import from_text, is_text_in_csv
 from quiverlog.cli.read_text import Batches, CountingFile, TextOptions, blocks_of, check_record
 
 __all__ = ["read_csv"]
 
-_FILE_BLOCK_BYTES: Final = 4 << 20
+_THREADS_MAX: Final = 4
+"""So many blocks of a file are parsed at a time: beyond that the sending is what takes long."""
 _COLUMN: Final = re.compile(r"In CSV column #(\d+): (Row #\d+: )?(?:CSV conversion error to )?")
 """pyarrow names the row as well where it happens to know it."""
 _ROW: Final = re.compile(r"[Rr]ow #(\d+)")
@@ -31,7 +34,7 @@ def read_csv(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Bat
     """The columns, and the rows batch by batch. Text without a header has neither."""
     text_types = {name: k for name, k in options.types().items() if is_text_in_csv(k)}
     reader = _Reader(options, text_types)
-    schema, batches = reader.stream(source) if options.streamed else reader.file(source)
+    schema, batches = reader.read(source)
     if not len(schema) and options.schema is not None:
         schema = pa.schema(options.types())
     shown = pa.schema([f.with_type(text_types.get(f.name, f.type)) for f in schema])
@@ -76,27 +79,7 @@ class _Reader:
         }
         self._records = _Records(options.delimiter)
 
-    def file(self, source: CountingFile) -> tuple[pa.Schema, Batches]:
-        head = source.look_ahead()
-        end = self._records.first_end(head)
-        if not head[:end].strip(b"\r\n"):
-            return pa.schema({}), iter(())
-        with self._errors():
-            self._names = self._header(head[:end])
-            reader = csv.open_csv(
-                pa.PythonFile(source, mode="r"),
-                read_options=csv.ReadOptions(block_size=_FILE_BLOCK_BYTES),
-                parse_options=self._parsing(),
-                convert_options=self._conversion(),
-            )
-
-        def batches() -> Batches:
-            with self._errors():
-                yield from reader
-
-        return reader.schema, batches()
-
-    def stream(self, source: CountingFile) -> tuple[pa.Schema, Batches]:
+    def read(self, source: CountingFile) -> tuple[pa.Schema, Batches]:
         blocks = self._whole_records(blocks_of(source, self._options))
         first = self._first_rows(blocks)
         if first is None:
@@ -121,13 +104,18 @@ class _Reader:
             return self._table(b"") if self._names else None
 
     def _batches(self, first: pa.Table, blocks: Iterator[bytes]) -> Batches:
+        self._rows_before = first.num_rows
         yield from first.to_batches()
-        for block in blocks:
-            if len(self._names) != 1 and not block.strip(b"\r\n"):
-                continue  # pyarrow takes nothing but empty lines for an error
-            with self._errors():
-                table = self._table(block)
-            yield from table.to_batches()
+        # Of a pipe each block is parsed when it has come: the next one may take its time.
+        threads = 0 if self._options.streamed else min(_THREADS_MAX, pa.cpu_count())
+        with self._errors():
+            for table in done_ahead(self._table, self._filled(blocks), threads):
+                self._rows_before += table.num_rows
+                yield from table.to_batches()
+
+    def _filled(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        """pyarrow takes nothing but empty lines for an error; of one column they are rows."""
+        return (block for block in blocks if len(self._names) == 1 or block.strip(b"\r\n"))
 
     def _whole_records(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         parts: list[bytes] = []
@@ -153,24 +141,22 @@ class _Reader:
         if not text:
             empty = pa.schema({n: self._types.get(n, pa.null()) for n in self._wanted()})
             return empty.empty_table()
-        table = csv.read_csv(
-            io.BytesIO(text),
+        return csv.read_csv(
+            pa.BufferReader(text),
             read_options=csv.ReadOptions(
                 column_names=self._names, use_threads=False, block_size=max(len(text), 1 << 20)
             ),
-            parse_options=self._parsing(),
+            parse_options=self._parsing(has_quotes=b'"' in text),
             convert_options=self._conversion(),
         )
-        self._rows_before += table.num_rows
-        return table
 
     def _wanted(self) -> list[str]:
         return self._names if self._options.columns is None else self._options.columns
 
-    def _parsing(self) -> csv.ParseOptions:
+    def _parsing(self, *, has_quotes: bool = True) -> csv.ParseOptions:
         return csv.ParseOptions(
             delimiter=self._options.delimiter,
-            newlines_in_values=True,
+            newlines_in_values=has_quotes,  # it costs a second look at every byte
             # Of a single column an empty line is a row without a value.
             ignore_empty_lines=len(self._names) != 1,
         )

@@ -65,25 +65,15 @@ class CountingFile(io.RawIOBase):
 
     def __init__(self, inner: io.BufferedReader) -> None:
         self._inner = inner
-        self._ahead = b""
         self.done = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        if self._ahead:
-            size = min(len(buffer), len(self._ahead))
-            buffer[:size], self._ahead = self._ahead[:size], self._ahead[size:]
-        else:
-            size = self._inner.readinto(buffer)
+        size = self._inner.readinto(buffer)
         self.done += size
         return size
-
-    def look_ahead(self) -> bytes:
-        """The first block; reading begins with it all the same."""
-        self._ahead = self._inner.read(_BLOCK_BYTES)
-        return self._ahead
 
     def take(self, *, streamed: bool) -> bytes:
         """Some bytes, nothing at the end: what has arrived, or a whole block."""
@@ -99,7 +89,7 @@ def blocks_of(source: CountingFile, options: TextOptions) -> Iterator[bytes]:
     while data := source.take(streamed=options.streamed):
         end = data.rfind(b"\n") + 1
         if end:
-            yield b"".join([*parts, data[:end]])
+            yield b"".join([*parts, memoryview(data)[:end]])
             parts, waiting = [], 0
         if end < len(data):
             parts.append(data[end:])

@@ -1,8 +1,9 @@
 """`quiverlog.scan_polars`: a topic as a lazy frame of polars.
 
 Owns what of a query is left to the reader, by polars' IO plugins: columns that the query does not
-use are not decoded, a limit ends the reading, and a condition is tried batch by batch, so that no
-more than two fetches are held of rows that are not chosen.
+use are not decoded, a limit ends the reading, and what a condition says of `_partition`, `_offset`
+and `_timestamp` becomes the ranges that are fetched. The condition itself is tried batch by batch,
+so that no more than two fetches are held of rows that are not chosen.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING
 from .arguments import ANYTHING, NAME, START, checked
 from .client import Client, connect
 from .extras import extra
+from .place import table_schema
+from .polars_condition import place_condition
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,7 +43,8 @@ def scan_polars(
     Args:
         bootstrap: as in `connect`; a client is opened for each reading.
         client: an open client, instead.
-        start, end: as in `Client.read`; narrower than any condition, since brokers then send less.
+        start, end: as in `Client.read`. Conditions on `_partition`, `_offset` and `_timestamp` with
+            constants narrow what is fetched as well.
     """
     polars = extra("polars", "scan_polars")
     plugins = extra("polars.io.plugins", "scan_polars")
@@ -55,7 +59,7 @@ def scan_polars(
 
     def schema() -> pl.Schema:
         with opened() as opened_client:
-            return _polars_schema(_full_schema(opened_client, topic))
+            return _polars_schema(table_schema(opened_client.schemas(topic).current))
 
     def rows(
         with_columns: list[str] | None,
@@ -64,12 +68,17 @@ def scan_polars(
         _batch_size: int | None,
     ) -> Iterator[pl.DataFrame]:
         with opened() as opened_client:
-            names = with_columns
-            if names is None:
-                names = _full_schema(opened_client, topic).names
+            current = opened_client.schemas(topic).current
+            names = table_schema(current).names if with_columns is None else with_columns
             used = [] if predicate is None else predicate.meta.root_names()
             columns = list(dict.fromkeys([*names, *used]))
-            reading = opened_client.read(topic, columns=columns or None, start=start, end=end)
+            reading = opened_client.read(
+                topic,
+                columns=columns or None,
+                start=start,
+                end=end,
+                where=None if predicate is None else place_condition(predicate, current),
+            )
             left = n_rows
             for batch in reading:
                 frame: pl.DataFrame = polars.from_arrow(batch)
@@ -84,12 +93,6 @@ def scan_polars(
 
     found: pl.LazyFrame = plugins.register_io_source(rows, schema=schema)
     return found
-
-
-def _full_schema(client: Client, topic: str) -> pa.Schema:
-    from .place import table_schema
-
-    return table_schema(client.schemas(topic).current)
 
 
 def _polars_schema(schema: pa.Schema) -> pl.Schema:
