@@ -1,6 +1,6 @@
 #!/bin/sh
 # Work constraints.txt out again: the versions of everything that pyproject.toml asks for, with every
-# extra, on every Python and system that quiverlog supports. Needs uv; see docs/adr/0058.
+# extra, on every Python and system that quiverlog supports. Needs uv; see docs/adr/0062.
 #
 #   scripts/lock.sh                  keep the versions that are there, add what is new
 #   scripts/lock.sh --upgrade        take the newest of all

@@ -7,7 +7,7 @@
 # `demo` is what the demo runs on, `docs` what builds the site, `dev` all of it and what tests and
 # checks need. With --java, see to Java first: no minutes of downloads before a refusal.
 #
-# Versions are those of constraints.txt, and uv installs them where it is there (docs/adr/0058).
+# Versions are those of constraints.txt, and uv installs them where it is there (docs/adr/0062).
 # PYTHON=/path/to/python picks the interpreter; otherwise the first of python3, python3.14 ...
 # python3.11 that runs, is 3.11 or newer, and can make virtual environments.
 set -eu

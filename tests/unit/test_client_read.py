@@ -156,7 +156,7 @@ def test_engines_stream_a_read_and_a_consumer(broker: ScriptedBroker) -> None:
         reading = client.read("t", columns=["id"])
         assert pl.DataFrame(reading)["id"].sum() == 45
         assert duckdb.sql("select sum(id) from reading").fetchall() == [(45,)]
-        assert pd.DataFrame.from_arrow(reading)["id"].sum() == 45
+        assert pa.table(reading).to_pandas()["id"].sum() == 45
         consumer = client.consumer("t", columns=["score"])
         next(consumer)
         assert pa.table(consumer).num_rows == 6

@@ -61,7 +61,7 @@ def test_the_wheel_has_both_packages_and_the_guides_and_nothing_else(
     wheel: zipfile.ZipFile,
 ) -> None:
     names = set(wheel.namelist())
-    data = f"quiverlog-{VERSION}.data/data/share/doc/quiverlog"
+    data = f"quiverlog-{VERSION}.data/data/share/doc/quiverlog/docs"
     assert {
         "quiverlog/py.typed",
         "pyspark_quiverlog/py.typed",
@@ -71,6 +71,20 @@ def test_the_wheel_has_both_packages_and_the_guides_and_nothing_else(
     } <= names
     tops = {name.partition("/")[0].partition("-")[0] for name in names}
     assert tops == {"quiverlog", "pyspark_quiverlog"}
+
+
+def test_links_between_the_guides_of_the_wheel_resolve(wheel: zipfile.ZipFile) -> None:
+    top = f"quiverlog-{VERSION}.data/data/share/doc/quiverlog/docs/"
+    inside = set(wheel.namelist())
+    missing = []
+    for name in inside:
+        if name.startswith(top) and name.endswith(".md"):
+            for link in re.findall(r"\]\(([^)#\s]+)", wheel.read(name).decode()):
+                where = os.path.normpath(os.path.join(os.path.dirname(name), link))
+                is_directory = any(other.startswith(f"{where}/") for other in inside)
+                if "://" not in link and where not in inside and not is_directory:
+                    missing.append(f"{name.removeprefix(top)}: {link}")
+    assert missing == []
 
 
 def test_what_an_index_shows_has_no_link_that_leads_nowhere(wheel: zipfile.ZipFile) -> None:

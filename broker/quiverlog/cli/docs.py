@@ -1,7 +1,7 @@
 """`quiverlog docs [PAGE]`: the guides that came with this installation.
 
 Owns where they lie: in the clone that the package is run from, else among the files that the wheel
-brought (`share/doc/quiverlog` under the environment's prefix).
+brought (`share/doc/quiverlog/docs` under the environment's prefix).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quiverlog.cli.output import print_json, print_table
 
 __all__ = ["docs", "docs_directory"]
 
-_INSTALLED = Path("share", "doc", "quiverlog", "README.md")
+_INSTALLED = Path("share", "doc", "quiverlog", "docs", "README.md")
 
 
 def docs_directory() -> Path:

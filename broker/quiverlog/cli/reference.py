@@ -120,5 +120,5 @@ def _option(parameter: click.Parameter, ctx: click.Context) -> str:
     record = parameter.get_help_record(ctx)
     assert record is not None
     spelling, meaning = (part.replace("|", "\\|") for part in record)
-    meaning = " ".join(meaning.split())
+    meaning = " ".join(meaning.split()).replace("] [", "; ")  # two in a row are a link
     return f"| `{spelling}` | {meaning} |\n"

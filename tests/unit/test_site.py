@@ -1,0 +1,31 @@
+"""The web site has every page, and is laid out so that its links resolve."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from scripts.site import ROOT, lay_out
+
+CONFIG = (ROOT / "mkdocs.yml").read_text()
+
+
+def test_every_page_has_a_place_in_the_navigation() -> None:
+    named = set(re.findall(r"^ +- ([\w-]+\.md)$", CONFIG, re.MULTILINE))
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert pages - named == set()
+
+
+def test_what_is_built_has_no_link_above_itself(tmp_path: Path) -> None:
+    lay_out(tmp_path / "pages")
+    broken = []
+    for page in (tmp_path / "pages").rglob("*.md"):
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            if "://" not in link and not (page.parent / link).resolve().exists():
+                broken.append(f"{page.name}: {link}")
+    assert broken == []
+
+
+def test_nothing_is_asked_of_other_servers() -> None:
+    assert "font: false" in CONFIG
+    assert "://" not in CONFIG
