@@ -14,29 +14,40 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXTS = ("CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md")
 _ABOVE = re.compile(r"\]\(\.\./([\w./-]+)")
 _INTO_DOCS = re.compile(r"\]\(docs/")
+_LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".sh": "sh"}
 
 
 def lay_out(directory: Path) -> None:
     """Write the pages; what was in the directory before is gone."""
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(ROOT / "docs", directory)
+    wanted = {"CONTRIBUTING.md"}  # it has a place in the navigation
     for page in directory.glob("*.md"):
-        page.write_text(_ABOVE.sub(_moved, page.read_text()))
-    for name in TEXTS:
-        text = _INTO_DOCS.sub("](", (ROOT / name).read_text())
-        (directory / name).write_text(text)
-    for program in sorted((ROOT / "examples").glob("*.py")):
-        page = directory / "examples" / f"{program.stem}.md"
-        page.parent.mkdir(exist_ok=True)
-        page.write_text(f"# {program.name}\n\n```python\n{program.read_text()}```\n")
+        text = page.read_text()
+        wanted.update(_ABOVE.findall(text))
+        page.write_text(_ABOVE.sub(lambda match: f"]({_page(match[1])}", text))
+    while wanted:
+        name = wanted.pop()
+        page = directory / _page(name)
+        if not page.exists():
+            page.parent.mkdir(exist_ok=True)
+            text = _text(name)
+            page.write_text(text)
+            wanted.update(re.findall(r"\]\(([A-Z_]+\.md)", text))
 
 
-def _moved(match: re.Match[str]) -> str:
-    path = match[1]
-    return "](" + (path.removesuffix(".py") + ".md" if path.startswith("examples/") else path)
+def _page(name: str) -> str:
+    return name if name.endswith(".md") else f"{name}.md"
+
+
+def _text(name: str) -> str:
+    """The file as a page: Markdown as it is, anything else in a fence."""
+    path = ROOT / name
+    if path.suffix == ".md":
+        return _INTO_DOCS.sub("](", path.read_text())
+    return f"# {path.name}\n\n```{_LANGUAGES.get(path.suffix, '')}\n{path.read_text()}```\n"
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ def test_every_command_exists_with_its_options() -> None:
     assert len(named) > 20
     for text in named:
         command, rest = command_of(re.sub(r"'[^']*'", "X", text).split())
-        assert {word for word in rest if word.startswith("-") and word != "-"} <= options_of(command), text
+        given = {word for word in rest if word.startswith("-") and word != "-"}
+        assert given <= options_of(command), text
 
 
 def test_every_option_that_stands_alone_is_one_of_produce_or_consume() -> None:

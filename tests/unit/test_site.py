@@ -18,11 +18,12 @@ def test_every_page_has_a_place_in_the_navigation() -> None:
 
 def test_what_is_built_has_no_link_above_itself(tmp_path: Path) -> None:
     lay_out(tmp_path / "pages")
-    broken = []
-    for page in (tmp_path / "pages").rglob("*.md"):
-        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-            if "://" not in link and not (page.parent / link).resolve().exists():
-                broken.append(f"{page.name}: {link}")
+    broken = [
+        f"{page.name}: {link}"
+        for page in (tmp_path / "pages").rglob("*.md")
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text())
+        if "://" not in link and not (page.parent / link).resolve().exists()
+    ]
     assert broken == []
 
 
