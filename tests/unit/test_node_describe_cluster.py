@@ -127,6 +127,26 @@ def test_who_leads_knows_how_far_the_others_are(members: Members) -> None:
     assert silent[2] < 500 <= 900 <= silent[3]
 
 
+def test_who_decides_knows_who_lacks_metadata_and_who_has_no_room(members: Members) -> None:
+    first = members.add(1)
+    grow(members, 2, 3)
+    second: Member = members.by_id[2]
+    members.run(1_000)
+    assert [one.metadata_lag for one in described(first).brokers] == [0, 0, 0]
+    second.node.broker.admission.disk_filled()
+    members.down.add(3)
+    members.run(500)
+    records = [TopicRecord(TOPIC, "t", 1, 1), PartitionRecord(TOPIC, 0, (1,), (1,), 1)]
+    first.node.broker.propose(records, first.now, lambda _result, _error, _now: None)
+    members.run(1_000)
+    found = described(first).brokers
+    assert [one.is_disk_full for one in found] == [False, True, False]
+    assert [one.metadata_lag == 0 for one in found] == [True, True, False]
+    assert found[2].metadata_lag > 0
+    told = described(second).brokers
+    assert [(one.metadata_lag, one.is_disk_full) for one in told] == [(-1, False)] * 3
+
+
 def test_who_follows_says_who_leads_and_no_lag(members: Members) -> None:
     members.add(1)
     grow(members, 2, 3)
@@ -207,6 +227,7 @@ def test_where_nobody_decides_one_answer_is_all_there_is() -> None:
         {"brokers": [ClusterBroker(1, 5, "h", 1, out_of_sync_count=-1)]},
         {"brokers": [ClusterBroker(1, 5, "h", 1, needed_count=-1)]},
         {"brokers": [ClusterBroker(1, 5, "h", 1, moving_count=-1)]},
+        {"brokers": [ClusterBroker(1, 5, "h", 1, metadata_lag=-2)]},
         {"moving_count": 1},
         {"node_id": -1},
         {"offline_count": 1},
@@ -227,13 +248,15 @@ def test_what_is_wrong_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str
     answer = answer_of(2, 11)
     answer.brokers[0].is_fenced = True
     answer.brokers[1].in_shutdown = True
+    answer.brokers[1].is_disk_full, answer.brokers[1].metadata_lag = True, 73
     answer.quorum.append(QuorumReplica(2, "e", "two:9292", is_voter=True, last_index=4, lag=0))
     answer.partition_count, answer.under_min_in_sync_count, answer.offline_count = 3, 2, 1
     found, _ = ask({ONE: answer})
     print_cluster(found)
     shown = capsys.readouterr().out
     assert "fenced" in shown
-    assert "stopping" in shown
-    for words in ("Two voters", "Fenced: 1.", "without a leader: start"):
+    assert "stopping, disk full" in shown
+    assert "73" in shown
+    for words in ("Two voters", "Fenced: 1.", "without a leader: start", "room for rows: 2."):
         assert words in shown
     assert cluster_json(found)["advice"] == texts(found)

@@ -75,7 +75,8 @@ def print_cluster(found: ClusterDetail) -> None:
 def _state(broker: BrokerDetail) -> str:
     if broker.fenced:
         return "fenced"
-    return "stopping" if broker.in_shutdown else "live"
+    state = "stopping" if broker.in_shutdown else "live"
+    return f"{state}, disk full" if broker.disk_full else state
 
 
 def _role(found: ClusterDetail, one: QuorumReplicaDetail) -> str:
@@ -157,7 +158,7 @@ def print_brokers(found: ClusterDetail) -> None:
     """A line for each broker."""
     voters = {one.node_id for one in found.voters}
     heads = ["NODE", "ENDPOINT", "RACK", "STATE", "QUORUM", "LEADS", "HOLDS", "OUT OF SYNC"]
-    heads += ["MOVING"]
+    heads += ["MOVING", "METADATA LAG"]
     print_table(
         heads,
         [
@@ -175,8 +176,9 @@ def print_brokers(found: ClusterDetail) -> None:
                 one.replicas,
                 one.out_of_sync,
                 one.moving,
+                one.metadata_lag,
             )
             for one in found.brokers
         ],
-        right=["NODE", "LEADS", "HOLDS", "OUT OF SYNC", "MOVING"],
+        right=["NODE", "LEADS", "HOLDS", "OUT OF SYNC", "MOVING", "METADATA LAG"],
     )

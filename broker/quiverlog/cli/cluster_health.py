@@ -103,6 +103,14 @@ def _of_brokers(found: ClusterDetail) -> list[Finding]:
                 "the log of each says why."
             )
         )
+    full = [str(one.node_id) for one in found.brokers if one.disk_full]
+    if full:
+        said.append(
+            Finding(
+                f"Without room for rows: {', '.join(full)}. Make room on their disks; until then "
+                "others lead what they can, and the rest takes no rows."
+            )
+        )
     stopping = [str(one.node_id) for one in found.brokers if one.in_shutdown and not one.fenced]
     if stopping:
         text = f"Stopping: {', '.join(stopping)}. They hand over what they lead, and end then."

@@ -48,6 +48,10 @@ def check_describe_cluster(_request: object, response: DescribeClusterResponse, 
         )
         if min(counts) < 0:
             raise InvalidResponse(f"DESCRIBE_CLUSTER: broker {one.node_id} counts {counts}.")
+        if one.metadata_lag < -1:
+            raise InvalidResponse(
+                f"DESCRIBE_CLUSTER: broker {one.node_id} lacks {one.metadata_lag} entries."
+            )
     partitions = response.partition_count
     some = (
         response.under_replicated_count,

@@ -76,6 +76,8 @@ def _detail(found: DescribeClusterResponse) -> ClusterDetail:
                 needed=one.needed_count,
                 moving=one.moving_count,
                 takes_partitions=one.takes_partitions,
+                metadata_lag=_known(one.metadata_lag),
+                disk_full=one.is_disk_full,
             )
             for one in found.brokers
         ),

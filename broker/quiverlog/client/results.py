@@ -130,6 +130,11 @@ class BrokerDetail:
     """Of these, those that are on their way to other brokers."""
     takes_partitions: bool = True
     """False: a controller alone, which is given no replicas."""
+    metadata_lag: int | None = None
+    """Entries of the metadata that it had not applied when the controller heard it last; None: the
+    controller was not asked, or has not heard it yet."""
+    disk_full: bool = False
+    """It has no room for rows, as the controller has heard: others lead what they can."""
 
 
 @dataclass(frozen=True, slots=True)

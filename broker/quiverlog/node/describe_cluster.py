@@ -141,4 +141,6 @@ def _described(
         needed_count=counts.needed[record.node_id],
         moving_count=counts.moved[record.node_id],
         takes_partitions=record.takes_partitions,
+        metadata_lag=broker.membership.registrar.metadata_lag(record.node_id),
+        is_disk_full=record.node_id in broker.membership.full_disks,
     )

@@ -206,6 +206,18 @@ class Registrar:
             return frozenset()
         return frozenset({*self._full_disks, *((self._config.node_id,) if is_own else ())})
 
+    def metadata_lag(self, node_id: int) -> int:
+        """How many entries of the metadata a broker did not have when it was heard last; -1: nobody
+        knows here, who does not decide or has not heard it yet.
+        """
+        version = self._metadata.image.version
+        if not self._quorum.is_leading or self._machine is None:
+            return -1
+        if node_id == self._config.node_id:
+            return 0
+        known = self._machine.sessions.version_of(node_id)
+        return -1 if known < 0 else max(0, version - known)
+
     def is_heard(self, node_id: int, now: Now) -> bool:
         """True while a broker has a session: what it has to say will come."""
         assert node_id >= 0

@@ -42,6 +42,8 @@ class ClusterBroker(Part, array_like=True, gc=False):
     needed_count: Int64 = 0
     moving_count: Int64 = 0
     takes_partitions: bool = True
+    metadata_lag: Int64 = -1
+    is_disk_full: bool = False
 
 
 class DescribeClusterResponse(Response, array_like=True, gc=False):
