@@ -28,7 +28,9 @@ RUN python3 -m venv /opt/quiverlog \
 FROM dependencies AS package
 ARG PIP_NO_INDEX
 ARG PIP_FIND_LINKS
-COPY pyproject.toml README.md LICENSE /src/
+COPY pyproject.toml *.md LICENSE compose.yaml /src/
+COPY docs /src/docs
+COPY examples /src/examples
 COPY broker /src/broker
 COPY connector /src/connector
 RUN /opt/quiverlog/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --root /staging /src

