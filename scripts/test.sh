@@ -72,7 +72,7 @@ part -n "$TEST_PROCESSES" --dist worksteal -m "not spark and not containers" "$@
 
 # They are all in one place (test_tidy looks), so that nothing else has to be imported for them.
 say "tests on a real Spark, $SPARK_PROCESSES sessions at a time"
-part -n "$SPARK_PROCESSES" --dist loadfile -m spark "${@:-tests/spark}"
+part -n "$SPARK_PROCESSES" --dist worksteal -m spark "${@:-tests/spark}"
 
 say "tests on containers"
 containers_part "$@"

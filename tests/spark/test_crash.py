@@ -23,7 +23,7 @@ from tests.spark.conftest import TRADES, produce, read_stream
 from tests.spark.crash_driver import write_rows
 from tests.support.spark import environment, unique
 
-pytestmark = [pytest.mark.spark, pytest.mark.process]
+pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.long]
 ROOT = Path(__file__).resolve().parents[2]
 
 

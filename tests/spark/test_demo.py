@@ -52,6 +52,7 @@ def _runs(pid: int) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_part_of_the_year_comes_back_as_pyarrow_works_it_out(tmp_path: Path):
     plot = tmp_path / "delays.png"
     words = ["demo", "--flights", str(FLIGHTS), "--rows-per-batch", "2000", "--keep"]
@@ -88,6 +89,7 @@ def test_a_part_of_the_year_comes_back_as_pyarrow_works_it_out(tmp_path: Path):
         assert noise not in done.stderr
 
 
+@pytest.mark.long
 def test_three_brokers_lose_one_and_the_totals_still_agree(tmp_path: Path):
     words = ["demo", "--brokers", "3", "--flights", str(FLIGHTS), "--rows-per-batch", "2000"]
     done = subprocess.run(

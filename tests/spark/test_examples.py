@@ -29,6 +29,7 @@ def test_every_spark_example_is_run_here() -> None:
     assert {path.name for path in EXAMPLES.glob("spark_*.py")} == set(EXPECTED)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
     programs = [str(EXAMPLES / name) for name in EXPECTED]

@@ -20,7 +20,7 @@ from tests.spark.conftest import TRADES, produce, read_stream
 from tests.spark.queries import Collected, wait_for
 from tests.support.spark import unique
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 STEPS = 24
 BOUNDS: tuple[dict[str, Any], ...] = (

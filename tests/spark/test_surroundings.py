@@ -42,6 +42,7 @@ spark.stop()
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_spark_connect(broker: Any, client: Any, topic: Any, tmp_path: Path) -> None:
     source, sink = topic(), topic()
