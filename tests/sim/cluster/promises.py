@@ -11,7 +11,8 @@ Owns the model of a topic with several replicas, and which rows may go with whic
 What a reader was handed lies below the high watermark that somebody knew at that moment.
 
 An answer that was still on its way when all machines lost their power promises nothing: what it
-tells of was allowed to go before anybody heard of it.
+tells of was allowed to go before anybody heard of it. Neither do rows that a client fetched before a
+fault took them, and hands out later.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class ClusterChecker(Checker):
         """Up to where somebody knows rows of a partition to be committed."""
         self.lost_us: dict[Key, int] = {}
         """When a fault last had the right to take rows that readers saw."""
+        self.shown_before: dict[Key, int] = {}
+        """Up to where rows were readable before such a fault: clients may have them in memory."""
         self.unclean: set[Key] = set()
         """Partitions that had an unclean election."""
         self.histories = Histories()
@@ -101,6 +104,12 @@ class ClusterChecker(Checker):
                 self._forget_row(key, offset, value)
         super().read(key, first_offset, values)
 
+    def are_from_before(self, key: Key, end: int) -> bool:
+        """May a client have fetched rows up to `end` before a fault took them?"""
+        return self.committed_end is not None and (
+            self.committed_end(key) < end <= self.shown_before.get(key, 0)
+        )
+
     def _forget_row(self, key: Key, offset: int, value: int) -> None:
         """Leaders who do not know of an unclean election go on for a while: rows may change."""
         model = self.partitions[key]
@@ -124,6 +133,9 @@ class ClusterChecker(Checker):
         model = self.partitions[key]
         kept = frozenset(kept)
         self.lost_us[key] = at_us
+        if self.committed_end is not None:
+            shown = max(self.shown_before.get(key, 0), self.committed_end(key))
+            self.shown_before[key] = shown
         self.histories.forgive(key)
         for offset in [o for o in model.acknowledged if o not in kept]:
             del model.acknowledged[offset]

@@ -219,6 +219,18 @@ def test_an_answer_from_before_all_lost_their_power_promises_nothing(rows: Clust
         rows.read(KEY, 90, [0])
 
 
+def test_rows_in_the_memory_of_a_client_may_be_older_than_a_fault(rows: ClusterChecker) -> None:
+    """Seed 50000127: a consumer handed out what it had fetched before all lost their power."""
+    ends = {KEY: 9}
+    rows.committed_end = ends.__getitem__
+    assert not rows.are_from_before(KEY, 10), "nothing was lost"
+    rows.all_lost_power(is_flushed_kept=True, at_us=0)
+    ends[KEY] = 5
+    assert rows.are_from_before(KEY, 9)
+    assert not rows.are_from_before(KEY, 10), "nobody has ever shown it"
+    assert not rows.are_from_before(KEY, 5), "it is there, and looked at as ever"
+
+
 def test_a_log_start_inside_of_a_batch_hides_none_of_the_rest() -> None:
     """What is shown may end inside of a batch where rows were deleted up to there."""
     disk, now = SimDisk(1), Now(0, 1_000_000_000_000_000)
