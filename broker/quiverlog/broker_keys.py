@@ -269,6 +269,7 @@ _KEYS: Final = (
         unit="ms",
         minimum=0,
         maximum=_DAY_MS,
+        reloadable=True,
     ),
     Setting(
         "leader.balance.moves.max",
@@ -278,6 +279,7 @@ _KEYS: Final = (
         unit="partitions",
         minimum=1,
         maximum=10_000,
+        reloadable=True,
     ),
     Setting(
         "partition.move.bytes.per.second",

@@ -19,10 +19,10 @@ import pytest
 import quiverlog
 from quiverlog.client import producer_core
 from quiverlog.client.fetcher import PartitionFetcher
-from quiverlog.client.results import PartitionMove
 from quiverlog.types import EARLIEST, LATEST, Durability, TopicPartition
 
 from .client_kinds import CLIENT_KINDS, connect
+from .cluster_scenarios import ClusterScenarios
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("score", pa.float64())])
 
@@ -35,7 +35,7 @@ def read(client: Any, topic: str, **options: Any) -> list[dict[str, Any]]:
     return [row for batch in client.consumer(topic, **options) for row in batch.to_pylist()]
 
 
-class ClientScenarios:
+class ClientScenarios(ClusterScenarios):
     """Needs the fixture `address` (host:port of a broker)."""
 
     @pytest.fixture(params=CLIENT_KINDS)
@@ -244,39 +244,6 @@ class ClientScenarios:
         assert batch.data.schema.names == ["score", "id"]
         with pytest.raises(quiverlog.InvalidArgument, match="nope"):
             read(client, topic, columns=["nope"])
-
-    def test_the_cluster_is_described(self, client: Any, topic: str) -> None:
-        before = client.describe_cluster()
-        client.create_topic(topic, SCHEMA, partitions=3)
-        found = client.describe_cluster()
-        assert found.metadata_version > before.metadata_version
-        assert found.partitions == before.partitions + 3
-        assert (found.told_by, found.controller) == (0, 0)
-        (broker,) = found.brokers
-        assert broker.leaders == broker.replicas == found.partitions
-        assert (broker.fenced, broker.in_shutdown) == (False, False)
-        (voter,) = found.voters
-        assert (voter.node_id, voter.lag, voter.silent_s) == (0, 0, 0.0)
-        assert (found.under_replicated, found.under_min_in_sync, found.offline) == (0, 0, 0)
-
-    def test_leaders_are_elected(self, client: Any, topic: str) -> None:
-        client.create_topic(topic, SCHEMA, partitions=2)
-        assert client.elect_leaders(topic) == {0: 0, 1: 0}
-        assert client.elect_leaders(topic, [1, 1], unclean=True) == {1: 0}
-        with pytest.raises(quiverlog.UnknownPartition):
-            client.elect_leaders(topic, [2])
-
-    def test_partitions_are_reassigned(self, client: Any, topic: str) -> None:
-        client.create_topic(topic, SCHEMA, partitions=2)
-        held = PartitionMove((0,), (0,))
-        assert client.reassign_partitions(topic, {1: [0], 0: None}) == {0: held, 1: held}
-        assert client.reassign_partitions(topic, {}) == {}
-        for brokers in ([1], [0, 0], [0, 1]):
-            with pytest.raises(quiverlog.InvalidReplicaAssignment):
-                client.reassign_partitions(topic, {0: brokers})
-        with pytest.raises(quiverlog.UnknownPartition):
-            client.reassign_partitions(topic, {0: [0], 2: [0]})
-        assert len(client.describe_replicas([topic, "nope"]).by_partition) == 2
 
     def test_an_offset_out_of_range_names_the_range(self, client: Any, topic: str) -> None:
         client.create_topic(topic, SCHEMA)

@@ -23,6 +23,7 @@ from quiverlog.errors import (
     ConnectionClosed,
     ConnectionFailed,
     InvalidReplicationFactor,
+    InvalidVoterChange,
     NotController,
     QuiverlogError,
     RequestTimedOut,
@@ -349,6 +350,24 @@ def test_a_broker_that_knows_of_none_alive_is_passed_by(world: World) -> None:
     picture = world.play(admin.metadata(world.cluster, []))
     assert set(picture.brokers) == set(BROKERS)
     assert [address for address, _ in world.asked[-2:]] == [ONE, TWO]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_change_of_voters_whose_answer_was_lost_is_looked_up(world: World, is_lost: bool) -> None:
+    """Broker 1 has lost its vote when it is asked again; asked once only, it never had one."""
+    lost = [ConnectionClosed("gone")] if is_lost else []
+
+    def answer(call: Call) -> None:
+        if isinstance(call.request, ChangeVotersRequest) and call.request.change:
+            raise lost.pop() if lost else InvalidVoterChange("node 1 is no voter.")
+
+    world.before = answer
+    asked = change_voters(world.cluster, ChangeVotersRequest(change=2, node_id=1))
+    if is_lost:
+        assert world.play(asked).term == 5
+    else:
+        with pytest.raises(InvalidVoterChange):
+            world.play(asked)
 
 
 @pytest.mark.parametrize("change", [0, 2])

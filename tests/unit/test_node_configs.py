@@ -7,6 +7,14 @@ from typing import TypeVar
 
 import pytest
 
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.records import (
+    BrokerConfigRecord,
+    Record,
+    decode_entry,
+    encode_entry,
+)
+from quiverlog.core.raft.messages import SnapshotMeta
 from quiverlog.errors import (
     ConfigNeedsRestart,
     InvalidConfig,
@@ -15,9 +23,12 @@ from quiverlog.errors import (
     UnknownBroker,
     UnknownConfig,
 )
+from quiverlog.limits import LEADER_BALANCE_MOVES_MAX
+from quiverlog.node.admission import Phase
 from quiverlog.node.config import Given
-from quiverlog.node.effects import ConfigChanged
-from quiverlog.node.events import ConfigReloaded
+from quiverlog.node.effects import ConfigChanged, Effect
+from quiverlog.node.events import ConfigReloaded, Tick
+from quiverlog.storage.quorum_items import Snapshot
 from quiverlog.wire import messages as m
 from quiverlog.wire.config_messages import (
     WHOLE_CLUSTER,
@@ -118,10 +129,12 @@ def test_the_server_hears_of_all_keys_that_may_change_and_only_of_changes(world:
     three = world.members.by_id[3]
     heard: list[ConfigChanged] = []
     perform = three._perform
-    three._perform = lambda effects: (  # type: ignore[method-assign]
-        heard.extend(e for e in effects if isinstance(e, ConfigChanged)),
-        perform(effects),
-    )[1]
+
+    def listen(effects: list[Effect]) -> list[Effect]:
+        heard.extend(one for one in effects if isinstance(one, ConfigChanged))
+        return perform(effects)
+
+    three._perform = listen  # type: ignore[method-assign]
     assert world.alter((LEVEL, "debug"), (IDLE, "5000")) == 0
     (changed,) = heard
     assert (changed.values[LEVEL], changed.values[IDLE]) == ("debug", "5000")
@@ -216,3 +229,70 @@ def test_the_file_counts_again_when_it_is_read_again_unless_something_is_set(wor
     assert rate_of(two) == 700
     two.send(ConfigReloaded({}))
     assert rate_of(two) == 0
+
+
+def test_a_broker_that_joins_while_it_is_decided_has_it_before_it_serves(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    four = world.members.add(4, seeds=(1,))
+    request = AlterConfigsRequest(changes=[ConfigChange(RATE, "44")])
+    asked = world.one.request(request)
+    world.members.run_until(lambda: four.phase is Phase.RUNNING)
+    assert world.one.answer(asked) is not None
+    assert rate_of(four) == 44
+
+
+def test_rounds_of_leaders_follow_what_is_set(world: World) -> None:
+    elections = world.one.node.broker.elections
+    assert world.alter(("leader.balance.period.ms", "5000"), ("leader.balance.moves.max", "7")) == 0
+    assert (elections._period_us, elections._moves_max) == (5_000_000, 7)
+    assert world.alter(("leader.balance.period.ms", "0"), ("leader.balance.moves.max", None)) == 0
+    assert (elections._period_us, elections._due_us) == (0, None)
+    assert elections._moves_max == LEADER_BALANCE_MOVES_MAX
+
+
+def test_what_another_version_has_decided_is_as_if_it_was_never_set(world: World) -> None:
+    strange: list[Record] = [
+        BrokerConfigRecord(-1, "a.key.of.tomorrow", "1"),
+        BrokerConfigRecord(-1, "node.id", "9"),
+        BrokerConfigRecord(-1, RATE, "as fast as a horse"),
+        BrokerConfigRecord(2, LEVEL, "debug"),
+    ]
+    told: list[object] = []
+    world.one.node.broker.metadata.propose(
+        strange, world.one.now, lambda result, error, _now: told.append(error or result)
+    )
+    world.one.send(Tick())
+    world.members.run_until(lambda: bool(told))
+    world.members.run_until(lambda: world.entry(2, LEVEL).value == "debug")
+    assert world.values(RATE)[0] == ("0", ConfigSource.DEFAULT)
+    assert world.entry(2, "node.id").value == "2"
+    assert world.alter((RATE, "3")) == 0, "it can be set to something that is taken"
+
+
+def test_many_alterations_leave_one_value() -> None:
+    """The image, and so a snapshot, is as long as what it says, not as what was said before."""
+    image = Image({})
+    for number in range(10_000):
+        image.replay_entry([BrokerConfigRecord(-1, RATE, str(number))])
+    records = image.snapshot_records()
+    assert [r for r in records if isinstance(r, BrokerConfigRecord)] == [
+        BrokerConfigRecord(-1, RATE, "9999")
+    ]
+    image.replay_entry([BrokerConfigRecord(-1, RATE, None), BrokerConfigRecord(7, RATE, None)])
+    assert image.broker_configs == {}
+
+
+def test_a_snapshot_says_the_same_and_what_was_unset_meanwhile_is_gone(world: World) -> None:
+    """A broker that was away so long that it gets a snapshot, in which a key is said no more."""
+    assert world.alter((RATE, "5"), (LEVEL, "debug")) == 0
+    three = world.members.by_id[3]
+    image = Image({})
+    gone = [*world.one.node.broker.metadata.image.snapshot_records()]
+    kept = [r for r in gone if not (isinstance(r, BrokerConfigRecord) and r.key == RATE)]
+    assert len(kept) == len(gone) - 1
+    image.replay_entry(decode_entry(encode_entry(kept)), version=three.version)
+    assert image.broker_configs == {-1: {LEVEL: "debug"}}
+    meta = SnapshotMeta(three.version, 1, {})
+    three.node.broker.metadata.restore(Snapshot(meta, encode_entry(kept)), three.now)
+    assert rate_of(three) == 0
+    assert three.node.broker.live_config._values[LEVEL].text == "debug"

@@ -46,9 +46,7 @@ def change_voters(
                 is_unanswered = bool(request.change)
                 raise
             except (ConnectionFailed, NotController, BrokerShuttingDown) as error:
-                # The last of these is also what a broker says that has no metadata yet. The second
-                # is also what one says that led when it was asked, and does not any more.
-                is_unanswered = is_unanswered or isinstance(error, NotController)
+                # The last of these is also what a broker says that has no metadata yet.
                 last = error
                 continue
             except InvalidVoterChange:

@@ -87,6 +87,18 @@ class Elections:
             return self._due_us if full_us is None else full_us
         return min(self._due_us, full_us)
 
+    def set_period(self, period_ms: int, now: Now) -> None:
+        """Another time between rounds, which begins now."""
+        assert period_ms >= 0
+        self._period_us = period_ms * 1000
+        is_wanted = self._period_us and self._metadata.image.unpreferred
+        self._due_us = self._next_round(now) if is_wanted else None
+
+    def set_moves_max(self, moves_max: int, _now: Now) -> None:
+        """Another bound of each round."""
+        assert moves_max >= 1
+        self._moves_max = moves_max
+
     def applied(self, records: Sequence[Record], now: Now) -> None:
         """These have become true: say what was lost, and have a round when there is a cause."""
         for record in records:

@@ -18,6 +18,8 @@ __all__ = ["make_live_config"]
 def make_live_config(broker: Broker) -> LiveConfig:
     """What takes the typed value of a key, and the moment from which on it counts."""
     setters = {
+        "leader.balance.period.ms": broker.elections.set_period,
+        "leader.balance.moves.max": broker.elections.set_moves_max,
         "partition.move.bytes.per.second": broker.replication.set_move_rate,
     }
     config = broker.config
