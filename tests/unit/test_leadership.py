@@ -272,6 +272,18 @@ def test_a_move_waits_for_the_disks_of_those_that_stay() -> None:
     assert ends(leader)
 
 
+def test_those_that_stay_are_told_what_a_move_wants_on_their_disks() -> None:
+    leader = moving()
+    assert not ends(leader)
+    wanted = {broker: leader.flush_wanted(broker) for broker in leader.followers}
+    assert {broker for broker, offset in wanted.items() if offset} == {2, 3}
+    for broker in (2, 3):
+        flushed(leader, broker, wanted[broker], 200)
+    assert ends(leader), "no more is wanted than it takes"
+    leader.move((), ())
+    assert not any(leader.flush_wanted(broker) for broker in leader.followers)
+
+
 def test_a_move_waits_until_those_that_leave_know_who_leads() -> None:
     """Rule 18: who led before would show its own end, although rows go on elsewhere."""
     members = InSync(5, 1, (0, 1, 2, 3))

@@ -165,12 +165,14 @@ class ReplicaFetchWaiter(Waiter):
         self._add(key, result, views)
 
     def _flush_needed(self, replica: Replica, entry: ReplicaFetchPartition) -> int:
-        """One that joins when its disk has these rows flushes them when it has copied them."""
+        """One that joins, or whose move ends, when its disk has these rows flushes them when it has
+        copied them. In the background it would do so much later, and tell it later still."""
         leadership = replica.state.leadership
-        if leadership is None or not leadership.replaced:
+        if leadership is None or not (leadership.replaced or leadership.leaving):
             return 0
         assert leadership.followers, "somebody follows"
-        needed = leadership.flush_needed(self._session.broker_id)
+        broker_id = self._session.broker_id
+        needed = max(leadership.flush_needed(broker_id), leadership.flush_wanted(broker_id))
         assert needed <= replica.log.log_end_offset, "what was promised is in the leader's log"
         return needed if entry.offset >= needed else 0
 

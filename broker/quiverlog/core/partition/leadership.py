@@ -360,6 +360,11 @@ class Leadership:
         assert self._promised_until_change >= self.epoch_start_offset
         return self._promised_until_change if broker_id in self.replaced else 0
 
+    def flush_wanted(self, broker_id: int) -> int:
+        """A move ends when those that stay have on their disks what is below it."""
+        stays = bool(self.leaving) and broker_id not in self.leaving
+        return self._promised_offset if stays else 0
+
     @staticmethod
     def _is_fit(follower: FollowerProgress, brokers: Brokers) -> bool:
         """Alive, staying, and the one that is registered: not one that was there before it."""
