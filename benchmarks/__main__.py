@@ -30,6 +30,8 @@ BENCHMARKS = (
     "churn",
     "cluster",
     "replication",
+    "failover",
+    "growth",
     "client_dicts",
     "spark_read",
     "spark_write",
