@@ -11,8 +11,8 @@ Owns the model of a topic with several replicas, and which rows may go with whic
 What a reader was handed lies below the high watermark that somebody knew at that moment.
 
 An answer that was still on its way when all machines lost their power promises nothing: what it
-tells of was allowed to go before anybody heard of it. Neither do rows that a client fetched before a
-fault took them, and hands out later.
+tells of was allowed to go before anybody heard of it. Neither do rows that a client fetched before
+a fault took them, and hands out later.
 """
 
 from __future__ import annotations
