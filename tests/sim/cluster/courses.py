@@ -15,6 +15,7 @@ from typing import Final
 
 from quiverlog.limits import REPLICA_FETCH_WAIT_MS
 
+from .disk_courses import DiskCourses
 from .host import ClusterHost
 from .move_courses import MoveCourses
 from .stage import LATE_US, Course, Over
@@ -25,7 +26,7 @@ _PAUSE_US: Final = 100_000
 _HELD_US: Final = 100_000 + REPLICA_FETCH_WAIT_MS * 1_000
 
 
-class Courses(MoveCourses):
+class Courses(MoveCourses, DiskCourses):
     """See the module docstring."""
 
     def begin(self) -> None:
@@ -278,4 +279,7 @@ COURSES: Final[dict[str, Callable[[Courses], Course]]] = {
     "away and back": Courses.away_and_back,
     "replaced": Courses.replaced,
     "cut inside": Courses.cut_inside,
+    "full disks": Courses.full_disks,
+    "failed disk": Courses.failed_disk,
+    "never made": Courses.never_made,
 }

@@ -77,7 +77,7 @@ class Machines:
         for host in self._cluster.hosts:
             host.stalled_us = 0
             host.disk.quiet()
-            self._make_room(host)
+            self.make_room(host)
         for node_id in sorted(self._ailing):
             self._restart(self._cluster.hosts[node_id])
 
@@ -226,6 +226,10 @@ class Machines:
 
         self._later(1_000_000, over)
 
+    def ails(self, host: ClusterHost) -> None:
+        """Its process is to be started again before all is well."""
+        self._ailing.add(host.node_id)
+
     def _restart(self, host: ClusterHost) -> None:
         """What an operator does about a broker whose disk has failed."""
         self._recovers(host)
@@ -255,9 +259,10 @@ class Machines:
             return
         self._cluster.world.faults["full disk"] += 1
         host.disk.set_full(self._rng.randrange(1 + self._rng.choice(_ROOM_BYTES)))
-        self._later(3_000_000, lambda: self._make_room(host))
+        self._later(3_000_000, lambda: self.make_room(host))
 
-    def _make_room(self, host: ClusterHost) -> None:
+    def make_room(self, host: ClusterHost) -> None:
+        """Its disk is full no more."""
         if host.disk.capacity is not None:
             host.disk.set_full(None)
             host.disk_space(1 << 40)

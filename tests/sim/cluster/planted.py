@@ -12,6 +12,7 @@ from tests.sim.bug import Bug, make_bug
 
 from .client_bugs import CLIENT_BUGS
 from .course_bugs import COURSE_BUGS
+from .damage_bugs import DAMAGE_BUGS
 from .later_bugs import LATER_BUGS
 from .shapes import (
     ASKED,
@@ -181,6 +182,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     *COURSE_BUGS,
     *LATER_BUGS,
+    *DAMAGE_BUGS,
     *CLIENT_BUGS,
 )
 

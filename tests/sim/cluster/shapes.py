@@ -15,7 +15,7 @@ from .tempo import SHIPPED
 
 __all__ = [
     "ALL_POWER", "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "HANDED", "JOINING", "LEAN",
-    "MANAGED", "MOVING", "NEWBORN", "POWER", "QUIET", "SPLIT", "STOPPED", "STRANDED",
+    "MANAGED", "MOVING", "NEWBORN", "POWER", "QUIET", "ROTTEN", "SPLIT", "STOPPED", "STRANDED",
     "STRICT", "UNHEARD", "WIPED", "course", "topics",
 ]  # fmt: skip
 
@@ -181,6 +181,13 @@ MOVING: Final = {
 """Partitions move while clients work."""
 WIPED: Final = {**QUIET, "nodes": 5, "plan": FaultPlan.of("wiped disks")}
 """Machines come back with empty disks."""
+ROTTEN: Final = {
+    **QUIET,
+    "topics": topics("replicated", segment_ms="1000"),
+    "duration_ms": 4_000,
+    "plan": FaultPlan.of("bit flips"),
+}
+"""Bits turn on the disk of one machine while it is down."""
 STRICT: Final = {**POWER, "topics": topics("replicated", min_in_sync=3)}
 """One that leaves the in-sync replicas is eligible at once."""
 

@@ -24,6 +24,7 @@ from quiverlog.core.controller.records import (
 from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.replica import Replica
+from tests.sim.checker import Violation
 from tests.sim.network import Link
 from tests.sim.rows import schema_of
 
@@ -44,6 +45,8 @@ Course = Generator[int, None, None]
 _LOOK_US: Final = 2_000
 _FIRST_ID: Final = 100
 _PATIENCE_US: Final = 3_000_000
+_PROMISED_US: Final = 4_000_000
+"""Twice a session, and twice what the controller waits until it looks again."""
 LATE_US: Final = 600_000
 """Long enough for two elections, shorter than what anybody waits for an answer."""
 
@@ -78,6 +81,14 @@ class Stage:
                 raise Over
             waited_us += look_us
             yield look_us
+
+    def must(self, condition: Callable[[], object], what: str) -> Course:
+        """Wait for what the product promises: with nobody else in its way it comes."""
+        try:
+            yield from self.until(condition, _PROMISED_US)
+        except Over:
+            if not condition():
+                raise Violation(f"not within {_PROMISED_US / 1e6:.0f} s: {what}") from None
 
     def controller(self) -> ClusterHost:
         found = self.cluster.controller()
@@ -240,6 +251,7 @@ class Stage:
         self.world.network.heal()
         for host in self.cluster.hosts:
             host.stalled_us = 0
+            self.cluster.machines.make_room(host)
             if host.node is None and host.down_until_us > self.world.mono_us:
                 self.up(host)
 

@@ -1,0 +1,126 @@
+"""Bugs of damage and repair: disks that lose or change what they were given, or have no room.
+
+Owns this part of the list; `planted` has the whole. What reads all of a bad disk at the end, and
+says whether it was mended, is `scrub`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.sim.bug import Bug, make_bug
+
+from .fault_plan import FaultPlan
+from .shapes import ROTTEN, course
+
+__all__ = ["DAMAGE_BUGS"]
+
+FAILED: Final = course("failed disk", "replicated_flushed", plan=FaultPlan(page_order=1))
+"""A plan that is not calm: who cannot write leaves those in sync before the lag time."""
+FULL: Final = course("full disks", nodes=5)
+"""Two of five disks are full: metadata are decided all the same."""
+
+DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
+    make_bug(
+        "rows that this process has not looked at are served",
+        "storage.reading:read",
+        "if good_end < last.end:",
+        "if False:",
+        seed=2,
+        shape=ROTTEN,
+    ),
+    make_bug(
+        "damage that a read meets is told to nobody",
+        "node.fetch_answer:read_entry",
+        "lookup.corrupt_read(replica, error)",
+        "pass",
+        seed=2,
+        shape=ROTTEN,
+    ),
+    make_bug(
+        "the controller is not told of damage",
+        "node.offline_replicas:OfflineReplicas.run",
+        "if keys:",
+        "if False:",
+        shape=ROTTEN,
+    ),
+    make_bug(
+        "nobody notes that a damaged log counts for nothing",
+        "core.controller.replica_offline:replica_offline",
+        "_with(partition.replaced_disks, broker_id) if is_anew else None",
+        "None",
+        shape=ROTTEN,
+    ),
+    make_bug(
+        "who is offline stays in sync",
+        "core.controller.replica_offline:replica_offline",
+        "in_sync = _without(partition.in_sync_replicas, broker_id)",
+        "in_sync = partition.in_sync_replicas",
+        seed=2,
+        shape=ROTTEN,
+    ),
+    make_bug(
+        "damaged files keep the partition's name",
+        "node.repair_jobs:MakeAnewJob.run",
+        "aside = set_aside_damaged(directory, self._disk, self._name, self._topic_id)",
+        'aside = ""',
+        shape=ROTTEN,
+    ),
+    make_bug(
+        "the controller is not told of a disk that failed",
+        "node.offline_replicas:OfflineReplicas.changed",
+        "elif self._is_counted_on(key, leader_epoch):",
+        "elif False:",
+        shape=FAILED,
+    ),
+    make_bug(
+        "who cannot write leads on, out of sync",
+        "core.controller.replica_offline:replica_offline",
+        "if partition.leader_id == broker_id:",
+        "if False:",
+        shape=FAILED,
+    ),
+    make_bug(
+        "a replica whose log failed goes on as if it had not",
+        "node.flushes:Flushes.declare_fault",
+        "self._on_fault(replica)",
+        "pass",
+        shape=FAILED,
+    ),
+    make_bug(
+        "leaders stay on full disks",
+        "node.full_disks:FullDisks._changes",
+        "if partition.leader_id in full:",
+        "if False:",
+        shape=FULL,
+    ),
+    make_bug(
+        "a broker does not say that its disk is full",
+        "node.registration:Registration._send",
+        "is_disk_full=self._told_full,",
+        "is_disk_full=False,",
+        shape=FULL,
+    ),
+    make_bug(
+        "whoever lives may lead instead of a full disk",
+        "core.controller.handovers:away_from",
+        "with_room = alive_brokers(image) - frozenset(without_room)",
+        "with_room = alive_brokers(image) - {partition.leader_id}",
+        shape=FULL,
+    ),
+    make_bug(
+        "an only copy that was never made is taken for a lost one",
+        "node.unmade:Unmade.heard",
+        "self._placed.update(self._placed_by(records))",
+        "pass",
+        shape=course("never made"),
+    ),
+    make_bug(
+        "what waits for its directory is noted as made",
+        "node.unmade:Unmade.run",
+        "NoteMadeJob(self._directory, self._image().version, waiting)",
+        "NoteMadeJob(self._directory, self._image().version, [])",
+        seed=1,
+        shape=course("never made"),
+    ),
+)
