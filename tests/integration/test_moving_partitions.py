@@ -4,10 +4,12 @@ read: every command on real brokers, no row lost, none out of order."""
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 
 import quiverlog
 import quiverlog.testing
+from quiverlog.client.reassignments import list_moves
 from quiverlog.local.cluster import LocalCluster
 from tests.support.cluster_load import ClusterLoad
 
@@ -153,3 +156,81 @@ def test_what_is_refused_moves_nothing(cluster: LocalCluster, tmp_path: Path) ->
         file.write_text(text)
         assert said in run(cluster, "partition", "reassign", "--plan-file", str(file), code=1)
     assert replicas(cluster, "kept") == before
+
+
+# --- what happens meanwhile ----------------------------------------------------------------------
+def begin(cluster: LocalCluster, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "quiverlog", *words, "--bootstrap-server", cluster.bootstrap]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+
+
+def until(what: Callable[[], object], limit_s: float = 60.0) -> None:
+    ends_s = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < ends_s, "it does not come about"
+        time.sleep(0.1)
+
+
+def test_a_move_outlives_its_command_and_its_controller(cluster: LocalCluster) -> None:
+    """Ctrl-C leaves it running, and says how to go on; the next controller ends it."""
+    with quiverlog.connect(cluster.bootstrap) as client:
+        client.create_topic("long", pa.schema([("v", pa.binary())]), replication_factor=2)
+        client.create_topic("gone", pa.schema([("v", pa.binary())]), replication_factor=1)
+        for topic in ("long", "gone"):
+            with client.producer(topic) as producer:
+                producer.send([{"v": bytes([i]) * (MB // 4)} for i in range(16)]).result(60)
+        controller = client.describe_cluster().controller
+        assert controller is not None
+        (held,) = replicas(cluster, "long")
+        target = [n for n in (1, 2, 3, 4) if n != controller][:2]
+        if target == held:
+            target.reverse()
+        others = next(n for n in (1, 2, 3, 4) if n not in replicas(cluster, "gone")[0])
+        slow = ("--throttle", "400KB/s", "--wait")
+        to = ",".join(map(str, target))
+        waiting = begin(cluster, "partition", "reassign", "long", "--to", f"0={to}", *slow)
+        deleted = begin(cluster, "partition", "reassign", "gone", "--to", f"0={others}", *slow)
+        try:
+            until(lambda: client.run(list_moves(client.cluster)).keys() >= {"gone"})
+            client.delete_topic("gone")
+            _, said = deleted.communicate(timeout=60)
+            assert "of topics that were deleted meanwhile" in said
+            assert deleted.returncode == 1
+            if waiting.poll() is None:
+                waiting.send_signal(signal.SIGINT)
+            _, said = waiting.communicate(timeout=60)
+            assert "--status` shows it" in said or "moved" in said
+        finally:
+            for one in (waiting, deleted):
+                one.kill()
+                one.wait()
+        cluster.brokers[controller].kill()
+        try:
+            run(cluster, "partition", "reassign", "--wait", "120")
+            assert replicas(cluster, "long") == [target]
+        finally:
+            cluster.start_broker(controller)
+            cluster.brokers[controller].wait_until_ready(60.0)
+
+
+def test_a_target_that_is_dead_is_refused_and_nobody_is_left_waiting(
+    cluster: LocalCluster,
+) -> None:
+    with quiverlog.connect(cluster.bootstrap) as client:
+        client.create_topic("still", pa.schema([("v", pa.int64())]), replication_factor=2)
+        (held,) = replicas(cluster, "still")
+        dead = next(n for n in (4, 3, 2, 1) if n not in held)
+        cluster.brokers[dead].kill()
+        try:
+            until(lambda: any(b.fenced for b in client.describe_cluster().brokers))
+            wanted = f"0={held[0]},{dead}"
+            move = ("partition", "reassign", "still")
+            assert "not alive" in run(cluster, *move, "--to", wanted, code=1)
+            plan = asked(cluster, "cluster", "rebalance", "--dry-run")
+            assert all(dead not in one["added"] for one in plan["moves"])
+        finally:
+            cluster.start_broker(dead)
+            cluster.brokers[dead].wait_until_ready(60.0)

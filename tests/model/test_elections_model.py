@@ -16,7 +16,7 @@ from tests.support.elections_world import ElectionsWorld, Violation
 
 STEPS = 200
 SEEDS_PER_BUG = 300
-FIRST_SEEDS = (447,)
+FIRST_SEEDS = (1209,)
 """Notices what few others do: a hand-over to a replica that is out of sync."""
 LEADERS = "core.controller.leaders"
 ELECTIONS = "core.controller.elections"
@@ -26,7 +26,7 @@ REASSIGNMENT = "core.controller.reassignment"
 BUGS: dict[str, Mutation] = {
     "a move ends before those that are added are in sync": Mutation(
         f"{REASSIGNMENT}:arrived",
-        "not adding <= set(kept) or len(kept) < min_in_sync(topic.config, partition)",
+        "not adding <= set(kept) or len(kept) < enough",
         "not kept",
     ),
     "a move keeps those that leave in sync": Mutation(
@@ -173,8 +173,8 @@ def test_everything_happens() -> None:
     happened: Counter[str] = Counter()
     for seed in range(60):
         happened += run(seed).happened
-    assert len(happened) == 23, happened
-    assert min(happened.values()) > 5, happened
+    assert len(happened) == 24, happened
+    assert min(happened.values()) > 2, happened
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -25,14 +25,17 @@ from quiverlog.core.controller.records import (
     NO_LEADER,
     BrokerChangeRecord,
     BrokerRecord,
+    FeatureLevelRecord,
     PartitionChangeRecord,
     Record,
     decode_entry,
     encode_entry,
 )
+from quiverlog.core.controller.replication_factor import factors_follow
 from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.core.controller.topics import alter_topic, create_topic
 from quiverlog.errors import QuiverlogError
+from quiverlog.limits import FEATURE_LEVEL_MAX
 from quiverlog.wire.replica_messages import AlterPartition
 
 from .controller import SCHEMA
@@ -61,6 +64,8 @@ class ElectionsWorld(ReplicaLogs):
         self.given_up: set[Key] = set()
         """Partitions whose last copy will not come back."""
         self.adding: dict[Key, set[int]] = {}  # By partitions that move.
+        self.counts: dict[Key, int] = {}  # Who holds it when it does not move.
+        self.image.replay(FeatureLevelRecord(FEATURE_LEVEL_MAX))
         for node_id in self.brokers:
             self.image.replay(BrokerRecord(node_id, b"first", f"host-{node_id}", broker_epoch=0))
         self.disks = dict.fromkeys(self.brokers, 0)
@@ -96,6 +101,7 @@ class ElectionsWorld(ReplicaLogs):
             self.flushed[key] = dict.fromkeys(partition.replicas, 0)
             self.seen[key], self.torn[key], self.safe[key] = [], set(), []
             self.due[key] = 0
+            self.counts[key] = len(partition.replicas)
 
     # --- steps ---------------------------------------------------------------------------------
     def step(self) -> None:
@@ -127,7 +133,10 @@ class ElectionsWorld(ReplicaLogs):
         weights = [weight for weight, _ in steps]
         (step,) = self.rng.choices([what for _, what in steps], weights)
         before = self.facts()
+        topics = self.image.topics.values()
+        self.minimum = {one.topic_id: one.config.min_in_sync_replicas for one in topics}
         records = step()
+        records += factors_follow(self.image, records)
         if records:
             self.happened[step.__name__] += 1
             # As others hear of it.
@@ -248,7 +257,8 @@ class ElectionsWorld(ReplicaLogs):
         topic, leaving = self.partition(key)[0], partition.removing_replicas
         stay = [n for n in partition.in_sync_replicas if n not in leaving]
         has = [n for n in stay if self.flushed[key][n] >= len(self.safe[key])]
-        return len(has) >= topic.config.min_in_sync_replicas
+        count = len(partition.replicas) - len(leaving)
+        return len(has) >= min(topic.config.min_in_sync_replicas, count)
 
     def shrink(self) -> list[Record]:
         found = self._led()
@@ -372,7 +382,7 @@ class ElectionsWorld(ReplicaLogs):
             if change.replicas is None:
                 continue
             key = (change.topic_id, change.partition)
-            topic, partition = self.partition(key)
+            _, partition = self.partition(key)
             logs, flushed = self.log[key], self.flushed[key]
             self.log[key] = {node_id: logs.get(node_id, []) for node_id in change.replicas}
             self.flushed[key] = {node_id: flushed.get(node_id, 0) for node_id in change.replicas}
@@ -381,16 +391,26 @@ class ElectionsWorld(ReplicaLogs):
             begin = self.log[key].keys() - logs.keys()
             check(begin <= self.alive(), "a replica at a broker that is not alive", key, begin)
             check(not begin or change.leader_epoch > 0, "added in the epoch of others", key, begin)
-            check(before == topic.replication_factor, "another number of replicas", key)
+            if partition.moves:
+                check(before == self.counts[key], "another number of replicas", key)
+            else:
+                self.happened["other numbers"] += self.counts[key] != len(change.replicas)
+                self.counts[key] = len(change.replicas)
+            has_moved = key in self.adding
             added = self.adding.pop(key, set())
-            self.adding[key] = set(partition.adding_replicas)
+            if partition.moves:
+                self.adding[key] = set(partition.adding_replicas)
             gone = logs.keys() - self.log[key].keys()
-            if not partition.moves and added:
+            if not partition.moves and has_moved and not gone and not added:
+                pass  # Nobody had begun: it stays where it was.
+            elif not partition.moves and has_moved:
                 self.happened["moves ended"] += 1
                 in_sync, stay = set(partition.in_sync_replicas), added & set(change.replicas)
                 check(stay <= in_sync, "a move ended early", key, added, in_sync)
-                check(len(in_sync) >= topic.config.min_in_sync_replicas, "too few stay", key)
-                self.happened["moves given up"] += not stay
+                # The minimum may follow the number of replicas in the same entry.
+                enough = min(self.minimum[key[0]], len(change.replicas))
+                check(len(in_sync) >= enough, "too few stay", key)
+                self.happened["moves given up"] += bool(added and not stay)
             else:
                 check(not gone, "a disk is dropped that may have counted", key, gone)
 

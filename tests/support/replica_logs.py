@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.log_ends import MISSING, LogEnd, LogEnds, Said
-from quiverlog.core.controller.reassignment import cancel, reassign
+from quiverlog.core.controller.reassignment import cancel, reassign, target_of
 from quiverlog.core.controller.records import NO_LEADER, Record
 from quiverlog.core.controller.replica_offline import replica_offline
+from quiverlog.core.controller.replication_factor import check_factor
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.errors import QuiverlogError, StaleBrokerEpoch
 
@@ -97,11 +98,18 @@ class ReplicaLogs:
         return []
 
     def reassign(self) -> list[Record]:
-        """To brokers of which some may be fenced, which are refused where they are new."""
+        """To brokers of which some may be fenced, which are refused where they are new. Now and
+        then to more than hold it, or to fewer."""
         topic, partition = self.partition(self.rng.choice(list(self.log)))
-        target = self.rng.sample(self.brokers, topic.replication_factor)
+        count = len(target_of(partition))
+        others = [n for n in range(1, min(4, len(self.brokers)) + 1) if n != count]
+        is_other = bool(others) and self.rng.random() < 0.5
+        count = self.rng.choice(others) if is_other else count
+        target = self.rng.sample(self.brokers, count)
         try:
-            return reassign(self.image, topic, partition, target)
+            if is_other:
+                check_factor(self.image, topic, count)
+            return reassign(self.image, topic, partition, target, changes_count=is_other)
         except QuiverlogError:
             return []
 
