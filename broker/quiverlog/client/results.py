@@ -134,7 +134,7 @@ class BrokerDetail:
     """Entries of the metadata that it had not applied when the controller heard it last; None: the
     controller was not asked, or has not heard it yet."""
     disk_full: bool = False
-    """It has no room for rows, as the controller has heard: others lead what they can."""
+    """The disk has no room for rows, as the controller has heard: others lead what they can."""
 
 
 @dataclass(frozen=True, slots=True)

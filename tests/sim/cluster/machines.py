@@ -227,7 +227,7 @@ class Machines:
         self._later(1_000_000, over)
 
     def ails(self, host: ClusterHost) -> None:
-        """Its process is to be started again before all is well."""
+        """The process of this machine is to be started again before all is well."""
         self._ailing.add(host.node_id)
 
     def _restart(self, host: ClusterHost) -> None:
@@ -262,7 +262,7 @@ class Machines:
         self._later(3_000_000, lambda: self.make_room(host))
 
     def make_room(self, host: ClusterHost) -> None:
-        """Its disk is full no more."""
+        """The disk of this machine is full no more."""
         if host.disk.capacity is not None:
             host.disk.set_full(None)
             host.disk_space(1 << 40)
