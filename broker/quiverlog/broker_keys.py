@@ -341,6 +341,15 @@ _KEYS: Final = (
         reloadable=True,
     ),
     Setting(
+        "metrics.partition.offsets",
+        _CHOICE,
+        "false",
+        "Whether `/metrics` has log start, high watermark and log end of each partition: three more"
+        " series for each.",
+        choices=("true", "false"),
+        reloadable=True,
+    ),
+    Setting(
         "log.level",
         _CHOICE,
         "info",

@@ -163,6 +163,15 @@ def test_a_crowd_of_half_requests_keeps_nobody_out(broker: BrokerProcess) -> Non
             sock.close()
 
 
+def test_who_accepts_openmetrics_is_given_it(broker: BrokerProcess) -> None:
+    asked = b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: %s\r\n\r\n"
+    answer = talk(broker, asked % b"application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert b"Content-Type: application/openmetrics-text; version=1.0.0" in answer
+    assert b"# EOF" in answer
+    answer = talk(broker, asked % b"*/*")
+    assert b"Content-Type: text/plain; version=0.0.4" in answer
+
+
 def test_scrapes_at_once_share_one_rendering(broker: BrokerProcess) -> None:
     answers: list[bytes] = []
     threads = [

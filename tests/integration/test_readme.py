@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import quiverlog
 from tests.support.broker import BrokerProcess
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
@@ -20,30 +21,41 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
-def run(arguments: list[str], cwd: Path) -> str:
+def typed(script: str, broker: BrokerProcess, directory: Path) -> str:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")}
+    environment["QUIVERLOG_BOOTSTRAP_SERVER"] = broker.bootstrap
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60
+        ["bash", "-eu"],
+        input=script,
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_python_example_prints_the_rows_that_it_sent(tmp_path: Path) -> None:
+def test_the_snippets_run_in_their_order_on_a_fresh_broker(tmp_path: Path) -> None:
+    """Spark's is run by tests/spark/test_readme.py; here it must find what it names."""
+    python, spark = blocks("python")
+    shell = next(block for block in blocks("sh") if "quiverlog produce" in block)
+    assert README.index(python) < README.index(spark) < README.index(shell)
+    *commands, last = shell.splitlines()
+    assert last == "quiverlog doctor"  # it looks at the machine, which is not the README's
     with BrokerProcess() as broker:
-        program = next(block for block in blocks("python") if "quiverlog.connect" in block)
-        assert "127.0.0.1:9292" in program
-        out = run(["-c", program.replace("127.0.0.1:9292", broker.bootstrap)], tmp_path)
-    assert "{'carrier': 'UA', 'delay': 2.0}" in out
-    assert "{'carrier': 'AA', 'delay': -5.5}" in out
-
-
-def test_the_command_line_example_works(tmp_path: Path) -> None:
-    (tmp_path / "late.csv").write_text("carrier,delay\nUA,61.5\nAA,75\n")
-    commands = next(block for block in blocks("sh") if "topic create" in block).splitlines()
-    assert [shlex.split(line)[1] for line in commands] == ["topic", "produce", "consume", "doctor"]
-    with BrokerProcess() as broker:
-        for line in commands[:-1]:  # `doctor` looks at the machine, which is not the README's
-            words = [*shlex.split(line)[1:], "--bootstrap-server", broker.bootstrap]
-            out = run(["-m", "quiverlog", *words], tmp_path)
+        assert "127.0.0.1:9292" in python
+        (tmp_path / "program.py").write_text(python.replace("127.0.0.1:9292", broker.bootstrap))
+        out = typed("python program.py", broker, tmp_path)
+        assert "{'carrier': 'UA', 'delay': 2.0}" in out
+        assert "{'carrier': 'AA', 'delay': -5.5}" in out
+        topics = set(re.findall(r'"(?:subscribe|topic)", "(\w+)"', spark))
+        assert topics == {"flights", "late"}
+        with quiverlog.connect(broker.bootstrap) as client:
+            assert topics <= set(client.list_topics())
+        out = typed("\n".join(commands), broker, tmp_path)
     assert "61.5" in out
     assert "75" in out

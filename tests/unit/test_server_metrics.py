@@ -9,16 +9,17 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from quiverlog.server.metrics import Histogram, LogSize, ServerMetrics
+from quiverlog.server.metrics import Histogram, LogSize, RecentMax, ServerMetrics
 from quiverlog.server.metrics_text import MetricsExporter
 from quiverlog.wire.messages import Api
 
 
 def samples(exporter: MetricsExporter) -> dict[str, float]:
     found = {}
-    for family in text_string_to_metric_families(exporter.render().decode()):
+    for family in text_string_to_metric_families(exporter.render()[0].decode()):
         for sample in family.samples:
             labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
@@ -51,7 +52,7 @@ def test_requests_errors_and_connections() -> None:
     metrics.count_closed("idle")
     metrics.connections_open = 4
     metrics.sync.observe(900)
-    metrics.loop_lag_max_us = 1_500
+    metrics.loop_lag_max.observe(1_500, time.monotonic())
     exporter = exporter_of(metrics, [], 10)
     found = samples(exporter)
     assert found["quiverlog_requests_total{api=produce}"] == 1
@@ -63,13 +64,55 @@ def test_requests_errors_and_connections() -> None:
     assert found["quiverlog_connections"] == 4
     assert found["quiverlog_fsync_seconds_count"] == 1
     assert found["quiverlog_event_loop_lag_max_seconds"] == 0.0015
-    assert samples(exporter)["quiverlog_event_loop_lag_max_seconds"] == 0
+    assert samples(exporter)["quiverlog_event_loop_lag_max_seconds"] == 0.0015, "also to others"
     assert "quiverlog_requests_total{api=fetch}" not in found
     assert not [name for name in found if "version" in name], "HTTP reveals none"
     assert found["process_open_fds"] > 0
 
 
-def test_the_idle_ratio_is_of_the_time_since_the_last_look() -> None:
+def test_a_recent_maximum_lasts_a_minute_whoever_looks() -> None:
+    recent = RecentMax()
+    recent.observe(7, 1_000.0)
+    recent.observe(3, 1_030.0)
+    assert [recent.value(at_s) for at_s in (1_030.0, 1_059.9, 1_061.0)] == [7, 7, 7]
+    recent.observe(5, 1_060.0)
+    assert recent.value(1_100.0) == 7, "the minute before counts"
+    recent.observe(1, 1_120.0)
+    assert recent.value(1_121.0) == 5
+    assert recent.value(1_240.0) == 0, "nothing was seen for two minutes"
+    recent.observe(2, 1_500.0)
+    assert recent.value(1_501.0) == 2
+
+
+def test_openmetrics_is_given_to_who_asks_for_it() -> None:
+    metrics = ServerMetrics()
+    metrics.connections_accepted = 3
+    metrics.sync.observe(900)
+    text, content_type = exporter_of(metrics, [], 10).render("application/openmetrics-text")
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert text.endswith(b"# EOF\n")
+    families = {f.name: f for f in openmetrics.text_string_to_metric_families(text.decode())}
+    (sample,) = families["quiverlog_connections_accepted"].samples
+    assert (sample.name, sample.value) == ("quiverlog_connections_accepted_total", 3)
+    plain, plain_type = exporter_of(metrics, [], 10).render("text/html, */*")
+    assert plain_type.startswith("text/plain; version=0.0.4")
+    assert b"# EOF" not in plain
+
+
+def test_offsets_of_partitions_are_shown_where_that_is_asked_for() -> None:
+    logs = [LogSize("t", 1, 1, partition, 10, 20, 30 + partition) for partition in (0, 1)]
+    logs.append(LogSize("u", 1, 1, 0, 1, 2, 3))
+    exporter = exporter_of(ServerMetrics(), logs, 1)
+    assert not [name for name in samples(exporter) if "quiverlog_partition_" in name]
+    exporter.shows_offsets = True
+    found = samples(exporter)
+    assert found["quiverlog_partition_log_start_offset{partition=0,topic=t}"] == 10
+    assert found["quiverlog_partition_high_watermark{partition=1,topic=t}"] == 20
+    assert found["quiverlog_partition_log_end_offset{partition=1,topic=t}"] == 31
+    assert not [name for name in found if "quiverlog_partition_" in name and "topic=u" in name]
+
+
+def test_the_idle_ratio_is_of_a_time_that_all_who_look_share() -> None:
     metrics = ServerMetrics()
     now_s = [100.0]
     exporter = MetricsExporter(metrics, list, topics_max=1, clock=lambda: now_s[0])
@@ -79,10 +122,13 @@ def test_the_idle_ratio_is_of_the_time_since_the_last_look() -> None:
     metrics.requests[Api.FETCH].handling.observe(2_000_000)
     metrics.requests[Api.PRODUCE].handling.observe(500_000)
     assert samples(exporter)[name] == 0.75
-    now_s[0] += 10
+    assert samples(exporter)[name] == 0.75, "the same to another scraper"
+    now_s[0] += 1
+    assert samples(exporter)[name] == pytest.approx(1 - 2.5 / 11)
+    now_s[0] += 9
     assert samples(exporter)[name] == 1
     now_s[0] += 1
-    metrics.requests[Api.FETCH].handling.observe(3_000_000)
+    metrics.requests[Api.FETCH].handling.observe(30_000_000)
     assert samples(exporter)[name] == 0, "what began before is counted when it ends"
 
 

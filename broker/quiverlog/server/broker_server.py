@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quiverlog.addresses import Address
@@ -29,7 +29,7 @@ from quiverlog.server.http_port import HttpPort
 from quiverlog.server.listeners import Listeners, socket_address
 from quiverlog.server.logs import LogControl, Logger
 from quiverlog.server.memory import Holder, MemoryBudget
-from quiverlog.server.metrics import Gauges, LogSize, ServerMetrics
+from quiverlog.server.metrics import Gauges, ServerMetrics
 from quiverlog.server.node_config import node_config
 from quiverlog.server.node_runner import NodeRunner, monotonic_us, read_clocks
 from quiverlog.server.peers import PeerConnections
@@ -321,7 +321,7 @@ class BrokerServer:
     def _probe_lag(self, expected: float) -> None:
         lag_us = max(0, round((self._loop.time() - expected) * 1e6))
         self._metrics.loop_lag.observe(lag_us)
-        self._metrics.loop_lag_max_us = max(self._metrics.loop_lag_max_us, lag_us)
+        self._metrics.loop_lag_max.observe(lag_us, time.monotonic())
         due = self._loop.time() + _LAG_PROBE_S
         self._timers["lag"] = self._loop.call_at(due, self._probe_lag, due)
 
@@ -366,20 +366,21 @@ class BrokerServer:
         )
 
     # --- numbers, asked for in the thread that renders them --------------------------------------
-    def _render_metrics(self) -> bytes:
+    def _render_metrics(self, accept: str) -> tuple[bytes, str]:
         if self._exporter is None:
             from quiverlog.node.cluster_gauges import cluster_gauges
-            from quiverlog.server.metrics_text import MetricsExporter
+            from quiverlog.server.metrics_text import MetricsExporter, log_sizes
 
             self._exporter = MetricsExporter(
                 self._metrics,
-                self._log_sizes,
+                lambda: log_sizes(self._node),
                 topics_max=self._config.metrics_topics_max,
                 gauges=self._gauges,
                 cluster=lambda: cluster_gauges(self._node, monotonic_us()),
             )
         self._exporter.topics_max = self._config.metrics_topics_max
-        return self._exporter.render()
+        self._exporter.shows_offsets = self._config.metrics_partition_offsets == "true"
+        return self._exporter.render(accept)
 
     def _gauges(self) -> Gauges:
         jobs = self._runner.jobs if self._runner is not None else None
@@ -391,10 +392,3 @@ class BrokerServer:
             jobs_waiting=jobs.waiting_by_queue if jobs is not None else {},
             jobs_running=jobs.uncollected if jobs is not None else 0,
         )
-
-    def _log_sizes(self) -> Iterator[LogSize]:
-        """Takes one atomic copy, then reads plain numbers."""
-        if self._node is None:
-            return
-        for replica in list(self._node.broker.replicas.values()):
-            yield LogSize(replica.name.topic, replica.log.size_bytes, replica.log.segment_count)

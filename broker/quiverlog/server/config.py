@@ -96,6 +96,7 @@ class BrokerConfig:
     work_threads: int
     shutdown_timeout_ms: int
     metrics_topics_max: int
+    metrics_partition_offsets: str
     log_level: str
     log_format: str
     topic_defaults: Mapping[str, str]

@@ -25,21 +25,22 @@ from quiverlog.server.metrics import ServerMetrics
 
 __all__ = ["HttpServer"]
 
-_METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_OPENMETRICS: Final = "application/openmetrics-text"
 
 
 class HttpServer:
     """Serves until `close`.
 
     Args:
-        render_metrics: makes the text; runs in a thread.
+        render_metrics: from what a scraper accepts to the text and its content type; runs in a
+            thread.
         not_ready: the reason why no clients are taken, empty when they are.
     """
 
     def __init__(
         self,
         *,
-        render_metrics: Callable[[], bytes],
+        render_metrics: Callable[[str], tuple[bytes, str]],
         not_ready: Callable[[], str],
         limits: HttpLimits,
         metrics: ServerMetrics,
@@ -53,7 +54,7 @@ class HttpServer:
         self._runner: web.AppRunner | None = None
         self._guard: HttpGuard | None = None
         self._acceptor: Acceptor | None = None
-        self._rendering: asyncio.Future[bytes] | None = None
+        self._rendering: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
 
     async def start(self, sock: socket.socket) -> None:
         """Serve on a socket that listens."""
@@ -83,17 +84,22 @@ class HttpServer:
         if self._guard is not None:
             self._guard.close()
 
-    async def _answer_metrics(self, _request: web.Request) -> web.Response:
-        # One rendering at a time, shared by all who ask meanwhile: scrapers cannot pile up threads.
-        if self._rendering is None:
+    async def _answer_metrics(self, request: web.Request) -> web.Response:
+        wanted = request.headers.get("Accept", "")
+        kind = _OPENMETRICS if _OPENMETRICS in wanted else ""
+        # One rendering of a kind at a time, shared by all who ask meanwhile: scrapers cannot pile
+        # up threads.
+        rendering = self._rendering.get(kind)
+        if rendering is None:
             loop = asyncio.get_running_loop()
-            self._rendering = loop.run_in_executor(None, self._render_metrics)
-            self._rendering.add_done_callback(self._rendered)
-        text = await asyncio.shield(self._rendering)
-        return web.Response(body=text, headers={"Content-Type": _METRICS_TYPE})
+            rendering = loop.run_in_executor(None, self._render_metrics, kind)
+            self._rendering[kind] = rendering
+            rendering.add_done_callback(lambda done: self._rendered(kind, done))
+        text, content_type = await asyncio.shield(rendering)
+        return web.Response(body=text, headers={"Content-Type": content_type})
 
-    def _rendered(self, done: asyncio.Future[bytes]) -> None:
-        self._rendering = None
+    def _rendered(self, kind: str, done: asyncio.Future[tuple[bytes, str]]) -> None:
+        del self._rendering[kind]
         if not done.cancelled() and (error := done.exception()) is not None:
             self._log.error("metrics cannot be rendered", error=repr(error))
 

@@ -28,8 +28,10 @@ HEAD_BYTES_MAX: Final = 8_192
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]{1,16}) (/[!-~]{0,1023}) HTTP/1\.[01]")
 _FIELD_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):[ \t]*([ -~\t\x80-\xff]*)")
 _BODY_FIELDS: Final = frozenset((b"transfer-encoding", b"upgrade", b"expect"))
-_FIELDS_HANDED_OVER: Final = b"\r\nHost: broker\r\nConnection: close\r\n\r\n"
-"""No answer depends on a header field, so none of a client's is passed on."""
+_FIELDS_HANDED_OVER: Final = b"\r\nHost: broker\r\nConnection: close\r\n"
+"""In place of the client's: answers depend on one field, which is told in our own words."""
+_ACCEPT: Final = re.compile(rb"\r\nAccept:[^\r]*\bapplication/openmetrics-text\b", re.IGNORECASE)
+_ACCEPT_HANDED_OVER: Final = b"Accept: application/openmetrics-text\r\n"
 _REASONS: Final = {
     400: "Bad Request",
     405: "Method Not Allowed",
@@ -138,16 +140,17 @@ class GuardedConnection(asyncio.Protocol):
         if problem is not None:
             self._refuse(*problem)
             return
-        self._hand_over(head.partition(b"\r\n")[0])
+        accept = _ACCEPT_HANDED_OVER if _ACCEPT.search(head) else b""
+        self._hand_over(head.partition(b"\r\n")[0] + _FIELDS_HANDED_OVER + accept + b"\r\n")
 
-    def _hand_over(self, request_line: bytes) -> None:
+    def _hand_over(self, head: bytes) -> None:
         self.head_complete = True
         self._head.clear()
         self._guard.metrics.http_requests += 1
         self._restart_timer()
         self._handler = self._guard.make_handler()
         self._handler.connection_made(self._transport)
-        self._handler.data_received(request_line + _FIELDS_HANDED_OVER)
+        self._handler.data_received(head)
 
     def _restart_timer(self) -> None:
         if self._timer is not None:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.wire.messages import Api
 
-__all__ = ["Gauges", "Histogram", "LogSize", "RequestCounters", "ServerMetrics"]
+__all__ = ["Gauges", "Histogram", "LogSize", "RecentMax", "RequestCounters", "ServerMetrics"]
 
 _BUCKETS: Final = tuple(range(4, 28, 2))
 """Exported bounds are 2**k microseconds: 16 us, 64 us, ... 67 s."""
@@ -42,6 +42,38 @@ class Histogram:
         """Cumulative counts by upper bound in seconds, as Prometheus wants them."""
         found = [(repr(2**k / 1e6), float(sum(self.counts[: k + 1]))) for k in _BUCKETS]
         return [*found, ("+Inf", float(sum(self.counts)))]
+
+
+class RecentMax:
+    """The largest of the last one or two minutes, for whoever asks and however often.
+
+    Two windows of a minute: a look that began a new maximum would take it from the next who looks.
+    """
+
+    WINDOW_S: Final = 60.0
+    __slots__ = ("_before", "_began_s", "_now")
+
+    def __init__(self) -> None:
+        self._began_s = 0.0
+        self._before = self._now = 0
+
+    def observe(self, value: int, at_s: float) -> None:
+        """Count one value; moments do not go back."""
+        self._turn(at_s)
+        self._now = max(self._now, value)
+
+    def value(self, at_s: float) -> int:
+        """The largest; changes nothing."""
+        age_s = at_s - self._began_s
+        if age_s >= 2 * self.WINDOW_S:
+            return 0
+        return self._now if age_s >= self.WINDOW_S else max(self._before, self._now)
+
+    def _turn(self, at_s: float) -> None:
+        age_s = at_s - self._began_s
+        if age_s >= self.WINDOW_S:
+            self._before = self._now if age_s < 2 * self.WINDOW_S else 0
+            self._now, self._began_s = 0, at_s
 
 
 class RequestCounters:
@@ -88,7 +120,7 @@ class ServerMetrics:
         "job_wait",
         "lines_left_out",
         "loop_lag",
-        "loop_lag_max_us",
+        "loop_lag_max",
         "node",
         "peer_failures",
         "peer_requests_dropped",
@@ -113,7 +145,8 @@ class ServerMetrics:
         self.peer_failures: dict[str, int] = {}
         self.peer_requests_dropped = 0
         self.loop_lag = Histogram()
-        self.loop_lag_max_us = 0
+        self.loop_lag_max = RecentMax()
+        """In microseconds."""
         self.sync = Histogram()
         self.job_wait = Histogram()
         self.job_kinds: dict[str, JobCounters] = {}
@@ -160,3 +193,7 @@ class LogSize(NamedTuple):
     topic: str
     size_bytes: int
     segments: int
+    partition: int = 0
+    log_start_offset: int = 0
+    high_watermark: int = 0
+    log_end_offset: int = 0

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 
 from quiverlog.errors import error_class
@@ -30,9 +31,13 @@ from quiverlog.node.metrics import NodeMetrics, TopicCounters
 from quiverlog.server.metrics import Gauges, Histogram, LogSize, ServerMetrics
 from quiverlog.wire.messages import Api
 
-__all__ = ["MetricsExporter"]
+if TYPE_CHECKING:
+    from quiverlog.node.node import Node
+
+__all__ = ["MetricsExporter", "log_sizes"]
 
 OTHER_TOPICS: Final = "_other"
+IDLE_WINDOW_S: Final = 10.0
 
 
 class MetricsExporter:
@@ -54,10 +59,12 @@ class MetricsExporter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._handled = (clock(), 0)  # Of the last look: when, and for how many microseconds.
+        self._handled = self._handled_before = (clock(), 0)
+        """Of two looks that are `IDLE_WINDOW_S` apart: when, and for how many microseconds."""
         self._metrics = metrics
         self._log_sizes = log_sizes
         self.topics_max = topics_max
+        self.shows_offsets = False
         self._gauges = gauges
         self._cluster_gauges = cluster
         self._registry = CollectorRegistry()
@@ -70,9 +77,10 @@ class MetricsExporter:
         """
         return ()
 
-    def render(self) -> bytes:
-        """The text of `/metrics`."""
-        return generate_latest(self._registry)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The text of `/metrics` and its content type: OpenMetrics for those who ask for that."""
+        generate, content_type = choose_encoder(accept)
+        return generate(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""
@@ -145,19 +153,21 @@ class MetricsExporter:
     def _loop_and_disk(self) -> Iterator[Metric]:
         m = self._metrics
         yield _histogram("event_loop_lag", "How late the loop runs timers.", m.loop_lag)
-        worst, m.loop_lag_max_us = m.loop_lag_max_us, 0
-        yield _gauge("event_loop_lag_max_seconds", "Worst since the last look.", worst / 1e6)
-        text = "Part of the time since the last look in which the loop handled no request."
+        worst = m.loop_lag_max.value(self._clock())
+        yield _gauge("event_loop_lag_max_seconds", "Worst of the last minute or two.", worst / 1e6)
+        text = "Part of the last half minute in which the loop handled no request."
         yield _gauge("handler_idle_ratio", text, self._idle_ratio())
         yield _histogram("fsync", "Flushing a log to disk.", m.sync)
         yield _gauge("disk_free_bytes", "Free in the data directory.", m.disk_free_bytes)
 
     def _idle_ratio(self) -> float:
         """From what handlers took, which is counted anyway: 1 is an idle broker, 0 a full one."""
-        then_s, before_us = self._handled
         now_s = self._clock()
         handled_us = sum(self._metrics.requests[api].handling.sum_us for api in Api)
-        self._handled = (now_s, handled_us)
+        # Those who look share the windows, so that none takes the other's time from it.
+        if now_s - self._handled[0] >= IDLE_WINDOW_S:
+            self._handled_before, self._handled = self._handled, (now_s, handled_us)
+        then_s, before_us = self._handled_before
         if now_s <= then_s:
             return 1.0
         return min(1.0, max(0.0, 1 - (handled_us - before_us) / 1e6 / (now_s - then_s)))
@@ -209,7 +219,10 @@ class MetricsExporter:
 
     def _logs(self) -> Iterator[Metric]:
         sizes: dict[str, list[int]] = {}
-        for log in self._log_sizes():
+        logs = list(self._log_sizes())
+        if self.shows_offsets:
+            yield from self._offsets(logs)
+        for log in logs:
             entry = sizes.setdefault(log.topic, [0, 0, 0])
             entry[0] += log.size_bytes
             entry[1] += log.segments
@@ -230,6 +243,22 @@ class MetricsExporter:
             family = GaugeMetricFamily(f"quiverlog_{name}", text, labels=["topic"])
             for topic, entry in shown:
                 family.add_metric([topic], entry[index])
+            yield family
+
+    def _offsets(self, logs: list[LogSize]) -> Iterator[Metric]:
+        """Three series for each partition, of as many topics as have series of their own."""
+        shown = set(sorted({log.topic for log in logs})[: self.topics_max])
+        for name, text in (
+            ("log_start_offset", "The first row that is kept."),
+            ("high_watermark", "Rows below it can be read."),
+            ("log_end_offset", "The offset of the next row."),
+        ):
+            family = GaugeMetricFamily(
+                f"quiverlog_partition_{name}", text, labels=["topic", "partition"]
+            )
+            for log in logs:
+                if log.topic in shown:
+                    family.add_metric([log.topic, str(log.partition)], getattr(log, name))
             yield family
 
     def _node(self) -> Iterator[Metric]:
@@ -259,6 +288,23 @@ _NODE_GAUGES: Final = frozenset(
         "disk_full",
     }
 )
+
+
+def log_sizes(node: Node | None) -> Iterator[LogSize]:
+    """The logs that are here. Takes one atomic copy, then reads plain numbers."""
+    if node is None:
+        return
+    for replica in list(node.broker.replicas.values()):
+        log = replica.log
+        yield LogSize(
+            replica.name.topic,
+            log.size_bytes,
+            log.segment_count,
+            replica.name.partition,
+            log.log_start_offset,
+            replica.state.high_watermark,
+            log.log_end_offset,
+        )
 
 
 def _sum(topics: list[tuple[str, TopicCounters]], field: str) -> int:
