@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -109,3 +110,34 @@ def test_carriers_and_days_add_up(tables, good):
     assert carriers["flights"].to_pylist() == sorted(carriers["flights"].to_pylist(), reverse=True)
     first = carriers.slice(0, 1).to_pylist()[0]
     assert first["late_percent"] == first["departed_late"] / first["departed"] * 100
+
+
+def days_of(late: list[int], departed: int = 10) -> pa.Table:
+    first = date(2013, 1, 1)
+    rows = [
+        {
+            "day": first + timedelta(days=n),
+            "departed": departed,
+            "departed_late": value,
+            "late_percent": 100 * value / departed if departed else None,
+        }
+        for n, value in enumerate(late)
+    ]
+    return pa.Table.from_pylist(rows)
+
+
+def test_the_mean_of_seven_days_lies_in_their_middle() -> None:
+    found = report.late_in_the_week(days_of([0, 0, 0, 7, 0, 0, 0, 7]))
+    assert found[:5] == [100 * 7 / 40, 100 * 7 / 50, 100 * 7 / 60, 100 * 7 / 70, 100 * 14 / 70]
+    assert report.late_in_the_week(days_of([0, 0], departed=0)) == [None, None]
+
+
+def test_the_worst_day_is_the_first_of_the_largest() -> None:
+    assert report.worst_day(days_of([1, 6, 2, 6])) == (date(2013, 1, 2), 60.0)
+    assert report.worst_day(days_of([0], departed=0)) is None
+
+
+def test_the_picture_marks_the_worst_day(tmp_path: Path, good: pa.Table) -> None:
+    report.draw(good, tmp_path / "delays.png")
+    assert (tmp_path / "delays.png").read_bytes().startswith(b"\x89PNG")
+    report.draw(good.slice(0, 0), tmp_path / "empty.png")

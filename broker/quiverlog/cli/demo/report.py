@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Leg", "by_carrier", "by_day", "draw", "print_carriers", "print_legs"]
+__all__ = [
+    "Leg",
+    "by_carrier",
+    "by_day",
+    "draw",
+    "late_in_the_week",
+    "print_carriers",
+    "print_legs",
+    "worst_day",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,26 @@ def by_day(delays: pa.Table) -> pa.Table:
     """The year per day, all airlines together."""
     groups = delays.group_by(["day"]).aggregate([(name, "sum") for name in _SUMMED])
     return _with_rates(groups.rename_columns(["day", *_SUMMED])).sort_by("day")
+
+
+def late_in_the_week(days: pa.Table) -> list[float | None]:
+    """Per cent of the departures of seven days, this one in their middle; cut at both ends."""
+    departed, late = days["departed"].to_pylist(), days["departed_late"].to_pylist()
+    found: list[float | None] = []
+    for at in range(len(days)):
+        week = slice(max(0, at - 3), at + 4)
+        total = sum(departed[week])
+        found.append(100 * sum(late[week]) / total if total else None)
+    return found
+
+
+def worst_day(days: pa.Table) -> tuple[date, float] | None:
+    """The day of which the largest part was late, and that part; None without departures."""
+    known = days.filter(pc.is_valid(days["late_percent"]))
+    if not len(known):
+        return None
+    row = known.sort_by([("late_percent", "descending"), ("day", "ascending")]).slice(0, 1)
+    return row["day"][0].as_py(), row["late_percent"][0].as_py()
 
 
 def _with_rates(groups: pa.Table) -> pa.Table:
@@ -102,6 +132,27 @@ def print_legs(legs: Sequence[Leg], console: Any) -> None:
     console.print(table)
 
 
+def _mark_worst(axes: Any, days: pa.Table) -> None:
+    """Name the worst day at the top of its bar, which stays below the legend."""
+    worst = worst_day(days)
+    if worst is None:
+        axes.set_ylim(bottom=0)
+        return
+    day, percent = worst
+    axes.bar([day], [percent], width=1.0, color="#cc3311")
+    first, last = days["day"][0].as_py(), days["day"][-1].as_py()
+    is_late_in_year = (day - first) * 2 > last - first
+    axes.annotate(
+        f"worst day: {day.day} {day:%B}, {percent:.0f} %",
+        (day, percent),
+        xytext=(-8 if is_late_in_year else 8, 4),
+        textcoords="offset points",
+        ha="right" if is_late_in_year else "left",
+        color="#cc3311",
+    )
+    axes.set_ylim(0, max(1.0, percent) * 1.2)
+
+
 def draw(delays: pa.Table, path: Path) -> None:
     """Write a picture: lateness through the year, and per airline.
 
@@ -117,8 +168,12 @@ def draw(delays: pa.Table, path: Path) -> None:
     through_year, per_airline = figure.subplots(1, 2, width_ratios=[3, 2])
     days = by_day(delays)
     late = [float("nan") if value is None else value for value in days["late_percent"].to_pylist()]
-    through_year.fill_between(days["day"].to_pylist(), late, step="mid", color="#4477aa")
-    through_year.set_ylim(bottom=0)
+    dates = days["day"].to_pylist()
+    through_year.bar(dates, late, width=1.0, color="#a6c3e0", label="each day")
+    week = [float("nan") if value is None else value for value in late_in_the_week(days)]
+    through_year.plot(dates, week, color="#1f4e79", linewidth=2, label="mean of seven days")
+    _mark_worst(through_year, days)
+    through_year.legend(loc="upper left", frameon=False, ncols=2)
     through_year.set_title("Departures at least 15 minutes late, per day")
     through_year.set_ylabel("percent of departures")
     through_year.margins(x=0)
