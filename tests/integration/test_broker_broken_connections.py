@@ -29,6 +29,8 @@ from tests.support.rawclient import SCHEMA, RawClient, make_batch, serialize_sch
 pytestmark = pytest.mark.process
 
 QUIET_S: Final = 60.0
+SERVED_S: Final = 20.0
+"""Nobody hangs; how much at once it is on a machine with other work says nothing."""
 QUIET: Final = (
     "connections", "memory_bytes", "turns_waiting", "jobs_running", "parked_requests",
     "parked_entries", "internal_errors_total",
@@ -75,7 +77,7 @@ class Scene:
             assert other.produce(self.own, make_batch(offset)).base_offset == offset
             ids = [i for stored in other.read_all(self.own) for i in stored.ids]
             assert ids == list(range(offset + 10))
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < SERVED_S
 
     def is_quiet(self) -> None:
         """Everything is back where it was before the first conversation."""
@@ -113,7 +115,9 @@ def sockets(broker: BrokerProcess) -> int:
 
 @pytest.fixture(scope="module")
 def anywhere() -> Iterator[Scene]:
-    with BrokerProcess(config=CONFIG) as broker:
+    # On a busy machine a client that reads again may have rested for more than a second.
+    patient = {**CONFIG, "connections.write.stall.ms": 20_000}
+    with BrokerProcess(config=patient) as broker:
         yield Scene(broker)
         end(broker)
 
