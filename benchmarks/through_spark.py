@@ -125,8 +125,8 @@ def _await(query: StreamingQuery, condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def quiverlog_side(spark: SparkSession, sink_options: dict[str, str]) -> Iterator[Side]:
-    """Our broker, topics and data source. `sink_options` are read at each start of the query."""
+def quiverlog_side(spark: SparkSession) -> Iterator[Side]:
+    """Our broker, topics and data source."""
     batch = make_batch(ROWS_MAX)
     with (
         running() as (broker, client),
@@ -147,8 +147,7 @@ def quiverlog_side(spark: SparkSession, sink_options: dict[str, str]) -> Iterato
 
         def start(checkpoint: str) -> StreamingQuery:
             frame = spark.readStream.format("quiverlog").options(**address, subscribe="from").load()
-            writer = frame.writeStream.format("quiverlog")
-            writer = writer.options(**address, **sink_options, topic="to")
+            writer = frame.writeStream.format("quiverlog").options(**address, topic="to")
             return writer.option("checkpointLocation", checkpoint).start()
 
         yield Side("quiverlog", send, poll, start)

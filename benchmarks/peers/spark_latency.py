@@ -109,7 +109,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.spark_latency")
     parser.add_argument("--jars", type=Path, required=True, help="folder with broker/ and spark/")
     parser.add_argument("--rounds", type=int, default=3, choices=range(1, 21), metavar="1..20")
-    parser.add_argument("--seconds", type=_most(120.0), default=20.0, help="a turn (default 20)")
+    parser.add_argument("--seconds", type=_most(120.0), default=10.0, help="a turn (default 10)")
     parser.add_argument(
         "--rate", type=_most(100.0), default=20.0, help="rows a second (default 20)"
     )
@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     rows = WARMING_ROWS + max(100, int(options.seconds * options.rate))
     spark = session(spark__jars=",".join(kafka.connector_jars(options.jars)))
-    with quiverlog_side(spark, {}) as ours, kafka_side(spark, options.jars) as theirs:
+    with quiverlog_side(spark) as ours, kafka_side(spark, options.jars) as theirs:
         sides = [ours, theirs]
         first = 0
         for number in range(-1, options.rounds):
@@ -132,6 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if number < 0:
                     side.latencies.clear()
                     side.triggers.clear()
+                else:
+                    p50, p99 = side.at(50)[-1], side.at(99)[-1]
+                    print(f"{side.name}: p50 {p50:.0f} ms, p99 {p99:.0f} ms", flush=True)
     stop_session()
     comparisons = compared(ours, theirs)
     print_table(comparisons)

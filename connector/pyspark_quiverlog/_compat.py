@@ -119,8 +119,9 @@ def worker_socket() -> socket.socket | None:
 
 # --- rows that the driver hands over with its plan ----------------------------------------------
 # Not an API either: PySpark's wrapper of simple readers gives the JVM rows together with the plan
-# of a micro-batch, and no Python task runs for them. Read in 4.0 to 4.3.
-_ROWS_VERSIONS: Final = ((4, 0), (4, 1), (4, 2), (4, 3))
+# of a micro-batch, and no Python task runs for them. Read in 4.2 and 4.3; before, a source is not
+# told where a micro-batch begins.
+_ROWS_VERSIONS: Final = ((4, 2), (4, 3))
 
 
 @functools.cache

@@ -131,7 +131,7 @@ def main() -> int:
     ):
         check(spark, broker, client, Path(place))
     spark.stop()
-    small = "the driver" if _compat.rows_wrapper() is not None else "tasks"
+    small = "tasks" if _compat.rows_wrapper() is None else "the driver"
     print(f"PySpark {pyspark.__version__}: all rows equal; {small} read small micro-batches")
     return 0
 
