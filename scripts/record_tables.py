@@ -40,6 +40,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "takes_partitions": "may be given replicas; absent: true",
             "feature_level_min": "lowest feature level that it supports; absent: 1",
             "feature_level_max": "highest feature level that it supports; absent: 1",
+            "decommissioning": "is to leave the cluster; absent: false",
         },
     ),
     "TopicRecord": (
@@ -128,6 +129,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "fenced": "fenced",
             "in_shutdown": "about to stop",
             "wants_vote": "may become a voter by itself; absent: nil",
+            "decommissioning": "is to leave the cluster; absent: nil",
         },
     ),
     "FeatureLevelRecord": (
@@ -137,6 +139,10 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "BrokerConfigRecord": (
         "configuration of brokers that changes while they run; value nil: nothing is said any more",
         {"node_id": "node id; -1: all brokers", "key": "key", "value": "value"},
+    ),
+    "UnregisterBrokerRecord": (
+        "the broker that was registered under this epoch is forgotten",
+        {"node_id": "node id", "broker_epoch": "broker epoch"},
     ),
 }
 

@@ -163,6 +163,7 @@ def metadata_records() -> list[dict[str, Any]]:
         r.BrokerConfigRecord(-1, "log.level", "debug"),
         r.FeatureLevelRecord(2),
         r.TopicChangeRecord(TOPIC_ID, 3),
+        r.UnregisterBrokerRecord(0, 40),
     ]
     assert [type(one) for one in samples] == record_types(), "a vector for every record"
     return [

@@ -18,6 +18,8 @@ from .limits import ERROR_MESSAGE_CHARS_MAX
 __all__ = [
     "AddressInUse",
     "BatchTooLarge",
+    "BrokerAlive",
+    "BrokerInUse",
     "BrokerShuttingDown",
     "BufferExhausted",
     "ClientClosed",
@@ -73,6 +75,7 @@ __all__ = [
     "StaleBrokerEpoch",
     "StorageFault",
     "ThrottledBroker",
+    "TooFewBrokers",
     "TooManyConnections",
     "TopicExists",
     "UnknownApi",
@@ -458,6 +461,21 @@ class VoterNotReady(QuiverlogError):
 class InvalidVoterChange(QuiverlogError):
     code = 66
     hint = "`quiverlog quorum status` shows the quorum as it is."
+
+
+class BrokerInUse(QuiverlogError):
+    code = 68
+    hint = "`quiverlog cluster decommission` moves what it holds to others, and takes its vote."
+
+
+class TooFewBrokers(QuiverlogError):
+    code = 69
+    hint = "Add a broker first, or give the topic fewer replicas."
+
+
+class BrokerAlive(QuiverlogError):
+    code = 67
+    hint = "Stop it first; one that has died is fenced after a session of silence."
 
 
 class WrongCluster(QuiverlogError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -22,7 +23,7 @@ FIRST_PORT = 9292
 COMMAND_S = 120
 DIFFERS = (
     (re.compile(r"\b[0-9a-f]{32}\b"), "ID"),
-    (re.compile(r"(?<!:)\b\d{3,7}$", re.MULTILINE), "PID"),
+    (re.compile(r"(127\.0\.0\.1:\d+ +)\d+$", re.MULTILINE), r"\1PID"),
     (re.compile(r"\b\d+\.\d s\b"), "N s"),
     (re.compile(r"broker \d decides"), "broker N decides"),
     (re.compile(r"[─ ]{2,}"), " "),
@@ -40,8 +41,10 @@ def typed_lines() -> Iterator[Typed]:
     for block in re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
         assert block.startswith("$ ")
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, _, shown = part.partition("\n")
-            yield Typed(command, shown)
+            lines = part.split("\n")
+            more = list(itertools.takewhile(lambda line: line.startswith("> "), lines[1:]))
+            command = "\n".join([lines[0], *(line[2:] for line in more)])
+            yield Typed(command, "\n".join(lines[1 + len(more) :]))
 
 
 class Shell:
@@ -125,6 +128,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         found.remove()
 
 
+@pytest.mark.timeout(600)  # Some eighty commands, a process each.
 def test_the_page_does_what_it_says(shell: Shell) -> None:
     typed = list(typed_lines())
     assert len(typed) > 10
@@ -134,8 +138,9 @@ def test_the_page_does_what_it_says(shell: Shell) -> None:
 
 
 def test_other_output_than_the_page_has_is_noticed() -> None:
-    shown = "broker 2 has joined\nready after 1.6 s: pid\n   1   a   12149\n"
-    assert not differs(shown, "broker 2 has joined\nready after 9.1 s: pid\n 1  a  7777\n\n")
-    assert differs(shown, "broker 3 has joined\nready after 9.1 s: pid\n 1  a  7777\n")
+    shown = "broker 2 has joined\nready after 1.6 s\n   1   127.0.0.1:9293   12149\n"
+    assert not differs(shown, "broker 2 has joined\nready after 9.1 s\n 1  127.0.0.1:9293  7\n\n")
+    assert differs(shown, "broker 3 has joined\nready after 9.1 s\n 1  127.0.0.1:9293  7\n")
+    assert differs(shown, "broker 2 has joined\nready after 9.1 s\n 2  127.0.0.1:9293  7\n")
     assert differs(shown, shown + "more\n")
     assert not differs("a\n...\nd\n", "a\nb\nc\nd\n")

@@ -17,12 +17,14 @@ import pyarrow as pa
 import quiverlog
 from quiverlog import errors
 from quiverlog.batch.codec import encode_batch
+from quiverlog.client.decommissioning import decommission_broker
 from quiverlog.client.fetcher import PartitionFetcher
 from quiverlog.client.voters import change_voters
 from quiverlog.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from quiverlog.types import EARLIEST, LATEST, TopicPartition
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
+from quiverlog.wire.decommission_messages import DecommissionStep
 from quiverlog.wire.voters_messages import ChangeVotersRequest
 
 from .client_scenarios import SCHEMA, rows
@@ -143,6 +145,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("describe_topics", lambda c: c.describe_topics()),
     Action("describe_replicas", lambda c: c.describe_replicas()),
     Action("run", lambda c: c.run(change_voters(c.cluster, ChangeVotersRequest()))),
+    Action("run", lambda c: c.run(decommission_broker(c.cluster, 0, DecommissionStep.NOTHING))),
     Action("create_topic", _create_and_delete, "new"),
     Action("delete_topic", lambda c: c.delete_topic("nope", if_exists=True), "nope"),
     _of_topic("create_topic", lambda c: c.create_topic(TOPIC, SCHEMA, if_not_exists=True)),

@@ -67,7 +67,11 @@ def test_a_cluster_as_it_should_be_lets_any_of_its_brokers_go() -> None:
 @pytest.mark.parametrize(
     ("found", "node_id", "why"),
     [
-        (with_broker(2, fenced=True), 1, "broker 2 is fenced"),
+        (
+            replace(with_broker(3, fenced=True), quorum=(voter(1), voter(2), voter(4))),
+            1,
+            "broker 3 is fenced",
+        ),
         (with_broker(2, in_shutdown=True), 1, "broker 2 is stopping"),
         (with_broker(2, out_of_sync=4), 1, "copies are out of sync: 4 on broker 2"),
         (with_broker(2, moving=5), 2, "5 of its partitions are moving"),
@@ -122,6 +126,15 @@ def test_one_thing_that_speaks_against_a_restart(
 )
 def test_what_does_not_speak_against_a_restart(found: ClusterDetail, node_id: int) -> None:
     assert may_restart(found, node_id).reasons == ()
+
+
+def test_a_voter_that_has_just_stopped_is_not_relied_on_though_it_was_just_heard() -> None:
+    found = with_broker(2, fenced=True)
+    assert may_restart(found, 1).reasons == (
+        "the quorum has no voter to spare: without it 1 of 3 are heard, 2 are needed",
+        "broker 2 is fenced",
+    )
+    assert spare_voters(found) == 0
 
 
 def test_copies_that_nobody_can_spare_are_noted_and_do_not_hold_a_restart_up_for_ever() -> None:

@@ -22,6 +22,7 @@ from quiverlog.wire import quorum_messages as q
 from quiverlog.wire import replica_messages as r
 from quiverlog.wire import voters_messages as v
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
+from quiverlog.wire.decommission_messages import DecommissionBrokerRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.feature_messages import UpdateFeaturesRequest
 from quiverlog.wire.placement_messages import DescribeReplicasRequest
@@ -67,6 +68,12 @@ def watch(cls: type[msgspec.Struct], read: Fields, patch: pytest.MonkeyPatch) ->
 def ask(cls: type[m.Request], *fields: object) -> m.Request:
     """With these fields behind API, version and correlation id."""
     return cls(int(cls.API), 1, 0, *fields)  # type: ignore[arg-type]
+
+
+ABOUT_BROKERS = [
+    (ask(DescribeClusterRequest), b""),
+    (ask(DecommissionBrokerRequest, 0, 0), b""),
+]
 
 
 def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
@@ -134,7 +141,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(k.AlterConfigsRequest, -1, [k.ConfigChange("log.level", "info")]), b""),
         (ask(k.DescribeConfigsRequest, ["log.level"]), b""),
         (ask(UpdateFeaturesRequest, 2, True), b""),
-        (ask(DescribeClusterRequest), b""),
+        *ABOUT_BROKERS,
         (ask(v.ChangeVotersRequest, 0, 0, ""), b""),
         (ask(q.QuorumRequest, CLUSTER, 1, "d", 0, QUORUM_MESSAGES), b"dataxyz"),
         (ask(b.BrokerHeartbeatRequest, CLUSTER, 0, 2, 9, True), b""),

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import click
 
+from quiverlog.cli.decommission import decommission, unregister
 from quiverlog.cli.failures import ExitCode
 from quiverlog.cli.features import features, upgrade
 from quiverlog.cli.options import bootstrap_option, debug_option, format_option, open_client
 from quiverlog.cli.output import print_json
 from quiverlog.cli.quorum import voters
 from quiverlog.cli.rebalance import rebalance_cluster
-from quiverlog.cli.restart_check import restart_check
+from quiverlog.cli.restart_check import described, restart_check
 
 __all__ = ["cluster"]
 
@@ -52,7 +53,7 @@ def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
     from quiverlog.cli.cluster_health import is_healthy
 
     with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
-        found = client.describe_cluster()
+        found = described(client)
     if output_format == "json":
         print_json(status_json(found))
     else:
@@ -84,3 +85,5 @@ cluster.add_command(voters)
 
 
 cluster.add_command(rebalance_cluster)
+cluster.add_command(decommission)
+cluster.add_command(unregister)

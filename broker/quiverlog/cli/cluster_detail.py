@@ -73,10 +73,10 @@ def print_cluster(found: ClusterDetail) -> None:
 
 
 def _state(broker: BrokerDetail) -> str:
-    if broker.fenced:
-        return "fenced"
-    state = "stopping" if broker.in_shutdown else "live"
-    return f"{state}, disk full" if broker.disk_full else state
+    state = "fenced" if broker.fenced else "stopping" if broker.in_shutdown else "live"
+    if broker.disk_full and not broker.fenced:
+        state += ", disk full"
+    return f"{state}, leaving" if broker.decommissioning else state
 
 
 def _role(found: ClusterDetail, one: QuorumReplicaDetail) -> str:

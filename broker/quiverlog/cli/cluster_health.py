@@ -79,7 +79,12 @@ def _of_quorum(found: ClusterDetail) -> list[Finding]:
                 "seconds."
             )
         )
-    away = [str(one.node_id) for one in voters if not _is_counted_on(found, one)]
+    fenced = _fenced(found)  # Told as such.
+    away = [
+        str(one.node_id)
+        for one in voters
+        if not _is_counted_on(found, one) and one.node_id not in fenced
+    ]
     if away:
         said.append(
             Finding(
@@ -146,14 +151,20 @@ def _copies(brokers: list[BrokerDetail]) -> str:
     return ", ".join(f"{one.out_of_sync:,} on broker {one.node_id}" for one in brokers)
 
 
+def _fenced(found: ClusterDetail) -> set[int]:
+    return {one.node_id for one in found.brokers if one.fenced}
+
+
 def _majority(found: ClusterDetail) -> int:
     return len(found.voters) // 2 + 1
 
 
 def _is_counted_on(found: ClusterDetail, voter: QuorumReplicaDetail) -> bool:
     """Whether the controller hears it, and it follows. Where nobody knows, nothing counts against
-    it.
+    it. One that is fenced has just stopped, or starts: it may be heard, and is not relied on.
     """
+    if voter.node_id in _fenced(found):
+        return False
     if found.told_by != found.controller or voter.silent_s is None or voter.lag is None:
         return True
     return voter.silent_s < VOTER_SILENT_S and voter.lag <= VOTER_LAG_MAX

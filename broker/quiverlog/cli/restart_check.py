@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from quiverlog.client.client import Client
     from quiverlog.client.results import ClusterDetail
 
-__all__ = ["restart_check"]
+__all__ = ["described", "restart_check"]
 
 _POLL_S: Final = 0.25
 _WAIT_S: Final = 600.0
+_ELECTION_S: Final = 3.0
 
 
 @click.command("restart-check")
@@ -63,7 +64,7 @@ def restart_check(
     its partitions is moving, and the quorum has a voter to spare.
     """
     with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
-        found = client.describe_cluster()
+        found = described(client)
         verdicts = _verdicts(found, node_id)
         if wait_s and not all(one.may_restart for one in verdicts):
             verdicts = _wait(client, found, node_id, time.monotonic() + wait_s)
@@ -73,6 +74,16 @@ def restart_check(
         _show(verdicts)
     if not all(one.may_restart for one in verdicts):
         raise click.exceptions.Exit(ExitCode.FAILED)
+
+
+def described(client: Client) -> ClusterDetail:
+    """The cluster as who decides knows it. An election is waited for: it takes a second."""
+    until_s = time.monotonic() + _ELECTION_S
+    while True:
+        found = client.describe_cluster()
+        if found.told_by == found.controller or time.monotonic() >= until_s:
+            return found
+        time.sleep(_POLL_S)
 
 
 def _verdicts(found: ClusterDetail, node_id: int | None) -> list[RestartVerdict]:

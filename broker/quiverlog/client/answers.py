@@ -386,6 +386,7 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.EPOCH_END_OFFSETS: _check_epoch_end_offsets,
     m.Api.DESCRIBE_RANGES: _check_describe_ranges,
     m.Api.DESCRIBE_CLUSTER: cluster_answers.check_describe_cluster,
+    m.Api.DECOMMISSION_BROKER: cluster_answers.check_decommission_broker,
     m.Api.CHANGE_VOTERS: lambda _request, _response, _body_bytes: None,  # Nothing is done with it.
     m.Api.ELECT_LEADERS: cluster_answers.check_elect_leaders,
     m.Api.REASSIGN_PARTITIONS: cluster_answers.check_reassign_partitions,

@@ -10,6 +10,7 @@ from quiverlog.wire.config_messages import (
     DescribeConfigsRequest,
     DescribeConfigsResponse,
 )
+from quiverlog.wire.decommission_messages import DecommissionBrokerResponse
 from quiverlog.wire.election_messages import ElectLeadersRequest, ElectLeadersResponse
 from quiverlog.wire.feature_messages import UpdateFeaturesResponse
 from quiverlog.wire.placement_messages import DescribeReplicasRequest, DescribeReplicasResponse
@@ -20,6 +21,7 @@ from quiverlog.wire.reassignment_messages import (
 
 __all__ = [
     "check_alter_configs",
+    "check_decommission_broker",
     "check_describe_cluster",
     "check_describe_configs",
     "check_describe_replicas",
@@ -89,6 +91,14 @@ def check_update_features(_request: object, response: UpdateFeaturesResponse, _:
     nodes = [one.node_id for one in response.brokers]
     if len(nodes) != len(set(nodes)) or min(nodes, default=0) < 0 or response.level < 1:
         raise InvalidResponse(f"UPDATE_FEATURES: level {response.level}, brokers {nodes[:10]}.")
+
+
+def check_decommission_broker(
+    _request: object, response: DecommissionBrokerResponse, _: int
+) -> None:
+    """Raises InvalidResponse."""
+    if response.replica_count < 0:
+        raise InvalidResponse(f"DECOMMISSION_BROKER: {response.replica_count} replicas are left.")
 
 
 def check_elect_leaders(

@@ -75,6 +75,7 @@ def _detail(found: DescribeClusterResponse) -> ClusterDetail:
                 out_of_sync=one.out_of_sync_count,
                 needed=one.needed_count,
                 moving=one.moving_count,
+                decommissioning=one.is_decommissioning,
                 takes_partitions=one.takes_partitions,
                 metadata_lag=_known(one.metadata_lag),
                 disk_full=one.is_disk_full,

@@ -135,6 +135,8 @@ class BrokerDetail:
     controller was not asked, or has not heard it yet."""
     disk_full: bool = False
     """The disk has no room for rows, as the controller has heard: others lead what they can."""
+    decommissioning: bool = False
+    """To leave the cluster: given nothing more."""
 
 
 @dataclass(frozen=True, slots=True)

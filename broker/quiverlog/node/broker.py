@@ -16,6 +16,7 @@ from quiverlog.core.controller.records import (
     ProducerIdBlockRecord,
     Record,
     TopicRecord,
+    UnregisterBrokerRecord,
     topic_of,
 )
 from quiverlog.errors import QuiverlogError
@@ -344,10 +345,10 @@ class Broker:
         for record in records:
             if isinstance(record, ProducerIdBlockRecord):
                 self.producer_ids.block_added(record)
-            elif isinstance(record, BrokerRecord | BrokerChangeRecord):
+            elif isinstance(record, BrokerRecord | BrokerChangeRecord | UnregisterBrokerRecord):
                 self.membership.changed()
                 self.in_sync_changes.look_at(self.replicas.values())
-        if any(isinstance(record, BrokerRecord) for record in records):
+        if any(isinstance(record, BrokerRecord | UnregisterBrokerRecord) for record in records):
             self.whereabouts.brokers_changed(self.metadata.image.brokers.values())
         self.live_config.look(now)
         self.elections.applied(records, now)

@@ -140,6 +140,7 @@ def _described(
         out_of_sync_count=counts.out_of_sync[record.node_id],
         needed_count=counts.needed[record.node_id],
         moving_count=counts.moved[record.node_id],
+        is_decommissioning=record.decommissioning,
         takes_partitions=record.takes_partitions,
         metadata_lag=broker.membership.registrar.metadata_lag(record.node_id),
         is_disk_full=record.node_id in broker.membership.full_disks,

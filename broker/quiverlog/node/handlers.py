@@ -17,6 +17,7 @@ from quiverlog.node.broker_requests import (
     handle_report_log_ends,
 )
 from quiverlog.node.configs import handle_alter_configs, handle_describe_configs
+from quiverlog.node.decommission_broker import handle_decommission_broker
 from quiverlog.node.describe_cluster import handle_describe_cluster
 from quiverlog.node.describe_replicas import handle_describe_replicas
 from quiverlog.node.elect_leaders import handle_elect_leaders
@@ -37,6 +38,7 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.config_messages import AlterConfigsRequest, DescribeConfigsRequest
+from quiverlog.wire.decommission_messages import DecommissionBrokerRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.feature_messages import UpdateFeaturesRequest
 from quiverlog.wire.placement_messages import DescribeReplicasRequest
@@ -85,6 +87,7 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     AlterConfigsRequest: handle_alter_configs,
     DescribeConfigsRequest: handle_describe_configs,
     UpdateFeaturesRequest: handle_update_features,
+    DecommissionBrokerRequest: handle_decommission_broker,
 }
 """Answered in steps."""
 

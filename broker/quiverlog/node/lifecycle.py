@@ -17,7 +17,13 @@ from typing import Final
 
 from quiverlog.core.controller.elections import restarted_alone
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.records import BrokerChangeRecord, BrokerRecord, Record, decode_entry
+from quiverlog.core.controller.records import (
+    BrokerChangeRecord,
+    BrokerRecord,
+    Record,
+    UnregisterBrokerRecord,
+    decode_entry,
+)
 from quiverlog.core.raft.messages import ReplicaKey
 from quiverlog.errors import QuiverlogError
 from quiverlog.limits import FEATURE_LEVEL_MIN
@@ -86,6 +92,7 @@ def _start_in(
     if not broker.quorum.is_alone:
         join(now)
         return
+    known = broker.metadata.image.brokers.get(config.node_id)
     records: list[Record] = [
         BrokerRecord(
             config.node_id,
@@ -99,6 +106,7 @@ def _start_in(
             takes_partitions=ROLE_BROKER in config.roles,
             feature_level_min=FEATURE_LEVEL_MIN,
             feature_level_max=config.feature_level_max,
+            decommissioning=known is not None and known.decommissioning,
         )
     ]
     image = broker.metadata.image
@@ -172,7 +180,7 @@ def _why_not_torn(broker: Broker, directory: DataDirectory, entries: Sequence[by
 
 
 def _is_of_brokers(record: Record) -> bool:
-    return isinstance(record, BrokerRecord | BrokerChangeRecord)
+    return isinstance(record, BrokerRecord | BrokerChangeRecord | UnregisterBrokerRecord)
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -56,6 +56,10 @@ def wants_vote(config: NodeConfig) -> bool:
     return config.joins_quorum and ROLE_CONTROLLER in config.roles
 
 
+_REPLACED: Final = "another process is registered with this node id"
+_FORGOTTEN: Final = "the cluster has forgotten this broker"
+
+
 class Registration:
     """See the module docstring.
 
@@ -164,7 +168,8 @@ class Registration:
         self._is_fenced = broker is None or not own or broker.fenced
         if self._was_registered and not own and not self._is_replaced:
             self._is_replaced = True
-            self._outbox.log("error", "another process is registered with this node id")
+            told = _FORGOTTEN if broker is None else _REPLACED
+            self._outbox.log("error", told)
         self._was_registered = self._was_registered or own
 
     def may_lead(self, now: Now) -> bool:
@@ -185,7 +190,8 @@ class Registration:
     def why_fenced(self) -> str:
         """Why the cluster gives this broker no partitions to lead; empty where it does."""
         if self._is_replaced:
-            return "fenced: another process is registered with this node id"
+            known = self._image().brokers.get(self._config.node_id)
+            return f"fenced: {_FORGOTTEN if known is None else _REPLACED}"
         if self._is_fenced and not self._is_alone():
             return "fenced: the controller does not count on this broker"
         return ""

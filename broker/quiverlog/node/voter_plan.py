@@ -79,7 +79,11 @@ def _joining(voters: Voters, live: Mapping[int, BrokerRecord], listener: str) ->
     found = [
         one
         for node_id, one in live.items()
-        if one.wants_vote and one.directory_id and node_id not in nodes and _at(one, listener)
+        if one.wants_vote
+        and one.directory_id
+        and node_id not in nodes
+        and _at(one, listener)
+        and not one.decommissioning
     ]
     wanted = 2 if len(voters) % 2 else 1
     if len(found) < wanted or len(voters) + wanted > QUORUM_AUTO_VOTERS_MAX:

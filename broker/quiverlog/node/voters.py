@@ -69,6 +69,7 @@ def handle_change_voters(broker: Broker, call: Call) -> Steps:
         yield partial(_propose, broker, change, key, call.now)
         done = "voter added" if change is VoterChange.ADD else "voter removed"
         broker.outbox.log("info", done, node=key.node_id, directory=key.directory_id)
+        broker.membership.changed()  # Somebody may be waiting for a free place.
     return ChangeVotersResponse(
         leader_id=broker.membership.controller.controller_id,
         term=broker.quorum.raft.term,
@@ -82,6 +83,8 @@ def _keep_out(broker: Broker, key: ReplicaKey, call: Call) -> Generator[Wait, ob
     known = broker.metadata.image.brokers.get(key.node_id)
     if known is None or not known.wants_vote or known.directory_id != key.directory_id:
         return
+    if known.decommissioning:
+        return  # It gets none while it leaves, and its vote back when that is called off.
     change = BrokerChangeRecord(key.node_id, known.broker_epoch, wants_vote=False)
     yield broker.metadata.proposal([change], call.now)
 

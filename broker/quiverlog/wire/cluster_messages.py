@@ -44,6 +44,7 @@ class ClusterBroker(Part, array_like=True, gc=False):
     takes_partitions: bool = True
     metadata_lag: Int64 = -1
     is_disk_full: bool = False
+    is_decommissioning: bool = False
 
 
 class DescribeClusterResponse(Response, array_like=True, gc=False):

@@ -17,6 +17,7 @@ from quiverlog.limits import HEADER_BYTES_MAX
 from . import broker_messages as b
 from . import cluster_messages as c
 from . import config_messages as k
+from . import decommission_messages as d
 from . import election_messages as e
 from . import feature_messages as f
 from . import messages as m
@@ -120,6 +121,7 @@ APIS: dict[int, ApiSpec] = {
         _spec(k.AlterConfigsRequest, k.AlterConfigsResponse),
         _spec(k.DescribeConfigsRequest, k.DescribeConfigsResponse),
         _spec(f.UpdateFeaturesRequest, f.UpdateFeaturesResponse),
+        _spec(d.DecommissionBrokerRequest, d.DecommissionBrokerResponse),
         _spec(
             q.QuorumRequest,
             q.QuorumResponse,

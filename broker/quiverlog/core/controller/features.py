@@ -21,6 +21,7 @@ from quiverlog.limits import FEATURE_LEVEL_MAX, FEATURE_LEVEL_MIN
 
 __all__ = [
     "BROKER_CONFIGS",
+    "DECOMMISSIONING",
     "LEVELS",
     "REPLICATION_FACTORS",
     "check_finalised",
@@ -34,6 +35,7 @@ LEVELS: Final = {
 }
 """What each level adds."""
 BROKER_CONFIGS: Final = 2
+DECOMMISSIONING: Final = 2
 REPLICATION_FACTORS: Final = 2
 
 assert list(LEVELS) == [*range(FEATURE_LEVEL_MIN, FEATURE_LEVEL_MAX + 1)], "each has its line"

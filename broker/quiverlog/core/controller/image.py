@@ -41,6 +41,7 @@ from quiverlog.core.controller.records import (
     SnapshotRecord,
     TopicChangeRecord,
     TopicRecord,
+    UnregisterBrokerRecord,
 )
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.limits import (
@@ -219,11 +220,20 @@ class Image:
             case FeatureLevelRecord():
                 assert record.level > self.feature_level, "no level is taken back"
                 self.feature_level = record.level
+            case UnregisterBrokerRecord():
+                self._forget_broker(record)
             case SnapshotRecord():
                 assert not self.topics, "a snapshot is the first record of a log"
                 assert record.version >= self.version
                 self.version = record.version
                 self.removed_topic_ids.update(dict.fromkeys(record.removed_topic_ids))
+
+    def _forget_broker(self, record: UnregisterBrokerRecord) -> None:
+        gone = self.brokers.pop(record.node_id)
+        assert record.broker_epoch == gone.broker_epoch, "a later registration stays"
+        assert not self.replica_counts[record.node_id], "it holds nothing"
+        said = self.broker_configs.items()
+        self.broker_configs = {n: one for n, one in said if n != record.node_id}
 
     def _replay_broker_config(self, record: BrokerConfigRecord) -> None:
         said = {**self.broker_configs.get(record.node_id, {})}
@@ -237,13 +247,15 @@ class Image:
         broker = self.brokers[record.node_id]
         assert record.broker_epoch == broker.broker_epoch, "who registers anew is another broker"
         fenced, in_shutdown = record.fenced, record.in_shutdown
-        changed = (fenced, in_shutdown, record.wants_vote)
+        leaves = record.decommissioning
+        changed = (fenced, in_shutdown, record.wants_vote, leaves)
         assert any(one is not None for one in changed), "a change changes something"
         self.brokers[record.node_id] = replace(
             broker,
             fenced=broker.fenced if fenced is None else fenced,
             in_shutdown=broker.in_shutdown if in_shutdown is None else in_shutdown,
             wants_vote=broker.wants_vote if record.wants_vote is None else record.wants_vote,
+            decommissioning=broker.decommissioning if leaves is None else leaves,
         )
 
     def _replay_partition_change(self, record: PartitionChangeRecord) -> None:

@@ -182,6 +182,8 @@ def _check(
             raise InvalidReplicaAssignment(f"{name}: broker {node_id} is not alive.")
         if not image.brokers[node_id].takes_partitions:
             raise InvalidReplicaAssignment(f"{name}: node {node_id} is a controller alone.")
+        if image.brokers[node_id].decommissioning:
+            raise InvalidReplicaAssignment(f"{name}: broker {node_id} is being decommissioned.")
         if image.replica_counts[node_id] >= PARTITIONS_PER_BROKER_MAX:
             raise PolicyViolation(
                 f"broker {node_id} holds {PARTITIONS_PER_BROKER_MAX} partitions, which is the most"

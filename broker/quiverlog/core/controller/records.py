@@ -38,6 +38,7 @@ __all__ = [
     "SnapshotRecord",
     "TopicChangeRecord",
     "TopicRecord",
+    "UnregisterBrokerRecord",
     "decode_entry",
     "encode_entry",
     "encode_long_entry",
@@ -72,7 +73,8 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     registrations is that of a quorum of one, which nobody fences. `wants_vote`: it may be made a
     voter of the metadata quorum without anybody's asking. `takes_partitions`: it may be given
     replicas; what it holds it keeps. `feature_level_min`, `feature_level_max`: what it supports;
-    software from before there were levels supports the first.
+    software from before there were levels supports the first. `decommissioning`: it is to leave,
+    and is given nothing.
     """
 
     node_id: int
@@ -89,6 +91,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     takes_partitions: bool = True
     feature_level_min: int = 1
     feature_level_max: int = 1
+    decommissioning: bool = False
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -201,6 +204,7 @@ class BrokerChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=11):
     fenced: bool | None = None
     in_shutdown: bool | None = None
     wants_vote: bool | None = None
+    decommissioning: bool | None = None
 
 
 class BrokerConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=12):
@@ -226,6 +230,13 @@ class TopicChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=14):
     replication_factor: int
 
 
+class UnregisterBrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """The broker that was registered under this epoch is forgotten."""
+
+    node_id: int
+    broker_epoch: int
+
+
 Record = (
     SnapshotRecord
     | BrokerRecord
@@ -241,6 +252,7 @@ Record = (
     | BrokerConfigRecord
     | FeatureLevelRecord
     | TopicChangeRecord
+    | UnregisterBrokerRecord
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -254,7 +266,7 @@ _ARRAY_32_TAG: Final = 0xDD
 def topic_of(record: Record) -> bytes | None:
     """The topic that a record is about; None when it is about none."""
     match record:
-        case SnapshotRecord() | BrokerRecord() | BrokerChangeRecord():
+        case SnapshotRecord() | BrokerRecord() | BrokerChangeRecord() | UnregisterBrokerRecord():
             return None
         case ProducerIdBlockRecord() | ProducerEpochRecord() | BrokerConfigRecord():
             return None

@@ -125,18 +125,23 @@ class Registrations:
         if newcomer.node_id != self.node_id:
             self.sessions.heard(newcomer.node_id, now_us)
         if before is None:
+            self._begin_life(newcomer.node_id)
             return [_fenced(newcomer)]
         if _is_same(before, newcomer):
             return []
-        self._stopping.pop(newcomer.node_id, None)
-        self._fenced.pop(newcomer.node_id, None)
+        self._begin_life(newcomer.node_id)
         if before.directory_id not in ("", newcomer.directory_id):
             follows = elections.disk_lost(pending, newcomer.node_id)
         elif clean_incarnation and clean_incarnation == before.incarnation:
             follows = elections.broker_fenced(pending, newcomer.node_id)
         else:
             follows = elections.broker_restarted_uncleanly(pending, newcomer.node_id)
-        return [_fenced(newcomer), *follows]
+        return [_fenced(newcomer, before), *follows]
+
+    def _begin_life(self, node_id: int) -> None:
+        """What is remembered of an earlier life is over."""
+        self._stopping.pop(node_id, None)
+        self._fenced.pop(node_id, None)
 
     def _check_unique(
         self, before: BrokerRecord | None, newcomer: BrokerRecord, now_us: int
@@ -261,10 +266,14 @@ class Registrations:
         ]
 
 
-def _fenced(newcomer: BrokerRecord) -> BrokerRecord:
-    """Until it has applied the metadata up to here, it can be nobody's leader."""
+def _fenced(newcomer: BrokerRecord, before: BrokerRecord | None = None) -> BrokerRecord:
+    """Until it has applied the metadata up to here, it can be nobody's leader.
+
+    That it is to leave the cluster outlives its restarts.
+    """
     assert newcomer.broker_epoch == UNKNOWN_BROKER_EPOCH
-    return replace(newcomer, fenced=True, in_shutdown=False)
+    leaves = before is not None and before.decommissioning
+    return replace(newcomer, fenced=True, in_shutdown=False, decommissioning=leaves)
 
 
 def _is_same(before: BrokerRecord, newcomer: BrokerRecord) -> bool:
@@ -275,4 +284,5 @@ def _is_same(before: BrokerRecord, newcomer: BrokerRecord) -> bool:
         fenced=before.fenced,
         in_shutdown=before.in_shutdown,
         wants_vote=before.wants_vote,
+        decommissioning=before.decommissioning,
     )

@@ -253,7 +253,11 @@ def _partition_records(
 
 def _with_room(image: Image, replication_factor: int) -> list[Place]:
     """The brokers that can take partitions; as many at least as a partition needs."""
-    live = [one for one in image.live_brokers() if one.takes_partitions and not one.in_shutdown]
+    live = [
+        one
+        for one in image.live_brokers()
+        if one.takes_partitions and not one.in_shutdown and not one.decommissioning
+    ]
     if len(live) < replication_factor:
         raise InvalidReplicationFactor(
             f"{replication_factor} replicas are wanted; brokers that can take one: {len(live)}."

@@ -1,0 +1,261 @@
+"""`quiverlog cluster decommission`: a broker leaves for good, step by step, and can be called back.
+
+Owns the order of the steps, each of which is found done or not when the command is typed again:
+
+1. it is given nothing any more (DECOMMISSION_BROKER);
+2. what it holds moves to others (REASSIGN_PARTITIONS), by the plan of `client.move_plan`;
+3. its vote is taken;
+4. when it has stopped it is unregistered.
+
+Every rule about them is the brokers'.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.options import (
+    INT32_MAX,
+    bootstrap_option,
+    debug_option,
+    format_option,
+    open_client,
+)
+from quiverlog.cli.output import human_bytes, print_json, print_table
+from quiverlog.cli.waiting import shown_waiting
+from quiverlog.client.decommissioning import decommission_broker
+from quiverlog.client.move_plan import evacuate
+from quiverlog.client.replica_layout import Move, PlanBroker, PlanPartition
+from quiverlog.client.voters import change_voters
+from quiverlog.errors import BrokerAlive, InvalidReplicationFactor
+from quiverlog.wire.decommission_messages import DecommissionStep
+from quiverlog.wire.voters_messages import ChangeVotersRequest, VoterChange
+
+if TYPE_CHECKING:
+    from quiverlog.client.client import Client
+    from quiverlog.client.results import ClusterDetail
+    from quiverlog.wire.decommission_messages import DecommissionBrokerResponse
+
+__all__ = ["decommission", "unregister"]
+
+_POLL_S: Final = 0.5
+_PLAN_AGAIN_POLLS: Final = 20
+_node_id = click.argument("node_id", metavar="NODE", type=click.IntRange(0, INT32_MAX))
+
+
+class _State(enum.StrEnum):
+    """How far a broker has come."""
+
+    PLANNED = "planned"
+    STAYS = "stays"
+    MOVING = "moving"
+    EMPTY = "empty"
+    UNREGISTERED = "unregistered"
+
+
+@click.command()
+@_node_id
+@click.option("--dry-run", is_flag=True, help="Show what would move where, and change nothing.")
+@click.option("--cancel", is_flag=True, help="The broker stays; what has moved stays where it is.")
+@click.option("--no-wait", is_flag=True, help="Begin the moves and return.")
+@bootstrap_option
+@format_option()
+@debug_option
+def decommission(
+    node_id: int,
+    dry_run: bool,
+    cancel: bool,
+    no_wait: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """Take a broker out of the cluster for good.
+
+    It gets no partitions any more, what it holds moves to others while it is written and read, and
+    its vote is taken. Then stop it and type the command again: the cluster forgets it. A broker
+    that is dead is forgotten at once. Ctrl-C ends the waiting, not the moves.
+    """
+    if cancel and dry_run:
+        raise click.UsageError("--cancel has no plan to show.")
+    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
+        moves: list[Move] = []
+        if cancel:
+            state = _cancel(client, node_id)
+        elif dry_run:
+            moves, state = _plan(client, node_id), _State.PLANNED
+        else:
+            state = _decommission(client, node_id, is_waiting=not no_wait)
+    if output_format == "json":
+        print_json({"node_id": node_id, "state": state, "moves": [_json(one) for one in moves]})
+    elif state is _State.PLANNED:
+        _show(moves, node_id)
+    else:
+        print(_WORDS[state].format(node_id=node_id))
+
+
+_WORDS: Final = {
+    _State.STAYS: "Broker {node_id} stays. What has moved stays where it is; "
+    "`quiverlog cluster rebalance` evens it out.",
+    _State.MOVING: "What broker {node_id} holds is moving. The same command waits for it and goes "
+    "on; --cancel calls it off.",
+    _State.EMPTY: "Broker {node_id} holds nothing any more and has no vote. Stop it, and type the "
+    "same command again.",
+    _State.UNREGISTERED: "Broker {node_id} has left the cluster.",
+}
+
+
+@click.command()
+@_node_id
+@bootstrap_option
+@debug_option
+def unregister(node_id: int, bootstrap: str, timeout_s: float) -> None:
+    """Forget a broker that is gone for good, and holds nothing.
+
+    One that still holds something, or has a vote, is decommissioned.
+    """
+    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
+        _step(client, node_id, DecommissionStep.UNREGISTER)
+    print(_WORDS[_State.UNREGISTERED].format(node_id=node_id))
+
+
+def _step(client: Client, node_id: int, step: DecommissionStep) -> DecommissionBrokerResponse:
+    return client.run(decommission_broker(client.cluster, node_id, step))
+
+
+# --- what moves where ---------------------------------------------------------------------------
+def _plan(client: Client, node_id: int) -> list[Move]:
+    """Where the replicas of the broker are to go that do not move yet.
+
+    Raises:
+        CommandFailed: they have no place.
+    """
+    found = client.describe_cluster()
+    names = client.list_topics(internal=True)
+    topics = client.describe_topics(names) if names else {}
+    partitions = [
+        PlanPartition(name, one.partition, one.replicas, max(0, one.size_bytes))
+        for name, topic in topics.items()
+        for one in topic.partitions
+    ]
+    try:
+        planned = evacuate(_brokers(found), partitions, {node_id})
+    except InvalidReplicationFactor as error:
+        raise CommandFailed(
+            f"What broker {node_id} holds has no place elsewhere: {error.message} Start or add "
+            "a broker, or give the topic fewer replicas."
+        ) from error
+    under_way = {
+        name: client.reassign_partitions(name, {}) for name in {one.topic for one in planned}
+    }
+    return [one for one in planned if one.partition not in under_way[one.topic]]
+
+
+def _brokers(found: ClusterDetail) -> list[PlanBroker]:
+    return [
+        PlanBroker(
+            one.node_id,
+            one.rack,
+            one.host,
+            takes=not (one.fenced or one.in_shutdown or one.decommissioning)
+            and one.takes_partitions,
+        )
+        for one in found.brokers
+    ]
+
+
+def _begin_moves(client: Client, moves: Sequence[Move]) -> None:
+    by_topic: dict[str, dict[int, Sequence[int]]] = {}
+    for one in moves:
+        by_topic.setdefault(one.topic, {})[one.partition] = one.after
+    for name, targets in by_topic.items():
+        client.reassign_partitions(name, targets)
+
+
+# --- the steps ----------------------------------------------------------------------------------
+def _decommission(client: Client, node_id: int, *, is_waiting: bool) -> _State:
+    left = _step(client, node_id, DecommissionStep.BEGIN)
+    if left.replica_count:
+        _begin_moves(client, _plan(client, node_id))
+        if not is_waiting:
+            return _State.MOVING
+        left = _wait(client, node_id, left.replica_count)
+    if left.is_voter:
+        request = ChangeVotersRequest(change=VoterChange.REMOVE, node_id=node_id)
+        client.run(change_voters(client.cluster, request))
+    if not left.is_fenced:
+        return _State.EMPTY
+    try:
+        _step(client, node_id, DecommissionStep.UNREGISTER)
+    except BrokerAlive:
+        return _State.EMPTY  # It has come back meanwhile.
+    return _State.UNREGISTERED
+
+
+def _wait(client: Client, node_id: int, total: int) -> DecommissionBrokerResponse:
+    """What is left when it holds nothing; raises what the brokers refuse."""
+    with shown_waiting(f"broker {node_id}") as waiting:
+        for poll in itertools.count(1):
+            left = _step(client, node_id, DecommissionStep.NOTHING)
+            if not left.replica_count:
+                return left
+            if not left.is_decommissioning:
+                raise CommandFailed(f"Broker {node_id} stays: somebody has called it off.")
+            done = max(0, total - left.replica_count)
+            waiting.show(done, total, f"{left.replica_count:,} of {total:,} partitions left")
+            if poll % _PLAN_AGAIN_POLLS == 0:
+                # Something was on its way to the broker, or a move was called off.
+                _begin_moves(client, _plan(client, node_id))
+            time.sleep(_POLL_S)
+    raise AssertionError("counting does not end")
+
+
+def _cancel(client: Client, node_id: int) -> _State:
+    """Moves that take something from the broker go back; it may be given partitions again."""
+    for name in client.list_topics(internal=True):
+        moving = client.reassign_partitions(name, {})
+        leaving = {number: None for number, one in moving.items() if node_id in one.removing}
+        if leaving:
+            client.reassign_partitions(name, leaving)
+    _step(client, node_id, DecommissionStep.CANCEL)
+    return _State.STAYS
+
+
+# --- how it is shown ----------------------------------------------------------------------------
+def _json(move: Move) -> dict[str, object]:
+    return {
+        "topic": move.topic,
+        "partition": move.partition,
+        "from": list(move.before),
+        "to": list(move.after),
+        "bytes": move.copied_bytes,
+    }
+
+
+def _show(moves: Sequence[Move], node_id: int) -> None:
+    if not moves:
+        print(f"Nothing would move: broker {node_id} holds nothing, or all of it moves already.")
+        return
+    print_table(
+        ["TOPIC", "PARTITION", "FROM", "TO", "BYTES"],
+        [
+            (
+                one.topic,
+                one.partition,
+                ",".join(map(str, one.before)),
+                ",".join(map(str, one.after)),
+                human_bytes(one.copied_bytes),
+            )
+            for one in moves
+        ],
+        right=["PARTITION", "BYTES"],
+    )
+    total = sum(one.copied_bytes for one in moves)
+    print(f"\n{len(moves):,} partitions would move, {human_bytes(total)}. Nothing was changed.")

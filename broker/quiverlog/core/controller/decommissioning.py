@@ -1,0 +1,123 @@
+"""Brokers that leave the cluster for good: how that begins, is called off, and ends.
+
+Owns these decisions. Every function reads the image and returns the records, or raises.
+
+    member ──begin──▶ decommissioning ──holds nothing, no vote, fenced: unregister──▶ (unknown)
+                       │         ▲
+       member ◀──cancel┘         └── keeps this when it registers anew (registrations.py)
+
+A broker that is being decommissioned is given no partitions: neither new ones nor by moves, and no
+vote by itself. What it holds is moved away by whoever asked for it, with REASSIGN_PARTITIONS; it
+leads and copies all the while.
+
+A broker that is gone for good is unregistered without any of this, if it holds nothing.
+
+Must not know: requests, who moves what where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from quiverlog.core.controller.features import DECOMMISSIONING, check_finalised
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.records import (
+    UNKNOWN_BROKER_EPOCH,
+    BrokerChangeRecord,
+    BrokerRecord,
+    Record,
+    UnregisterBrokerRecord,
+)
+from quiverlog.errors import (
+    BrokerAlive,
+    BrokerInUse,
+    InvalidVoterChange,
+    ThrottledBroker,
+    TooFewBrokers,
+    UnknownBroker,
+)
+
+__all__ = ["begin", "cancel", "unregister"]
+
+
+def begin(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
+    """The broker is given nothing from now on; none, where that is so already.
+
+    Args:
+        voters: node ids.
+
+    Raises:
+        FeatureNotFinalised: not all brokers may understand it.
+        UnknownBroker: nobody is registered under this node id.
+        InvalidVoterChange: nobody else has a vote.
+        TooFewBrokers: those that stay cannot hold as many replicas as a partition of it has.
+    """
+    check_finalised(image, DECOMMISSIONING, "decommissioning a broker")
+    broker = _found(image, node_id)
+    if broker.decommissioning:
+        return []
+    if node_id in voters and len(voters) == 1:
+        raise InvalidVoterChange(
+            f"broker {node_id} is the last controller: give another broker a vote first, with"
+            " `quiverlog cluster voters add`."
+        )
+    staying = [
+        one
+        for one in image.brokers.values()
+        if one.node_id != node_id and one.takes_partitions and not one.decommissioning
+    ]
+    _check_room(image, node_id, len(staying))
+    return [BrokerChangeRecord(node_id, broker.broker_epoch, decommissioning=True)]
+
+
+def cancel(image: Image, node_id: int) -> list[Record]:
+    """The broker may be given partitions again; none, where it may. Raises UnknownBroker."""
+    broker = _found(image, node_id)
+    if not broker.decommissioning:
+        return []
+    return [BrokerChangeRecord(node_id, broker.broker_epoch, decommissioning=False)]
+
+
+def unregister(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
+    """The cluster forgets the broker. Should it run again, it registers as one that is new.
+
+    Raises:
+        FeatureNotFinalised: not all brokers may understand it.
+        UnknownBroker: nobody is registered under this node id.
+        BrokerAlive: it is not fenced.
+        BrokerInUse: it holds replicas, or has a vote.
+    """
+    check_finalised(image, DECOMMISSIONING, "unregistering a broker")
+    broker = _found(image, node_id)
+    if not broker.fenced:
+        raise BrokerAlive(f"broker {node_id}, at {broker.host}:{broker.port}, is alive.")
+    count = image.replica_counts[node_id]
+    if count:
+        raise BrokerInUse(f"broker {node_id} holds replicas of {count} partitions.")
+    if node_id in voters:
+        raise BrokerInUse(f"broker {node_id} is a voter of the metadata quorum.")
+    return [UnregisterBrokerRecord(node_id, broker.broker_epoch)]
+
+
+def _found(image: Image, node_id: int) -> BrokerRecord:
+    broker = image.brokers.get(node_id)
+    if broker is None:
+        known = ", ".join(map(str, sorted(image.brokers)))
+        raise UnknownBroker(f"there is no broker {node_id}; there are: {known}.")
+    if broker.broker_epoch == UNKNOWN_BROKER_EPOCH:
+        raise ThrottledBroker(f"broker {node_id} registers just now.")
+    return broker
+
+
+def _check_room(image: Image, node_id: int, staying: int) -> None:
+    """Takes as long as there are partitions, if the broker holds any."""
+    if not image.replica_counts[node_id]:
+        return
+    for topic in image.topics.values():
+        for partition in topic.partitions:
+            wanted = len(set(partition.replicas) - set(partition.removing_replicas))
+            if node_id in partition.replicas and wanted > staying:
+                raise TooFewBrokers(
+                    f"{topic.name}-{partition.partition} has {wanted} replicas, and without broker"
+                    f" {node_id} there are {staying} brokers to hold them."
+                )
