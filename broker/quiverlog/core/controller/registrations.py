@@ -17,6 +17,8 @@ Invariants:
 - Who is registered and alive is not replaced by another data directory under its node id.
 - Who was fenced knows it before it is told that it has caught up: till then it may believe that it
   leads what others lead.
+- Who lives and hears of decisions only sessions later is told that it has not caught up, and leads
+  nothing soon (overdue.py).
 - A change of `fenced` and what follows for partitions are one entry.
 
 Must not know: logs, requests, the quorum.
@@ -31,6 +33,7 @@ from msgspec.structs import replace
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.features import check_supports
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.overdue import Overdue
 from quiverlog.core.controller.records import (
     UNKNOWN_BROKER_EPOCH,
     BrokerChangeRecord,
@@ -74,13 +77,14 @@ class Registrations:
         node_id, incarnation: of this node, which needs no session of its own while it decides.
     """
 
-    __slots__ = ("_fenced", "_stopping", "incarnation", "node_id", "sessions")
+    __slots__ = ("_fenced", "_overdue", "_stopping", "incarnation", "node_id", "sessions")
 
     def __init__(self, node_id: int, incarnation: bytes, session_us: int) -> None:
         assert incarnation
         self.node_id = node_id
         self.incarnation = incarnation
         self.sessions = Sessions(session_us)
+        self._overdue = Overdue(session_us)
         # By node id, of those in shutdown: the version of the image in which that was first seen.
         self._stopping: dict[int, int] = {}
         # The same of those that were fenced after they had registered; None: nobody has asked yet.
@@ -90,6 +94,7 @@ class Registrations:
         """This node decides from now on. `heard_us`: whom it has heard itself, and when."""
         others = [n for n, one in image.brokers.items() if n != self.node_id and not one.fenced]
         self.sessions.begin(others, now_us, heard_us)
+        self._overdue.begin(image.version, now_us)
         self._stopping.clear()
         # In which entry that was is not in the image.
         self._fenced = {n: image.version for n, one in image.brokers.items() if one.fenced}
@@ -173,6 +178,8 @@ class Registrations:
         if beat.node_id != self.node_id:
             self.sessions.heard(beat.node_id, now_us, beat.version)
         is_caught_up = beat.version >= self._must_know(image, broker)
+        if beat.version < self._overdue.version(image.version, now_us) and not broker.fenced:
+            is_caught_up = False  # It may believe that it leads what others have led for long.
         if beat.wants_to_stop:
             return self._stop(image, pending, broker, is_caught_up)
         records: list[Record] = []
