@@ -178,6 +178,16 @@ def test_what_a_broker_leaves_is_spread_by_rack_and_then_by_number() -> None:
     assert spread([new.leader_counts[n] for n in range(1, 5)]) <= 1
 
 
+def test_what_is_not_meant_does_not_matter() -> None:
+    """A topic with more replicas than brokers are left kept others from moving."""
+    brokers = [PlanBroker(n) for n in range(3)]
+    partitions = [PlanPartition("wide", 0, (0, 1, 2)), PlanPartition("t", 0, (0, 1))]
+    (move,) = evacuate(brokers, partitions, [0], means=lambda one: one.topic == "t")
+    assert (move.topic, sorted(move.after)) == ("t", [1, 2])
+    with pytest.raises(InvalidReplicationFactor, match="wide-0"):
+        evacuate(brokers, partitions, [0])
+
+
 # --- numbers of replicas -------------------------------------------------------------------------
 @given(clusters(), st.integers(1, 5))
 def test_a_factor_moves_only_what_it_must(cluster: Cluster, factor: int) -> None:

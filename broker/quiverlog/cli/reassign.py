@@ -97,8 +97,12 @@ class _Wish:
         if self.factor is not None and self.topic is not None:
             return with_replication_factor(placement.brokers, everything, self.topic, self.factor)
         if self.leaving:
-            moves = evacuate(placement.brokers, everything, self.leaving)
-            return [one for one in moves if self.means(one.topic, one.partition)]
+            return evacuate(
+                placement.brokers,
+                everything,
+                self.leaving,
+                means=lambda one: self.means(one.topic, one.partition),
+            )
         return self._to(placement)
 
     def means(self, topic: str, partition: int) -> bool:
@@ -117,8 +121,12 @@ class _Wish:
                 exact |= dict.fromkeys(self.partitions, ids)
             elif number < 0:
                 others = {one.node_id for one in placement.brokers} - set(ids)
-                moves = evacuate(placement.brokers, placement.partitions, others)
-                return [one for one in moves if one.topic == self.topic]
+                return evacuate(
+                    placement.brokers,
+                    placement.partitions,
+                    others,
+                    means=lambda one: one.topic == self.topic,
+                )
         unknown = sorted(exact.keys() - held.keys())
         if unknown:
             raise CommandFailed(f"{self.topic} has no partition {unknown[0]}.")
