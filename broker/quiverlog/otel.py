@@ -1,0 +1,156 @@
+"""Traces of produces and fetches, with OpenTelemetry: off unless `instrument` is called.
+
+Owns which requests get a span and what it says. The client has no hook for it: `instrument` puts a
+method around some of the connections' own, and `uninstrument` gives those back, so that a program
+without traces neither imports nor calls anything of this. Needs the extra `otel`.
+
+    quiverlog.otel.instrument()  # spans go to the global tracer provider
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from quiverlog.client.asynchronous import AsyncConnection
+from quiverlog.client.blocking_connection import BlockingConnection
+from quiverlog.client.extras import extra
+from quiverlog.version import VERSION
+from quiverlog.wire.messages import FetchRequest, ProduceRequest
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+
+    from quiverlog.client.commands import Call, Reply
+    from quiverlog.client.results import Address
+    from quiverlog.wire.messages import Request
+
+__all__ = ["instrument", "uninstrument"]
+
+_OPERATIONS: Final = {ProduceRequest: "produce", FetchRequest: "fetch"}
+_originals: list[tuple[type, str, Any]] = []
+"""What was taken away: class, name of the method, the method."""
+
+
+def instrument(tracer_provider: TracerProvider | None = None) -> None:
+    """Give every produce and fetch of this process a span. A second call changes nothing.
+
+    Args:
+        tracer_provider: where the spans go; None: the global one.
+
+    Raises:
+        InvalidArgument: OpenTelemetry is not installed.
+    """
+    if _originals:
+        return
+    api = extra("opentelemetry.trace", "instrument")
+    spans = _Spans(api.get_tracer("quiverlog", VERSION, tracer_provider), api)
+    _replace(BlockingConnection, "send", spans.around_send)
+    for name in ("receive", "receive_ready"):
+        _replace(BlockingConnection, name, spans.around_receive)
+    _replace(BlockingConnection, "close", spans.around_close)
+    _replace(AsyncConnection, "request", spans.around_request)
+
+
+def uninstrument() -> None:
+    """No more spans; the methods are those they were."""
+    while _originals:
+        owner, name, method = _originals.pop()
+        setattr(owner, name, method)
+
+
+def _replace(owner: type, name: str, around: Callable[[Any], Any]) -> None:
+    method = getattr(owner, name)
+    _originals.append((owner, name, method))
+    setattr(owner, name, around(method))
+
+
+class _Spans:
+    def __init__(self, tracer: Tracer, api: Any) -> None:
+        self._tracer = tracer
+        self._api = api
+        self._open: dict[BlockingConnection, Span] = {}
+        """One request at a time is on a blocking connection."""
+
+    def around_send(self, send: Any) -> Any:
+        def traced(
+            connection: BlockingConnection, call: Call, send_by_s: float, reply_by_s: float
+        ) -> None:
+            span = self._begin(call.request, connection.address)
+            try:
+                send(connection, call, send_by_s, reply_by_s)
+            except BaseException as error:
+                self._end(span, error)
+                raise
+            if span is not None:
+                self._open[connection] = span
+
+        return traced
+
+    def around_receive(self, receive: Any) -> Any:
+        def traced(connection: BlockingConnection) -> Reply | None:
+            try:
+                reply: Reply | None = receive(connection)
+            except BaseException as error:
+                self._end(self._open.pop(connection, None), error)
+                raise
+            if reply is not None:
+                self._end(self._open.pop(connection, None))
+            return reply
+
+        return traced
+
+    def around_close(self, close: Any) -> Any:
+        """A request that is given up ends here."""
+
+        def traced(connection: BlockingConnection) -> None:
+            close(connection)
+            self._end(self._open.pop(connection, None))
+
+        return traced
+
+    def around_request(self, request_: Any) -> Any:
+        def traced(
+            connection: AsyncConnection, request: Request, *rest: Any, **options: Any
+        ) -> asyncio.Future[Reply]:
+            span = self._begin(request, connection.address)
+            try:
+                waiting: asyncio.Future[Reply] = request_(connection, request, *rest, **options)
+            except BaseException as error:
+                self._end(span, error)
+                raise
+            if span is not None:
+                waiting.add_done_callback(lambda done: self._end(span, _failure(done)))
+            return waiting
+
+        return traced
+
+    def _begin(self, request: Request, address: Address) -> Span | None:
+        operation = _OPERATIONS.get(type(request))
+        if operation is None:
+            return None
+        assert isinstance(request, ProduceRequest | FetchRequest)
+        return self._tracer.start_span(
+            f"quiverlog {operation}",
+            kind=self._api.SpanKind.CLIENT,
+            attributes={
+                "messaging.system": "quiverlog",
+                "messaging.operation.name": operation,
+                "server.address": address.host,
+                "server.port": address.port,
+                "quiverlog.partitions": len(request.partitions),
+            },
+        )
+
+    def _end(self, span: Span | None, error: BaseException | None = None) -> None:
+        if span is None:
+            return
+        if error is not None:
+            span.set_attribute("error.type", type(error).__name__)
+            span.set_status(self._api.StatusCode.ERROR, str(error))
+        span.end()
+
+
+def _failure(done: asyncio.Future[Reply]) -> BaseException | None:
+    return asyncio.CancelledError() if done.cancelled() else done.exception()
