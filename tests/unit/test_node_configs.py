@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from quiverlog.core.controller.broker_configs import LEAST
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     BrokerConfigRecord,
@@ -296,3 +297,10 @@ def test_a_snapshot_says_the_same_and_what_was_unset_meanwhile_is_gone(world: Wo
     three.node.broker.metadata.restore(Snapshot(meta, encode_entry(kept)), three.now)
     assert rate_of(three) == 0
     assert three.node.broker.live_config._values[LEVEL].text == "debug"
+
+
+def test_nobody_is_shut_out_by_what_is_set(world: World) -> None:
+    """Brokers connect to each other as clients do, and so does who would take it back."""
+    for key, least in LEAST.items():
+        assert world.alter((key, str(least - 1))) == InvalidConfig.code
+        assert world.alter((key, str(least))) == 0

@@ -9,6 +9,7 @@ Must not know: what a key does, what a broker was given at its start, which of t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.core.controller.features import BROKER_CONFIGS, check_finalised
@@ -17,10 +18,17 @@ from quiverlog.core.controller.records import BrokerConfigRecord, Record
 from quiverlog.errors import ConfigNeedsRestart, InvalidConfig, UnknownBroker, UnknownConfig
 from quiverlog.settings import InvalidValue
 
-__all__ = ["ALL_BROKERS", "alter_configs"]
+__all__ = ["ALL_BROKERS", "LEAST", "alter_configs"]
 
 ALL_BROKERS = -1
 """In the place of a node id."""
+LEAST: Final = {
+    "connections.max": 256,
+    "connections.idle.ms": 1_000,
+    "connections.frame.timeout.ms": 1_000,
+    "connections.write.stall.ms": 1_000,
+}
+"""Less shuts out the other brokers, and whoever would take it back."""
 
 
 def alter_configs(
@@ -62,6 +70,12 @@ def _check_key(key: str) -> None:
 def _checked(key: str, text: str) -> str:
     _check_key(key)
     try:
-        return str(CONFIG_KEYS[key].parse(text))
+        value = CONFIG_KEYS[key].parse(text)
     except InvalidValue as error:
         raise InvalidConfig(f"{key} {error}") from None
+    if key in LEAST and value < LEAST[key]:
+        raise InvalidConfig(
+            f"{key} is {value}: below {LEAST[key]}, set while brokers run, it shuts out the other"
+            " brokers and whoever would take it back."
+        )
+    return str(value)
