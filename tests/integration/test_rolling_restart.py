@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 
 STOP_S = 20.0
 PAUSE_S = 5.0
-"""What a person would notice. Measured: see docs/operating.md."""
+"""What a person would notice. Measured were 0.4 to 0.6 s, on two busy processors."""
 
 
 def restart_check(cluster: LocalCluster, *words: str, code: int = 0) -> dict[str, object]:
