@@ -32,7 +32,7 @@ def lay_out(directory: Path) -> None:
         name = wanted.pop()
         page = directory / _page(name)
         if not page.exists():
-            page.parent.mkdir(exist_ok=True)
+            page.parent.mkdir(parents=True, exist_ok=True)
             text = _text(name)
             page.write_text(text)
             wanted.update(re.findall(r"\]\(([A-Z_]+\.md)", text))
