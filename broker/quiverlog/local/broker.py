@@ -33,6 +33,8 @@ __all__ = ["LocalBroker"]
 _READY: Final = re.compile(r"^quiverlog broker \d+ ready: ", re.MULTILINE)
 _LOG_TAIL_BYTES: Final = 2_000
 _KILL_S: Final = 10.0
+_CLEAN_MARK: Final = "clean-shutdown"
+"""See docs/storage-format.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,11 @@ class LocalBroker:
         """Whether its newest process has said that clients may come."""
         stdout = self.directory / "stdout"
         return stdout.exists() and _READY.search(stdout.read_text()) is not None
+
+    @property
+    def stopped_cleanly(self) -> bool:
+        """Whether its last process has marked the data directory: all rows are on the disk."""
+        return (self.directory / "data" / _CLEAN_MARK).exists()
 
     def start(self, options: Sequence[str]) -> None:
         """Start its process, and do not wait.

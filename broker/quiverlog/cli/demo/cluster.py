@@ -1,49 +1,50 @@
 """The brokers of the demo: one, or several that form a cluster.
 
-Owns how they come to know each other, which of them is killed, and their end.
+Owns which of them is killed, and their end. They are a local cluster like any other
+(`quiverlog.local`), so they survive the demo where `--keep` asks for that.
 """
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quiverlog.cli.demo.processes import DemoBroker
 from quiverlog.cli.failures import CommandFailed
-from quiverlog.limits import QUORUM_AUTO_VOTERS_MAX
+from quiverlog.local.broker import LocalBroker
+from quiverlog.local.cluster import LocalCluster, racks_of
+from quiverlog.local.failures import LocalClusterFailed
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
 
 __all__ = ["DemoCluster"]
 
-_QUORUM_S_MAX = 60.0
-_LOOK_S = 0.05
+_STOP_S = 30.0
 REPLICATION_FACTOR_MAX = 3
 """More copies than three show nothing that three do not."""
 
 
 class DemoCluster:
-    """`count` brokers on loopback, their data and logs in `directory`.
-
-    The first begins a cluster, the others join it. `wait_until_ready` starts these others.
-    """
+    """`count` brokers on loopback, their data and logs in `directory`, which is new."""
 
     def __init__(self, directory: Path, count: int) -> None:
         assert count >= 1
-        self._directory = directory
         self._count = count
-        self._cluster_id = secrets.token_hex(16)
-        self.killed: DemoBroker | None = None
-        self.brokers = [DemoBroker(directory, "--cluster-id", self._cluster_id)]
+        with _failures_told():
+            self._cluster = LocalCluster.create(directory, racks=racks_of(count))
+        self.killed: LocalBroker | None = None
+
+    @property
+    def brokers(self) -> list[LocalBroker]:
+        """All of them, in the order of their numbers."""
+        return list(self._cluster.brokers.values())
 
     @property
     def bootstrap(self) -> str:
         """Addresses of all brokers, one that was killed among them: clients skip it."""
-        return ",".join(broker.bootstrap for broker in self.brokers)
+        return self._cluster.bootstrap
 
     @property
     def replication_factor(self) -> int:
@@ -51,7 +52,7 @@ class DemoCluster:
         return min(self._count, REPLICATION_FACTOR_MAX)
 
     @property
-    def living(self) -> list[DemoBroker]:
+    def living(self) -> list[LocalBroker]:
         """All but the one that was killed."""
         return [broker for broker in self.brokers if broker is not self.killed]
 
@@ -60,36 +61,16 @@ class DemoCluster:
         """Where the brokers' logs are."""
         return ", ".join(str(broker.log) for broker in self.brokers)
 
-    def wait_until_ready(self) -> None:
-        """Return when clients may connect to all brokers.
+    def start(self) -> None:
+        """Return when clients may connect to all brokers, and a quorum of them decides.
 
         Raises:
             CommandFailed: one of them ended, or did not get there in time.
         """
-        first = self.brokers[0]
-        first.wait_until_ready()
-        for node_id in range(2, self._count + 1):
-            seeds = f"{first.node_id}@{first.bootstrap}"
-            options = ["--cluster-id", self._cluster_id]
-            options += ["--controller-quorum-bootstrap-servers", seeds]
-            self.brokers.append(DemoBroker(self._directory, *options, node_id=node_id))
-        for broker in self.brokers[1:]:
-            broker.wait_until_ready()
+        with _failures_told():
+            self._cluster.start()
 
-    def wait_for_quorum(self, client: Client) -> None:
-        """Return when the brokers have made voters of themselves: see docs/cluster.md.
-
-        Raises:
-            CommandFailed: they did not in time.
-        """
-        wanted = min(self._count - 1 + self._count % 2, QUORUM_AUTO_VOTERS_MAX)
-        deadline_s = time.monotonic() + _QUORUM_S_MAX
-        while len(client.describe_cluster().voters) < wanted:
-            if time.monotonic() > deadline_s:
-                raise CommandFailed(f"The brokers form no quorum; their logs: {self.logs}")
-            time.sleep(_LOOK_S)
-
-    def kill_leader(self, client: Client, topic: str) -> tuple[DemoBroker, list[int]]:
+    def kill_leader(self, client: Client, topic: str) -> tuple[LocalBroker, list[int]]:
         """SIGKILL for the broker that leads the most partitions of a topic.
 
         Returns the broker, and the partitions that it led.
@@ -106,21 +87,28 @@ class DemoCluster:
         self.killed = max(self.brokers, key=lambda broker: len(led[broker.node_id]))
         if not led[self.killed.node_id]:
             raise CommandFailed(f"No broker leads {topic}; the brokers' logs: {self.logs}")
-        self.killed.kill()
+        with _failures_told():
+            self.killed.kill()
         return self.killed, led[self.killed.node_id]
 
-    def stop(self) -> int:
-        """End all brokers; 0 when each that had not been killed stopped cleanly."""
-        living = self.living
-        codes = [broker.stop() for broker in self.brokers]
-        wrong = [code for broker, code in zip(self.brokers, codes, strict=True) if broker in living]
-        return next(filter(None, wrong), 0)
-
-    def leave_running(self) -> None:
-        """From now on the brokers are the user's."""
+    def stop(self) -> bool:
+        """End all brokers; True when each that had not been killed stopped cleanly."""
         for broker in self.living:
-            broker.leave_running()
+            with contextlib.suppress(LocalClusterFailed):
+                broker.stop(_STOP_S)
+        for broker in self.brokers:
+            with _failures_told():
+                broker.kill()
+        return all(broker.stopped_cleanly for broker in self.living)
 
-    def pids(self) -> Iterable[int]:
+    def pids(self) -> list[int]:
         """Of the brokers that run."""
-        return [broker.pid for broker in self.living]
+        return [broker.pid for broker in self.living if broker.pid is not None]
+
+
+@contextlib.contextmanager
+def _failures_told() -> Iterator[None]:
+    try:
+        yield
+    except LocalClusterFailed as error:
+        raise CommandFailed(str(error)) from error

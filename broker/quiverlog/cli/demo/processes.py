@@ -1,7 +1,6 @@
-"""The two programs that the demo starts: a broker, and the Spark query.
+"""The Spark query of the demo, a program of its own.
 
-Owns their start, what they say on stdout, and their end. Whatever happens, a program that this
-module started does not outlive the demo, unless `--keep` asked for the broker to stay.
+Owns its start, what it says on stdout, and its end: it does not outlive the demo.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from typing import Any
 
 from quiverlog.cli.failures import CommandFailed
 
-__all__ = ["DemoBroker", "SparkQuery"]
+__all__ = ["SparkQuery"]
 
-_READY = re.compile(r"ready: clients (?P<clients>\S+), http (?P<http>\S+), data ")
-_START_S = 30.0
 _STOP_S = 30.0
 _CAUSE_CHARS_MAX = 400
 
@@ -70,80 +67,6 @@ class _Lines:
         self._thread.join(timeout=5.0)
         if process.stdout is not None and not self._thread.is_alive():
             process.stdout.close()
-
-
-class DemoBroker:
-    """A broker on ports that were free, with its data and its log in `directory`.
-
-    Args:
-        options: of `quiverlog broker`, more than the demo needs anyway.
-    """
-
-    def __init__(self, directory: Path, *options: str, node_id: int = 1) -> None:
-        self.node_id = node_id
-        self.log = directory / f"broker-{node_id}.log"
-        self.bootstrap = ""
-        self.http = ""
-        command = [sys.executable, "-m", "quiverlog", "broker", "--node-id", str(node_id)]
-        command += ["--data-dir", str(directory / f"data-{node_id}"), *options]
-        command += ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=_environment(),
-                # A Ctrl-C is for the demo; it stops the broker itself, in order.
-                start_new_session=True,
-            )
-        self._lines = _Lines(self._process)
-        self.kept = False
-
-    @property
-    def pid(self) -> int:
-        """The broker's process id."""
-        return self._process.pid
-
-    def wait_until_ready(self) -> None:
-        """Return when clients may connect.
-
-        Raises:
-            CommandFailed: it ended, or did not get there in time; its log follows.
-        """
-        deadline_s = time.monotonic() + _START_S
-        try:
-            while (line := self._lines.next(deadline_s)) is not None:
-                if match := _READY.search(line):
-                    self.bootstrap, self.http = match["clients"], match["http"]
-                    return
-        except queue.Empty:
-            pass
-        raise CommandFailed(f"The broker did not start: {_why(self.log)}")
-
-    def kill(self) -> None:
-        """SIGKILL: the broker has no time for anything."""
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> int:
-        """SIGTERM, wait, and the exit code; a broker that does not go is killed."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(timeout=_STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._lines.close(self._process)
-        return self._process.returncode
-
-    def leave_running(self) -> None:
-        """From now on the broker is the user's."""
-        self.kept = True
-        # Popen warns about a child that lives on; here that is the wish.
-        self._process.returncode = 0
 
 
 class SparkQuery:

@@ -83,7 +83,6 @@ def run_demo(options: DemoOptions) -> int:
         from quiverlog.client.client import connect
 
         with connect(cluster.bootstrap, client_id="quiverlog-demo") as client:
-            cluster.wait_for_quorum(client)
             replay = _replay(client, tables, cluster, console)
             spark = _run_spark(client, tables, cluster, directory, options, console)
             back, delays = _read_back(client, options)
@@ -125,11 +124,11 @@ def _cluster(directory: Path, options: DemoOptions, console: Console) -> Iterato
 
     The directory outlives a failure: its logs say why.
     """
-    cluster = DemoCluster(directory, options.brokers)
+    cluster = DemoCluster(directory / "brokers", options.brokers)
     try:
-        cluster.wait_until_ready()
+        cluster.start()
         for broker in cluster.brokers:
-            address = f"{broker.bootstrap}, metrics at http://{broker.http}/metrics"
+            address = f"{broker.listen}, metrics at http://{broker.http_listen}/metrics"
             console.print(f"Broker {broker.node_id} at {address}")
         yield cluster
     except BaseException as error:
@@ -138,11 +137,9 @@ def _cluster(directory: Path, options: DemoOptions, console: Console) -> Iterato
             shutil.rmtree(directory, ignore_errors=True)
         raise
     if options.keep:
-        cluster.leave_running()
         return
-    code = cluster.stop()
-    if code != 0:
-        raise CommandFailed(f"A broker did not stop cleanly ({code}); the logs: {cluster.logs}")
+    if not cluster.stop():
+        raise CommandFailed(f"A broker did not stop cleanly; the logs: {cluster.logs}")
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -325,7 +322,7 @@ def _as_json(
 
 
 def _say_how_to_reach(cluster: DemoCluster, directory: Path, console: Console) -> None:
-    address = ",".join(broker.bootstrap for broker in cluster.living)
+    address = ",".join(broker.listen for broker in cluster.living)
     pids = " ".join(map(str, cluster.pids()))
     who = "broker stays, with its" if len(cluster.living) == 1 else "brokers stay, with their"
     console.print(
