@@ -63,8 +63,6 @@ class ElectionsWorld(ReplicaLogs):
         self.leader_of: dict[tuple[Key, int], int] = {}
         self.given_up: set[Key] = set()
         """Partitions whose last copy will not come back."""
-        self.adding: dict[Key, set[int]] = {}  # By partitions that move.
-        self.counts: dict[Key, int] = {}  # Who holds it when it does not move.
         self.image.replay(FeatureLevelRecord(FEATURE_LEVEL_MAX))
         for node_id in self.brokers:
             self.image.replay(BrokerRecord(node_id, b"first", f"host-{node_id}", broker_epoch=0))
@@ -326,7 +324,7 @@ class ElectionsWorld(ReplicaLogs):
         *,
         is_asked: bool,
     ) -> None:
-        self._hold(changes)
+        self.hold(changes)
         told = {(one.topic_id, one.partition): one for one in changes}
         check(len(told) == len(changes), "a partition changes twice in one entry")
         for key, (leader, epoch, relied, replaced) in before.items():
@@ -375,46 +373,3 @@ class ElectionsWorld(ReplicaLogs):
                 seen = self.seen[key]
                 if self.log[key][last][: len(seen)] != seen:
                     torn.add(last)
-
-    def _hold(self, changes: Sequence[PartitionChangeRecord]) -> None:
-        """Who is a replica no more removes its rows, and who begins to be one has none."""
-        for change in changes:
-            if change.replicas is None:
-                continue
-            key = (change.topic_id, change.partition)
-            _, partition = self.partition(key)
-            logs, flushed = self.log[key], self.flushed[key]
-            self.log[key] = {node_id: logs.get(node_id, []) for node_id in change.replicas}
-            self.flushed[key] = {node_id: flushed.get(node_id, 0) for node_id in change.replicas}
-            before = len(change.replicas) - len(change.adding_replicas or ())
-            self.lost = {one for one in self.lost if one[0] != key or one[1] in change.replicas}
-            begin = self.log[key].keys() - logs.keys()
-            check(begin <= self.alive(), "a replica at a broker that is not alive", key, begin)
-            check(not begin or change.leader_epoch > 0, "added in the epoch of others", key, begin)
-            if partition.moves:
-                check(before == self.counts[key], "another number of replicas", key)
-            else:
-                self.happened["other numbers"] += self.counts[key] != len(change.replicas)
-                self.counts[key] = len(change.replicas)
-            has_moved = key in self.adding
-            added = self.adding.pop(key, set())
-            if partition.moves:
-                self.adding[key] = set(partition.adding_replicas)
-            gone = logs.keys() - self.log[key].keys()
-            if not partition.moves and has_moved and not gone and not added:
-                pass  # Nobody had begun: it stays where it was.
-            elif not partition.moves and has_moved:
-                self.happened["moves ended"] += 1
-                in_sync, stay = set(partition.in_sync_replicas), added & set(change.replicas)
-                check(stay <= in_sync, "a move ended early", key, added, in_sync)
-                # The minimum may follow the number of replicas in the same entry.
-                enough = min(self.minimum[key[0]], len(change.replicas))
-                check(len(in_sync) >= enough, "too few stay", key)
-                self.happened["moves given up"] += bool(added and not stay)
-            else:
-                check(not gone, "a disk is dropped that may have counted", key, gone)
-
-    def alive(self) -> set[int]:
-        """Who may lead."""
-        brokers = self.image.brokers.values()
-        return {one.node_id for one in brokers if not one.fenced and not one.in_shutdown}

@@ -14,11 +14,13 @@ from quiverlog.core.controller import elections
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.log_ends import MISSING, LogEnd, LogEnds, Said
 from quiverlog.core.controller.reassignment import cancel, reassign, target_of
-from quiverlog.core.controller.records import NO_LEADER, Record
+from quiverlog.core.controller.records import NO_LEADER, PartitionChangeRecord, Record
 from quiverlog.core.controller.replica_offline import replica_offline
 from quiverlog.core.controller.replication_factor import check_factor
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.errors import QuiverlogError, StaleBrokerEpoch
+
+from .elections_checks import check
 
 __all__ = ["Key", "ReplicaLogs", "common"]
 
@@ -56,6 +58,12 @@ class ReplicaLogs:
         self.lost: set[tuple[Key, int]] = set()
         """Replicas whose directory was lost, and is not made again."""
         self.due: dict[Key, int] = {}
+        self.adding: dict[Key, set[int]] = {}
+        """By partitions that move."""
+        self.counts: dict[Key, int] = {}
+        """How many hold a partition when it does not move."""
+        self.minimum: dict[bytes, int] = {}
+        """By topics, before what happens now."""
         """So many rows were safe when the metadata of a partition changed last."""
 
     # --- a partition ---------------------------------------------------------------------------
@@ -252,3 +260,47 @@ class ReplicaLogs:
             safe = min(len(self.seen[key]), on_disk[minimum - 1])
             if safe > len(self.safe[key]):
                 self.safe[key] = self.seen[key][:safe]
+
+    # --- who holds a partition -----------------------------------------------------------------
+    def hold(self, changes: Sequence[PartitionChangeRecord]) -> None:
+        """Who is a replica no more removes its rows, and who begins to be one has none."""
+        for change in changes:
+            if change.replicas is None:
+                continue
+            key = (change.topic_id, change.partition)
+            _, partition = self.partition(key)
+            logs, flushed = self.log[key], self.flushed[key]
+            self.log[key] = {node_id: logs.get(node_id, []) for node_id in change.replicas}
+            self.flushed[key] = {node_id: flushed.get(node_id, 0) for node_id in change.replicas}
+            before = len(change.replicas) - len(change.adding_replicas or ())
+            self.lost = {one for one in self.lost if one[0] != key or one[1] in change.replicas}
+            begin = self.log[key].keys() - logs.keys()
+            check(begin <= self.alive(), "a replica at a broker that is not alive", key, begin)
+            check(not begin or change.leader_epoch > 0, "added in the epoch of others", key, begin)
+            if partition.moves:
+                check(before == self.counts[key], "another number of replicas", key)
+            else:
+                self.happened["other numbers"] += self.counts[key] != len(change.replicas)
+                self.counts[key] = len(change.replicas)
+            has_moved = key in self.adding
+            added = self.adding.pop(key, set())
+            if partition.moves:
+                self.adding[key] = set(partition.adding_replicas)
+            gone = logs.keys() - self.log[key].keys()
+            if not partition.moves and has_moved and not gone and not added:
+                pass  # Nobody had begun: it stays where it was.
+            elif not partition.moves and has_moved:
+                self.happened["moves ended"] += 1
+                in_sync, stay = set(partition.in_sync_replicas), added & set(change.replicas)
+                check(stay <= in_sync, "a move ended early", key, added, in_sync)
+                # The minimum may follow the number of replicas in the same entry.
+                enough = min(self.minimum[key[0]], len(change.replicas))
+                check(len(in_sync) >= enough, "too few stay", key)
+                self.happened["moves given up"] += bool(added and not stay)
+            else:
+                check(not gone, "a disk is dropped that may have counted", key, gone)
+
+    def alive(self) -> set[int]:
+        """Who may lead."""
+        brokers = self.image.brokers.values()
+        return {one.node_id for one in brokers if not one.fenced and not one.in_shutdown}
