@@ -94,7 +94,8 @@ class CopiedStarts:
         leadership = replica.state.leadership
         assert leadership is not None
         in_sync = leadership.in_sync.committed
-        return leadership.is_under_min or any(
+        is_risky = leadership.is_under_min and offset > 0
+        return is_risky or any(
             follower.log_start_offset < offset
             for follower in leadership.followers.values()
             if follower.broker_id in in_sync

@@ -241,21 +241,21 @@ def _wait_for_copies(
 
 
 def _check_delete(replica: Replica, before_offset: int) -> int:
-    leadership = replica.state.leadership
-    assert leadership is not None
-    if leadership.is_replicated and leadership.is_under_min:
-        # Who is away may lead next, and would bring the rows back.
-        raise NotEnoughReplicas(
-            f"{replica.name}: {len(leadership.in_sync.committed)} of the"
-            f" {leadership.min_in_sync} replicas that a deletion has to be written down by are"
-            " in sync."
-        )
     high_watermark = replica.state.high_watermark
     if before_offset == -1 or before_offset > high_watermark:
         check_current(replica)
     before = high_watermark if before_offset == -1 else before_offset
     if not 0 <= before <= high_watermark:
         raise out_of_range(replica, before)
+    leadership = replica.state.leadership
+    assert leadership is not None
+    is_new = before > replica.log.start_saved
+    if is_new and leadership.is_replicated and leadership.is_under_min:
+        # Who is away may lead next, and would bring the rows back.
+        raise NotEnoughReplicas(
+            f"{replica.name}: {len(leadership.in_sync.committed)} of the"
+            f" {leadership.min_in_sync} replicas that have to write a deletion down are in sync."
+        )
     return before
 
 

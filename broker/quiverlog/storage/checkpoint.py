@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, Protocol, Self
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog
 from quiverlog.storage.byte_source import is_unreadable
-from quiverlog.storage.disk import Disk
+from quiverlog.storage.disk import Disk, is_special_file
 from quiverlog.storage.frames import pack_file, unpack_file
 from quiverlog.storage.log_files import own_offset
 
@@ -127,31 +127,59 @@ class StoredPoint(NamedTuple):
     agree: bool = False
 
 
-def _load(disk: Disk, path: str, magic: bytes, size: int) -> bytes | None:
-    return _payload(_read(disk, path), path, magic, size)
+class _Copies:
+    """The copies of one small file, or its only one.
+
+    One that is damaged counts as lost, and the other, or the log, says what it said. One that the
+    disk does not give now may be sound: while no other is, nothing is concluded from its silence.
+    A log whose recovery point was silent for a moment was cut to nothing.
+    """
+
+    def __init__(self, disk: Disk, magic: bytes, size: int) -> None:
+        self._disk = disk
+        self._magic = magic
+        self._size = size
+        self._silent: OSError | None = None
+        self._is_known = False
+
+    def read(self, path: str) -> bytes | None:
+        """The file's bytes; None when it is not there, or cannot be read."""
+        try:
+            return self._disk.read_file(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            if not is_special_file(error):
+                self._silent = error
+            return None
+
+    def payload(self, data: bytes | None, path: str) -> bytes | None:
+        """What is in the file's frame; None when that is no good."""
+        if data is None:
+            return None
+        try:
+            payload = unpack_file(path, data, self._magic, _VERSION)
+        except CorruptLog:
+            return None
+        if len(payload) < self._size:
+            return None
+        self._is_known = True
+        return payload
+
+    def check(self) -> None:
+        """Raises OSError: no copy is good, and one was not given by the disk."""
+        if self._silent is not None and not self._is_known:
+            raise self._silent
 
 
-def _read(disk: Disk, path: str) -> bytes | None:
-    """The file's bytes; None when it is not there, or cannot be read."""
-    try:
-        return disk.read_file(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if not is_unreadable(error):
-            raise
-        return None
-
-
-def _payload(data: bytes | None, path: str, magic: bytes, size: int) -> bytes | None:
-    """What is in the file's frame; None when that is no good."""
-    if data is None:
-        return None
-    try:
-        payload = unpack_file(path, data, magic, _VERSION)
-    except CorruptLog:
-        return None
-    return payload if len(payload) >= size else None
+def _load(disk: Disk, magic: bytes, size: int, *paths: str) -> list[bytes]:
+    """The payloads of the good ones. Raises OSError: see `_Copies`."""
+    copies = _Copies(disk, magic, size)
+    found = [copies.payload(copies.read(path), path) for path in paths]
+    copies.check()
+    return [payload for payload in found if payload is not None]
 
 
 def pack_log_start(offset: int) -> bytes:
@@ -169,15 +197,12 @@ def save_log_start(disk: Disk, directory: str, offset: int) -> None:
 
 def load_log_start(disk: Disk, directory: str, names: Sequence[str]) -> int | None:
     """The log start by the newest good file; 0 if none was written, None if all are damaged."""
-    found = [
-        _load(disk, f"{directory}/{name}", _LOG_START_MAGIC, _OFFSET.size)
-        for name in LOG_START_FILES
-        if name in names
-    ]
-    good = [max(0, int(_OFFSET.unpack_from(payload)[0])) for payload in found if payload]
+    paths = [f"{directory}/{name}" for name in LOG_START_FILES if name in names]
+    found = _load(disk, _LOG_START_MAGIC, _OFFSET.size, *paths)
+    good = [max(0, int(_OFFSET.unpack_from(payload)[0])) for payload in found]
     if good:
         return max(good)
-    return None if found else 0
+    return None if paths else 0
 
 
 def pack_truncation(offset: int) -> bytes:
@@ -189,8 +214,8 @@ def pack_truncation(offset: int) -> bytes:
 def load_truncation(disk: Disk, directory: str) -> int | None:
     """The offset of a truncation that did not end; None when there is none (or it is damaged)."""
     path = f"{directory}/{TRUNCATION_FILE}"
-    payload = _load(disk, path, _TRUNCATION_MAGIC, _OFFSET.size)
-    return None if payload is None else int(_OFFSET.unpack_from(payload)[0])
+    found = _load(disk, _TRUNCATION_MAGIC, _OFFSET.size, path)
+    return int(_OFFSET.unpack_from(found[0])[0]) if found else None
 
 
 def pack_recovery_point(point: RecoveryPoint, bounds: Bounds) -> bytes:
@@ -216,15 +241,16 @@ def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> Sto
     bad: list[str] = []
     good: bytes | None = None
     agree = False
+    copies = _Copies(disk, _RECOVERY_MAGIC, _POINT.size)
     for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
         if name not in names:
             continue
-        data = _read(disk, f"{directory}/{name}")
+        data = copies.read(f"{directory}/{name}")
         if data is not None and data == good:  # Nearly always.
             contents[name] = data
             agree = len(data) == _WHOLE_POINT_BYTES
             continue
-        payload = _payload(data, f"{directory}/{name}", _RECOVERY_MAGIC, _POINT.size)
+        payload = copies.payload(data, f"{directory}/{name}")
         if data is None or payload is None:
             bad.append(name)
             continue
@@ -233,6 +259,7 @@ def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> Sto
         if len(payload) >= _POINT.size + _BOUNDS.size:
             start, end = _BOUNDS.unpack_from(payload, _POINT.size)
             known = Bounds(max(known.start_offset, start), max(known.end_offset, end))
+    copies.check()
     return StoredPoint(point, known, contents, tuple(bad), agree)
 
 
@@ -267,7 +294,7 @@ def drop_snapshot(disk: Disk, directory: str, offset: int) -> None:
 def load_snapshot(disk: Disk, directory: str, offset: int) -> bytes | None:
     """The blob of a producer snapshot, None when the file is damaged."""
     path = _snapshot_path(directory, offset)
-    payload = _load(disk, path, _SNAPSHOT_MAGIC, _OFFSET.size)
-    if payload is None or _OFFSET.unpack_from(payload)[0] != offset:
+    found = _load(disk, _SNAPSHOT_MAGIC, _OFFSET.size, path)
+    if not found or _OFFSET.unpack_from(found[0])[0] != offset:
         return None
-    return payload[_OFFSET.size :]
+    return found[0][_OFFSET.size :]

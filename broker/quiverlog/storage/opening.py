@@ -188,6 +188,7 @@ class _Opening:
 
     def _load_epochs(self) -> bool:
         found = self._found
+        unreadable: OSError | None = None
         if EPOCHS_FILE in self._names:
             path = f"{self._directory}/{EPOCHS_FILE}"
             try:
@@ -197,11 +198,15 @@ class _Opening:
             except OSError as error:
                 if not is_unreadable(error):
                     raise
+                unreadable = error
             else:
                 self._check_epochs(path)
                 return True
         if found.point.base_offset >= 0:
-            self._read_epochs_again()
+            is_whole = self._read_epochs_again()
+            if unreadable is not None and not is_whole:
+                # A list that lacks some epochs would say of their rows that they are older.
+                raise unreadable
         return not found.segments
 
     def _check_epochs(self, path: str) -> None:
@@ -217,9 +222,12 @@ class _Opening:
                 file=name,
             )
 
-    def _read_epochs_again(self) -> None:
-        """From the batches below the recovery point; what lies above is scanned anyway."""
-        point = self._found.point
+    def _read_epochs_again(self) -> bool:
+        """From the batches below the recovery point; what lies above is scanned anyway.
+
+        Returns False when some could not be read.
+        """
+        point, is_whole = self._found.point, True
         stamps: list[tuple[int, int]] = []
         for segment in self._found.segments:
             if segment.base_offset > point.base_offset:
@@ -227,13 +235,18 @@ class _Opening:
             if segment.base_offset == point.base_offset:
                 segment.end_offset = point.offset
             damages = list(segment.damages)
+            at = segment.base_offset
             with contextlib.suppress(CorruptLog):
-                for _, header in header_walk.all_headers(segment, segment.base_offset):
+                for _, header in header_walk.all_headers(segment, at):
                     stamps.append((header.leader_epoch, header.base_offset))
+                    is_whole = is_whole and header.base_offset <= at
+                    at = header.next_offset
+            is_whole = is_whole and at >= segment.end_offset
             # Its end may turn out to be another, and with it how many rows are damaged.
             segment.index = None
             segment.damages = damages
         assign_epochs(self._epochs, stamps, self._epoch_newest)
+        return is_whole
 
     def _believe_point(self) -> bool:
         """Take the recovery point's word for the end, if the files agree with it."""
