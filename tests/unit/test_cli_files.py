@@ -326,3 +326,9 @@ def test_names_in_tables_and_fields_do_not_steer_the_terminal(capsys):
     assert shown.count("a\\x1b[2Jb") == 2
     assert "a\\x1b]0;title\\x07b" in shown
     assert "\x1b" not in shown
+
+
+def test_a_file_in_memory_has_a_suffix_and_a_device_has_none() -> None:
+    in_memory = kind_of("/dev/shm/rows.csv", option="--format")
+    assert in_memory == kind_of("rows.csv", option="--format")
+    assert kind_of("/dev/fd/1.csv", option="--format").format is None

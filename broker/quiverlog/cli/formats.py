@@ -47,7 +47,8 @@ def kind_of(path: str, *, option: str) -> FileKind:
     Raises:
         click.UsageError: the suffix is not known.
     """
-    if path == "-" or path.startswith(("/dev/", "/proc/")):
+    is_file = path.startswith("/dev/shm/") or not path.startswith(("/dev/", "/proc/"))
+    if path == "-" or not is_file:
         return FileKind(None)
     suffixes = [suffix.lower() for suffix in Path(path).suffixes]
     compression = _COMPRESSIONS.get(suffixes[-1]) if suffixes else None
