@@ -51,7 +51,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "core.replication.follower:Follower.answered",
         "offset = max(offset, log.log_start_offset)",
         "offset = log.high_watermark",
-        seed=1,
+        seed=3,
         shape=LEAN,
     ),
     make_bug(
