@@ -136,7 +136,11 @@ async def test_delay_and_throttle_let_go_when_they_end(echo: Echo) -> None:
 def test_a_connection_that_has_ended_by_itself_may_be_reset_too() -> None:
     """The loop that brokers are tried on has no socket any more for a transport that is closed."""
     ended = mock.Mock(get_extra_info=lambda _name: None)
-    open_still = mock.Mock()
-    Connection((ended, open_still)).reset()
+    closed, open_still = mock.Mock(), mock.Mock()
+    for writer, number in ((closed, -1), (open_still, 7)):
+        writer.get_extra_info.return_value.fileno.return_value = number
+    Connection((ended, closed, open_still)).reset()
     assert open_still.get_extra_info("socket").setsockopt.called
-    assert [each.transport.abort.call_count for each in (ended, open_still)] == [1, 1]
+    assert not closed.get_extra_info("socket").setsockopt.called
+    aborted = [each.transport.abort.call_count for each in (ended, closed, open_still)]
+    assert aborted == [1, 1, 1]

@@ -85,7 +85,7 @@ def test_other_shapes_of_text_are_text(column: pa.Array) -> None:
         ([{"id": 1}, 5], r"Item 1 of the list is a int"),
         (7, "Cannot send a int"),
         (pa.array([1]), "Cannot send a Int64Array .*give a pyarrow RecordBatch"),
-        (pd.Series([1], name="id"), "Cannot send a Series .*give a pyarrow RecordBatch"),
+        (pd.Series([1], name="id"), "Cannot send a Series.*give a pyarrow RecordBatch"),
         (pa.table({"id": [1], "__index_level_0__": [1]}), "no column '__index_level_0__'"),
         ("rows", "Cannot send a str"),
         (pa.table({"id": ["1"]}), r"'id' .*is int64, the data has string: convert it first"),

@@ -38,5 +38,5 @@ def test_a_voter_with_an_earlier_disk_is_told_of_on_both_sides(tmp_path: Path) -
     (line,) = told(second)
     assert "this broker's metadata log ends before" in line
     (line,) = told(first)
-    assert f"voters remove 2 --directory-id {second.key.directory_id}" in line
+    assert f"quorum remove 2 --directory-id {second.key.directory_id}" in line
     assert not told(members.by_id[3])

@@ -54,6 +54,9 @@ PEER_CONNECT: Final = "unit/test_server_peers.py::test_a_connect_that_the_system
 PEER_WRITE: Final = (
     "unit/test_server_peers.py::test_a_write_that_fails_ends_the_connection_and_tells"
 )
+UNTOLD: Final = (
+    "unit/test_server_supervisor.py::test_a_supervisor_that_cannot_be_told_costs_nothing"
+)
 START: Final = "never: before the broker serves anybody, run.py says so in one line and ends"
 NO_ERROR: Final = "never: of an open descriptor, or nobody could act upon it"
 TABLE: Final[dict[str, dict[str, str]]] = {
@@ -103,6 +106,9 @@ TABLE: Final[dict[str, dict[str, str]]] = {
         "getaddrinfo": START, "socket": START, "setsockopt": START, "bind": START,
         "setblocking": NO_ERROR, "getsockname": NO_ERROR, "gethostname": NO_ERROR,
         "close": NO_ERROR,
+    },
+    "broker/quiverlog/server/supervisor.py": {
+        "socket": UNTOLD, "setblocking": NO_ERROR, "sendto": UNTOLD,
     },
 }  # fmt: skip
 """File -> call -> the test in which it fails, or why it never does."""

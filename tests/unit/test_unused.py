@@ -38,6 +38,8 @@ EXCEPTIONS: Final[dict[str, str]] = {
     **dict.fromkeys(
         [
             "connector/pyspark_quiverlog/lag.py:LagListener",
+            "broker/quiverlog/otel.py:instrument",
+            "broker/quiverlog/otel.py:uninstrument",
             "broker/quiverlog/client/async_reading.py:to_polars",
             "broker/quiverlog/client/reading.py:to_polars",
         ],

@@ -105,13 +105,8 @@ def _named(pages: dict[str, Path], page: str) -> Path:
 
 
 def _show(text: str) -> None:
-    """As it is for a pipe; set in type, page by page, on a terminal."""
+    """As it is; page by page on a terminal."""
     if not sys.stdout.isatty():
         print(text, end="")
         return
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    console = Console()
-    with console.pager(styles=True, links=True):
-        console.print(Markdown(text))
+    click.echo_via_pager(text)

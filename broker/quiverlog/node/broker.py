@@ -177,7 +177,9 @@ class Broker:
         self.metadata: Metadata = self._make_metadata()
         self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
         self.elections = self._make_elections()
-        self.live_config = make_live_config(self)
+        self.live_config = make_live_config(
+            config, lambda: self.metadata.image, outbox, self.elections, self.replication
+        )
         self.membership = self._make_membership()
         self.producer_ids = ProducerIds(self.metadata)
         self.clock = Clock(jobs, outbox)
@@ -382,7 +384,6 @@ class Broker:
                 name = names[record.topic_id] if topic is None else topic.name
                 directories[str(TopicPartition(name, record.partition))] = record.topic_id
                 topic_names.add(name)
-        assert bool(directories) == bool(topic_names)
         self.assignment.check_free(directories, topic_names)
         self.metadata.propose(records, now, then, directories)
 

@@ -33,6 +33,7 @@ from quiverlog.client import (
     replica_choice,
     routing,
     sender,
+    silence,
 )
 from quiverlog.core.controller import sessions
 from quiverlog.core.partition.partition import PartitionState
@@ -100,6 +101,7 @@ SCALED: Final[tuple[tuple[Any, str], ...]] = (
     (replica_choice, "IN_SYNC_EVERY_S"),
     (routing, "_SILENCE_S_MAX"),
     (sender, "SILENCE_US"),
+    (silence, "_SILENCE_S"),
 )
 """Where the timers stand that are multiplied. One that is gone or was renamed stops the run."""
 _ACTION_US: Final = 10_000

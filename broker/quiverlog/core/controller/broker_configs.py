@@ -52,6 +52,7 @@ def alter_configs(
         if text is None:
             _check_key(key)
     said = image.broker_configs.get(node_id, {})
+    assert wanted.keys() <= set(CONFIG_KEYS), "what is not known was refused"
     return [
         BrokerConfigRecord(node_id, key, value)
         for key, value in wanted.items()

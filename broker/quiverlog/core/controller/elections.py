@@ -217,7 +217,9 @@ def deleted_below(ends: Iterable[LogEnd], one: LogEnd) -> int:
     as far as they reach; what another one of an older epoch says may be of rows that an unclean
     election has replaced since.
     """
+    assert one.log_start_offset >= 0
     starts = [end.log_start_offset for end in ends if end.last_epoch == one.last_epoch]
+    assert min(starts, default=0) >= 0
     return min(max(starts, default=0), max(one.end_offset, 0))
 
 

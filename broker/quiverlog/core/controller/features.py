@@ -61,6 +61,7 @@ def check_supports(image: Image, newcomer: BrokerRecord) -> None:
         UnsupportedFeatureLevel: it does not.
     """
     low, high = newcomer.feature_level_min, newcomer.feature_level_max
+    assert image.feature_level >= FEATURE_LEVEL_MIN
     if not low <= image.feature_level <= high:
         raise UnsupportedFeatureLevel(
             f"the cluster has feature level {image.feature_level}, broker {newcomer.node_id}"

@@ -36,6 +36,7 @@ class Overdue:
 
     def begin(self, version: int, now_us: int) -> None:
         """This node decides from now on, and knows this version."""
+        assert version >= 0
         self._due = _NONE
         self._known.clear()
         self._known.append((now_us + self._session_us, version))
@@ -49,4 +50,5 @@ class Overdue:
         if known_here > newest and due_us >= newest_us + self._session_us // _STEPS_PER_SESSION:
             self._known.append((due_us, known_here))
         assert len(self._known) <= _SESSIONS * _STEPS_PER_SESSION + 2
+        assert self._due <= known_here, "nobody is asked for what is not known here"
         return self._due
