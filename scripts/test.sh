@@ -1,16 +1,17 @@
 #!/bin/sh
-# The whole test suite: everything without Spark on two processes, then the Spark tests on as many
-# sessions as the machine bears, then what needs a Docker engine. All parts run even if one fails; a part
-# in which no test ran is a failure (pytest's status 5, and tests/conftest.py sees to runs in which every
-# test was skipped). Where no engine can run, the last part is left out, which the last line says. In CI,
-# a few tests that failed are tried once more alone (test_again.sh).
+# The whole test suite: everything without Spark on three processes (on two processors, as much of it is
+# waiting), then the Spark tests on as many sessions as the machine bears, then what needs a Docker engine.
+# All parts run even if one fails; a part in which no test ran is a failure (pytest's status 5, and
+# tests/conftest.py sees to runs in which every test was skipped). Where no engine can run, the last part is
+# left out, which the last line says. In CI, a few tests that failed are tried once more alone
+# (test_again.sh).
 #
 #   scripts/test.sh [pytest arguments]
 set -u
 cd "$(dirname "$0")/.."
 . scripts/common.sh
 
-: "${TEST_PROCESSES:=2}"
+: "${TEST_PROCESSES:=3}"
 : "${SPARK_PROCESSES:=2}"
 failed=
 broken=
