@@ -146,11 +146,16 @@ def test_logs_end_with_the_reader_and_with_ctrl_c(dev: Dev) -> None:
     assert "event=ready" in dev("logs", "1", "-n", "50")
     assert dev("logs", "1", "-n", "1").count("\n") == 1
     command = [sys.executable, "-m", "quiverlog", "dev", "logs", "1", "-f", "-d"]
-    with subprocess.Popen([*command, str(dev.directory)], stdout=subprocess.PIPE) as follower:
-        assert follower.stdout is not None
-        assert follower.stdout.readline()
-        follower.send_signal(signal.SIGINT)
-        follower.communicate(timeout=60)
+    # What a shell runs in the background ignores Ctrl-C, and so does all that it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with subprocess.Popen([*command, str(dev.directory)], stdout=subprocess.PIPE) as follower:
+            assert follower.stdout is not None
+            assert follower.stdout.readline()
+            follower.send_signal(signal.SIGINT)
+            follower.communicate(timeout=60)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert follower.returncode in (-signal.SIGINT, 130)
 
 
