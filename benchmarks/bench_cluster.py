@@ -203,13 +203,13 @@ def topic_on(
     try:
         topic = Topic(name, info.topic_id, info.schema_id, one.leader_epoch)
         with open_load(brokers[one.leader]) as load:
-            until(partial(_is_open, load, topic), "the leader has opened it")
+            until(partial(is_open, load, topic), "the leader has opened it")
         yield topic, brokers[one.leader], others[0]
     finally:
         client.delete_topic(name)
 
 
-def _is_open(load: Load, topic: Topic) -> bool:
+def is_open(load: Load, topic: Topic) -> bool:
     answer = load.exchange(fetch_frame(topic, 0, BATCH_BYTES, 0))
     response = frames.decode_response(header_of(answer), m.Api.FETCH)
     assert isinstance(response, m.FetchResponse)

@@ -17,11 +17,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from benchmarks.baselines.process import bare_server
-from benchmarks.bench_cluster import BROKERS, cluster, topic_on, until
+from benchmarks.bench_cluster import BROKERS, cluster, is_open, topic_on, until
 from benchmarks.harness import Comparison, Settings, interleave
 from benchmarks.load import Frame, Load
 from benchmarks.quiver import (
@@ -221,7 +222,6 @@ class Bench:
                 load.pipeline(
                     [produce_frame(topic, one, n) for n, one in enumerate(batches, 1)], depth=4
                 )
-            asked = [fetch_frame(topic, n * rows, len(batch), n) for n in range(count)]
 
             def filled() -> float:
                 began = time.perf_counter()
@@ -230,7 +230,12 @@ class Bench:
                 return count * len(batch) / seconds / 1e6
 
             def fetched() -> float:
+                # Each move begins a leader epoch: under the one before nothing would be fetched.
+                one = self._client.metadata(["whole"]).topics["whole"].partitions[0]
+                now = replace(topic, leader_epoch=one.leader_epoch)
+                asked = [fetch_frame(now, n * rows, len(batch), n) for n in range(count)]
                 with open_load(leader) as load:
+                    until(lambda: is_open(load, now), "the leader gives rows")
                     return count * len(batch) / load.pipeline(asked, depth=4) / 1e6
 
             measured = interleave(self._settings.rounds, filled, fetched)
