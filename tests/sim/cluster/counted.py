@@ -97,7 +97,11 @@ class Counted:
                 since_us = self._elected_us.setdefault((key, said.leader_epoch), now_us)
                 if is_next and was is not None and self.is_patient:
                     self._check_patience(name, was, said, away, now_us - since_us)
-                self.look_at_rows(key, committed_end(key))
+                # Of an unclean election one hears from the log, a moment after the metadata.
+                began = was is not None and said.leader_epoch != was.leader_epoch
+                is_alone = said.in_sync == (said.leader_id,)
+                if not (began and is_alone and topic.config.unclean_leader_election):
+                    self.look_at_rows(key, committed_end(key))
 
     @staticmethod
     def check_fenced(name: str, in_sync: tuple[int, ...], fenced: set[int]) -> None:
