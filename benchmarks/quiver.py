@@ -21,6 +21,7 @@ from benchmarks.rows import SCHEMA, make_batch
 from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.codec import encode_batch
 from quiverlog.batch.header import CRC_OFFSET, CRC_START, BatchHeader
+from quiverlog.client.producer_runner import new_identity
 from quiverlog.types import Durability
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
@@ -134,11 +135,8 @@ def numbered(batch: bytearray, count: int, *, producer_id: int, rows: int) -> li
 
 
 def producer_id(client: Client) -> int:
-    """A fresh producer id from the broker."""
-    reply = client.raw_call(m.InitProducerIdRequest())
-    response = getattr(reply, "response", reply)
-    assert isinstance(response, m.InitProducerIdResponse)
-    return response.producer_id
+    """A fresh producer id, from whoever gives them out."""
+    return client.run(new_identity(client.cluster)).producer_id
 
 
 def produce_frame(topic: Topic, batch: bytes | bytearray, number: int) -> Frame:

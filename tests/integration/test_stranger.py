@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import quiverlog.testing
 from tests.stranger import client as c
 from tests.support.broker import BrokerProcess
 
@@ -65,3 +66,30 @@ def test_its_mistakes_are_named(stranger: c.Stranger) -> None:
     with pytest.raises(c.Refused) as refused:
         stranger.fetch(topic_id, 99)
     assert refused.value.code == 34, "OFFSET_OUT_OF_RANGE"
+
+
+def test_in_a_cluster_it_finds_who_gives_out_producer_ids() -> None:
+    """Brokers never forward: each names the controller, and where it is."""
+    with quiverlog.testing.cluster(3) as cluster:
+        strangers = {}
+        for address in cluster.bootstrap.split(","):
+            host, _, port = address.rpartition(":")
+            strangers[host, int(port)] = c.Stranger(host, int(port))
+        told = set()
+        given = []
+        for one in strangers.values():
+            one.hello()
+            response, _ = one.ask(c.INIT_PRODUCER_ID, "", -1, -1)
+            if response[3]:
+                assert (response[3], response[5]) == (38, -1), "NOT_CONTROLLER, and no id"
+                _, host, port, *_ = response[7]
+                told.add((host, port))
+            else:
+                given.append(response[5])
+        assert len(given) == 1, "one decides"
+        assert len(told) == 1, "and the others agree on who that is"
+        decides = strangers[told.pop()]
+        given += [decides.init_producer()[0] for _ in range(2)]
+        assert len(set(given)) == 3
+        for one in strangers.values():
+            one.close()

@@ -495,7 +495,11 @@ class BlockingMethods:
         body: Sequence[Buffer] = (),
         timeout: float | None = None,
     ) -> Reply:
-        """Low level: one request to one broker (any if `node_id` is None), as it is."""
+        """Low level: one request to one broker (any if `node_id` is None), as it is.
+
+        The answer is as it came, an error in it too. What one broker decides (topics, producer ids)
+        is asked of `metadata().controller_id`; any other refuses it (NOT_CONTROLLER).
+        """
         return self.run(
             stored_batches.raw_call(self.cluster, request, node_id, body=body, timeout_s=timeout)
         )
