@@ -5,8 +5,8 @@ fetched as soon as its end is known, in a thread of the driver's source process,
 that end to its log. `_compat.hand_over` hands them over.
 
 Whatever is not so, or goes wrong, goes the ordinary way: a replay after a restart, a micro-batch
-with more rows or bytes than the bounds or with more than one task, a fetch that fails. A task then
-reads the same ranges and tells what is wrong with them, after Spark's own retries.
+with more rows or bytes than the bounds or with more than one task, a fetch that fails or is slow. A
+task then reads the same ranges and tells what is wrong with them, after Spark's own retries.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any, Final
 
 from . import _compat
@@ -22,10 +23,15 @@ from .options import ReadOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DRIVER_READ_BYTES", "DriverRead"]
+__all__ = ["DRIVER_READ_BYTES", "TAKE_SECONDS_MAX", "DriverRead"]
 
 DRIVER_READ_BYTES: Final = 1024 * 1024
 """More than this of one micro-batch is not sent through the driver. Arrow bytes, as decoded."""
+
+TAKE_SECONDS_MAX: Final = 0.5
+"""How long planning waits for rows under way. A fetch takes a few milliseconds and began before
+Spark wrote its log; one that is late meets a broker that is slow or gone, and a task, which has the
+whole `request.timeout` and Spark's retries, loses no more than this by starting later."""
 
 logger = logging.getLogger("pyspark_quiverlog")
 
@@ -44,6 +50,7 @@ class DriverRead:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="quiverlog-driver-read")
         self._key: tuple[Any, Any] | None = None
         self._rows: Future[list[pa.RecordBatch] | None] | None = None
+        self._late: Future[Any] | None = None
 
     @staticmethod
     def is_wanted(options: ReadOptions) -> bool:
@@ -57,15 +64,23 @@ class DriverRead:
     def begin(self, key: tuple[Any, Any], splits: list[Any]) -> None:
         """The micro-batch `key` (start and end offset) is going to be these splits."""
         self._key, self._rows = key, None
-        if len(splits) != 1:
-            return
+        if len(splits) != 1 or (self._late is not None and not self._late.done()):
+            return  # behind a fetch that hangs it would be late as well
         if 0 < sum(piece.end - piece.start for piece in splits[0].ranges) <= self._rows_max:
             self._rows = self._threads.submit(self._fetch, splits[0])
 
     def take(self, key: tuple[Any, Any]) -> list[pa.RecordBatch] | None:
         """The rows of this micro-batch, once; None: tasks shall read it."""
         rows, self._rows = self._rows, None
-        return None if rows is None or key != self._key else rows.result()
+        if rows is None or key != self._key:
+            return None
+        if not wait_for([rows], TAKE_SECONDS_MAX).done:
+            self._late = rows
+            logger.info(
+                "a small micro-batch is not here after %.1f s: a task reads it", TAKE_SECONDS_MAX
+            )
+            return None
+        return rows.result()
 
     def _fetch(self, split: Any) -> list[pa.RecordBatch] | None:
         batches, size = [], 0

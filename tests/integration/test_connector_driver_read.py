@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -167,6 +168,31 @@ def test_rows_that_cannot_be_fetched_are_a_tasks_business(
 
     query.reader._driver_read._read = trimmed
     assert query.plan() == (1, None)
+
+
+def test_a_fetch_that_hangs_holds_nothing_up(
+    broker: Any, client: Any, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning waits a moment for it, once; tasks read until it has ended, then the driver."""
+    monkeypatch.setattr(driver_read, "TAKE_SECONDS_MAX", 0.05)
+    query = Query(broker, topic)
+    reads = query.reader._driver_read
+    read, begun, go_on = reads._read, [], threading.Event()
+
+    def hang(split: Any) -> Any:
+        begun.append(split)
+        assert go_on.wait(30)
+        return read(split)
+
+    reads._read = hang
+    for number in (1, 2):
+        send(client, topic, number)
+        assert query.plan() == (1, None)
+    go_on.set()
+    reads._late.result(30)
+    send(client, topic, 3)
+    assert query.plan() == (1, [3])
+    assert len(begun) == 2, "nothing is put behind a fetch that hangs"
 
 
 @pytest.mark.parametrize(
