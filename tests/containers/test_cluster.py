@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
-from tests.support.containers import until
+from tests.support.until import until
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client

@@ -15,8 +15,8 @@ import pytest
 
 import quiverlog
 from quiverlog.client.client import Client
-from tests.support.containers import until
 from tests.support.ports import free_port
+from tests.support.until import until
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
 

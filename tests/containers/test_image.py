@@ -29,7 +29,8 @@ def run_in(container: DockerContainer, *command: str) -> str:
 def test_a_broker_is_nobody_special_and_says_how_it_is(image: str) -> None:
     from docker.types import Ulimit
 
-    from tests.support.containers import broker, container_of, until
+    from tests.support.containers import broker, container_of
+    from tests.support.until import until
 
     limit = Ulimit(name="nofile", soft=1_024, hard=NOFILE)
     with broker(image, ulimits=[limit]) as one:

@@ -6,8 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,11 @@ from quiverlog.types import EARLIEST
 from quiverlog.wire import messages as m
 from tests.support.broker import BrokerFailed, BrokerProcess
 from tests.support.rawclient import RawClient, make_batch
+from tests.support.until import until
 
 pytestmark = pytest.mark.process
 
 MIB = 1 << 20
-
-
-def until(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,6 +20,7 @@ import quiverlog
 from quiverlog.client.results import ClusterDetail
 from quiverlog.errors import QuiverlogError
 from tests.support.broker import BrokerProcess
+from tests.support.until import until
 
 pytestmark = pytest.mark.process
 
@@ -28,13 +29,6 @@ CLUSTER = "grows-to-five"
 BOUND_S = 60.0
 ROWS_WHILE_KILLED = 200
 """Acknowledged after two of five were killed."""
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {BOUND_S} s: {what}"
-        time.sleep(0.01)
 
 
 class Producing:

@@ -11,7 +11,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,9 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.registry import api_ranges
 from tests.support.broker import COMMAND, BrokerFailed, BrokerProcess
 from tests.support.rawclient import RawClient, make_batch
+from tests.support.until import until
 
 pytestmark = pytest.mark.process
-
-
-def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def refused(broker: BrokerProcess, code: int = 2) -> str:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,21 +19,14 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.voters_messages import ChangeVotersRequest, ChangeVotersResponse
 from tests.support.broker import BrokerProcess
 from tests.support.rawclient import RawClient
+from tests.support.until import until
 
 pytestmark = pytest.mark.process
 
 CLUSTER = "three-brokers"
 KILLS = 10
 DECIDES_WITHIN_S = 2.0
-BOUND_S = 30.0
 DATA = Path(__file__).resolve().parents[1] / "data"
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {BOUND_S} s: {what}"
-        time.sleep(0.01)
 
 
 class Three:

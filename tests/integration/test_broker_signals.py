@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,9 @@ import pytest
 from quiverlog.wire import messages as m
 from tests.support.broker import COMMAND, READY, BrokerProcess, ordinary_environment
 from tests.support.rawclient import RawClient, make_batch
+from tests.support.until import until
 
 pytestmark = pytest.mark.process
-
-
-def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def configure(broker: BrokerProcess, **keys: object) -> None:

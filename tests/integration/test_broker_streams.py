@@ -10,8 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,15 +19,9 @@ from quiverlog.wire import messages as m
 from tests.support.broker import COMMAND, BrokerFailed, BrokerProcess, ordinary_environment
 from tests.support.ports import free_port
 from tests.support.rawclient import RawClient, make_batch
+from tests.support.until import until
 
 pytestmark = pytest.mark.process
-
-
-def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def answers(address: tuple[str, int]) -> bool:

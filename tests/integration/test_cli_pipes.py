@@ -9,7 +9,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import pytest
 from quiverlog.cli.failures import ExitCode
 from tests.integration.test_cli_topics_and_rows import Command, next_line
 from tests.support.broker import BrokerProcess
+from tests.support.until import until
 
 pytestmark = pytest.mark.process
 
@@ -57,14 +57,6 @@ def started(broker: BrokerProcess, *words: str, **streams) -> Iterator[subproces
             yield process
         finally:
             process.kill()  # one that has ended is not there to be killed
-
-
-def until(found, timeout_s: float = 30.0):
-    """What `found` gives as soon as it is something."""
-    deadline = time.monotonic() + timeout_s
-    while not (result := found()):
-        assert time.monotonic() < deadline, "not in time"
-    return result
 
 
 @pytest.mark.parametrize("file_format", ["csv", "json", "lines"])

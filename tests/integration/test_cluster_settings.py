@@ -8,8 +8,7 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,6 +18,7 @@ import quiverlog
 from quiverlog.errors import QuiverlogError
 from quiverlog.limits import FEATURE_LEVEL_MAX
 from tests.support.broker import BrokerProcess
+from tests.support.until import until
 
 pytestmark = pytest.mark.process
 
@@ -26,13 +26,6 @@ CLUSTER = "levels"
 BOUND_S = 60.0
 IDLE = "connections.idle.ms"
 OLD = FEATURE_LEVEL_MAX - 1
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {BOUND_S} s: {what}"
-        time.sleep(0.05)
 
 
 class Brokers:

@@ -12,8 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ import pytest
 from tests.spark.conftest import TRADES, produce, read_stream
 from tests.spark.crash_driver import write_rows
 from tests.support.spark import environment, unique
+from tests.support.until import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.long]
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,13 +48,6 @@ class Feed:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 60) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
 
 
 POINTS = [(0, "before-write"), (1, "before-commit"), (1, "after-commit")]
@@ -109,7 +102,7 @@ def test_no_row_is_lost_or_doubled(
         is_committed = (checkpoint / "commits" / str(batch)).exists()
         assert is_committed is (point == "after-commit")
         fed = feed.next_id
-        wait_until(lambda: feed.next_id >= fed + 30)  # rows that come while no driver lives
+        until(lambda: feed.next_id >= fed + 30)  # rows that come while no driver lives
     query = (
         read_stream(spark, broker, name, startingOffsets="latest")
         .writeStream.foreachBatch(lambda frame, batch_id: write_rows(frame, batch_id, rows))

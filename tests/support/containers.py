@@ -11,12 +11,12 @@ Must not know: what tests do with the brokers.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tests.support.ports import free_port
+from tests.support.until import until
 
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")  # The reaper is an image of its own.
 from testcontainers.core.container import DockerContainer
@@ -25,21 +25,13 @@ from testcontainers.core.network import Network
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
-__all__ = ["ContainerCluster", "broker", "container_of", "until"]
+__all__ = ["ContainerCluster", "broker", "container_of"]
 
 LABEL = {"quiverlog.test": "container"}
 CLUSTER_ID = "in-containers"
 CLIENT_PORT, INTERNAL_PORT = 9292, 9294
 READY_S = 60.0
 _POLL_S = 0.05
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
-    """Return when the condition holds; fails with `what` when it does not in time."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(_POLL_S)
 
 
 def container_of(broker: DockerContainer) -> Container:
