@@ -137,6 +137,26 @@ def test_a_leader_removes_itself_and_is_answered(members: Members) -> None:
     members.run_until(lambda: all_equal(members))
 
 
+def test_who_is_needed_by_those_that_stay_is_not_removed(members: Members) -> None:
+    """Of three one is silent: with one of the others gone nobody would decide any more."""
+    first = members.add(1, joins_quorum=True)
+    for node_id in (2, 3):
+        members.add(node_id, seeds=(1,), joins_quorum=True)
+    members.run_until(lambda: voters(first) == {1, 2, 3})
+    members.down.add(2)
+    members.run(5_000)
+    assert members.leaders == [first]
+    for node_id in (1, 3):
+        answer = change(members, REMOVE, node_id)
+        assert answer.error_code == errors.InvalidVoterChange.code
+        assert "majority of the voters that stay is not heard" in answer.error_message
+        brokers = first.node.broker.metadata.image.brokers
+        assert brokers[node_id].wants_vote, "nothing is decided of who stays"
+    assert create_in(members, "goes-on") == 0
+    assert change(members, REMOVE, 2).error_code == 0, "the silent one is not needed"
+    assert voters(first) == {1, 3}
+
+
 def test_three_become_one_again(members: Members) -> None:
     first = members.add(1)
     grow(members, 2, 3)

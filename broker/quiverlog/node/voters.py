@@ -9,7 +9,8 @@ Must not know: how a change becomes durable, what else is decided.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import contextlib
+from collections.abc import Generator, Iterator
 from functools import partial
 
 from quiverlog.core.controller.records import BrokerChangeRecord
@@ -49,6 +50,7 @@ _KINDS: dict[Refusal, type[QuiverlogError]] = {
     Refusal.NOT_VOTER: InvalidVoterChange,
     Refusal.TOO_MANY_VOTERS: InvalidVoterChange,
     Refusal.LAST_VOTER: InvalidVoterChange,
+    Refusal.TOO_FEW_HEARD: InvalidVoterChange,
 }
 assert _KINDS.keys() == set(Refusal), "every refusal has its error"
 
@@ -65,6 +67,9 @@ def handle_change_voters(broker: Broker, call: Call) -> Steps:
             raise NotController
         key = _replica_of(broker, asked, change)
         if change is VoterChange.REMOVE:
+            # Before anything is decided about who stays.
+            with _refusals():
+                broker.quorum.raft.check_removal(key, call.now.mono_us)
             yield from _keep_out(broker, key, call)
         yield partial(_propose, broker, change, key, call.now)
         done = "voter added" if change is VoterChange.ADD else "voter removed"
@@ -115,11 +120,18 @@ def _replica_of(broker: Broker, asked: ReplicaKey, change: VoterChange) -> Repli
 
 def _propose(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now, then: Then) -> None:
     """Propose it; `then` is called when it holds, or is lost."""
-    try:
+    with _refusals():
         place = _place(broker, change, key, now)
+    broker.quorum.when_decided(place, then, now)
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What the Raft refuses, as the error of the table."""
+    try:
+        yield
     except ProposalRefused as refused:
         raise _KINDS[refused.refusal](f"{refused.refusal.value}.") from refused
-    broker.quorum.when_decided(place, then, now)
 
 
 def _place(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now) -> Place:

@@ -104,6 +104,10 @@ class Leader:
         self._replication.check_caught_up(key, now_us)
         return self.propose_voters(voters, now_us)
 
+    def check_heard(self, stay: Voters, now_us: int) -> None:
+        """See `Raft.check_removal`."""
+        self._replication.check_heard(stay, now_us)
+
     def propose_voters(self, voters: Voters, now_us: int) -> Place:
         """Propose another set of voters, one change away from the one that counts."""
         changed = voters.keys() ^ self._membership.voters.keys()

@@ -338,8 +338,15 @@ class Raft:
 
     def remove_voter(self, key: ReplicaKey, now_us: int) -> Place:
         """Propose one voter less; it may be the leader itself."""
+        stay = self.check_removal(key, now_us)
+        return self._must_lead(now_us).propose_voters(stay, now_us)
+
+    def check_removal(self, key: ReplicaKey, now_us: int) -> Voters:
+        """The voters without that one. Raises ProposalRefused where they could decide nothing."""
         leader = self._must_lead(now_us)
-        return leader.propose_voters(self._membership.without_voter(key), now_us)
+        stay = self._membership.without_voter(key)
+        leader.check_heard(stay, now_us)
+        return stay
 
     def move_voter(self, key: ReplicaKey, endpoint: str, now_us: int) -> Place:
         """Propose another endpoint for a voter."""

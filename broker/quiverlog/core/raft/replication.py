@@ -34,10 +34,11 @@ from quiverlog.core.raft.messages import (
     Refusal,
     ReplicaKey,
     TimeoutNow,
+    Voters,
 )
 from quiverlog.core.raft.outbox import Outbox
 from quiverlog.core.raft.progress import Progress, ProgressState
-from quiverlog.core.raft.quorum import reached_by_majority
+from quiverlog.core.raft.quorum import majority, reached_by_majority
 
 __all__ = ["Replication"]
 
@@ -148,6 +149,14 @@ class Replication:
         assert voter != self._key, "a leader hears itself"
         assert self._membership.is_voter(voter)
         return now_us - self.progress[voter].heard_us >= self._config.election_timeout_us
+
+    def check_heard(self, stay: Voters, now_us: int) -> None:
+        """Raises ProposalRefused unless a majority of those voters is heard. They alone commit
+        their own set: with too few of them it stays open, and nothing else is decided either."""
+        assert stay.keys() <= self._membership.voters.keys()
+        heard = sum(key == self._key or not self.is_silent(key, now_us) for key in stay)
+        if heard < majority(len(stay)):
+            raise ProposalRefused(Refusal.TOO_FEW_HEARD)
 
     # --- proposals -----------------------------------------------------------------------------
     def check_proposal(self, data: Sequence[bytes]) -> None:
