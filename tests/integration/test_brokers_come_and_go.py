@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 
+import quiverlog
 import quiverlog.testing
 from quiverlog.local.cluster import LocalCluster
 from tests.support.cluster_load import ClusterLoad
+from tests.support.until import until
 
 pytestmark = pytest.mark.process
+RATE = "partition.move.bytes.per.second"
 
 
-def typed(cluster: LocalCluster, *words: str) -> str:
-    command = [sys.executable, "-m", "quiverlog", "cluster", *words]
+def typed(cluster: LocalCluster, *words: str, noun: str = "cluster") -> str:
+    command = [sys.executable, "-m", "quiverlog", noun, *words]
     command += ["--bootstrap-server", cluster.bootstrap]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, (done.stdout, done.stderr)
@@ -44,3 +48,38 @@ def test_no_row_is_lost_while_a_disk_is_replaced_and_the_controller_leaves() -> 
         assert seen.errors == []
         assert seen.sent["busy"] > 0 < seen.sent["patient"]
         assert seen.read == seen.expected
+
+
+def test_a_decommissioning_is_called_off_in_the_midst_and_asked_for_again() -> None:
+    """What is on its way goes back, what has moved stays, and the broker is given more again."""
+    with quiverlog.testing.cluster(4) as cluster, cluster.client() as client:
+        client.create_topic("t", "v binary", partitions=4, replication_factor=3)
+        with client.producer("t") as producer:
+            for n in range(16):
+                producer.send([{"v": bytes([n]) * 100_000}], partition=n % 4).result(60)
+        before = placed(client)
+        assert any(4 in replicas for replicas in before)
+        typed(cluster, "set", f"{RATE}=1000", "--cluster", noun="config")
+        said = json.loads(typed(cluster, "decommission", "4", "--no-wait", "--format", "json"))
+        assert said == {"node_id": 4, "state": "moving", "moves": []}
+        moving = client.reassign_partitions("t", {})
+        assert moving
+        assert all(4 in one.removing for one in moving.values())
+        # Meanwhile nothing is planned to come to it, for want of which the brokers would refuse it.
+        plan = json.loads(typed(cluster, "rebalance", "--dry-run", "--format", "json"))
+        assert not [one for one in plan["moves"] if 4 in one["added"]]
+        said = json.loads(typed(cluster, "decommission", "4", "--cancel", "--format", "json"))
+        assert said["state"] == "stays"
+        until(lambda: not client.reassign_partitions("t", {}), "the moves are back")
+        assert [set(one) for one in placed(client)] == [set(one) for one in before]
+        assert not any(one.decommissioning for one in client.describe_cluster().brokers)
+        client.create_topic("u", "v binary", partitions=4, replication_factor=3)
+        assert any(4 in one.replicas for one in client.describe_topic("u").partitions)
+        typed(cluster, "unset", RATE, "--cluster", noun="config")
+        assert "holds nothing any more" in typed(cluster, "decommission", "4")
+        assert not any(4 in replicas for replicas in placed(client))
+        assert client.describe_topic("t").rows == 16
+
+
+def placed(client: quiverlog.Client) -> list[tuple[int, ...]]:
+    return [one.replicas for one in client.describe_topic("t").partitions]

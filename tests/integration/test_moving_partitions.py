@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import quiverlog.testing
 from quiverlog.client.reassignments import list_moves
 from quiverlog.local.cluster import LocalCluster
 from tests.support.cluster_load import ClusterLoad
+from tests.support.until import until
 
 pytestmark = pytest.mark.process
 
@@ -120,11 +121,22 @@ def test_a_throttle_holds_and_ends_with_the_move(cluster: LocalCluster) -> None:
         size = client.describe_replicas(["wide"]).at("wide", 0, held[0])
         assert size is not None
         assert size > 12 * MB, "not compressed away"
-        began_s = time.monotonic()
-        run(cluster, "partition", "reassign", "wide", "--to", f"0={others[0]}",
-            "--throttle", "2MB/s", "--wait")  # fmt: skip
-        took_s = time.monotonic() - began_s
-        assert 0.8 * size / rate <= took_s <= 1.2 * size / rate + 2.0, "starting python takes some"
+        waiting = begin(cluster, "partition", "reassign", "wide", "--to", f"0={others[0]}",
+                        "--throttle", "2MB/s", "--wait")  # fmt: skip
+        come: list[tuple[float, int]] = []  # When the copy was first seen with so many bytes.
+
+        def has_come() -> bool:
+            there = client.describe_replicas(["wide"]).at("wide", 0, others[0])
+            if there and (not come or there > come[-1][1]):
+                come.append((time.monotonic(), there))
+            return there == size
+
+        until(has_come, "the copy has all bytes")
+        (first_s, first), (last_s, last) = come[0], come[-1]
+        assert last - first > 8 * MB, "it comes bit by bit"
+        assert (last - first) / (last_s - first_s) == pytest.approx(rate, rel=0.2)
+        out, said = waiting.communicate(timeout=COMMAND_S)
+        assert waiting.returncode == 0, (out, said)
         assert replicas(cluster, "wide") == [others[:1]]
         # One that would take hours: seen, given up, and nothing is left.
         run(cluster, "partition", "reassign", "wide", "--to", f"0={others[1]}",
@@ -165,13 +177,6 @@ def begin(cluster: LocalCluster, *words: str) -> subprocess.Popen[str]:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
-
-
-def until(what: Callable[[], object], limit_s: float = 60.0) -> None:
-    ends_s = time.monotonic() + limit_s
-    while not what():
-        assert time.monotonic() < ends_s, "it does not come about"
-        time.sleep(0.1)
 
 
 def test_a_move_outlives_its_command_and_its_controller(cluster: LocalCluster) -> None:

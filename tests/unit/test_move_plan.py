@@ -226,6 +226,17 @@ def test_a_dead_replica_goes_first() -> None:
     assert move.after == (1, 0)
 
 
+def test_who_has_no_rows_yet_goes_before_who_has_them_and_is_still_to_copy() -> None:
+    """A partition moves from 0 and 1 to 0, 2 and 3: 2 and 3 have nothing yet."""
+    brokers = [PlanBroker(n) for n in range(4)]
+    moving = PlanPartition("t", 0, (2, 0, 3), 100, coming=(2, 3))
+    (move,) = with_replication_factor(brokers, [moving], "t", 2)
+    assert move.after == (2, 0), "of those that have nothing the preferred leader stays"
+    assert (move.added, move.copied_bytes) == ((2,), 100)
+    (one,) = with_replication_factor(brokers, [moving], "t", 1)
+    assert (one.after, one.added) == ((0,), ())
+
+
 @pytest.mark.parametrize("factor", [0, -1, 16])
 def test_factors_out_of_range(factor: int) -> None:
     with pytest.raises(InvalidReplicationFactor, match="allowed are 1 to 15"):

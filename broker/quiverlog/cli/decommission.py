@@ -13,8 +13,6 @@ Every rule about them is the brokers'.
 from __future__ import annotations
 
 import enum
-import itertools
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -29,10 +27,11 @@ from quiverlog.cli.options import (
     open_client,
 )
 from quiverlog.cli.output import human_bytes, print_json, print_table
-from quiverlog.cli.waiting import shown_waiting
+from quiverlog.cli.placement import look
+from quiverlog.cli.waiting import Patience, polls, shown_waiting
 from quiverlog.client.decommissioning import decommission_broker
 from quiverlog.client.move_plan import evacuate
-from quiverlog.client.replica_layout import Move, PlanBroker, PlanPartition
+from quiverlog.client.replica_layout import Move
 from quiverlog.client.voters import change_voters
 from quiverlog.errors import BrokerAlive, InvalidReplicationFactor
 from quiverlog.wire.decommission_messages import DecommissionStep
@@ -40,13 +39,11 @@ from quiverlog.wire.voters_messages import ChangeVotersRequest, VoterChange
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
-    from quiverlog.client.results import ClusterDetail
     from quiverlog.wire.decommission_messages import DecommissionBrokerResponse
 
 __all__ = ["decommission", "unregister"]
 
-_POLL_S: Final = 0.5
-_PLAN_AGAIN_POLLS: Final = 20
+_PLAN_AGAIN_POLLS: Final = 40
 _node_id = click.argument("node_id", metavar="NODE", type=click.IntRange(0, INT32_MAX))
 
 
@@ -93,12 +90,7 @@ def decommission(
             moves, state = _plan(client, node_id), _State.PLANNED
         else:
             state = _decommission(client, node_id, is_waiting=not no_wait)
-    if output_format == "json":
-        print_json({"node_id": node_id, "state": state, "moves": [_json(one) for one in moves]})
-    elif state is _State.PLANNED:
-        _show(moves, node_id)
-    else:
-        print(_WORDS[state].format(node_id=node_id))
+    _show_state(node_id, state, moves, output_format)
 
 
 _WORDS: Final = {
@@ -115,15 +107,16 @@ _WORDS: Final = {
 @click.command()
 @_node_id
 @bootstrap_option
+@format_option()
 @debug_option
-def unregister(node_id: int, bootstrap: str, timeout_s: float) -> None:
+def unregister(node_id: int, bootstrap: str, timeout_s: float, output_format: str) -> None:
     """Forget a broker that is gone for good, and holds nothing.
 
     One that still holds something, or has a vote, is decommissioned.
     """
     with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
         _step(client, node_id, DecommissionStep.UNREGISTER)
-    print(_WORDS[_State.UNREGISTERED].format(node_id=node_id))
+    _show_state(node_id, _State.UNREGISTERED, [], output_format)
 
 
 def _step(client: Client, node_id: int, step: DecommissionStep) -> DecommissionBrokerResponse:
@@ -137,38 +130,15 @@ def _plan(client: Client, node_id: int) -> list[Move]:
     Raises:
         CommandFailed: they have no place.
     """
-    found = client.describe_cluster()
-    names = client.list_topics(internal=True)
-    topics = client.describe_topics(names) if names else {}
-    partitions = [
-        PlanPartition(name, one.partition, one.replicas, max(0, one.size_bytes))
-        for name, topic in topics.items()
-        for one in topic.partitions
-    ]
+    placement = look(client)
     try:
-        planned = evacuate(_brokers(found), partitions, {node_id})
+        # What moves already counts as where it moves to.
+        return evacuate(placement.brokers, placement.partitions, {node_id})
     except InvalidReplicationFactor as error:
         raise CommandFailed(
             f"What broker {node_id} holds has no place elsewhere: {error.message} Start or add "
             "a broker, or give the topic fewer replicas."
         ) from error
-    under_way = {
-        name: client.reassign_partitions(name, {}) for name in {one.topic for one in planned}
-    }
-    return [one for one in planned if one.partition not in under_way[one.topic]]
-
-
-def _brokers(found: ClusterDetail) -> list[PlanBroker]:
-    return [
-        PlanBroker(
-            one.node_id,
-            one.rack,
-            one.host,
-            takes=not (one.fenced or one.in_shutdown or one.decommissioning)
-            and one.takes_partitions,
-        )
-        for one in found.brokers
-    ]
 
 
 def _begin_moves(client: Client, moves: Sequence[Move]) -> None:
@@ -201,20 +171,23 @@ def _decommission(client: Client, node_id: int, *, is_waiting: bool) -> _State:
 
 def _wait(client: Client, node_id: int, total: int) -> DecommissionBrokerResponse:
     """What is left when it holds nothing; raises what the brokers refuse."""
+    patience = Patience()
     with shown_waiting(f"broker {node_id}") as waiting:
-        for poll in itertools.count(1):
-            left = _step(client, node_id, DecommissionStep.NOTHING)
+        for poll, _ in enumerate(polls(), 1):
+            left = patience.ask(lambda: _step(client, node_id, DecommissionStep.NOTHING))
+            if left is None:
+                continue
             if not left.replica_count:
                 return left
             if not left.is_decommissioning:
                 raise CommandFailed(f"Broker {node_id} stays: somebody has called it off.")
             done = max(0, total - left.replica_count)
-            waiting.show(done, total, f"{left.replica_count:,} of {total:,} partitions left")
+            text = f"{left.replica_count:,} of {total:,} partitions left"
+            waiting.show(done, total, text + patience.note)
             if poll % _PLAN_AGAIN_POLLS == 0:
                 # Something was on its way to the broker, or a move was called off.
-                _begin_moves(client, _plan(client, node_id))
-            time.sleep(_POLL_S)
-    raise AssertionError("counting does not end")
+                patience.ask(lambda: _begin_moves(client, _plan(client, node_id)))
+    raise AssertionError("who waits without a bound is answered")
 
 
 def _cancel(client: Client, node_id: int) -> _State:
@@ -229,6 +202,15 @@ def _cancel(client: Client, node_id: int) -> _State:
 
 
 # --- how it is shown ----------------------------------------------------------------------------
+def _show_state(node_id: int, state: _State, moves: Sequence[Move], output_format: str) -> None:
+    if output_format == "json":
+        print_json({"node_id": node_id, "state": state, "moves": [_json(one) for one in moves]})
+    elif state is _State.PLANNED:
+        _show(moves, node_id)
+    else:
+        print(_WORDS[state].format(node_id=node_id))
+
+
 def _json(move: Move) -> dict[str, object]:
     return {
         "topic": move.topic,

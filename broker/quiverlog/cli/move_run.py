@@ -8,7 +8,6 @@ interrupted command leaves them running, with their throttle, which ends with ea
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +15,7 @@ import click
 
 from quiverlog.cli.failures import CommandFailed
 from quiverlog.cli.output import human_bytes
-from quiverlog.cli.waiting import Waiting, shown_waiting
+from quiverlog.cli.waiting import Patience, Waiting, polls, shown_waiting
 from quiverlog.client.reassignments import list_moves, reassign_partitions
 from quiverlog.errors import QuiverlogError, UnknownPartition, UnknownTopic
 
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["check_plan", "elect_preferred", "start_plan", "wait_for"]
 
 Key = tuple[str, int]
-_POLL_S: Final = 0.5
-_SILENCE_S_MAX: Final = 60.0
-"""So long may nobody answer who waits: another controller is elected in a few seconds."""
 _PARTITIONS_MAX: Final = 1_000
 """In one request: what is decided together is logged together."""
 
@@ -124,32 +120,27 @@ def wait_for(client: Client, copies: Mapping[Key, Sequence[int]], wait_s: float)
 def _wait(
     client: Client, copies: Mapping[Key, Sequence[int]], wait_s: float, shown: Waiting
 ) -> list[Key]:
-    until_s = time.monotonic() + wait_s
-    heard_s = time.monotonic()
     topics = sorted({topic for topic, _ in copies})
     takers = {node_id for ids in copies.values() for node_id in ids}
     left = list(copies)
     sizes: ReplicaSizes | None = None
-    while True:
-        try:
-            found = client.run(list_moves(client.cluster))
+    patience = Patience()
+    for is_last in polls(wait_s):
+        found = patience.ask(lambda: client.run(list_moves(client.cluster)))
+        if found is not None:
             left = [one for one in copies if one[1] in found.get(one[0], {})]
-            sizes = client.describe_replicas(topics) if left and takers else sizes
-            heard_s = time.monotonic()
-        except QuiverlogError as error:
-            if not error.retriable or time.monotonic() - heard_s > _SILENCE_S_MAX:
-                raise
+        if left and takers:
+            sizes = patience.ask(lambda: client.describe_replicas(topics)) or sizes
         done, total = _copied(copies, set(left), sizes)
-        silent = "" if time.monotonic() - heard_s < 5 else "; no controller answers"
         shown.show(
             done or len(copies) - len(left),
             total or len(copies),
             f"{human_bytes(done)} of {human_bytes(total)}, "
-            f"{len(copies) - len(left):,} of {len(copies):,} partitions{silent}",
+            f"{len(copies) - len(left):,} of {len(copies):,} partitions{patience.note}",
         )
-        if not left or time.monotonic() >= until_s:
-            return left
-        time.sleep(min(_POLL_S, max(0.0, until_s - time.monotonic())))
+        if not left or is_last:
+            break
+    return left
 
 
 def _copied(

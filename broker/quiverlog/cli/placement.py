@@ -74,7 +74,8 @@ def look(client: Client) -> Placement:
             one.node_id,
             one.rack,
             one.host,
-            takes=one.takes_partitions and not one.fenced and not one.in_shutdown,
+            takes=one.takes_partitions
+            and not (one.fenced or one.in_shutdown or one.decommissioning),
             free_bytes=sizes.room_bytes.get(one.node_id),
         )
         for one in described.brokers
@@ -83,9 +84,9 @@ def look(client: Client) -> Placement:
     for name, topic in sorted(client.metadata().topics.items()):
         for one in topic.partitions:
             move = moving.get((name, one.partition))
-            replicas = one.replicas if move is None else move.target
             size = sizes.largest(name, one.partition)
-            partitions.append(PlanPartition(name, one.partition, replicas, size))
+            replicas, coming = (one.replicas, ()) if move is None else (move.target, move.adding)
+            partitions.append(PlanPartition(name, one.partition, replicas, size, coming))
     return Placement(brokers, partitions, moving, sizes)
 
 

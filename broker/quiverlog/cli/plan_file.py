@@ -69,7 +69,7 @@ def read_plan(file: Path, placement: Placement) -> list[Move]:
             raise CommandFailed(f"{file}: {wanted.topic}-{wanted.partition} names a broker twice.")
         seen.add(key)
         if now.replicas != tuple(wanted.replicas):
-            found.append(Move(*key, now.replicas, tuple(wanted.replicas), now.size_bytes))
+            found.append(now.move(tuple(wanted.replicas)))
     return found
 
 

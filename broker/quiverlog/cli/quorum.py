@@ -6,7 +6,7 @@ is the brokers'. `quiverlog cluster voters`, its older name, is the same command
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +19,7 @@ from quiverlog.cli.options import (
     open_client,
 )
 from quiverlog.cli.output import print_fields, print_json, print_table
+from quiverlog.cli.waiting import Patience, polls
 
 if TYPE_CHECKING:
     from quiverlog.wire.voters_messages import ChangeVotersResponse
@@ -28,7 +29,6 @@ __all__ = ["quorum", "voters"]
 _NODE_ID = click.IntRange(0, INT32_MAX)
 _NOTHING, _ADD, _REMOVE = range(3)
 _LEADER_WAIT_S = 5.0
-_POLL_S = 0.1
 
 
 @click.group()
@@ -105,11 +105,15 @@ def _ask(
     # A broker that has just been started follows within seconds, or not at all.
     with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
         found = client.run(change_voters(client.cluster, request))
-        until = time.monotonic() + min(timeout_s, _LEADER_WAIT_S)
+        if not change:
+            return found
         # A leader whose vote was taken is followed by another one, which knows more.
-        while change and not _is_led(found) and time.monotonic() < until:
-            time.sleep(_POLL_S)
-            found = client.run(change_voters(client.cluster, ChangeVotersRequest()))
+        patience = Patience()
+        for is_last in polls(min(timeout_s, _LEADER_WAIT_S)):
+            if _is_led(found) or is_last:
+                break
+            asked = change_voters(client.cluster, ChangeVotersRequest())
+            found = patience.ask(partial(client.run, asked)) or found
         return found
 
 

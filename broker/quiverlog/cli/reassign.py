@@ -111,7 +111,6 @@ class _Wish:
 
     def _to(self, placement: Placement) -> list[Move]:
         from quiverlog.client.move_plan import evacuate
-        from quiverlog.client.replica_layout import Move
 
         assert self.topic is not None
         held = {one.partition: one for one in placement.of(self.topic)}
@@ -131,7 +130,7 @@ class _Wish:
         if unknown:
             raise CommandFailed(f"{self.topic} has no partition {unknown[0]}.")
         return [
-            Move(self.topic, number, held[number].replicas, tuple(ids), held[number].size_bytes)
+            held[number].move(tuple(ids))
             for number, ids in sorted(exact.items())
             if held[number].replicas != tuple(ids)
         ]

@@ -70,7 +70,8 @@ def _command(command: click.Command, parent: click.Context, name: str) -> Iterat
             for child_name in command.list_commands(ctx):
                 child = command.get_command(ctx, child_name)
                 assert child is not None
-                yield from _command(child, ctx, child_name)
+                if not child.hidden:
+                    yield from _command(child, ctx, child_name)
             return
         usage = " ".join(command.collect_usage_pieces(ctx))
         yield f"\n```sh\n{ctx.command_path} {usage}\n```\n"

@@ -5,7 +5,6 @@ Owns how the answer is waited for and shown; what speaks against it is cluster_h
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -21,8 +20,7 @@ from quiverlog.cli.options import (
     open_client,
 )
 from quiverlog.cli.output import print_json
-from quiverlog.cli.waiting import shown_waiting
-from quiverlog.errors import QuiverlogError
+from quiverlog.cli.waiting import Patience, polls, shown_waiting
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["described", "restart_check"]
 
-_POLL_S: Final = 0.25
 _WAIT_S: Final = 600.0
 _ELECTION_S: Final = 3.0
 
@@ -67,7 +64,7 @@ def restart_check(
         found = described(client)
         verdicts = _verdicts(found, node_id)
         if wait_s and not all(one.may_restart for one in verdicts):
-            verdicts = _wait(client, found, node_id, time.monotonic() + wait_s)
+            verdicts = _wait(client, found, node_id, wait_s)
     if output_format == "json":
         print_json(_json(verdicts))
     else:
@@ -78,12 +75,11 @@ def restart_check(
 
 def described(client: Client) -> ClusterDetail:
     """The cluster as who decides knows it. An election is waited for: it takes a second."""
-    until_s = time.monotonic() + _ELECTION_S
-    while True:
+    for is_last in polls(_ELECTION_S):
         found = client.describe_cluster()
-        if found.told_by == found.controller or time.monotonic() >= until_s:
-            return found
-        time.sleep(_POLL_S)
+        if found.told_by == found.controller or is_last:
+            break
+    return found
 
 
 def _verdicts(found: ClusterDetail, node_id: int | None) -> list[RestartVerdict]:
@@ -97,25 +93,22 @@ def _verdicts(found: ClusterDetail, node_id: int | None) -> list[RestartVerdict]
 
 
 def _wait(
-    client: Client, found: ClusterDetail, node_id: int | None, until_s: float
+    client: Client, found: ClusterDetail, node_id: int | None, wait_s: float
 ) -> list[RestartVerdict]:
     """What holds when all may be restarted, or the time is over."""
     most = 1
+    patience = Patience(wait_s)
     with shown_waiting("waiting") as waiting:
-        while True:
+        for is_last in polls(wait_s):
+            found = patience.ask(client.describe_cluster) or found
             verdicts = _verdicts(found, node_id)
             reasons = dict.fromkeys(reason for one in verdicts for reason in one.reasons)
-            if not reasons or time.monotonic() >= until_s:
-                return verdicts
+            if not reasons or is_last:
+                break
             left = sum(one.out_of_sync for one in found.brokers) + found.moving
             most = max(most, left)
-            waiting.show(most - left, most, "; ".join(reasons))
-            time.sleep(_POLL_S)
-            try:
-                found = client.describe_cluster()
-            except QuiverlogError:
-                if time.monotonic() >= until_s:
-                    raise
+            waiting.show(most - left, most, "; ".join(reasons) + patience.note)
+    return verdicts
 
 
 def _json(verdicts: list[RestartVerdict]) -> dict[str, object]:

@@ -1,6 +1,7 @@
-"""How a command shows that it waits for the cluster: a bar on a terminal, lines elsewhere.
+"""How a command waits for the cluster: how often it asks, what it passes over, how that looks.
 
-Owns how that looks, on stderr, so that stdout has the result alone.
+Owns the pace and the patience of all commands that wait, and what they show meanwhile: a bar on a
+terminal, lines elsewhere, on stderr, so that stdout has the result alone.
 """
 
 from __future__ import annotations
@@ -8,18 +9,65 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from quiverlog.cli.output import console
 from quiverlog.cli.terminal import printable
+from quiverlog.errors import QuiverlogError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Waiting", "shown_waiting"]
+__all__ = ["Patience", "Waiting", "polls", "shown_waiting"]
 
+_T = TypeVar("_T")
 _LINE_EVERY_S: Final = 5.0
+_POLL_S: Final = 0.25
+_SILENCE_S_MAX: Final = 60.0
+"""So long may nobody answer who waits: another controller is elected in a few seconds."""
+_SILENCE_S_SHOWN: Final = 5.0
+
+
+def polls(wait_s: float = float("inf")) -> Iterator[bool]:
+    """Go round at once, and then again after pauses, as long as there is time: at least once.
+
+    Yields:
+        Whether this is the last time.
+    """
+    until_s = time.monotonic() + wait_s
+    while time.monotonic() < until_s:
+        yield False
+        time.sleep(max(0.0, min(_POLL_S, until_s - time.monotonic())))
+    yield True
+
+
+class Patience:
+    """Who waits for minutes passes over what passes: a controller that dies, one that is elected.
+
+    Not for what is refused, nor for a cluster that says nothing at all any more.
+    """
+
+    def __init__(self, silence_s: float = _SILENCE_S_MAX) -> None:
+        self._silence_s = silence_s
+        self._heard_s = time.monotonic()
+
+    def ask(self, question: Callable[[], _T]) -> _T | None:
+        """The answer; None: none this time. Raises QuiverlogError."""
+        try:
+            answer = question()
+        except QuiverlogError as error:
+            if not error.retriable or time.monotonic() - self._heard_s > self._silence_s:
+                raise
+            return None
+        self._heard_s = time.monotonic()
+        return answer
+
+    @property
+    def note(self) -> str:
+        """To be shown behind what is waited for."""
+        is_long = time.monotonic() - self._heard_s > _SILENCE_S_SHOWN
+        return "; no controller answers" if is_long else ""
 
 
 class Waiting(Protocol):

@@ -63,7 +63,8 @@ def with_replication_factor(
     """Each partition of the topic is to have so many replicas; those that it has stay if they can.
 
     A replica that is one too many is given up where it is closest to others, on a broker that is
-    not alive before one that is, and the preferred leader last.
+    not alive before one that is, one that has no rows yet before one that has, and the preferred
+    leader last.
 
     Args:
         partitions: all of the cluster.
@@ -82,7 +83,7 @@ def with_replication_factor(
             continue
         replicas = list(partition.replicas)
         while len(replicas) > factor:
-            replicas.remove(_surplus(layout, replicas))
+            replicas.remove(_surplus(layout, at, replicas))
         while len(replicas) < factor:
             replicas.append(_taker(layout, at, replicas, replicas))
         if tuple(replicas) != partition.replicas:
@@ -123,16 +124,18 @@ def _led(
     return (first, *(n for n in replicas if n != first))
 
 
-def _surplus(layout: Layout, replicas: Sequence[int]) -> int:
+def _surplus(layout: Layout, at: int, replicas: Sequence[int]) -> int:
     takers = set(layout.takers)
+    coming = layout.partitions[at].coming
     last = len(replicas) - 1
 
-    def value(node_id: int) -> tuple[bool, tuple[int, int], bool, int, int]:
+    def value(node_id: int) -> tuple[bool, bool, tuple[int, int], bool, int, int]:
         """The lowest goes. Of equally close ones the preferred leader is never the lowest."""
         rack_pairs, host_pairs = layout.nearness(node_id, replicas)
         position = replicas.index(node_id)
         return (
             node_id in takers,
+            node_id not in coming,
             (-rack_pairs, -host_pairs),
             position == 0,
             -layout.replica_counts[node_id],

@@ -34,27 +34,40 @@ class PlanBroker(NamedTuple):
 
 
 class PlanPartition(NamedTuple):
-    """A partition as planners see it. `replicas`: who is to hold it, the preferred leader first."""
+    """A partition as planners see it.
+
+    `replicas`: who is to hold it, the preferred leader first. `coming`: those of them that copy it
+    still, because it moves already.
+    """
 
     topic: str
     partition: int
     replicas: tuple[int, ...]
     size_bytes: int = 0
+    coming: tuple[int, ...] = ()
+
+    def move(self, after: tuple[int, ...]) -> Move:
+        """These are to hold it instead."""
+        return Move(self.topic, self.partition, self.replicas, after, self.size_bytes, self.coming)
 
 
 class Move(NamedTuple):
-    """A partition that others are to hold, or that another of its replicas is to lead."""
+    """A partition that others are to hold, or that another of its replicas is to lead.
+
+    `coming`: those of `before` that copy it still.
+    """
 
     topic: str
     partition: int
     before: tuple[int, ...]
     after: tuple[int, ...]
     size_bytes: int = 0
+    coming: tuple[int, ...] = ()
 
     @property
     def added(self) -> tuple[int, ...]:
         """Who copies it."""
-        return tuple(n for n in self.after if n not in self.before)
+        return tuple(n for n in self.after if n not in self.before or n in self.coming)
 
     @property
     def removed(self) -> tuple[int, ...]:
@@ -131,8 +144,8 @@ class Layout:
 
     def copies(self, at: int, replicas: Sequence[int]) -> int:
         """So many brokers had to copy the partition if these held it."""
-        original = self.partitions[at].replicas
-        return sum(node_id not in original for node_id in replicas)
+        partition = self.partitions[at]
+        return len(partition.move(tuple(replicas)).added)
 
     def crowding(self, replicas: Sequence[int]) -> Crowding:
         """How close together these are. A broker that nobody knows any more is close to none."""
@@ -156,7 +169,7 @@ class Layout:
     def moves(self) -> list[Move]:
         """What is different from the beginning, in the order of the list."""
         return [
-            Move(one.topic, one.partition, one.replicas, after, one.size_bytes)
+            one.move(after)
             for one, after in zip(self.partitions, self.replicas, strict=True)
             if after != one.replicas
         ]

@@ -59,7 +59,7 @@ def begin(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
     if node_id in voters and len(voters) == 1:
         raise InvalidVoterChange(
             f"broker {node_id} is the last controller: give another broker a vote first, with"
-            " `quiverlog cluster voters add`."
+            " `quiverlog quorum add`."
         )
     staying = [
         one
