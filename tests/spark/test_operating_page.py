@@ -1,25 +1,37 @@
-"""docs/operating.md, typed in from top to end: what comes back must be what the page shows."""
+"""docs/operating.md, typed in from top to end: what comes back must be what the page shows.
+
+Beside it programs produce and consume, and a Spark query writes each topic of the page to files,
+from the moment at which the topic is there. At the end every acknowledged row is in both, once.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from quiverlog.local.cluster import BROKERS_MAX, LocalCluster
 from quiverlog.local.ports import free_port, is_free
+from tests.support.cluster_load import ClusterLoad
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.spark, pytest.mark.process]
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operating.md").read_text()
+COLUMNS = {"flights": ("carrier", "delay"), "trips": ("city", "price")}
+PAUSE_S = 0.2
+EVERY = "1 second"
+WORK_MIN = 20
+"""Requests of each program, and micro-batches of each query: they are at work all the time."""
 FIRST_PORT = 9292
 COMMAND_S = 120
 _SETTLES_S = 20.0
@@ -35,6 +47,8 @@ DIFFERS = (
     (re.compile(r"\b[0-9a-f]{32}\b"), "ID"),
     (re.compile(r"(127\.0\.0\.1:\d+ +)\d+$", re.MULTILINE), r"\1PID"),
     (re.compile(r"\b\d+\.\d s\b"), "N s"),
+    (re.compile(r"\b\d[\d.]* ([KMG]i)?B\b"), "SIZE"),
+    (re.compile("SIZE -> SIZE"), "SIZE"),
     (re.compile(r"broker \d decides"), "broker N decides"),
     (re.compile(r"[─ ]{2,}"), " "),
 )
@@ -63,7 +77,7 @@ class Shell:
     def __init__(self, directory: Path, port: int) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")}
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
-        env["QUIVERLOG_BOOTSTRAP_SERVER"] = f"127.0.0.1:{port}"
+        self.bootstrap = env["QUIVERLOG_BOOTSTRAP_SERVER"] = f"127.0.0.1:{port}"
         self._stderr = directory / "stderr"
         self._port = port
         self._bash = subprocess.Popen(
@@ -128,6 +142,60 @@ def free_ports() -> int:
     raise AssertionError("no free ports")
 
 
+class Beside:
+    """Programs and a Spark query that are at work on the page's topics while it is typed."""
+
+    def __init__(self, spark: Any, directory: Path, bootstrap: str) -> None:
+        self._spark, self._directory, self._bootstrap = spark, directory, bootstrap
+        self._loads: dict[str, ClusterLoad] = {}
+        self._queries: dict[str, Any] = {}
+        self._running = contextlib.ExitStack()
+
+    def begin(self, topic: str) -> None:
+        """The topic has been created."""
+        load = ClusterLoad(
+            self._bootstrap, topic, columns=COLUMNS[topic], durability=None, pause_s=PAUSE_S
+        )
+        source = self._spark.readStream.format("quiverlog").options(
+            **{"bootstrap.servers": self._bootstrap, "startingOffsets": "earliest"}
+        )
+        query = (
+            source.option("subscribe", topic)
+            .load()
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(self._directory / f"{topic}-checkpoint"))
+            .trigger(processingTime=EVERY)
+            .start(str(self._directory / topic))
+        )
+        self._running.callback(query.stop)
+        self._loads[topic] = self._running.enter_context(load)
+        self._queries[topic] = query
+
+    def check(self, *, is_end: bool = False) -> None:
+        """Nobody was told of an error. At the end: each acknowledged row is there once."""
+        for query in self._queries.values():
+            if query.exception() is not None:
+                raise query.exception()
+        if not is_end:
+            return
+        batches = {topic: query.lastProgress["batchId"] for topic, query in self._queries.items()}
+        for query, load in zip(self._queries.values(), self._loads.values(), strict=True):
+            load.__exit__(None, None, None)
+            query.processAllAvailable()
+        self.close()
+        for topic, load in self._loads.items():
+            seen = load.done()
+            assert seen.errors == [], topic
+            assert min(seen.sent["patient"], seen.sent["busy"], batches[topic]) >= WORK_MIN
+            assert seen.read == seen.expected, "the consumer"
+            written = self._spark.read.parquet(str(self._directory / topic)).toArrow()
+            columns = (written.column(name).to_pylist() for name in COLUMNS[topic])
+            assert Counter(zip(*columns, strict=True)) == seen.expected, "the query's files"
+
+    def close(self) -> None:
+        self._running.close()
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path, free_ports())
@@ -138,16 +206,26 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         found.remove()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # Some eighty commands, a process each.
-def test_the_page_does_what_it_says(shell: Shell) -> None:
+def test_the_page_does_what_it_says(shell: Shell, spark: Any, tmp_path: Path) -> None:
     typed = list(typed_lines())
     assert len(typed) > 10
-    for command, shown in typed:
-        said = shell.type(command)
-        deadline_s = time.monotonic() + _SETTLES_S
-        while differs(shown, said) and command.startswith(_LOOKS) and time.monotonic() < deadline_s:
-            said = shell.type(command)  # A broker hears of a decision a moment after the others.
-        assert not differs(shown, said), f"$ {command}\n{said}\n--- the page:\n{shown}"
+    beside = Beside(spark, tmp_path / "query", shell.bootstrap)
+    with contextlib.closing(beside):
+        for command, shown in typed:
+            beside.check(is_end=command == "quiverlog dev down")
+            said = shell.type(command)
+            deadline_s = time.monotonic() + _SETTLES_S
+            while (
+                differs(shown, said)
+                and command.startswith(_LOOKS)
+                and time.monotonic() < deadline_s
+            ):
+                said = shell.type(command)  # A broker hears of a decision later than others.
+            assert not differs(shown, said), f"$ {command}\n{said}\n--- the page:\n{shown}"
+            if created := re.match(r"quiverlog topic create (\w+)", command):
+                beside.begin(created[1])
 
 
 def test_other_output_than_the_page_has_is_noticed() -> None:

@@ -23,6 +23,7 @@ __all__ = ["ClusterLoad", "Seen"]
 
 SCHEMA = pa.schema([("program", pa.string()), ("n", pa.int64())])
 DONE_S = 60.0
+BUSY_ROWS = 200
 
 
 @dataclass
@@ -41,15 +42,35 @@ class Seen:
 
 
 class ClusterLoad:
-    """Run it for the time of a `with`, and ask `done` afterwards what came of it."""
+    """Run it for the time of a `with`, and ask `done` afterwards what came of it.
 
-    def __init__(self, bootstrap: str, topic: str, **create: object) -> None:
+    Args:
+        bootstrap, topic: where.
+        columns: a text and a number of a topic that is there. None: the topic is created.
+        durability: what producers wait for; None for what the topic has.
+        pause_s: seconds between two requests of a program, where the test needs the machine.
+        create: how the topic is created, as in `Client.create_topic`.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        *,
+        columns: tuple[str, str] | None = None,
+        durability: str | None = "replicated",
+        pause_s: float = 0.01,
+        **create: object,
+    ) -> None:
         self._bootstrap, self._topic = bootstrap, topic
+        self._durability, self._pause_s = durability, pause_s
+        self._columns = columns or ("program", "n")
         self._seen = Seen()
         self._stop = threading.Event()
         self._wanted = -1  # Rows that the consumer ends at, once it is known.
-        with quiverlog.connect(bootstrap) as client:
-            client.create_topic(topic, SCHEMA, **create)  # type: ignore[arg-type]
+        if columns is None:
+            with quiverlog.connect(bootstrap) as client:
+                client.create_topic(topic, SCHEMA, **create)  # type: ignore[arg-type]
         works = {"patient": self._patient, "busy": self._busy, "asking": self._asking}
         self._programs = [self._thread(name, work) for name, work in works.items()]
         self._consumer = self._thread("consumer", self._consume)
@@ -94,30 +115,32 @@ class ClusterLoad:
 
     def _patient(self, client: quiverlog.Client) -> None:
         """One row after the other: what a person would wait."""
-        with client.producer(self._topic, durability="replicated") as producer:
+        with client.producer(self._topic, durability=self._durability) as producer:
             last_s = time.monotonic()
             while not self._stop.is_set():
-                n = self._seen.sent["patient"]
-                producer.send([{"program": "patient", "n": n}]).result(DONE_S)
+                producer.send(self._rows("patient", 1)).result(DONE_S)
                 self._seen.sent["patient"] += 1
                 last_s = self._worked("patient", last_s)
+                self._stop.wait(self._pause_s / 10)
 
     def _busy(self, client: quiverlog.Client) -> None:
         """Hundreds of rows on the way at any time."""
-        with client.producer(self._topic, durability="replicated", linger=0.005) as producer:
+        with client.producer(self._topic, durability=self._durability, linger=0.005) as producer:
             while not self._stop.is_set():
-                n = self._seen.sent["busy"]
-                rows = [{"program": "busy", "n": n + i} for i in range(200)]
-                producer.send(rows).result(DONE_S)
-                self._seen.sent["busy"] += len(rows)
-                self._stop.wait(0.01)  # The test may not be alone on the machine.
+                producer.send(self._rows("busy", BUSY_ROWS)).result(DONE_S)
+                self._seen.sent["busy"] += BUSY_ROWS
+                self._stop.wait(self._pause_s)  # The test may not be alone on the machine.
+
+    def _rows(self, program: str, count: int) -> list[dict[str, object]]:
+        first, (name, number) = self._seen.sent[program], self._columns
+        return [{name: program, number: first + i} for i in range(count)]
 
     def _asking(self, client: quiverlog.Client) -> None:
         last_s = time.monotonic()
         while not self._stop.is_set():
             assert client.describe_topic(self._topic).partitions
             last_s = self._worked("asking", last_s)
-            self._stop.wait(0.02)
+            self._stop.wait(2 * self._pause_s)
 
     def _consume(self, client: quiverlog.Client) -> None:
         with client.consumer(self._topic, start="earliest", follow=True) as consumer:
@@ -125,7 +148,7 @@ class ClusterLoad:
             while self._wanted < 0 or self._seen.read.total() < self._wanted:
                 batch = consumer.poll(0.2)
                 if batch is not None:
-                    columns = (batch.data.column(name).to_pylist() for name in ("program", "n"))
+                    columns = (batch.data.column(name).to_pylist() for name in self._columns)
                     self._seen.read.update(zip(*columns, strict=True))
                 if self._wanted >= 0:
                     until_s = min(until_s, time.monotonic() + DONE_S / 2)
