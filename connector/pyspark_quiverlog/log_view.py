@@ -126,17 +126,15 @@ class LogView:
             InvalidOption: `required`, and `assign` names a partition that does not exist.
         """
         options = self.options
-        names = options.subscribe or (tuple(options.assign) if options.assign else None)
+        names = self._named()
         metadata = self.client.metadata(names)
         found = {
             name: topic
             for name, topic in metadata.topics.items()
             if (name in names if names is not None else self._is_matched(topic))
         }
-        if required and names is not None:
-            for name in names:
-                if name not in found:
-                    raise UnknownTopic(f"There is no topic {name!r}.", topic=name)
+        if required:
+            _check_there(names, found)
         topics = {}
         for name, topic in found.items():
             numbers = sorted(p.partition for p in topic.partitions)
@@ -150,6 +148,19 @@ class LogView:
             TopicPartition(n, p) for n, t in sorted(self.topics.items()) for p in t.partitions
         )
         self.stale = False
+
+    def _named(self) -> tuple[str, ...] | None:
+        """The topics that the options name; None for a pattern."""
+        options = self.options
+        return options.subscribe or (tuple(options.assign) if options.assign else None)
+
+    def require_topics(self) -> None:
+        """Refuse a topic by name that the last look did not find; partitions may be missing.
+
+        Raises:
+            UnknownTopic: there is none of this name.
+        """
+        _check_there(self._named(), self.topics)
 
     def _is_matched(self, topic: Any) -> bool:
         return self._pattern.fullmatch(topic.name) is not None and not topic.is_internal
@@ -359,6 +370,12 @@ class LogView:
     def group(self, positions: Mapping[Any, Position]) -> dict[str, TopicPositions]:
         """Positions under the current topic ids."""
         return group_positions(positions, self.ids)
+
+
+def _check_there(names: Iterable[str] | None, found: Collection[str]) -> None:
+    for name in names or ():
+        if name not in found:
+            raise UnknownTopic(f"There is no topic {name!r}.", topic=name)
 
 
 def _check_assigned(topic: str, wanted: Iterable[int], there: list[int]) -> None:

@@ -67,10 +67,11 @@ _SIZE_UNITS = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**
 
 
 def parse_bytes(value: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,15})\s*([bkmgt]?)(?:i?b)?", value.strip().lower())
-    if match is None or int(match[1]) == 0:
-        raise ValueError("a number of bytes, such as 67108864 or 64m")
-    return int(match[1]) * _SIZE_UNITS[match[2]]
+    match = re.fullmatch(r"([0-9]{1,19})\s*([bkmgt]?)(?:i?b)?", value.strip().lower())
+    size = 0 if match is None else int(match[1]) * _SIZE_UNITS[match[2]]
+    if not 1 <= size <= LONG_MAX:
+        raise ValueError(f"a number of bytes from 1 to {LONG_MAX}, such as 67108864 or 64m")
+    return size
 
 
 _TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .options import ReadOptions, WriteOptions
 
-__all__ = ["Endpoint", "client", "drop_producer", "endpoint", "producer"]
+__all__ = ["Endpoint", "client", "drop_producer", "endpoint", "has_producer", "producer"]
 
 
 class Endpoint(NamedTuple):
@@ -92,7 +92,7 @@ def producer(where: Endpoint, topic: str, **settings: Any) -> Any:
     Raises:
         UnknownTopic: there is none of this name.
     """
-    key = (where, topic, *sorted(settings.items()))
+    key = _producer_key(where, topic, settings)
     pool = _current()
     info = client(where).metadata([topic]).topics.get(topic)
     version = info and (info.topic_id, info.schema_id, len(info.partitions))
@@ -104,6 +104,15 @@ def producer(where: Endpoint, topic: str, **settings: Any) -> Any:
         found = client(where).producer(topic, **settings)
         pool.producers[key] = (version, found)
     return found
+
+
+def has_producer(where: Endpoint, topic: str, **settings: Any) -> bool:
+    """Whether an earlier task left one in this process; it may be out of date."""
+    return _producer_key(where, topic, settings) in _current().producers
+
+
+def _producer_key(where: Endpoint, topic: str, settings: dict[str, Any]) -> tuple[Any, ...]:
+    return (where, topic, *sorted(settings.items()))
 
 
 def drop_producer(found: Any) -> None:

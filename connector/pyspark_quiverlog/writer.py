@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiverlog.errors import InvalidOption
+from quiverlog.errors import InvalidOption, QuiverlogError
 
 from . import pool, worker_process
 from ._compat import (
@@ -162,8 +162,11 @@ class WriteTask:
         self._route = route
         self._schema = schema
         self._producers: dict[str, Any] = {}
+        self._not_opened: QuiverlogError | None = None
         self._sent: list[tuple[str, Any]] = []
         self._routes: dict[str, Route] = {}
+        self._where = pool.endpoint(options)
+        self._settings = _producer_settings(options)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
         """Send all rows, wait for all acknowledgements.
@@ -172,6 +175,7 @@ class WriteTask:
             QuiverlogError: why rows were not stored; nothing of the report is then sent.
         """
         report = _new_report()
+        self._open_ahead()
         try:
             for batch in batches:
                 for topic, partition, rows in split_by_route(batch, self._route, self._route_to):
@@ -202,23 +206,42 @@ class WriteTask:
             self._routes[topic] = known
         return known
 
+    def _open_ahead(self) -> None:
+        """Look after the producer of the one topic while Spark still makes the first rows.
+
+        Only where this worker has one already: a task without rows opens no connection. What goes
+        wrong is told when a row needs the producer, because a task without rows does not fail.
+        """
+        topic = self._route.topic
+        if topic is None or not pool.has_producer(self._where, topic, **self._settings):
+            return
+        try:
+            self._producer(topic)
+        except QuiverlogError as error:
+            self._not_opened = error
+
     def _producer(self, topic: str) -> Any:
+        if self._not_opened is not None:
+            raise self._not_opened
         producer = self._producers.get(topic)
         if producer is None:
-            options = self._options
-            settings: dict[str, Any] = {
-                "batch_rows": options.batch_rows,
-                "batch_bytes": options.batch_bytes,
-                "linger": LINGER_S,
-                "delivery_timeout": options.delivery_timeout,
-            }
-            if options.compression != "topic_default":
-                settings["compression"] = options.compression
-            if options.durability != "topic_default":
-                settings["durability"] = options.durability
-            producer = pool.producer(pool.endpoint(options), topic, **settings)
+            producer = pool.producer(self._where, topic, **self._settings)
             self._producers[topic] = producer
         return producer
+
+
+def _producer_settings(options: WriteOptions) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "batch_rows": options.batch_rows,
+        "batch_bytes": options.batch_bytes,
+        "linger": LINGER_S,
+        "delivery_timeout": options.delivery_timeout,
+    }
+    if options.compression != "topic_default":
+        settings["compression"] = options.compression
+    if options.durability != "topic_default":
+        settings["durability"] = options.durability
+    return settings
 
 
 def _new_report() -> TaskReport:

@@ -1,4 +1,5 @@
-"""Batches handed to Spark stay what they are, whatever happens to the log meanwhile."""
+"""What a read makes of a log that changes: batches handed to Spark stay what they are, and a query
+that starts again after its topic was made anew still gets its columns."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
+from pyspark_quiverlog import DefaultSource
 from pyspark_quiverlog.options import Use, parse_read_options
 from pyspark_quiverlog.planning import Range
 from pyspark_quiverlog.reader import LogSplit, SplitReader
 from pyspark_quiverlog.schema import METADATA_FIELDS
+from quiverlog.errors import InvalidOption, UnknownTopic
 from tests.support.broker import BrokerProcess
 
 pytestmark = pytest.mark.process
@@ -86,3 +89,20 @@ def test_what_a_slow_reader_holds_does_not_change(
             assert batch.column("id").to_pylist() == offsets
             assert batch.column("text").to_pylist() == [str(offset) for offset in offsets]
             assert set(batch.column("_topic").to_pylist()) == {"held"}
+
+
+def test_a_topic_made_anew_with_fewer_partitions_than_assign_names_still_has_columns() -> None:
+    """`load()` cannot know whether a query starts again, in which case this is data loss and may be
+    passed over. A batch, which has no checkpoint, is refused when it is planned."""
+    with BrokerProcess() as broker, quiverlog.connect(broker.bootstrap) as client:
+        client.create_topic("anew", schema=SCHEMA, partitions=1)
+
+        def source(topic: str) -> DefaultSource:
+            assign = f'{{"{topic}":[0,2]}}'
+            return DefaultSource({"bootstrap.servers": broker.bootstrap, "assign": assign})
+
+        assert source("anew").schema().names == SCHEMA.names
+        with pytest.raises(InvalidOption, match="has 1 partitions, 2 is none of them"):
+            source("anew").reader(source("anew").schema()).partitions()
+        with pytest.raises(UnknownTopic, match="'never'"):
+            source("never").schema()

@@ -58,6 +58,7 @@ def test_the_smallest_read_takes_the_documented_defaults() -> None:
         ("maxBytesPerTrigger", "64m", "max_bytes_per_trigger", 64 * 1024**2),
         ("maxBytesPerTrigger", "2 GiB", "max_bytes_per_trigger", 2 * 1024**3),
         ("maxBytesPerTrigger", "1234", "max_bytes_per_trigger", 1234),
+        ("maxBytesPerTrigger", str(2**63 - 1), "max_bytes_per_trigger", 2**63 - 1),
         ("maxTriggerDelay", "500ms", "max_trigger_delay", 0.5),
         ("maxTriggerDelay", "2h", "max_trigger_delay", 7200),
         ("failOnDataLoss", "FALSE", "fail_on_data_loss", False),
@@ -92,6 +93,9 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
             {"maxBytesPerTrigger": "64 parsecs"},
             "`maxBytesPerTrigger` is .*, expected a number of bytes",
         ),
+        ({"maxBytesPerTrigger": "0"}, "`maxBytesPerTrigger` is '0', expected .* from 1 to"),
+        ({"maxBytesPerTrigger": str(2**63)}, "`maxBytesPerTrigger` is .*, expected .* to 922337"),
+        ({"maxBytesPerTrigger": "9000000t"}, "`maxBytesPerTrigger` is .*, expected .* to 922337"),
         ({"maxTriggerDelay": "15"}, "`maxTriggerDelay` is .*, expected a time with its unit"),
         ({"failOnDataLoss": "perhaps"}, "`failOnDataLoss` is .*, expected true or false"),
         (

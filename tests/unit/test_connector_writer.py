@@ -14,7 +14,7 @@ from pyspark_quiverlog.options import Use, WriteOptions, parse_write_options
 from pyspark_quiverlog.routing import Route, split_by_route
 from pyspark_quiverlog.writer import TaskReport, WriteTask, Written
 from quiverlog.client.results import Produced
-from quiverlog.errors import BufferExhausted, InvalidOption, SchemaMismatch
+from quiverlog.errors import BufferExhausted, InvalidOption, SchemaMismatch, UnknownTopic
 from quiverlog.types import Durability
 
 TOPIC = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -219,6 +219,45 @@ def test_an_empty_task_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(pool, "producer", None)
     report = WriteTask(options(topic="t"), Route("t", None, None), TOPIC).run(iter([]))
     assert report == TaskReport()
+
+
+def test_a_producer_of_an_earlier_task_is_looked_after_before_the_first_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark makes the rows meanwhile. A worker without one waits for a row: see above."""
+    steps: list[str] = []
+
+    def producer(where: Any, topic: str, **settings: Any) -> FakeProducer:
+        steps.append("producer")
+        return FakeProducer()
+
+    def rows() -> Any:
+        steps.append("rows")
+        yield pa.record_batch({"id": pa.array([1])})
+
+    monkeypatch.setattr(pool, "producer", producer)
+    for known in (True, False):
+        monkeypatch.setattr(pool, "has_producer", lambda *_, known=known, **__: known)
+        WriteTask(options(topic="t"), Route("t", None, None), TOPIC).run(rows())
+    assert steps == ["producer", "rows", "rows", "producer"]
+
+
+def test_only_a_row_fails_for_want_of_a_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And asks no second time: each attempt may take the whole `request.timeout`."""
+    asked: list[str] = []
+
+    def producer(where: Any, topic: str, **settings: Any) -> Any:
+        asked.append(topic)
+        raise UnknownTopic("gone")
+
+    monkeypatch.setattr(pool, "producer", producer)
+    monkeypatch.setattr(pool, "has_producer", lambda *_, **__: True)
+    task = WriteTask(options(topic="t"), Route("t", None, None), TOPIC)
+    assert task.run(iter([])) == TaskReport()
+    task = WriteTask(options(topic="t"), Route("t", None, None), TOPIC)
+    with pytest.raises(UnknownTopic):
+        task.run(iter([pa.record_batch({"id": pa.array([1])})]))
+    assert asked == ["t", "t"]
 
 
 def test_a_failed_task_drops_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:
