@@ -57,6 +57,19 @@ def test_a_read_is_bounded_and_can_be_repeated(client: Any) -> None:
     assert len(client.read("t").to_arrow()) == 18
 
 
+def test_what_is_read_lies_in_memory_that_arrow_counts_and_has_again(client: Any) -> None:
+    """No copy of our own beside it, and nothing is kept once the table is dropped."""
+    with client.producer("t", compression="none") as producer:
+        producer.send(rows(50_000), partition=0)
+    before = pa.total_allocated_bytes()
+    table = client.read("t").to_arrow()
+    assert pa.total_allocated_bytes() - before >= table.nbytes
+    buffers = [b for chunk in table["id"].chunks for b in chunk.buffers() if b is not None]
+    assert all(buffer.address % 8 == 0 for buffer in buffers)
+    del table, buffers
+    assert pa.total_allocated_bytes() - before < 50_000
+
+
 def test_data_frames(client: Any) -> None:
     reading = client.read("t", partitions=[1])
     assert isinstance(reading.to_pandas(), pd.DataFrame)

@@ -343,13 +343,3 @@ def test_a_decoder_is_made_for_the_first_message_that_needs_it() -> None:
         assert decoder.decode(header).client_id == "c"
     assert made.call_count == 1
     assert not hasattr(decoder, "encode")
-
-
-def test_buffers_of_huge_pages_are_used_again_like_others():
-    pool = BufferPool(huge_pages=True)
-    for size in (1 << 16, 3 << 20, 64 << 20):
-        view = pool.take(size)
-        assert len(view) >= size
-        view[0] = view[size - 1] = 7
-        del view
-        assert pool.take(size)[0] == 7, "the same memory"

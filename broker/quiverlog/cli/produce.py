@@ -26,6 +26,7 @@ from quiverlog.cli.options import (
 from quiverlog.cli.output import human_bytes, human_count, print_json, print_table
 from quiverlog.cli.produce_progress import Progress, shown_progress
 from quiverlog.errors import QuiverlogError, UnknownTopic
+from quiverlog.limits import MIB
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +39,10 @@ __all__ = ["produce"]
 _FORMATS = ("auto", "csv", "tsv", "json", "parquet", "arrow", "lines")
 _FUTURES_KEPT_MAX = 64
 """Sends whose outcome is not looked at yet; the producer's own buffer bounds the bytes."""
+_BATCH_BYTES = 4 * MIB
+_BATCH_ROWS = 262_144
+"""What a file brings at once becomes one batch: a request costs both sides as much as 100 KiB of
+rows do. Of a pipe the linger decides."""
 _CREATING = ("partitions", "replication_factor", "key", "config")
 _FAILED_WAIT_S = 10.0
 """After a failure, so long for the sends that are still on their way."""
@@ -230,7 +235,9 @@ def _send(
 ) -> _Outcome:
     outcome = _Outcome()
     futures: deque[Any] = deque()
-    with client.producer(topic, **options) as producer:
+    with client.producer(
+        topic, batch_bytes=_BATCH_BYTES, batch_rows=_BATCH_ROWS, **options
+    ) as producer:
         try:
             for batch in source.batches:
                 outcome.byte_count += batch.nbytes

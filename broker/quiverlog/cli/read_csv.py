@@ -192,9 +192,9 @@ class _Records:
     """Finds out whether a line's end lies within quotes, as pyarrow's parser sees them."""
 
     def __init__(self, delimiter: str) -> None:
-        mark = re.escape(delimiter.encode())
-        self._open = re.compile(rb"(?:\A|(?<=[\r\n])|(?<=" + mark + rb'))"')
+        self._before = frozenset((b"", b"\r", b"\n", delimiter.encode()))
         """A quote opens a field only at its beginning; elsewhere it is a character as any."""
+        mark = re.escape(delimiter.encode())
         self._close = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
         """Possessive: the first of two quotes in a row never closes a field."""
         self._rest = re.compile(rb"(?:(?!" + mark + rb")[^\r\n])*")
@@ -212,10 +212,12 @@ class _Records:
                 rest = self._rest.match(text, close.end())
                 assert rest is not None
                 at = rest.end()
-            opened = self._open.search(text, at)
-            if opened is None:
+            quote = text.find(b'"', at)
+            while quote >= 0 and text[max(0, quote - 1) : quote] not in self._before:
+                quote = text.find(b'"', quote + 1)
+            if quote < 0:
                 return False
-            at, inside = opened.end(), True
+            at, inside = quote + 1, True
 
     def first_end(self, text: bytes) -> int:
         """Where the first record of `text` ends, its line's end included."""

@@ -24,7 +24,6 @@ from quiverlog.errors import (
 )
 from quiverlog.version import VERSION
 from quiverlog.wire import frames
-from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.connection import ClientConnection
 from quiverlog.wire.messages import HelloRequest, Request, Response
 
@@ -44,6 +43,7 @@ from .commands import (
     Sleep,
     Start,
 )
+from .receive_memory import ArrowMemory
 from .results import Address
 from .routing import Settings, check
 
@@ -64,7 +64,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def __init__(self, address: Address) -> None:
         self.address = address
         self.closed = False
-        self._receiver = frames.FrameReceiver(own_bodies=True, pool=BufferPool(huge_pages=True))
+        self._receiver = frames.FrameReceiver(own_bodies=True, pool=ArrowMemory())
         self._protocol = ClientConnection()
         self._pending: dict[int, tuple[Request, asyncio.Future[Reply]]] = {}
         self._transport: asyncio.Transport | None = None

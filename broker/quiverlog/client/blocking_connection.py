@@ -17,13 +17,13 @@ from typing import Final
 from quiverlog.errors import ConnectionClosed, ConnectionFailed, QuiverlogError, RequestTimedOut
 from quiverlog.version import VERSION
 from quiverlog.wire import frames
-from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.connection import ClientConnection
 from quiverlog.wire.messages import HelloRequest, Request
 
 from .answers import check_answer
 from .commands import Buffer, Call, Reply
 from .foreign import HEAD_BYTES, foreign_protocol
+from .receive_memory import ArrowMemory
 from .results import Address
 from .routing import Settings, check
 
@@ -44,7 +44,7 @@ class BlockingConnection:
         self.address = address
         self.is_spent = False
         """More than the answer has come: no request may use this connection any more."""
-        self._receiver = frames.FrameReceiver(own_bodies=True, pool=BufferPool(huge_pages=True))
+        self._receiver = frames.FrameReceiver(own_bodies=True, pool=ArrowMemory())
         self._head = b""
         """How the server's first answer begins."""
         self._protocol = ClientConnection()

@@ -1,5 +1,7 @@
 """Memory for large frames, used again as soon as nobody looks at it any more.
 
+This is the broker's; clients receive into Arrow's memory (client/receive_memory.py).
+
 A fresh buffer of a mebibyte costs as much in page faults as receiving into it. The pool hands a
 buffer out again once every view of it is gone (decoded Arrow arrays keep views), so a reader that
 drops its batches runs in memory that is already warm, and one that keeps them is never disturbed.
@@ -11,20 +13,24 @@ of a shared mapping belong to the kernel's tmpfs, cost half as much again, and a
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import sys
-from typing import Final
+from typing import Final, Protocol
 
 from quiverlog.limits import KIB, MIB
 
-__all__ = ["BufferPool"]
+__all__ = ["BufferPool", "Memory"]
 
 BUFFER_BYTES_MIN: Final = 64 * KIB
 BUFFERS_MAX: Final = 16
-HUGE_PAGE_BYTES: Final = 2 * MIB
 
-_MADV_HUGEPAGE: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux alone has it
+
+class Memory(Protocol):
+    """Where the buffers of large frames come from."""
+
+    def take(self, size: int) -> memoryview:
+        """A writable view of at least `size` bytes, the caller's while any view of it lives."""
+        ...
 
 
 class BufferPool:
@@ -32,17 +38,14 @@ class BufferPool:
 
     Args:
         bytes_max: how much it keeps for later use, in bytes; what is handed out is not bounded.
-        huge_pages: ask for pages of 2 MiB, of which a reader that keeps all its rows needs 512
-            times fewer. For those who trust their peer: its first byte makes 2 MiB real.
     """
 
-    __slots__ = ("_buffers", "_bytes", "_bytes_max", "_huge_pages")
+    __slots__ = ("_buffers", "_bytes", "_bytes_max")
 
-    def __init__(self, *, bytes_max: int = 64 * MIB, huge_pages: bool = False) -> None:
+    def __init__(self, *, bytes_max: int = 64 * MIB) -> None:
         self._buffers: list[mmap.mmap] = []
         self._bytes = 0
         self._bytes_max = bytes_max
-        self._huge_pages = huge_pages
 
     def take(self, size: int) -> memoryview:
         """A writable, page-aligned view of at least `size` bytes with arbitrary content.
@@ -58,9 +61,6 @@ class BufferPool:
         capacity = max(BUFFER_BYTES_MIN, 1 << (size - 1).bit_length())
         assert capacity >= size
         buffer = _mapped(capacity)
-        if self._huge_pages and capacity >= HUGE_PAGE_BYTES and _MADV_HUGEPAGE is not None:
-            with contextlib.suppress(OSError):  # a kernel without them
-                buffer.madvise(_MADV_HUGEPAGE)
         self._keep(buffer)
         return memoryview(buffer)
 

@@ -37,7 +37,7 @@ from quiverlog.limits import (
     RESPONSE_CONTAINERS_MAX,
 )
 
-from .buffers import BufferPool
+from .buffers import BufferPool, Memory
 from .containers import check_containers
 from .messages import CORRELATION_ID_MAX, Api, HelloRequest, Message, Request, Response
 from .registry import APIS
@@ -267,7 +267,7 @@ class FrameReceiver:
         header_bytes_max: int = HEADER_BYTES_MAX,
         scratch: bytearray | None = None,
         own_bodies: bool = False,
-        pool: BufferPool | None = None,
+        pool: Memory | None = None,
     ) -> None:
         if scratch is None:
             scratch = bytearray(OWN_SCRATCH_BYTES if own_bodies else SCRATCH_BYTES)
