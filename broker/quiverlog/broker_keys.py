@@ -41,6 +41,7 @@ _KEYS: Final = (
         _TEXT,
         "./quiverlog-data",
         "Where topics and metadata are kept. Made when it is missing; one broker at a time.",
+        because="the files of one directory are open",
     ),
     Setting(
         "listen",
@@ -48,6 +49,7 @@ _KEYS: Final = (
         "127.0.0.1:9292",
         "Where clients connect. Port 0 takes any free port; the ready line says which. There is no"
         " authentication yet: whoever reaches the address may read, write and delete everything.",
+        because="its socket is open, and the metadata and all clients know the address",
     ),
     Setting(
         "advertise",
@@ -55,6 +57,7 @@ _KEYS: Final = (
         "",
         "What clients are told to connect to. Empty: what `listen` says, or the machine's host name"
         " where that is every address (`0.0.0.0`, `[::]`).",
+        because="the metadata and all clients know the address",
     ),
     Setting(
         "inter.broker.listener",
@@ -62,6 +65,7 @@ _KEYS: Final = (
         "default",
         "The listener where brokers speak among themselves, and the only one that serves what only"
         " they ask. `default`: the one of `listen`.",
+        because="the metadata and the other brokers know the address",
     ),
     Setting(
         "http.listen",
@@ -69,6 +73,7 @@ _KEYS: Final = (
         "127.0.0.1:9293",
         "Where `/metrics`, `/healthz` and `/readyz` are served, without encryption or"
         " authentication; `off` serves none of them.",
+        because="its socket is open",
     ),
     Setting(
         "node.id",
@@ -76,6 +81,7 @@ _KEYS: Final = (
         0,
         "This broker's number in its cluster. It is written into the data directory.",
         maximum=2**31 - 1,
+        because="it is who the broker is",
     ),
     Setting(
         "cluster.id",
@@ -83,6 +89,7 @@ _KEYS: Final = (
         "",
         "The cluster to which the data directory must belong, of at most"
         f" {limits.CLUSTER_ID_CHARS_MAX} characters. Empty: whatever it says, or a new one.",
+        because="it is written into the data directory",
     ),
     Setting(
         "rack",
@@ -90,6 +97,7 @@ _KEYS: Final = (
         "",
         "A label for the place where this broker stands, of at most"
         f" {limits.RACK_CHARS_MAX} characters.",
+        because="brokers are registered with it, and replicas were placed by it",
     ),
     Setting(
         "process.roles",
@@ -99,6 +107,7 @@ _KEYS: Final = (
         " become a voter of the metadata quorum.",
         read=read_roles,
         label="broker, controller or both",
+        because="brokers are registered with them",
     ),
     Setting(
         "controller.quorum.bootstrap.servers",
@@ -110,6 +119,7 @@ _KEYS: Final = (
         " ([cluster.md](cluster.md)). Needs `cluster.id`.",
         read=read_seeds,
         label="id@host:port,...",
+        because="they are asked at the start",
     ),
     Setting(
         "controller.quorum.moved.servers",
@@ -120,6 +130,7 @@ _KEYS: Final = (
         " ([cluster.md](cluster.md)). Take it out when the cluster has come up.",
         read=read_seeds,
         label="id@host:port,...",
+        because="they are asked at the start",
     ),
     Setting(
         "controller.quorum.auto.join",
@@ -129,6 +140,7 @@ _KEYS: Final = (
         " itself once it follows: two at a time, up to five voters ([cluster.md](cluster.md))."
         " `false`: by `quiverlog quorum add` only.",
         choices=("true", "false"),
+        because="brokers are registered with it; `quorum add` and `remove` change votes meanwhile",
     ),
     Setting(
         "broker.session.ms",
@@ -140,6 +152,7 @@ _KEYS: Final = (
         unit="ms",
         minimum=500,
         maximum=600_000,
+        because="brokers act on leases that were given under the old one",
     ),
     Setting(
         "connections.max",
@@ -240,6 +253,7 @@ _KEYS: Final = (
         unit="bytes",
         minimum=limits.BATCH_BYTES_DEFAULT_MAX + limits.HEADER_BYTES_MAX,
         maximum=limits.FRAME_BYTES_MAX,
+        because="it was told to every connection when it began",
     ),
     Setting(
         "disk.reserve.bytes",
@@ -249,6 +263,7 @@ _KEYS: Final = (
         unit="bytes",
         minimum=limits.MIB,
         maximum=2**50,
+        because="it refuses decisions as well, and one too large could not be taken back",
     ),
     Setting(
         "damaged.replicas.kept",
@@ -259,6 +274,7 @@ _KEYS: Final = (
         unit="replicas",
         minimum=0,
         maximum=1_000,
+        reloadable=True,
     ),
     Setting(
         "leader.balance.period.ms",
@@ -302,6 +318,7 @@ _KEYS: Final = (
         " ([operating.md](operating.md#upgrading-by-feature-levels)).",
         minimum=limits.FEATURE_LEVEL_MIN,
         maximum=limits.FEATURE_LEVEL_MAX,
+        because="brokers are registered with it",
     ),
     Setting(
         "fsync.threads",
@@ -311,6 +328,7 @@ _KEYS: Final = (
         " but one of them at most.",
         minimum=1,
         maximum=64,
+        because="the threads are started with the broker",
     ),
     Setting(
         "work.threads",
@@ -320,6 +338,7 @@ _KEYS: Final = (
         " compaction, cold reads.",
         minimum=1,
         maximum=64,
+        because="the threads are started with the broker",
     ),
     Setting(
         "shutdown.timeout.ms",
@@ -363,6 +382,7 @@ _KEYS: Final = (
         "logfmt",
         "How log lines are written to standard error.",
         choices=("logfmt", "json"),
+        because="who reads the log reads one format",
     ),
 )
 

@@ -70,12 +70,15 @@ class Setting:
     """The attribute that holds the value; empty: the key, dots turned into underscores."""
     reloadable: bool = False
     """True where the value may change while the process runs."""
+    because: str = ""
+    """Where it may not: why, as the end of a sentence."""
 
     def __post_init__(self) -> None:
         assert self.doc.endswith("."), self.key
         assert (self.kind is Kind.CHOICE) == bool(self.choices), self.key
         assert (self.kind is Kind.OTHER) == (self.read is not None), self.key
         assert self.minimum <= self.maximum, self.key
+        assert not (self.reloadable and self.because), self.key
 
     @property
     def field(self) -> str:

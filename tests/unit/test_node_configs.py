@@ -46,6 +46,7 @@ from tests.support.members import Member, Members
 RATE = "partition.move.bytes.per.second"
 LEVEL = "log.level"
 IDLE = "connections.idle.ms"
+RETENTION = "topic.defaults.retention.ms"
 
 A = TypeVar("A", bound=m.Response)
 
@@ -153,7 +154,14 @@ REFUSED: tuple[tuple[list[tuple[str, str | None]], int, type[QuiverlogError]], .
     ([("", "1")], WHOLE_CLUSTER, UnknownConfig),
     ([("node.id", "4")], WHOLE_CLUSTER, ConfigNeedsRestart),
     ([("node.id", None)], WHOLE_CLUSTER, ConfigNeedsRestart),
-    ([("topic.defaults.retention.ms", "4")], WHOLE_CLUSTER, UnknownConfig),
+    ([("topic.defaults.retention.m", "4000")], WHOLE_CLUSTER, UnknownConfig),
+    ([("topic.defaults.", "4000")], WHOLE_CLUSTER, UnknownConfig),
+    ([("topic.defaults.cleanup.policy", "delete")], WHOLE_CLUSTER, UnknownConfig),
+    ([(RETENTION, "4")], WHOLE_CLUSTER, InvalidConfig),
+    ([(RETENTION, "long")], WHOLE_CLUSTER, InvalidConfig),
+    ([("topic.defaults.durability", "replicated")], WHOLE_CLUSTER, InvalidConfig),
+    ([(RETENTION, "4000")], 2, InvalidConfig),
+    ([(RETENTION, None)], 2, InvalidConfig),
     ([(RATE, "-1")], WHOLE_CLUSTER, InvalidConfig),
     ([(RATE, str(2**50 + 1))], WHOLE_CLUSTER, InvalidConfig),
     ([(RATE, "")], WHOLE_CLUSTER, InvalidConfig),
@@ -287,6 +295,7 @@ def test_a_snapshot_says_the_same_and_what_was_unset_meanwhile_is_gone(world: Wo
     """A broker that was away so long that it gets a snapshot, in which a key is said no more."""
     assert world.alter((RATE, "5"), (LEVEL, "debug")) == 0
     three = world.members.by_id[3]
+    three.send(ConfigReloaded({RETENTION: Given("8000", ConfigSource.FILE)}))
     image = Image({})
     gone = [*world.one.node.broker.metadata.image.snapshot_records()]
     kept = [r for r in gone if not (isinstance(r, BrokerConfigRecord) and r.key == RATE)]
@@ -297,6 +306,7 @@ def test_a_snapshot_says_the_same_and_what_was_unset_meanwhile_is_gone(world: Wo
     three.node.broker.metadata.restore(Snapshot(meta, encode_entry(kept)), three.now)
     assert rate_of(three) == 0
     assert three.node.broker.live_config._values[LEVEL].text == "debug"
+    assert three.node.broker.metadata.image.defaults == {"retention.ms": "8000"}
 
 
 def test_nobody_is_shut_out_by_what_is_set(world: World) -> None:

@@ -109,9 +109,7 @@ class Assignment:
         """When the next partition is opened, for the first time or again; 0: at once."""
         open_us = self._openings.next_us()
         retry_us = None if starting else self._offline.next_us()
-        if retry_us is None:
-            return open_us
-        return retry_us if open_us is None else min(open_us, retry_us)
+        return min((us for us in (open_us, retry_us) if us is not None), default=None)
 
     # --- what the image says -------------------------------------------------------------------
     def reconcile(
@@ -224,11 +222,15 @@ class Assignment:
         self._followed[key] = replica
         self._replication.follow(key, replica, partition.leader_id, partition.leader_epoch, now)
 
+    def reconfigure(self) -> None:
+        """Every topic may be configured otherwise. Who is opened takes it over then."""
+        for replica in (*self.replicas.values(), *self._followed.values()):
+            self._reconfigure(replica)
+
     def _reconfigure(self, replica: Replica) -> None:
         """The log and the rules take the topic's configuration as it is now."""
-        config = replica.topic.config
-        replica.log.config = log_config(config)
-        if replica.state.set_durability(config.durability):
+        replica.log.config = log_config(replica.topic.config)
+        if replica.state.set_durability(replica.topic.config.durability):
             self._wakeups.changed(replica)
         if replica.state.flushed_offset < replica.state.log_end_offset:
             # Rows written under `memory` become as safe as the topic promises from now on.

@@ -177,9 +177,7 @@ class Broker:
         self.metadata: Metadata = self._make_metadata()
         self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
         self.elections = self._make_elections()
-        self.live_config = make_live_config(
-            config, lambda: self.metadata.image, outbox, self.elections, self.replication
-        )
+        self.live_config = make_live_config(self)
         self.membership = self._make_membership()
         self.producer_ids = ProducerIds(self.metadata)
         self.clock = Clock(jobs, outbox)

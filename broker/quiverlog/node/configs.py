@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from quiverlog.broker_keys import CONFIG_KEYS
-from quiverlog.core.controller.broker_configs import alter_configs
+from quiverlog.core.controller.broker_configs import alter_configs, why_unknown
 from quiverlog.core.controller.records import Record
 from quiverlog.errors import UnknownConfig
 from quiverlog.node.broker import Broker
@@ -47,7 +47,7 @@ def handle_describe_configs(broker: Broker, call: Call) -> Steps:
     entries = {one.key: one for one in broker.live_config.entries()}
     for key in request.keys:
         if key not in entries:
-            raise UnknownConfig(f"{key}: {CONFIG_KEYS.why_unknown(key)}.")
+            raise UnknownConfig(f"{key}: {why_unknown(key)}.")
     assert len(entries) >= len(CONFIG_KEYS)
     yield None
     return DescribeConfigsResponse(

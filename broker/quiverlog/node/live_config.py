@@ -16,18 +16,21 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from quiverlog.broker_keys import CONFIG_KEYS
-from quiverlog.core.controller.broker_configs import ALL_BROKERS
+from quiverlog.core.controller.configs import CONFIG_DEFS, TOPIC_DEFAULTS_PREFIX, defaults_among
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.records import ALL_BROKERS
 from quiverlog.node.config import Given
 from quiverlog.node.effects import ConfigChanged
 from quiverlog.node.outbox import Outbox
-from quiverlog.settings import InvalidValue
+from quiverlog.settings import InvalidValue, Setting
 from quiverlog.types import Now
 from quiverlog.wire.config_messages import BrokerConfigEntry, ConfigSource
 
 __all__ = ["LiveConfig"]
 
-_LIVE: Final = tuple(key for key, setting in CONFIG_KEYS.items() if setting.reloadable)
+_TOPIC_DEFAULTS: Final = {TOPIC_DEFAULTS_PREFIX + key: one for key, one in CONFIG_DEFS.items()}
+_KEYS: Final[Mapping[str, Setting]] = {**CONFIG_KEYS, **_TOPIC_DEFAULTS}
+_LIVE: Final = (*(key for key, one in CONFIG_KEYS.items() if one.reloadable), *_TOPIC_DEFAULTS)
 
 
 class _Value(NamedTuple):
@@ -43,9 +46,20 @@ class LiveConfig:
         image: the metadata as they are.
         setters: what of the node follows a key while it runs; they take the typed value and the
             moment.
+        give_defaults: takes the defaults of topics that the process was given, whenever some are
+            new; of what is decided of them the image knows itself.
     """
 
-    __slots__ = ("_given", "_image", "_node_id", "_outbox", "_said", "_setters", "_values")
+    __slots__ = (
+        "_give_defaults",
+        "_given",
+        "_image",
+        "_node_id",
+        "_outbox",
+        "_said",
+        "_setters",
+        "_values",
+    )
 
     def __init__(
         self,
@@ -54,6 +68,7 @@ class LiveConfig:
         image: Callable[[], Image],
         outbox: Outbox,
         setters: Mapping[str, Callable[[Any, Now], None]],
+        give_defaults: Callable[[Mapping[str, str]], None],
     ) -> None:
         assert setters.keys() <= set(_LIVE), "a key with a setter may change while the broker runs"
         self._node_id = node_id
@@ -62,6 +77,7 @@ class LiveConfig:
         self._image = image
         self._outbox = outbox
         self._setters = setters
+        self._give_defaults = give_defaults
         self._said: Mapping[int, Mapping[str, str]] = {}
         self._values = {key: self._value(key) for key in _LIVE}
 
@@ -92,12 +108,17 @@ class LiveConfig:
             changed[key] = f"{before.text} -> {after.text} ({after.source.label})"
             setter = self._setters.get(key)
             if setter is not None:
-                setter(CONFIG_KEYS[key].parse(after.text), now)
-        if changed:
-            assert changed.keys() <= self._values.keys()
-            told = ", ".join(f"{key}: {how}" for key, how in changed.items())
-            self._outbox.log("info", "configuration changed", changed=told)
-            self._outbox.emit(ConfigChanged({key: v.text for key, v in self._values.items()}))
+                setter(_KEYS[key].parse(after.text), now)
+        if not changed:
+            return
+        assert changed.keys() <= self._values.keys()
+        told = ", ".join(f"{key}: {how}" for key, how in changed.items())
+        self._outbox.log("info", "configuration changed", changed=told)
+        if not changed.keys().isdisjoint(_TOPIC_DEFAULTS):
+            self._give_defaults(defaults_among({k: one.value for k, one in self._given.items()}))
+        if not changed.keys() <= _TOPIC_DEFAULTS.keys():
+            of_server = self._values.keys() - _TOPIC_DEFAULTS.keys()
+            self._outbox.emit(ConfigChanged({key: self._values[key].text for key in of_server}))
 
     def _value(self, key: str) -> _Value:
         found = ((ConfigSource.BROKER, self._node_id), (ConfigSource.CLUSTER, ALL_BROKERS))
@@ -120,7 +141,7 @@ class LiveConfig:
     def entries(self) -> list[BrokerConfigEntry]:
         """Every key with its value, in the order of the table; then what has names of its own."""
         assert self._values.keys() == set(_LIVE), "every key has a value"
-        keys = (*CONFIG_KEYS, *(key for key in self._given if key not in CONFIG_KEYS))
+        keys = (*_KEYS, *(key for key in self._given if key not in _KEYS))
         return [self._entry(key) for key in keys]
 
     def _entry(self, key: str) -> BrokerConfigEntry:
@@ -130,7 +151,7 @@ class LiveConfig:
             key=key,
             value=value.text,
             source=value.source,
-            changes_live=key in CONFIG_KEYS and CONFIG_KEYS[key].reloadable,
+            changes_live=key in self._values,
             default=_default(key),
             given=None if given is None else given.value,
             in_cluster=self._said.get(ALL_BROKERS, {}).get(key),
@@ -139,11 +160,15 @@ class LiveConfig:
 
 
 def _default(key: str) -> str:
-    setting = CONFIG_KEYS.get(key)
-    return "" if setting is None or setting.default is None else str(setting.default)
+    setting = _KEYS.get(key)
+    if setting is None:
+        return ""
+    return setting.default_doc if setting.default is None else str(setting.default)
 
 
 def _is_taken(key: str, text: str) -> bool:
+    if key in _TOPIC_DEFAULTS:
+        return bool(defaults_among({key: text}))
     setting = CONFIG_KEYS.get(key)
     if setting is None or not setting.reloadable:
         return False

@@ -153,6 +153,12 @@ class Metadata(Decisions):
         if self._owed:
             self._quorum.try_again(now)
 
+    def give_defaults(self, given: Mapping[str, str]) -> None:
+        """The process was told other defaults of topics: what METADATA says of them is new."""
+        for one in (self.image, self.pending):
+            one.give_defaults(given)
+        self.cache.clear()
+
     # --- what the quorum has decided -----------------------------------------------------------
     def apply(self, entry: Entry, now: Now) -> None:
         """See `StateMachine`."""
@@ -223,7 +229,7 @@ class Metadata(Decisions):
         assert not self.image.frozen
         records = decode_entry(snapshot.records) if snapshot.records else []
         before = self.image
-        image, pending = Image(before.defaults), Image(before.defaults)
+        image, pending = Image(before.given), Image(before.given)
         for one in (image, pending):
             if records:
                 # Snapshots from before there were broker epochs have none: theirs is the newest.

@@ -90,6 +90,7 @@ class Repairs:
         "_image",
         "_is_making",
         "_jobs",
+        "_kept_max",
         "_leaving",
         "_looked_at",
         "_metrics",
@@ -113,6 +114,7 @@ class Repairs:
         went_offline: Callable[[Replica], None],
     ) -> None:
         self._config = config
+        self._kept_max = config.damaged_replicas_kept
         self._disk = disk
         self._jobs = jobs
         self._outbox = outbox
@@ -128,6 +130,10 @@ class Repairs:
         self._is_making = False
         self._looked_at = -1  # The version of the metadata.
         self._not_before_us = 0
+
+    def set_kept(self, kept_max: int, _now: Now) -> None:
+        """So many are left when the next is made anew."""
+        self._kept_max = kept_max
 
     # --- what happened -------------------------------------------------------------------------
     def found(self, replica: Replica, why: str) -> None:
@@ -270,7 +276,7 @@ class Repairs:
             self._disk,
             leaving.name,
             key[0],
-            kept_max=self._config.damaged_replicas_kept,
+            kept_max=self._kept_max,
             free_bytes_min=size_bytes + self._config.disk_reserve_bytes,
         )
         self._jobs.start(job, partial(self._made, [key]), Urgency.BACKGROUND)

@@ -21,7 +21,8 @@ from typing import Any, Final, NamedTuple
 from quiverlog import limits
 from quiverlog.addresses import Address
 from quiverlog.broker_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
-from quiverlog.core.controller.configs import CONFIG_DEFS, topic_config
+from quiverlog.core.controller.broker_configs import why_unknown
+from quiverlog.core.controller.configs import CONFIG_DEFS, TOPIC_DEFAULTS_PREFIX, topic_config
 from quiverlog.errors import InvalidConfig
 from quiverlog.node.config import LISTENER_DEFAULT, Given
 from quiverlog.server.config_file import read_config_file
@@ -38,7 +39,6 @@ from quiverlog.wire.config_messages import ConfigSource
 
 __all__ = ["BrokerConfig", "load_config"]
 
-TOPIC_DEFAULTS_PREFIX: Final = "topic.defaults."
 _CHARS_MAX: Final = {
     "cluster.id": limits.CLUSTER_ID_CHARS_MAX,
     "rack": limits.RACK_CHARS_MAX,
@@ -175,7 +175,7 @@ def _typed(settings: Mapping[str, _Given]) -> BrokerConfig:
         elif topic_key != name and topic_key in CONFIG_DEFS:
             topic_defaults[topic_key] = _parse_topic_default(topic_key, value, source)
         elif name not in CONFIG_KEYS:
-            raise InvalidConfig(f"{source}: {_why_unknown(name)}.")
+            raise InvalidConfig(f"{source}: {why_unknown(name)}.")
         else:
             try:
                 values[CONFIG_KEYS[name].field] = CONFIG_KEYS[name].parse(value)
@@ -197,15 +197,6 @@ def _parse_topic_default(key: str, value: object, source: str) -> str:
     except InvalidValue as error:
         raise InvalidConfig(f"{source} {error}") from None
     return str(value)
-
-
-def _why_unknown(name: str) -> str:
-    topic_key = name.removeprefix(TOPIC_DEFAULTS_PREFIX)
-    if topic_key in CONFIG_DEFS.absent:
-        return CONFIG_DEFS.absent[topic_key]
-    if topic_key != name and (close := CONFIG_DEFS.suggest(topic_key)):
-        return f"there is no such key (is it `{TOPIC_DEFAULTS_PREFIX}{close}`?)"
-    return CONFIG_KEYS.why_unknown(name)
 
 
 def _refuse_contradictions(

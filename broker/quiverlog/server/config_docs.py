@@ -6,8 +6,7 @@ Owns the page's words around the tables. A test compares the page with what this
 from __future__ import annotations
 
 from quiverlog.broker_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
-from quiverlog.core.controller.configs import CONFIG_DEFS
-from quiverlog.server.config import TOPIC_DEFAULTS_PREFIX
+from quiverlog.core.controller.configs import CONFIG_DEFS, TAKEN_AT_CREATION, TOPIC_DEFAULTS_PREFIX
 from quiverlog.server.listener_config import LISTENER_KEYS, LISTENERS_MAX, LISTENERS_PREFIX
 from quiverlog.settings import Setting, markdown_table
 
@@ -59,6 +58,15 @@ Keys marked ↻ change while the broker runs, in two ways:
 
 """
 
+_RESTART_HEAD = """
+### What needs a restart
+
+As the read-only settings of Kafka's brokers. `config set` refuses these with CONFIG_NEEDS_RESTART;
+give them to the process, and restart the brokers one after the other
+([operating.md](operating.md#restarting-brokers-one-after-the-other)).
+
+"""
+
 _LISTENER_HEAD = f"""
 ## Listeners
 
@@ -86,7 +94,13 @@ _TOPIC_HEAD = f"""
 Given at `quiverlog topic create --config key=value`, changed with `quiverlog topic alter`. A broker
 may have other defaults: put the key after `{TOPIC_DEFAULTS_PREFIX}` in its own configuration
 (`{TOPIC_DEFAULTS_PREFIX}retention.ms` in the file, `--set {TOPIC_DEFAULTS_PREFIX}retention.ms=...`
-on the command line, `{ENV_PREFIX}TOPIC_DEFAULTS_RETENTION_MS` in the environment).
+on the command line, `{ENV_PREFIX}TOPIC_DEFAULTS_RETENTION_MS` in the environment). While
+brokers run, `quiverlog config set {TOPIC_DEFAULTS_PREFIX}retention.ms=... --cluster` sets it for
+all of them and wins over what each was given, as with the keys above marked ↻; SIGHUP reads the
+file's again. A default counts for every topic that says nothing else, those that are there already
+among them; only
+{", ".join(f"`{key}`" for key in TAKEN_AT_CREATION)} are written into a topic of several
+replicas when it is created, and stay.
 
 """
 
@@ -105,7 +119,16 @@ def render() -> str:
         ("key", "meaning"),
         ((f"`{LISTENERS_PREFIX}<name>.{key}`", one.doc) for key, one in LISTENER_KEYS.items()),
     )
-    return _HEAD + broker + _LISTENER_HEAD + listener + _TOPIC_HEAD + topic
+    restart = markdown_table(
+        ("key", "why"),
+        (
+            *((f"`{one.key}`", one.because) for one in CONFIG_KEYS.values() if one.because),
+            (f"`{LISTENERS_PREFIX}<name>.*`", "their sockets are open"),
+        ),
+    )
+    return (
+        _HEAD + broker + _RESTART_HEAD + restart + _LISTENER_HEAD + listener + _TOPIC_HEAD + topic
+    )
 
 
 def _broker_row(setting: Setting) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from quiverlog.broker_keys import CONFIG_KEYS
+from quiverlog.core.controller.configs import TOPIC_DEFAULTS_PREFIX
 from quiverlog.server.config import BrokerConfig
 
 __all__ = ["Reload", "compare_configs", "with_values"]
@@ -56,8 +57,11 @@ def compare_configs(running: BrokerConfig, found: BrokerConfig) -> Reload:
             values[setting.field] = new
         else:
             restart.append(key)
-    if dict(running.topic_defaults) != dict(found.topic_defaults):
-        restart.append("topic.defaults")
+    old_defaults, new_defaults = running.topic_defaults, found.topic_defaults
+    for key in sorted(old_defaults.keys() | new_defaults.keys()):
+        if old_defaults.get(key) != new_defaults.get(key):
+            changed[TOPIC_DEFAULTS_PREFIX + key] = (old_defaults.get(key), new_defaults.get(key))
+    values["topic_defaults"] = new_defaults
     if dict(running.listeners) != dict(found.listeners):
         restart.append("listeners")
     config = dataclasses.replace(running, **values)  # type: ignore[arg-type]

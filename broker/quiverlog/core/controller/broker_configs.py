@@ -12,16 +12,15 @@ from collections.abc import Iterable
 from typing import Final
 
 from quiverlog.broker_keys import CONFIG_KEYS
+from quiverlog.core.controller.configs import CONFIG_DEFS, TOPIC_DEFAULTS_PREFIX, check_default
 from quiverlog.core.controller.features import BROKER_CONFIGS, check_finalised
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.records import BrokerConfigRecord, Record
+from quiverlog.core.controller.records import ALL_BROKERS, BrokerConfigRecord, Record
 from quiverlog.errors import ConfigNeedsRestart, InvalidConfig, UnknownBroker, UnknownConfig
 from quiverlog.settings import InvalidValue
 
-__all__ = ["ALL_BROKERS", "LEAST", "alter_configs"]
+__all__ = ["LEAST", "alter_configs", "why_unknown"]
 
-ALL_BROKERS = -1
-"""In the place of a node id."""
 LEAST: Final = {
     "connections.max": 256,
     "connections.idle.ms": 1_000,
@@ -48,11 +47,13 @@ def alter_configs(
     for key, text in changes:
         if key in wanted:
             raise InvalidConfig(f"{key} is named twice.")
+        _check_key(key)
+        if node_id != ALL_BROKERS and key.startswith(TOPIC_DEFAULTS_PREFIX):
+            raise InvalidConfig(
+                f"{key} is for the whole cluster: what a topic is told holds wherever it lies."
+            )
         wanted[key] = None if text is None else _checked(key, text)
-        if text is None:
-            _check_key(key)
     said = image.broker_configs.get(node_id, {})
-    assert wanted.keys() <= set(CONFIG_KEYS), "what is not known was refused"
     return [
         BrokerConfigRecord(node_id, key, value)
         for key, value in wanted.items()
@@ -60,16 +61,36 @@ def alter_configs(
     ]
 
 
+def why_unknown(name: str) -> str:
+    """Why no key of brokers has this name, or what may have been meant."""
+    key = name.removeprefix(TOPIC_DEFAULTS_PREFIX)
+    if key in CONFIG_DEFS.absent:
+        return CONFIG_DEFS.absent[key]
+    if key != name and (close := CONFIG_DEFS.suggest(key)):
+        return f"there is no such key (is it `{TOPIC_DEFAULTS_PREFIX}{close}`?)"
+    return CONFIG_KEYS.why_unknown(name)
+
+
 def _check_key(key: str) -> None:
+    if _topic_key(key) is not None:
+        return
     setting = CONFIG_KEYS.get(key)
     if setting is None:
-        raise UnknownConfig(f"{key}: {CONFIG_KEYS.why_unknown(key)}.")
+        raise UnknownConfig(f"{key}: {why_unknown(key)}.")
     if not setting.reloadable:
-        raise ConfigNeedsRestart(f"{key} does not change while a broker runs.")
+        raise ConfigNeedsRestart(f"{key} does not change while a broker runs: {setting.because}.")
+
+
+def _topic_key(key: str) -> str | None:
+    """The key of topics whose default this is."""
+    name = key.removeprefix(TOPIC_DEFAULTS_PREFIX)
+    return name if name != key and name in CONFIG_DEFS else None
 
 
 def _checked(key: str, text: str) -> str:
-    _check_key(key)
+    topic_key = _topic_key(key)
+    if topic_key is not None:
+        return check_default(topic_key, text)
     try:
         value = CONFIG_KEYS[key].parse(text)
     except InvalidValue as error:

@@ -8,6 +8,7 @@ Must not know: topics, files, where defaults of a broker come from.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -34,8 +35,11 @@ __all__ = [
     "CONFIG_DEFS",
     "RETIRED",
     "TAKEN_AT_CREATION",
+    "TOPIC_DEFAULTS_PREFIX",
     "TopicConfig",
     "check_configs",
+    "check_default",
+    "defaults_among",
     "topic_config",
 ]
 
@@ -165,6 +169,9 @@ TAKEN_AT_CREATION: Final = ("min.insync.replicas", "unclean.leader.election.enab
 The leader counts by them and the controller elects by them: were they a default of each broker, two
 that differ would lose rows."""
 
+TOPIC_DEFAULTS_PREFIX: Final = "topic.defaults."
+"""Before a key of topics, among the keys of brokers: what counts where a topic says nothing."""
+
 CONFIG_DEFS: Final = SettingsTable(_DEFS, absent=ABSENT)
 
 
@@ -217,6 +224,31 @@ def check_configs(configs: Mapping[str, str]) -> None:
             definition.parse(text)
         except InvalidValue as error:
             raise InvalidConfig(f"{key} {error}") from None
+
+
+def check_default(key: str, text: str) -> str:
+    """The text of a default, as it is to be stored.
+
+    Raises:
+        InvalidConfig: not every topic could have it, were it for one replica.
+    """
+    check_configs({key: text})
+    topic_config({}, {key: text}, 1)
+    return str(CONFIG_DEFS[key].parse(text))
+
+
+def defaults_among(said: Mapping[str, str]) -> dict[str, str]:
+    """The defaults of topics among keys of brokers, by the key of topics.
+
+    What this version would not take (another one has decided it) is as if it was never said.
+    """
+    found = {}
+    for name, text in said.items():
+        key = name.removeprefix(TOPIC_DEFAULTS_PREFIX)
+        if key != name:
+            with contextlib.suppress(InvalidConfig):
+                found[key] = check_default(key, text)
+    return found
 
 
 def topic_config(

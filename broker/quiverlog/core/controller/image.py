@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from quiverlog.batch.schema import deserialize_schema
-from quiverlog.core.controller.configs import RETIRED, topic_config
+from quiverlog.core.controller.configs import RETIRED, defaults_among, topic_config
 from quiverlog.core.controller.records import (
+    ALL_BROKERS,
     LEADER_GONE,
     LEADER_STAYS,
     NO_LEADER,
@@ -61,7 +62,8 @@ class Image:
     """See the module docstring.
 
     Args:
-        defaults: the broker's default topic configuration (checked), used where a topic has none.
+        given: the default topic configuration that this broker was given (checked). `defaults` are
+            these and what was decided of them since, used where a topic says nothing.
     """
 
     __slots__ = (
@@ -70,6 +72,7 @@ class Image:
         "defaults",
         "feature_level",
         "frozen",
+        "given",
         "leaderless",
         "next_producer_id",
         "partition_count",
@@ -82,8 +85,9 @@ class Image:
         "version",
     )
 
-    def __init__(self, defaults: Mapping[str, str]) -> None:
-        self.defaults = dict(defaults)
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self.given: Mapping[str, str] = dict(given)
+        self.defaults: Mapping[str, str] = self.given
         self.frozen = False
         self.version = 0
         self.feature_level = FEATURE_LEVEL_MIN
@@ -125,6 +129,7 @@ class Image:
         self.feature_level = source.feature_level
         self.brokers = dict(source.brokers)
         self.broker_configs = source.broker_configs
+        self._refresh_defaults()
         self.next_producer_id = source.next_producer_id
         self.partition_count = source.partition_count
         self.replica_counts = source.replica_counts.copy()
@@ -242,6 +247,21 @@ class Image:
             said[record.key] = record.value
         others = {n: one for n, one in self.broker_configs.items() if n != record.node_id}
         self.broker_configs = {**others, record.node_id: said} if said else others
+        if record.node_id == ALL_BROKERS:
+            self._refresh_defaults()
+
+    def give_defaults(self, given: Mapping[str, str]) -> None:
+        """This broker was given other defaults (checked); no record says so."""
+        self.given = dict(given)
+        self._refresh_defaults()
+
+    def _refresh_defaults(self) -> None:
+        """Takes as long as there are topics, where something is new."""
+        defaults = {**self.given, **defaults_among(self.broker_configs.get(ALL_BROKERS, {}))}
+        if defaults != self.defaults:
+            self.defaults = defaults
+            for topic in self.topics.values():
+                self._configure(topic)
 
     def _replay_broker_change(self, record: BrokerChangeRecord) -> None:
         broker = self.brokers[record.node_id]

@@ -19,6 +19,7 @@ from quiverlog.errors import CorruptLog, UnsupportedFormat
 from quiverlog.types import NO_EPOCH
 
 __all__ = [
+    "ALL_BROKERS",
     "LEADER_GONE",
     "LEADER_STAYS",
     "NO_LEADER",
@@ -50,6 +51,8 @@ NO_LEADER: Final = -1
 LEADER_STAYS: Final = -1
 """In a change. That the leader is gone is said by LEADER_GONE: -1 meant "stays" from the start."""
 LEADER_GONE: Final = -2
+ALL_BROKERS: Final = -1
+"""In the place of a node id, where something is said of all of them."""
 UNKNOWN_BROKER_EPOCH: Final = -1
 """In a registration: the metadata version of the entry that it stands in."""
 
