@@ -18,12 +18,12 @@ pytestmark = pytest.mark.process
 RATE = "partition.move.bytes.per.second"
 
 
-def typed(cluster: LocalCluster, *words: str, noun: str = "cluster") -> str:
+def typed(cluster: LocalCluster, *words: str, noun: str = "cluster", code: int = 0) -> str:
     command = [sys.executable, "-m", "quiverlog", noun, *words]
     command += ["--bootstrap-server", cluster.bootstrap]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, (done.stdout, done.stderr)
-    return done.stdout
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done.stdout if code == 0 else done.stderr
 
 
 @pytest.mark.timeout(400)
@@ -79,6 +79,18 @@ def test_a_decommissioning_is_called_off_in_the_midst_and_asked_for_again() -> N
         assert "holds nothing any more" in typed(cluster, "decommission", "4")
         assert not any(4 in replicas for replicas in placed(client))
         assert client.describe_topic("t").rows == 16
+
+
+def test_a_decommissioning_that_is_refused_changes_nothing() -> None:
+    """Of a broker that is dead, and has held the only replica of something."""
+    with quiverlog.testing.cluster(3) as cluster, cluster.client() as client:
+        client.create_topic("t", "n long", partitions=3)
+        cluster.brokers[3].kill()
+        until(lambda: [one.node_id for one in client.describe_cluster().brokers if one.fenced])
+        for words in (("--dry-run",), ()):
+            said = typed(cluster, "decommission", "3", *words, code=1)
+            assert "has no leader, so nobody could copy it" in said
+            assert not any(one.decommissioning for one in client.describe_cluster().brokers)
 
 
 def placed(client: quiverlog.Client) -> list[tuple[int, ...]]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.move_run import check_plan, start_plan
 from quiverlog.cli.options import (
     INT32_MAX,
     bootstrap_option,
@@ -26,14 +27,14 @@ from quiverlog.cli.options import (
     format_option,
     open_client,
 )
-from quiverlog.cli.output import human_bytes, print_json, print_table
+from quiverlog.cli.output import counted, human_bytes, print_json, print_table
 from quiverlog.cli.placement import look
 from quiverlog.cli.waiting import Patience, polls, shown_waiting
 from quiverlog.client.decommissioning import decommission_broker
 from quiverlog.client.move_plan import evacuate
 from quiverlog.client.replica_layout import Move
 from quiverlog.client.voters import change_voters
-from quiverlog.errors import BrokerAlive, InvalidReplicationFactor
+from quiverlog.errors import BrokerAlive, InvalidReplicationFactor, QuiverlogError
 from quiverlog.wire.decommission_messages import DecommissionStep
 from quiverlog.wire.voters_messages import ChangeVotersRequest, VoterChange
 
@@ -129,31 +130,32 @@ def _plan(client: Client, node_id: int) -> list[Move]:
 
     Raises:
         CommandFailed: they have no place.
+        QuiverlogError: the brokers would refuse it.
     """
     placement = look(client)
     try:
         # What moves already counts as where it moves to.
-        return evacuate(placement.brokers, placement.partitions, {node_id})
+        moves = evacuate(placement.brokers, placement.partitions, {node_id})
     except InvalidReplicationFactor as error:
         raise CommandFailed(
             f"What broker {node_id} holds has no place elsewhere: {error.message} Start or add "
             "a broker, or give the topic fewer replicas."
         ) from error
-
-
-def _begin_moves(client: Client, moves: Sequence[Move]) -> None:
-    by_topic: dict[str, dict[int, Sequence[int]]] = {}
-    for one in moves:
-        by_topic.setdefault(one.topic, {})[one.partition] = one.after
-    for name, targets in by_topic.items():
-        client.reassign_partitions(name, targets)
+    check_plan(client, moves, throttle=0)
+    return moves
 
 
 # --- the steps ----------------------------------------------------------------------------------
 def _decommission(client: Client, node_id: int, *, is_waiting: bool) -> _State:
+    before = _step(client, node_id, DecommissionStep.NOTHING)
     left = _step(client, node_id, DecommissionStep.BEGIN)
     if left.replica_count:
-        _begin_moves(client, _plan(client, node_id))
+        try:
+            start_plan(client, _plan(client, node_id), throttle=0)
+        except (CommandFailed, QuiverlogError):
+            if not before.is_decommissioning:
+                _step(client, node_id, DecommissionStep.CANCEL)  # What is refused changes nothing.
+            raise
         if not is_waiting:
             return _State.MOVING
         left = _wait(client, node_id, left.replica_count)
@@ -186,7 +188,7 @@ def _wait(client: Client, node_id: int, total: int) -> DecommissionBrokerRespons
             waiting.show(done, total, text + patience.note)
             if poll % _PLAN_AGAIN_POLLS == 0:
                 # Something was on its way to the broker, or a move was called off.
-                patience.ask(lambda: _begin_moves(client, _plan(client, node_id)))
+                patience.ask(lambda: start_plan(client, _plan(client, node_id), throttle=0))
     raise AssertionError("who waits without a bound is answered")
 
 
@@ -240,4 +242,5 @@ def _show(moves: Sequence[Move], node_id: int) -> None:
         right=["PARTITION", "BYTES"],
     )
     total = sum(one.copied_bytes for one in moves)
-    print(f"\n{len(moves):,} partitions would move, {human_bytes(total)}. Nothing was changed.")
+    count = counted(len(moves), "partition", "partitions")
+    print(f"\n{count} would move, {human_bytes(total)}. Nothing was changed.")

@@ -90,7 +90,7 @@ def print_plan(placement: Placement, moves: Sequence[Move], throttle: int) -> No
     )
     print(f"\n{_summary(moves, throttle)}")
     if placement.silent:
-        print(f"Sizes on brokers {join(placement.silent)} are not known: they did not answer.")
+        print(f"Sizes are not known where nobody answered: brokers {join(placement.silent)}.")
 
 
 def _change(before: object, after: object) -> str:

@@ -6,7 +6,7 @@ is the brokers'; what is planned is `client.move_plan`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,8 +91,7 @@ class _Wish:
 
         if self.plan_file is not None:
             return read_plan(self.plan_file, placement)
-        if self.topic is not None:
-            placement.of(self.topic)  # It is there.
+        self.check_partitions(placement, self.partitions)
         everything = placement.partitions
         if self.factor is not None and self.topic is not None:
             return with_replication_factor(placement.brokers, everything, self.topic, self.factor)
@@ -109,26 +108,39 @@ class _Wish:
         is_named = not self.partitions or partition in self.partitions
         return is_named and self.topic in (None, topic)
 
+    def check_partitions(self, placement: Placement, numbers: Iterable[int]) -> None:
+        """Raises CommandFailed where the topic is not there, or has no such partition."""
+        if self.topic is None:
+            return
+        held = {one.partition for one in placement.of(self.topic)}
+        unknown = sorted(set(numbers) - held)
+        if unknown:
+            raise CommandFailed(f"{self.topic} has no partition {unknown[0]}.")
+
     def _to(self, placement: Placement) -> list[Move]:
         from quiverlog.client.move_plan import evacuate
 
         assert self.topic is not None
+        known = {one.node_id for one in placement.brokers}
+        unknown = sorted({node_id for _, ids in self.targets for node_id in ids} - known)
+        if unknown:
+            names = ", ".join(map(str, sorted(known)))
+            raise CommandFailed(
+                f"There is no broker {unknown[0]} in this cluster; there are: {names}."
+            )
         held = {one.partition: one for one in placement.of(self.topic)}
         exact = {number: ids for number, ids in self.targets if number >= 0}
         for number, ids in self.targets:
             if number < 0 and self.partitions:
                 exact |= dict.fromkeys(self.partitions, ids)
             elif number < 0:
-                others = {one.node_id for one in placement.brokers} - set(ids)
                 return evacuate(
                     placement.brokers,
                     placement.partitions,
-                    others,
+                    known - set(ids),
                     means=lambda one: one.topic == self.topic,
                 )
-        unknown = sorted(exact.keys() - held.keys())
-        if unknown:
-            raise CommandFailed(f"{self.topic} has no partition {unknown[0]}.")
+        self.check_partitions(placement, exact)
         return [
             held[number].move(tuple(ids))
             for number, ids in sorted(exact.items())
@@ -311,8 +323,7 @@ def _moving(
     from quiverlog.cli.placement import look
 
     placement = look(client)
-    if wish.topic is not None:
-        placement.of(wish.topic)
+    wish.check_partitions(placement, wish.partitions)
     moving = {key: one for key, one in placement.moving.items() if wish.means(*key)}
     if cancel:
         for topic in sorted({topic for topic, _ in moving}):
