@@ -33,8 +33,8 @@ _PARTITIONS_MAX: Final = 1_000
 
 def check_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
     """Have the controller look at the plan. Raises what it would refuse it with."""
-    for topic, targets in _requests(moves):
-        _ask(client, topic, targets, throttle, validate_only=True)
+    for part in _requests(moves):
+        _ask(client, part, throttle, validate_only=True)
 
 
 def start_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
@@ -44,44 +44,41 @@ def start_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
         CommandFailed: a request was refused after others had been taken.
     """
     begun = 0
-    for topic, targets in _requests(moves):
+    for part in _requests(moves):
         try:
-            _ask(client, topic, targets, throttle)
+            _ask(client, part, throttle)
         except QuiverlogError as error:
             if not begun:
                 raise
             raise CommandFailed(
                 f"{begun} of {len(moves)} partitions move, then: {error} Plan again for the others."
             ) from error
-        begun += len(targets)
+        begun += len(part)
 
 
-def _requests(moves: Sequence[Move]) -> list[tuple[str, dict[int, Sequence[int]]]]:
+def _requests(moves: Sequence[Move]) -> list[list[Move]]:
+    """Those of one topic that are asked for together."""
     by_topic: dict[str, list[Move]] = {}
     for one in moves:
         by_topic.setdefault(one.topic, []).append(one)
     return [
-        (topic, {one.partition: one.after for one in found[at : at + _PARTITIONS_MAX]})
-        for topic, found in by_topic.items()
+        found[at : at + _PARTITIONS_MAX]
+        for found in by_topic.values()
         for at in range(0, len(found), _PARTITIONS_MAX)
     ]
 
 
 def _ask(
-    client: Client,
-    topic: str,
-    targets: Mapping[int, Sequence[int]],
-    throttle: int,
-    *,
-    validate_only: bool = False,
+    client: Client, moves: Sequence[Move], throttle: int, *, validate_only: bool = False
 ) -> None:
     client.run(
         reassign_partitions(
             client.cluster,
-            topic,
-            targets,
+            moves[0].topic,
+            {one.partition: one.after for one in moves},
             throttle=throttle,
-            change_count=True,
+            # A plan that keeps the numbers of replicas as it knows them does not change them.
+            change_count=any(len(one.after) != len(one.before) for one in moves),
             validate_only=validate_only,
         )
     )
@@ -89,10 +86,10 @@ def _ask(
 
 def elect_preferred(client: Client, moves: Sequence[Move]) -> None:
     """Have those lead that are to, now that they are in sync; brokers would do so by and by."""
-    for topic, targets in _requests(moves):
+    for part in _requests(moves):
         # A topic that was deleted at this moment has no leaders.
         with contextlib.suppress(UnknownTopic, UnknownPartition):
-            client.elect_leaders(topic, list(targets))
+            client.elect_leaders(part[0].topic, [one.partition for one in part])
 
 
 # --- waiting -------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ Owns how that is put together from what brokers answer. Must not know: what is p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from quiverlog.cli.failures import CommandFailed
 from quiverlog.cli.output import human_bytes
+from quiverlog.cli.waiting import polls
 from quiverlog.client.reassignments import list_moves
 from quiverlog.client.replica_layout import Layout, Move, PlanBroker, PlanPartition
 
@@ -18,9 +19,13 @@ if TYPE_CHECKING:
 
     from quiverlog.client.client import Client
     from quiverlog.client.replica_sizes import ReplicaSizes
-    from quiverlog.client.results import PartitionMove
+    from quiverlog.client.results import ClusterDetail, PartitionMove, TopicInfo
+
+    Moves = Mapping[str, Mapping[int, PartitionMove]]
 
 __all__ = ["Placement", "check_room", "look"]
+
+_SETTLES_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +70,7 @@ class Placement:
 
 def look(client: Client) -> Placement:
     """Ask for all of it. Partitions that move count as where they move to."""
-    described = client.describe_cluster()
-    moves = client.run(list_moves(client.cluster))
+    described, moves, topics = _at_one_moment(client)
     moving = {(name, n): one for name, found in moves.items() for n, one in found.items()}
     sizes = client.describe_replicas()
     brokers = [
@@ -81,13 +85,30 @@ def look(client: Client) -> Placement:
         for one in described.brokers
     ]
     partitions = []
-    for name, topic in sorted(client.metadata().topics.items()):
+    for name, topic in sorted(topics.items()):
         for one in topic.partitions:
             move = moving.get((name, one.partition))
             size = sizes.largest(name, one.partition)
             replicas, coming = (one.replicas, ()) if move is None else (move.target, move.adding)
             partitions.append(PlanPartition(name, one.partition, replicas, size, coming))
     return Placement(brokers, partitions, moving, sizes)
+
+
+def _at_one_moment(client: Client) -> tuple[ClusterDetail, Moves, Mapping[str, TopicInfo]]:
+    """Who is there, what moves, who holds what; as far as others let it be of one moment.
+
+    While a partition moves, those before and after hold it. Were a move that has begun or ended in
+    between not known of, all of them would be taken for its replicas.
+    """
+    for is_last in polls(_SETTLES_S):
+        moves = client.run(list_moves(client.cluster))
+        described = client.describe_cluster()
+        found = client.metadata()
+        # Another broker than the controller may have told of it, and not have heard of all.
+        is_late = found.metadata_version < described.metadata_version
+        if is_last or not (is_late or client.run(list_moves(client.cluster)) != moves):
+            break
+    return described, moves, found.topics
 
 
 def check_room(placement: Placement, moves: Collection[Move]) -> None:
