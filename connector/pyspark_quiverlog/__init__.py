@@ -75,11 +75,16 @@ def register(spark: SparkSession) -> None:
 
     Spark looks once per JVM, with the interpreter that `PYSPARK_PYTHON` names, or else the first
     `python3` on the PATH. When quiverlog is not installed there, or was installed later, the
-    session answers `DATA_SOURCE_NOT_FOUND`; this call cures that (executors still need it).
+    session answers `DATA_SOURCE_NOT_FOUND`; this call cures that (executors still need it). Where
+    Spark has found it, nothing changes.
 
     Raises:
         RuntimeError: PySpark is older than 4.0.
     """
     if not _compat.HAS_PYSPARK:
         raise RuntimeError("quiverlog's data source needs PySpark 4.0 or newer.")
-    spark.dataSource.register(DefaultSource)
+    try:
+        spark.dataSource.register(DefaultSource)
+    except Exception as error:
+        if not _compat.is_found_by_spark(error):
+            raise

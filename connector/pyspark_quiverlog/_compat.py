@@ -4,7 +4,8 @@ Everything else in this package imports Spark's names from here. Without PySpark
 has no Python data sources (3.x), the names are stand-ins: the package still imports, because one
 `pyspark_*` module that fails to import breaks every Python data source of a session.
 
-- 4.0: data sources, Arrow writers for batch.
+- 4.0: data sources, Arrow writers for batch. Spark refuses to register a source that it has found
+  by itself.
 - 4.1: Arrow writers for streams. On 4.0 a stream hands over rows, which `arrow_from_rows` turns
   into Arrow batches (slower; nothing else differs).
 - 4.2: admission control (`latestOffset(start, limit)`), Trigger.AvailableNow.
@@ -39,6 +40,7 @@ __all__ = [
     "arrow_from_rows",
     "hand_over",
     "in_daemon_worker",
+    "is_found_by_spark",
     "limit_class",
     "rows_wrapper",
     "to_arrow_schema",
@@ -77,6 +79,12 @@ DataSourceStreamArrowWriter: Any = _base(
 InputPartition: Any = _base("InputPartition")
 WriterCommitMessage: Any = _base("WriterCommitMessage")
 SupportsTriggerAvailableNow: Any = _base("SupportsTriggerAvailableNow", _streaming_api)
+
+
+def is_found_by_spark(error: Exception) -> bool:
+    """Whether a source could not be registered because Spark had found it (4.0 says so)."""
+    condition = getattr(error, "getCondition", lambda: None)
+    return bool(condition() == "DATA_SOURCE_ALREADY_EXISTS")
 
 
 def limit_class(name: str) -> Any:

@@ -152,3 +152,22 @@ def test_what_travels_to_a_task_is_small() -> None:
     data = pickle.dumps(split)
     assert len(data) < 250
     assert pickle.loads(data).ranges == split.ranges
+
+
+@pytest.mark.parametrize("condition", ["DATA_SOURCE_ALREADY_EXISTS", "DATA_SOURCE_ERROR"])
+def test_register_where_spark_has_found_it_already(condition: str) -> None:
+    """PySpark 4.0 refuses then; there is nothing to do, and nothing else is passed over."""
+
+    class Refused(Exception):
+        def getCondition(self) -> str:
+            return condition
+
+    def register(source: type) -> None:
+        raise Refused
+
+    spark: Any = SimpleNamespace(dataSource=SimpleNamespace(register=register))
+    if condition == "DATA_SOURCE_ALREADY_EXISTS":
+        pyspark_quiverlog.register(spark)
+    else:
+        with pytest.raises(Refused):
+            pyspark_quiverlog.register(spark)
