@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import socket
+import ssl
 import stat
 import threading
 
@@ -127,3 +130,49 @@ def test_a_server_of_another_kind_is_named(capsys, answer, says):
         code, _, err = run(capsys, "topic", "list", "-b", address, "--timeout", "1")
         thread.join()
     assert (code, says in err, err.count("\n")) == (ExitCode.UNREACHABLE, True, 1), err
+
+
+class _Silent(http.server.BaseHTTPRequestHandler):
+    """A web server waits for the end of a line, which no request of ours has."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_web_server_that_waits_for_a_line_is_named(capsys):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Silent) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        address = f"127.0.0.1:{server.server_port}"
+        code, _, err = run(capsys, "topic", "list", "-b", address, "--timeout", "0.3")
+        server.shutdown()
+        thread.join()
+    assert (code, "speaks HTTP" in err, err.count("\n")) == (ExitCode.UNREACHABLE, True, 1), err
+
+
+def test_a_tls_server_that_closes_without_a_word_is_named(capsys):
+    def serve() -> None:
+        while not ended.is_set():
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                if connection.recv(1, socket.MSG_PEEK) == b"\x16":
+                    # It has no certificate, which it says as TLS does.
+                    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).wrap_socket(connection, True)
+
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        code, _, err = run(capsys, "topic", "list", "-b", address, "--timeout", "1")
+        ended.set()
+        socket.create_connection(server.getsockname()).close()
+        thread.join()
+    assert (code, "speaks TLS" in err, err.count("\n")) == (ExitCode.UNREACHABLE, True, 1), err
+
+
+def test_a_silent_server_that_nobody_knows_stays_what_it_was(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        code, _, err = run(capsys, "topic", "list", "-b", address, "--timeout", "0.3")
+    assert (code, "did not answer" in err, "speaks" in err) == (1, True, False), err

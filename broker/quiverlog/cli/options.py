@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from quiverlog.addresses import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE
+from quiverlog.errors import ConnectionClosed, ConnectionFailed, RequestTimedOut
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
@@ -214,7 +215,15 @@ def open_client(
     from quiverlog.client.client import connect
 
     more = {} if request_timeout_s is None else {"request_timeout": request_timeout_s}
-    client = connect(bootstrap, client_id="quiverlog-cli", connect_timeout=timeout_s, **more)
+    try:
+        client = connect(bootstrap, client_id="quiverlog-cli", connect_timeout=timeout_s, **more)
+    except (ConnectionClosed, RequestTimedOut) as error:
+        from quiverlog.cli.what_answers import recognised
+
+        found = recognised(bootstrap)
+        if found is None:
+            raise
+        raise ConnectionFailed(found) from error
     try:
         yield client
     finally:
