@@ -66,6 +66,8 @@ def test_a_cluster_is_made_broken_stopped_brought_back_and_removed(dev: Dev) -> 
     found = dev.status()
     assert [one["rack"] for one in found.values()] == ["a", "b", "c"]
     assert sum("controller" in str(one["in_cluster"]) for one in found.values()) == 1
+    pids = [int(str(one["pid"])) for one in found.values()]
+    assert [os.getsid(pid) for pid in pids] == pids, "what ends with a terminal is of its session"
     with quiverlog.connect(bootstrap) as client:
         client.create_topic("t", pa.schema({"n": pa.int64()}), replication_factor=3)
         with client.producer("t", durability="replicated_flushed") as producer:
@@ -82,11 +84,11 @@ def test_a_cluster_is_made_broken_stopped_brought_back_and_removed(dev: Dev) -> 
     assert dev.states() == ["running"] * 3
     assert dev("stop").startswith("stopped 3 brokers")
     assert dev.states() == ["ended"] * 3
-    assert dev("up").split()[-1] == bootstrap
+    assert json.loads(dev("up", "--format", "json"))["bootstrap_server"] == bootstrap
     with quiverlog.connect(bootstrap) as client:
         rows = [batch.data.to_pylist() for batch in client.consumer("t", start="earliest")]
     assert rows == [[{"n": 1}]]
-    pids = [one["pid"] for one in dev.status().values()]
+    pids = [int(str(one["pid"])) for one in dev.status().values()]
     assert dev("down") == f"removed {dev.directory}\n"
     assert not dev.directory.exists()
     assert not [pid for pid in pids if runs_a_program(pid)]

@@ -112,9 +112,15 @@ def _broker_of(found: LocalCluster, node_id: int) -> LocalBroker:
 @click.option(
     "--timeout", "timeout_s", type=Seconds(), default=60.0, show_default=True, metavar="SECONDS"
 )
+@format_option()
 @debug_option
 def up(
-    count: int | None, port: int | None, config: dict[str, str], directory: Path, timeout_s: float
+    count: int | None,
+    port: int | None,
+    config: dict[str, str],
+    directory: Path,
+    timeout_s: float,
+    output_format: str,
 ) -> None:
     """Start a cluster, new or as it was, and wait until it is ready.
 
@@ -133,8 +139,9 @@ def up(
             )
         with found.locked():
             found.start(timeout_s)
-    _show(found, "table")
-    print(f"\nready after {time.monotonic() - began_s:.1f} s: -b {found.bootstrap}")
+    _show(found, output_format)
+    if output_format != "json":
+        print(f"\nready after {time.monotonic() - began_s:.1f} s: -b {found.bootstrap}")
 
 
 def _create(directory: Path, count: int, port: int | None, config: dict[str, str]) -> LocalCluster:
