@@ -1,8 +1,9 @@
 """One Spark session for all Spark benchmarks, and how a streaming query is timed.
 
-Owns the session's settings. A stream's speed is taken from the progress that Spark itself reports:
-rows of a trigger over the trigger's whole time (offsets, planning, write-ahead log, tasks, commit).
-The first triggers of a query start interpreters and are left out, on both sides alike.
+Owns the session's settings, and that ours and the bare sources have Python workers of their own.
+A stream's speed is taken from the progress that Spark itself reports: rows of a trigger over the
+trigger's whole time (offsets, planning, write-ahead log, tasks, commit). The first triggers of a
+query start interpreters and are left out, on both sides alike.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 QUERY_SECONDS_MAX = 120
+BARE_WORKERS = "QUIVERLOG_BENCH_BARE"
+"""In the environment of the workers of the bare sources and of no others."""
 
 __all__ = ["batch_rates", "run_stream", "session", "stop_session", "timed", "trigger_ms"]
 
@@ -61,8 +64,13 @@ def session(**conf: str) -> SparkSession:
     for key, value in conf.items():
         builder = builder.config(key.replace("__", "."), value)
     spark: SparkSession = builder.getOrCreate()
+    # Spark keeps workers apart by the environment that a function was registered with. What ours
+    # freezes in a worker must not serve the bare ones, whose trigger is that of a source without.
+    environment = spark.sparkContext.environment
+    environment[BARE_WORKERS] = "1"
     for source in (BareSource, BareSink):
         spark.dataSource.register(source)
+    del environment[BARE_WORKERS]
     import pyspark_quiverlog
 
     pyspark_quiverlog.register(spark)
