@@ -30,7 +30,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operating.md").read_text
 COLUMNS = {"flights": ("carrier", "delay"), "trips": ("city", "price")}
 PAUSE_S = 0.2
 EVERY = "1 second"
-WORK_MIN = 20
+WORK_MIN = 10
 """Requests of each program, and micro-batches of each query: they are at work all the time."""
 FIRST_PORT = 9292
 COMMAND_S = 120
