@@ -22,6 +22,7 @@ import pytest
 
 from quiverlog.local.cluster import BROKERS_MAX, LocalCluster
 from quiverlog.local.ports import free_port, is_free
+from tests.spark.queries import wait_for
 from tests.support.cluster_load import ClusterLoad
 
 pytestmark = [pytest.mark.spark, pytest.mark.process]
@@ -152,7 +153,10 @@ class Beside:
         self._running = contextlib.ExitStack()
 
     def begin(self, topic: str) -> None:
-        """The topic has been created."""
+        """The topic has been created: on with it, and wait until the query has read some of it.
+
+        Spark gives its Python workers ten seconds to start, and no command typed is to take them.
+        """
         load = ClusterLoad(
             self._bootstrap, topic, columns=COLUMNS[topic], durability=None, pause_s=PAUSE_S
         )
@@ -170,6 +174,7 @@ class Beside:
         self._running.callback(query.stop)
         self._loads[topic] = self._running.enter_context(load)
         self._queries[topic] = query
+        wait_for(lambda: bool(query.lastProgress and query.lastProgress["numInputRows"]), query)
 
     def check(self, *, is_end: bool = False) -> None:
         """Nobody was told of an error. At the end: each acknowledged row is there once."""
