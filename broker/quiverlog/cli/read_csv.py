@@ -122,13 +122,14 @@ class _Reader:
         waiting = 0
         inside = False
         for block in blocks:
-            parts.append(block)
-            waiting += len(block)
-            inside = self._records.ends_inside(block, inside)
-            if not inside:
-                yield b"".join(parts)
+            end, inside = self._records.last_end(block, inside)
+            if end:
+                yield b"".join([*parts, block[:end]])
                 parts, waiting = [], 0
-            check_record(waiting)
+            if end < len(block):
+                parts.append(block[end:])
+                waiting += len(block) - end
+                check_record(waiting)
         if parts:
             yield b"".join(parts)
 
@@ -201,14 +202,18 @@ class _Records:
 
     def ends_inside(self, text: bytes, inside: bool) -> bool:
         """Whether the end of `text` is within a quoted field; `inside` says it of its beginning."""
+        return self.last_end(text, inside)[1]
+
+    def last_end(self, text: bytes, inside: bool) -> tuple[int, bool]:
+        """Where the last record ends that ends in `text` (0: none does), and as `ends_inside`."""
         if not inside and b'"' not in text:
-            return False
-        at = 0
+            return len(text), False
+        at = end = 0
         while True:
             if inside:
                 close = self._close.match(text, at)
                 if close is None:
-                    return True
+                    return end, True
                 rest = self._rest.match(text, close.end())
                 assert rest is not None
                 at = rest.end()
@@ -216,7 +221,8 @@ class _Records:
             while quote >= 0 and text[max(0, quote - 1) : quote] not in self._before:
                 quote = text.find(b'"', quote + 1)
             if quote < 0:
-                return False
+                return len(text), False
+            end = text.rfind(b"\n", at, quote) + 1 or end
             at, inside = quote + 1, True
 
     def first_end(self, text: bytes) -> int:
