@@ -123,7 +123,8 @@ def interleave(
 
 
 def write_results(comparisons: Sequence[Comparison], *, path: Path, settings: Settings) -> None:
-    """Write the budgets to `path`, and every round with the machine's facts beside it."""
+    """Write the budgets to `path`, and every round with the machine's facts beside it: a run of a
+    part under a name of its own (`part.json`) leaves the details of the whole (`latest.json`)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with_budget = [c.as_result() for c in comparisons if c.budget is not None]
     path.write_text(json.dumps(with_budget, indent=2) + "\n")
@@ -135,7 +136,8 @@ def write_results(comparisons: Sequence[Comparison], *, path: Path, settings: Se
             asdict(c) | {"ratio": round(c.ratio, 4), "met": c.is_met} for c in comparisons
         ],
     }
-    path.with_name("details.json").write_text(json.dumps(details, indent=2) + "\n")
+    name = "details.json" if path.stem == "latest" else f"{path.stem}-details.json"
+    path.with_name(name).write_text(json.dumps(details, indent=2) + "\n")
 
 
 def machine() -> dict[str, object]:

@@ -54,6 +54,13 @@ def test_only_budgets_go_to_the_results(tmp_path: Path) -> None:
     assert len(json.loads((path.parent / "details.json").read_text())["comparisons"]) == 2
 
 
+def test_a_part_beside_the_whole_leaves_its_details(tmp_path: Path) -> None:
+    for name in ("latest", "cluster"):
+        write_results([comparison([2], [4])], path=tmp_path / f"{name}.json", settings=Settings())
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found == {"latest.json", "details.json", "cluster.json", "cluster-details.json"}
+
+
 def test_a_part_never_replaces_the_whole() -> None:
     whole = output_of(arguments([]))
     assert output_of(arguments(["--quick"])) != whole
