@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from quiverlog.broker_keys import CONFIG_KEYS
-from quiverlog.core.controller.configs import TOPIC_DEFAULTS_PREFIX
+from quiverlog.core.controller.configs import CONFIG_DEFS, TOPIC_DEFAULTS_PREFIX
 from quiverlog.server.config import BrokerConfig
 
 __all__ = ["Reload", "compare_configs", "with_values"]
@@ -58,9 +58,11 @@ def compare_configs(running: BrokerConfig, found: BrokerConfig) -> Reload:
         else:
             restart.append(key)
     old_defaults, new_defaults = running.topic_defaults, found.topic_defaults
-    for key in sorted(old_defaults.keys() | new_defaults.keys()):
-        if old_defaults.get(key) != new_defaults.get(key):
-            changed[TOPIC_DEFAULTS_PREFIX + key] = (old_defaults.get(key), new_defaults.get(key))
+    for key, setting in CONFIG_DEFS.items():
+        usual = setting.default if setting.default is not None else setting.default_doc
+        pair = old_defaults.get(key, usual), new_defaults.get(key, usual)
+        if pair[0] != pair[1]:
+            changed[TOPIC_DEFAULTS_PREFIX + key] = pair
     values["topic_defaults"] = new_defaults
     if dict(running.listeners) != dict(found.listeners):
         restart.append("listeners")
