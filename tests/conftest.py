@@ -7,7 +7,9 @@ which nothing was tested is a failure. It must not know any test by name.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ import hypothesis
 import pytest
 import uvloop
 
+from tests.support.once import RESULTS_VARIABLE
 from tests.support.places import directory_on_disk
 
 if TYPE_CHECKING:
@@ -42,6 +45,14 @@ hypothesis.settings.load_profile(
 # or not the virtual environment is activated.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before the processes of a run begin, which have the place of shared results from here."""
+    if not hasattr(config, "workerinput"):
+        results = tempfile.mkdtemp(prefix="quiverlog-results-")
+        os.environ[RESULTS_VARIABLE] = results
+        config.add_cleanup(lambda: shutil.rmtree(results, ignore_errors=True))
 
 
 def pytest_asyncio_loop_factories(

@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 
 from quiverlog.errors import DiskFull, OffsetOutOfRange, StorageFault
+from tests.support.once import once
 
 from .bug import LOSSY_TOPIC, QUIET
 from .bugs import hunt
@@ -46,7 +47,7 @@ _REBUILT = (".index", ".snapshot", "leader-epochs", "recovery-point")
 
 @functools.cache
 def _run(seed: int) -> RunResult:
-    return simulate(seed, duration_ms=_DURATION_MS)
+    return once((__name__, seed), lambda: simulate(seed, duration_ms=_DURATION_MS))
 
 
 @pytest.mark.long

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from quiverlog.addresses import parse_address
 from tests.support.ports import free_address
 
 __all__ = ["BrokerFailed", "BrokerProcess"]
@@ -231,8 +232,7 @@ class BrokerProcess:
     @property
     def address(self) -> tuple[str, int]:
         """Where clients connect, for `socket.create_connection`."""
-        host, _, port = self.bootstrap.rpartition(":")
-        return host.strip("[]"), int(port)
+        return parse_address(self.bootstrap)
 
     @property
     def log_text(self) -> str:

@@ -293,18 +293,18 @@ def test_what_not_to_trim(text):
 
 
 @pytest.mark.parametrize(
-    ("values", "share", "expected"),
+    ("values", "percent", "expected"),
     [
-        ([], 0.5, 0.0),
-        ([3.0], 0.99, 3.0),
-        ([4.0, 1.0, 3.0, 2.0], 0.5, 2.0),
-        ([float(i) for i in range(1, 101)], 0.5, 50.0),
-        ([float(i) for i in range(1, 101)], 0.99, 99.0),
-        ([float(i) for i in range(1, 101)], 1.0, 100.0),
+        ([], 50, 0.0),
+        ([3.0], 99, 3.0),
+        ([4.0, 1.0, 3.0, 2.0], 50, 2.5),
+        ([float(i) for i in range(101)], 50, 50.0),
+        ([float(i) for i in range(101)], 99, 99.0),
+        ([1.0, 2.0], 99, 1.99),
     ],
 )
-def test_percentiles(values, share, expected):
-    assert percentile(values, share) == expected
+def test_percentiles(values, percent, expected):
+    assert percentile(values, percent) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -55,12 +56,11 @@ def perf() -> None:
     """Measure a broker from here; see each command for its bounds."""
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` (0 to 1) of the values do not exceed; 0.0 of none."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[max(0, min(len(ordered) - 1, -int(-share * len(ordered) // 1) - 1))]
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The value below which so many hundredths (1 to 99) of the values lie; 0.0 of none."""
+    if len(values) < 2:
+        return values[0] if values else 0.0
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def _duration_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,8 +111,8 @@ def _ensure_topic(client: Client, topic: str, partitions: int) -> None:
 
 def _latencies(latencies_s: Sequence[float]) -> dict[str, float]:
     return {
-        "p50_ms": percentile(latencies_s, 0.5) * 1000,
-        "p99_ms": percentile(latencies_s, 0.99) * 1000,
+        "p50_ms": percentile(latencies_s, 50) * 1000,
+        "p99_ms": percentile(latencies_s, 99) * 1000,
         "max_ms": max(latencies_s, default=0.0) * 1000,
     }
 

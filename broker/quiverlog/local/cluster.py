@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from quiverlog.addresses import parse_address
 from quiverlog.errors import QuiverlogError
 from quiverlog.limits import QUORUM_AUTO_VOTERS_MAX
 from quiverlog.local.broker import LocalBroker
@@ -222,7 +223,7 @@ class LocalCluster:
         deadline_s = time.monotonic() + timeout_s
         node_id = next(n for n in range(1, BROKERS_MAX + 1) if n not in self.brokers)
         label = racks_of(node_id)[-1] if rack is None else rack
-        last = max(int(one.http_listen.rpartition(":")[2]) for one in self.brokers.values())
+        last = max(parse_address(one.http_listen).port for one in self.brokers.values())
         following = [last + 1, last + 2]
         ports = following if all(is_free(port, _HOST) for port in following) else _free_ports(2)
         made = self.brokers[node_id] = _broker(self.directory, node_id, label, ports)
