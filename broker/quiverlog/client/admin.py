@@ -30,6 +30,7 @@ from .descriptions import describe_topics
 from .partition_questions import raise_for
 from .results import (
     ClusterMetadata,
+    TopicDetail,
     TopicInfo,
 )
 from .routing import Cluster, backoff_s
@@ -186,8 +187,22 @@ def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[Topic
 
 
 def _is_ours(cluster: Cluster, new: m.NewTopic) -> Operation[bool]:
-    """True when the topic that exists is the one we asked for: the reply may have been lost."""
-    found = (yield from describe_topics(cluster, [new.name]))[new.name]
+    """True when the topic that exists is the one we asked for: the reply may have been lost.
+
+    Brokers may hear of it later than the controller. One that nobody knows, or that was deleted
+    meanwhile, is not known to be ours.
+    """
+    for tries in range(_LOOKS_MAX + 1):
+        try:
+            found = (yield from describe_topics(cluster, [new.name]))[new.name]
+        except UnknownTopic:
+            yield Sleep(backoff_s(tries, 1.0))
+        else:
+            return _is_as_asked(found, new)
+    return False
+
+
+def _is_as_asked(found: TopicDetail, new: m.NewTopic) -> bool:
     return (
         len(found.partitions) == new.partitions
         and list(found.key_columns) == new.key_columns
