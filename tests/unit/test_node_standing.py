@@ -106,6 +106,23 @@ def test_a_leader_out_of_reach_appends_nothing_and_says_no_end(world: World) -> 
     assert warnings(world.two) == 1
 
 
+def test_a_leader_that_is_about_to_stop_says_no_end(world: World) -> None:
+    """Another one may lead, and have shown more, before it hears of that: it is in sync no more.
+    Seen in a simulated cluster (80003000, 94000005)."""
+    assert world.settled(world.write(world.wide, 1, REPLICATED)) == 0
+    assert world.settled(world.write(world.lone, 1)) == 0
+    assert world.two.offset_of(world.wide, LATEST).offset == 1
+    world.members.cut.add(CUT)
+    two = world.two.node.broker
+    assert two.membership.registration.leave(world.two.now)
+    assert not two.standing.is_over, "its session goes on"
+    assert world.two.offset_of(world.wide, LATEST).error_code == NotLeader.code
+    assert world.two.fetched(world.wide, 1)[0].error_code == NotLeader.code
+    result, body = world.two.fetched(world.wide, 0)
+    assert (result.error_code, rows_of(body)) == (0, [(0, 1)]), "what was shown stays shown"
+    assert world.two.offset_of(world.lone, LATEST).offset == 1, "nobody else may lead it"
+
+
 _OF_A_LEADER: dict[Api, m.Request] = {
     Api.PRODUCE: m.ProduceRequest(),
     Api.DELETE_RECORDS: m.DeleteRecordsRequest(),

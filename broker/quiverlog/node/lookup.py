@@ -101,8 +101,7 @@ class Lookup:
         Raises:
             NotLeader: another broker may lead the partition by now, and have shown more.
         """
-        if self._standing.is_over or replica.fault is not None or replica.damage:
-            self._standing.check_end(replica)
+        self._standing.check_end(replica)
 
     def telling(self, topic_id: bytes, partition: int) -> Replica:
         """`leading`, for what is said of ends: not by who has asked for another leader."""

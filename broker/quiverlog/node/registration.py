@@ -340,6 +340,11 @@ class Registration:
         self._outbox.log("info", "handing over", others=len(others))
         return True
 
+    @property
+    def asks_to_stop(self) -> bool:
+        """True while the controller is asked to have others lead: it may have done so already."""
+        return self._stop_us is not None
+
     def has_left(self, now: Now) -> bool:
         """True once, when the broker may stop, or has waited long enough."""
         if self._stop_us is None:

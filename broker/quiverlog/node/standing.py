@@ -6,9 +6,10 @@ outcome is unknown, readers at the end of the log to ask again; until the contro
 nothing more is appended, and where the rows end is not said. Rows that were shown stay shown, and
 copies go on: both are as true under the next leader.
 
-A leader whose replica nobody may count on (a failed write, damaged rows: offline_replicas.py) has
-asked for another one. The controller does not wait for the end of a session then, and the answer
-may be late: as long as somebody else could have been elected, it says no end, and takes no trim.
+A leader whose replica nobody may count on (a failed write, damaged rows: offline_replicas.py), or
+whose broker is about to stop, has asked for another one. The controller does not wait for the end
+of a session then, and the answer may be late: as long as somebody else could have been elected, it
+says no end, and takes no trim.
 
 What is asked of such a leader, and what becomes of it:
 
@@ -96,17 +97,21 @@ class Standing:
         """Raise NotLeader where another broker may have shown rows by now that are not here."""
         self.check(replica)
         if self.hands_over(replica):
-            raise NotLeader(f"{replica.name}: its disk failed here, another broker may lead.")
+            raise NotLeader(
+                f"{replica.name}: another broker was asked to lead, and may do so by now."
+            )
 
     def hands_over(self, replica: Replica) -> bool:
         """True while the controller may have somebody else lead, because this broker asked for it.
 
-        Who is eligible and lives may lead after a failed write. A damaged leader asks for nobody
+        Who is eligible and lives may lead after a failed write, or in place of a broker that is
+        about to stop: that one is in sync no more before it knows. A damaged leader asks for nobody
         but those in sync, for it goes on with writes. Where nobody can lead but the dead, this one
         answers: for as long as they are eligible, less than the minimum is in sync, and who comes
         back and leads alone shows no more rows than are shown here.
         """
-        if replica.fault is None and not replica.damage:
+        gives_up = replica.fault is not None or self._membership.registration.asks_to_stop
+        if not gives_up and not replica.damage:
             return False
         leadership = replica.state.leadership
         if leadership is None or not leadership.followers:
@@ -116,7 +121,7 @@ class Standing:
             return True
         image = self._metadata.image
         topic = image.topics_by_id.get(replica.topic.topic_id)
-        if topic is None or replica.fault is None:
+        if topic is None or not gives_up:
             return False
         eligible = topic.partitions[replica.name.partition].eligible_leader_replicas
         return any(fit_epoch(image, node_id) is not None for node_id in eligible)
