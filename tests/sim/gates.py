@@ -33,10 +33,13 @@ GATES: Final = {
     "cuts": "node and client are cut off from each other for a while",
     "killed-while-frail": "a process is killed while another machine has not got back what it lost",
     "moves": "partitions of a cluster move to other brokers, and moves are given up",
+    "resizes": "partitions of a cluster get more replicas, or fewer",
     "machine-faults": "seeds draw what goes wrong with single machines (fault_plan.py)",
     "flushed-everywhere": "`replicated_flushed` survives a power failure of all machines",
 }
-CLOSED: Final[dict[str, str]] = {}
+CLOSED: Final[dict[str, str]] = {
+    "resizes": "a partition that has got more replicas may wait for logs for good (80000017)",
+}
 """Gates that are closed, each with its reason."""
 
 

@@ -24,6 +24,7 @@ from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import (
     CloseConnection,
     ClosePeer,
+    ConfigChanged,
     Effect,
     ListenToBrokers,
     PeerAddresses,
@@ -316,6 +317,10 @@ class Host:
                     if not self._has_rows():
                         self.wall_offset_us = 0
                     self.world.started(self)
+                case ConfigChanged():
+                    # Sockets and the log's level are the shell's; what a key does to the node is
+                    # done already.
+                    self.world.events["configuration followed"] += 1
                 case _:
                     line = f"{effect.level} {effect.event} {dict(effect.fields)}"
                     self.log_lines.append(line)

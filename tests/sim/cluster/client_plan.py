@@ -27,6 +27,10 @@ class ClientPlan:
     """Producers that send requests twice, old ones again, and to whoever leads no more."""
     movers: int = 0
     """Programs that move partitions to other brokers."""
+    resizers: int = 0
+    """Programs that also give partitions more replicas, or fewer."""
+    keepers: int = 0
+    """Programs that change the configuration of brokers, and finalise feature levels."""
     strangers: int = 0
     """Readers with odd epochs, and callers that pretend to be brokers."""
     deposed: int = 0
@@ -43,6 +47,7 @@ class ClientPlan:
         rng = random.Random(f"client-plan-{seed}")
         if rng.random() < 0.33:
             return NO_CLIENTS
+        resizers = random.Random(f"resizers-{seed}").choice((0, 0, 0, 1))
         return cls(
             producers=rng.choice((1, 1, 2)),
             consumers=rng.choice((1, 1, 2)),
@@ -50,6 +55,9 @@ class ClientPlan:
             repeaters=rng.choice((0, 1)),
             strangers=rng.choice((0, 1)),
             movers=random.Random(f"movers-{seed}").choice((0, 0, 0, 1)),
+            resizers=resizers,
+            # Another number of replicas needs a feature level that a keeper finalises.
+            keepers=resizers or random.Random(f"keepers-{seed}").choice((0, 0, 0, 1)),
         )
 
 

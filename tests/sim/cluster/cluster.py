@@ -51,7 +51,8 @@ class Cluster:
         counted = self.invariants.counted
         counted.hosts = self.hosts
         counted.lag_us = REPLICA_LAG_MS_MAX * scenario.tempo.scale * 1_000
-        counted.is_patient = scenario.plan == CALM and not scenario.clients.movers
+        clients = scenario.clients
+        counted.is_patient = scenario.plan == CALM and not (clients.movers or clients.resizers)
         self.stand_in = StandIn(self)
         self.invariants.on_elected = self._elected
         self.on_all_power: list[Callable[[], None]] = []

@@ -140,10 +140,14 @@ class ClusterScenario:
             newborn_faults=rng.choice((0.0, 0.0, 0.2)),
         )
         if shape is not None or not drawn.gate("machine-faults"):
-            # Who says what a run is like says it of machines, too.
-            drawn = dataclasses.replace(drawn, plan=CALM)
+            # Who says what a run is like says it of machines, too, and of who works at the cluster.
+            clients = dataclasses.replace(drawn.clients, resizers=0, keepers=0)
+            drawn = dataclasses.replace(drawn, plan=CALM, clients=clients)
         if not drawn.gate("moves"):
             clients = dataclasses.replace(drawn.clients, movers=0)
+            drawn = dataclasses.replace(drawn, clients=clients)
+        if not drawn.gate("resizes"):
+            clients = dataclasses.replace(drawn.clients, resizers=0)
             drawn = dataclasses.replace(drawn, clients=clients)
         found = dataclasses.replace(drawn, **dict(shape or {}))  # type: ignore[arg-type]
         if found.plan.old_disk_interval_ms:

@@ -17,10 +17,11 @@ from tests.sim.decoding import rows_of
 from .administrator import Administrator
 from .adversaries import Deposed, Impostor, OddReader, Repeater
 from .clients import ClusterProducer, ClusterReader, ClusterSetup
-from .mover import Mover
+from .mover import Mover, Resizer
 from .operators import Operator
 from .programs import ConsumingProgram, ProducingProgram
 from .promises import ClusterChecker
+from .settings_keeper import SettingsKeeper
 from .watchers import Watcher
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Workload:
         self.readers: list[ClusterReader | Watcher] = []
         self.operators: list[Operator] = []
         self.impostors: list[Impostor] = []
-        self.administrators: list[Administrator | Mover] = []
+        self.administrators: list[Administrator | Mover | SettingsKeeper] = []
         self.senders: list[ProducingProgram] = []
         self.consumers: list[ConsumingProgram] = []
 
@@ -78,6 +79,10 @@ class Workload:
             self.administrators.append(Administrator(self.cluster, checker, number))
         for number in range(plan.movers):
             self.administrators.append(Mover(self.cluster, checker, number))
+        for number in range(plan.resizers):
+            self.administrators.append(Resizer(self.cluster, checker, number))
+        for number in range(plan.keepers):
+            self.administrators.append(SettingsKeeper(self.cluster, checker, number))
         for number in range(plan.producers):
             self.senders.append(ProducingProgram(self.cluster, checker, number))
         for number in range(plan.consumers):
@@ -123,8 +128,7 @@ class Workload:
         for consumer in self.consumers:
             consumer.check_copies()
         for administrator in self.administrators:
-            if isinstance(administrator, Administrator):
-                administrator.check()
+            administrator.check()
         if self.cluster.scenario.judged:
             self.checker.histories.check_names()
 
