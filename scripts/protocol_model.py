@@ -204,7 +204,7 @@ MEANINGS: Final[dict[str, str]] = {
     "PartitionLogStart.leader_epoch": "the partition's leader epoch that the controller knows",
     "PartitionLogStart.log_start_offset": "rows below it were deleted",
     "ReportLogEndsResponse.starts": "logs of the asker in which rows come back, if they led",
-    "PartitionLogEnd.last_epoch": "the leader epoch of its last row; -1: it has none",
+    "PartitionLogEnd.last_epoch": "newest leader epoch of its list; -1: it has none",
     "PartitionLogEnd.leader_epoch": "the partition's leader epoch that the broker knows",
     "ReportLogEndsRequest.broker_epoch": "under which the broker is registered",
     "ReportLogEndsRequest.broker_id": "node id of the broker",
@@ -215,6 +215,9 @@ MEANINGS: Final[dict[str, str]] = {
     "DeleteRecordsRequest.timeout_ms": "how long the answer may wait for replicas; at most a day",
     "ReplicaFetchPartition.log_start_offset": "rows below it never come back on the follower",
     "ReplicaFetchResult.flush_offset": "rows below it are to be flushed at once: somebody waits",
+    "ReplicaFetchResult.epoch_start_offset": "where this leadership began; -1: no list is awaited",
+    "ReplicaFetchPartition.saved_epoch": "newest epoch of the list on the follower's disk; -1: the"
+    " list is not on the disk as it is; -2: not said",
     "ReplicaFetchResult.log_start_saved": "rows below it never come back; -1: not known",
     "ReplicaFetchPartition.offset": "end of the follower's log: the first row wanted",
     "ReplicaFetchPartition.readers_wait": "readers wait at the follower for what is readable",

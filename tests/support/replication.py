@@ -75,6 +75,11 @@ class ModelLog:
     def log_end_offset(self) -> int:
         return len(self.rows)
 
+    @property
+    def saved_epoch(self) -> int:
+        """The list is on the disk with each change of it."""
+        return self.epochs.newest
+
     def append(self, rows: Iterable[Row]) -> None:
         for epoch, value in rows:
             assert epoch >= self.epochs.newest or not self.rows
@@ -89,12 +94,10 @@ class ModelLog:
         self.epochs.truncate_to(len(self.rows))
 
     def recover(self, end: int) -> None:
-        """What a start finds: rows up to `end`, with their epochs."""
+        """What a start finds: rows up to `end`, with their epochs, and one that begins there."""
         del self.rows[end:]
         self.flushed_offset = len(self.rows)
-        self.epochs = LeaderEpochs(lambda: len(self.rows))
-        for offset, (epoch, _) in enumerate(self.rows):
-            self.epochs.assign(epoch, offset)
+        self.epochs.truncate_to(end + 1)
 
 
 class ModelBroker:
@@ -152,9 +155,11 @@ class ModelBroker:
                 meta.in_sync,
                 meta.min_in_sync,
             )
-            state.lead(assigned, now_us)
+            newest, start = log.epochs.latest()
+            is_tail_bare = newest >= 0 and start >= log.log_end_offset
             if begins:
                 log.epochs.assign(meta.leader_epoch, log.log_end_offset)
+            state.lead(assigned, now_us, is_tail_bare=is_tail_bare)
         else:
             state.follow(meta.leader_epoch)
             self.unanswered.clear()
@@ -262,6 +267,8 @@ class ModelBroker:
             fetcher.told(KEY, now_us)
         state.leader_said(result.high_watermark)
         log.high_watermark = state.high_watermark
+        if result.epoch_start_offset == log.log_end_offset > 0:
+            log.epochs.assign(result.leader_epoch, log.log_end_offset)
 
     def _cut(self, cut: Cut, now_us: int) -> None:
         self.log.cut(cut.offset)

@@ -141,6 +141,8 @@ def test_a_partition_is_led_followed_led_again_and_removed(
     assert (topic, 0) not in broker.replicas
     # It leads again, and remembers the producer.
     change(node, topic, leader_id=HERE, leader_epoch=4, in_sync_replicas=(HERE,))
+    while node.syncs:
+        node.flush()
     repeated = batch_of([3, 4, 5], producer=(5, 0, 0), at_us=START_WALL_US)
     result = node.produced(topic, repeated)
     assert (result.duplicate, result.base_offset) == (True, 2)
@@ -342,4 +344,6 @@ def test_a_new_leader_says_where_rows_end_when_it_knows(node: NodeDriver) -> Non
         code = deleted(node, topic, before).error_code
         assert code == OffsetNotAvailable.code, "readers may have seen these rows"
     follower_at(node, topic, 3)
+    while node.syncs:
+        node.flush()  # Its list of epochs, too.
     assert node.offset_of(topic, LATEST).offset == 3

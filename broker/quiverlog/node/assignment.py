@@ -190,11 +190,23 @@ class Assignment:
         state = replica.state
         begins = not state.leads or partition.leader_epoch != state.leader_epoch
         self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
-        moved = state.lead(assigned(replica.topic, partition), now.mono_us)
+        log = replica.log
+        is_tail_bare = log.is_tail_bare
         if begins:
             # On becoming leader, not with the first row: a reader that asks where the epoch before
             # ended must be answered even when nothing was written since (KAFKA-10706).
-            replica.log.epochs.assign(partition.leader_epoch, replica.log.log_end_offset)
+            log.epochs.assign(partition.leader_epoch, log.log_end_offset)
+        moved = state.lead(
+            assigned(replica.topic, partition),
+            now.mono_us,
+            is_tail_bare=is_tail_bare,
+            is_epoch_saved=log.saved_epoch >= partition.leader_epoch,
+        )
+        if begins:
+            leadership = state.leadership
+            assert leadership is not None
+            if leadership.is_replicated and leadership.needs_agreement:
+                self._flushes.want(replica)
             self._followed.pop(key, None)
             self.replicas[key] = replica
             self._metrics.partitions_led = len(self.replicas)

@@ -114,6 +114,10 @@ class Copy:
         return self.replica.state.high_watermark
 
     @property
+    def saved_epoch(self) -> int:
+        return self.replica.log.saved_epoch
+
+    @property
     def readers_wait(self) -> bool:
         return bool(self.replica.waiters)
 

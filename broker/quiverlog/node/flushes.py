@@ -191,7 +191,8 @@ class Flushes:
         flushed_offset = replica.log.complete_flush(job, result)
         assert flushed_offset >= replica.state.flushed_offset, "what is flushed stays flushed"
         self._metrics.syncs_completed += 1
-        if replica.state.flushed(flushed_offset):
+        moved = replica.state.epoch_saved(replica.log.saved_epoch)
+        if replica.state.flushed(flushed_offset) or moved:
             self._wakeups.changed(replica)
         replica.answers.advance(replica.state)
         if not replica.state.leads:

@@ -214,13 +214,14 @@ class LogEndReports:
 
 
 def log_end(replica: Replica) -> LogEnd:
-    """Where a copy ends, by its rows: an epoch that a leader has entered without a row says nothing
-    of rows before it that were lost since."""
+    """Where a copy ends, and the newest epoch whose leader's log it is up to where that began.
+
+    An epoch that begins at the end counts without a row of it (docs/adr/0067). Where rows before
+    it were lost, a start has taken it out of the list.
+    """
     log = replica.log
-    last_epoch = log.epochs.epoch_for(log.log_end_offset - 1)
-    if last_epoch == NO_EPOCH:
-        # All rows were given up: what was entered since then began at the end.
-        last_epoch, _ = log.epochs.latest()
+    last_epoch, start_offset = log.epochs.latest()
+    assert start_offset <= log.log_end_offset, "an epoch behind the end says nothing"
     assert last_epoch <= replica.state.leader_epoch
     # One whose disk has failed has its rows in memory at least: whoever leads without them loses
     # them, and a restart may find them.

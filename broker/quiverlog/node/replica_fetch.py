@@ -196,6 +196,7 @@ class ReplicaFetchWaiter(Waiter):
             result.log_start_offset,
             result.log_start_saved,
             result.flush_offset,
+            result.epoch_start_offset,
         )
         session = self._session
         if not views and not result.error_code:

@@ -314,18 +314,21 @@ class Replication:
         copy.follower.recheck = False
         if replica.state.leader_said(result.high_watermark):
             self._wakeups.changed(replica)
-        self._flush(copy, result.flush_offset)
+        self._flush(copy, result)
         self._starts.said(replica, result.log_start_offset, result.log_start_saved, now)
         if self._quota.taken(copy.key, copy.follower, len(rows), now.mono_us):
             self._told(copy, now)
 
-    def _flush(self, copy: Copy, flush_offset: int) -> None:
-        """At once where a producer waits for this disk, too, or may: the topic says so."""
+    def _flush(self, copy: Copy, result: ReplicaFetchResult) -> None:
+        """At once where a producer waits for this disk, too, or may: the topic says so. Or where
+        the list of epochs is to say that the rows here are the leader's."""
         replica = copy.replica
         log = replica.log
         at_once = replica.state.durability is Durability.REPLICATED_FLUSHED
-        wanted = log.log_end_offset if at_once else min(flush_offset, log.log_end_offset)
-        if wanted > log.flushed_offset and replica.fault is None:
+        wanted = log.log_end_offset if at_once else min(result.flush_offset, log.log_end_offset)
+        start_offset = result.epoch_start_offset
+        agrees = start_offset >= 0 and log.agreed(result.leader_epoch, start_offset)
+        if (agrees or wanted > log.flushed_offset) and replica.fault is None:
             self._flushing.add(copy.key)
             self._flushes.want(replica)
 

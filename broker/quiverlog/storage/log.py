@@ -35,7 +35,7 @@ from quiverlog.storage.segment import Segment
 from quiverlog.storage.segments import Segments
 from quiverlog.storage.trimmable_log import TrimmableLog
 from quiverlog.storage.truncation import TruncateJob, TruncateResult
-from quiverlog.types import Now
+from quiverlog.types import NO_EPOCH, Now
 
 __all__ = ["Log", "LogConfig", "RecoveryReport"]
 
@@ -206,6 +206,30 @@ class Log(TrimmableLog):
         if self.fault or self._truncation is not None:
             return None
         return self._unflushed.due_us()
+
+    @property
+    def saved_epoch(self) -> int:
+        """The newest leader epoch of the list, if it is on the disk as it is; else NO_EPOCH."""
+        return NO_EPOCH if self._unflushed.owes(self.epochs) else self.epochs.newest
+
+    @property
+    def is_tail_bare(self) -> bool:
+        """True when no row is of the newest leader epoch of the list."""
+        newest, start_offset = self.epochs.latest()
+        return newest != NO_EPOCH and start_offset >= self.log_end_offset
+
+    def agreed(self, epoch: int, start_offset: int) -> bool:
+        """The log is that of this epoch's leader up to `start_offset`, with which it began to lead.
+
+        True when the list is to be brought to the disk, so that it says so after a crash as well.
+        Rows of the epoch say it themselves.
+        """
+        assert epoch >= 0
+        if start_offset != self.log_end_offset or start_offset <= self.log_start_offset:
+            return False
+        assert epoch >= self.epochs.newest, "leader epochs never fall along a log"
+        self.epochs.assign(epoch, start_offset)
+        return self.saved_epoch < epoch
 
     # --- truncating ----------------------------------------------------------------------------
     def begin_truncate(self, offset: int) -> TruncateJob | None:

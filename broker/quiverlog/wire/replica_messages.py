@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final, TypeVar
 from msgspec import Meta
 
 from quiverlog.limits import ALTER_PARTITION_ENTRIES_MAX, REPLICATION_FACTOR_MAX
-from quiverlog.types import NO_EPOCH
+from quiverlog.types import EPOCHS_UNTOLD, NO_EPOCH
 
 from .messages import Api, Int32, Int64, Part, PerPartition, Request, Response, TopicId, UInt31
 
@@ -58,7 +58,8 @@ class ReplicaFetchPartition(Part, array_like=True, gc=False):
     `last_epoch` the newest leader epoch in its list (NO_EPOCH: it has none): the answer tells where
     the logs part, if they do. `recheck`: bytes that came were damaged, so they are to be verified.
     `readers_wait`: a new high watermark is told at once; else it may come with the next news, or a
-    few milliseconds later.
+    few milliseconds later. `saved_epoch`: the newest epoch of its list, if the list is on its disk
+    as it is, else NO_EPOCH; and EPOCHS_UNTOLD of a broker that does not say.
     """
 
     topic_id: TopicId = b""
@@ -70,6 +71,7 @@ class ReplicaFetchPartition(Part, array_like=True, gc=False):
     log_start_offset: Int64 = 0
     recheck: bool = False
     readers_wait: bool = True
+    saved_epoch: Int32 = EPOCHS_UNTOLD
 
 
 class ReplicaFetchRequest(Request, array_like=True, gc=False):
@@ -101,6 +103,8 @@ class ReplicaFetchResult(Part, array_like=True, gc=False):
     `last_epoch` that the leader knows, and ended there at `diverging_end_offset`. With
     OFFSET_OUT_OF_RANGE and a log start behind the follower's end, the bytes of its entry are no
     batches, but what the leader knows of the producers of the rows that it has given up.
+    `epoch_start_offset`: where the leader's log ended when it began to lead, if its follower is to
+    put the epoch on its disk once it has copied so far; -1: it need not.
     """
 
     topic_id: TopicId = b""
@@ -115,6 +119,7 @@ class ReplicaFetchResult(Part, array_like=True, gc=False):
     batch_bytes: Int64 = 0
     log_start_saved: Int64 = -1
     flush_offset: Int64 = 0
+    epoch_start_offset: Int64 = -1
 
 
 class ReplicaFetchResponse(Response, array_like=True, gc=False):

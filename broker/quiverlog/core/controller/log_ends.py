@@ -32,7 +32,8 @@ MISSING: Final = -2
 
 
 class LogEnd(NamedTuple):
-    """Where a log ends: the leader epoch of its last row, and the offset after it.
+    """Where a log ends: the newest leader epoch whose leader's log it is up to where that epoch
+    began, at least (that of its last row, or a later one), and the offset after its last row.
 
     `log_start_offset`: rows below it never come back. `is_offline`: its disk has failed, and the
     log can lead only after a restart, with what is found then.

@@ -13,6 +13,10 @@ leader epoch lasts, and four rules (numbers as in docs/replication.md):
   asked for after a power failure: so it has on its disk what was promised to be on disks. That is
   what had been promised when the metadata changed last. Of later rows each lies on enough disks of
   those that the metadata know, and no disk is lost without a change of theirs (docs/adr/0044).
+- Rows of earlier leader epochs become replicated when all that count have it in their own logs that
+  they have all of them: a row of this epoch, or the epoch in the list on their disk. Rows alone do
+  not show it: another log may have rows of a later epoch that never counted, and would seem longer
+  where the longest log is to lead (docs/adr/0067). Who joins has shown it, too.
 - Out of sync is who has not had all rows for the lag time (9). An election gives those in sync a
   fresh start: what they said was said to another.
 
@@ -32,6 +36,7 @@ from typing import NamedTuple, Protocol
 
 from quiverlog.core.partition.in_sync import InSync, Proposal
 from quiverlog.core.partition.progress import NEVER_US, UNHEARD_EPOCH, FollowerProgress, Heard
+from quiverlog.types import EPOCHS_UNTOLD
 
 __all__ = ["Brokers", "Leadership", "Said"]
 
@@ -51,6 +56,7 @@ class Said(NamedTuple):
     log_end_offset: int
     flushed_offset: int
     log_start_offset: int
+    saved_epoch: int = EPOCHS_UNTOLD
 
 
 class Leadership:
@@ -60,6 +66,9 @@ class Leadership:
         node_id: the leader, which is here.
         replicas: all of them, in sync or not.
         epoch_start_offset: where the leader's log ended when its epoch began.
+        needs_agreement: rows before that may not be replicated yet, or are so only because of an
+            epoch in the lists of those that have them.
+        is_epoch_saved: the leader's own list is on its disk, with its epoch.
     """
 
     __slots__ = (
@@ -74,9 +83,11 @@ class Leadership:
         "epoch_start_offset",
         "followers",
         "in_sync",
+        "is_epoch_saved",
         "leader_epoch",
         "leaving",
         "min_in_sync",
+        "needs_agreement",
         "replaced",
     )
 
@@ -91,6 +102,8 @@ class Leadership:
         min_in_sync: int,
         lag_max_us: int,
         now_us: int,
+        needs_agreement: bool = False,
+        is_epoch_saved: bool = True,
     ) -> None:
         assert leader_epoch >= 0
         assert epoch_start_offset >= 0
@@ -100,6 +113,8 @@ class Leadership:
         self._lag_max_us = lag_max_us
         self.leader_epoch = leader_epoch
         self.epoch_start_offset = epoch_start_offset
+        self.needs_agreement = needs_agreement
+        self.is_epoch_saved = is_epoch_saved
         self.in_sync = in_sync
         self.min_in_sync = min_in_sync
         self.followers: dict[int, FollowerProgress] = {}
@@ -128,8 +143,9 @@ class Leadership:
         return len(self.in_sync.committed) < self.min_in_sync
 
     def replicated_offset(self, log_end_offset: int) -> int:
-        """Rows below it are on all that count; 0 while too few are in sync."""
-        if self.is_under_min:
+        """Rows below it are on all that count; 0 while too few are in sync, or do not show that
+        they have all rows of earlier leaders."""
+        if self.is_under_min or (self.needs_agreement and not self._have_agreed(log_end_offset)):
             return 0
         end = log_end_offset
         for follower in self._holding:
@@ -137,6 +153,13 @@ class Leadership:
                 end = follower.log_end_offset
         assert 0 <= end <= log_end_offset
         return end
+
+    def _have_agreed(self, log_end_offset: int) -> bool:
+        epoch, start = self.leader_epoch, self.epoch_start_offset
+        assert log_end_offset >= start, "a leader's log is never cut"
+        if log_end_offset == start and not self.is_epoch_saved:
+            return False
+        return all(follower.has_agreed(epoch, start) for follower in self._holding)
 
     def flushed_offset(self, leader_flushed_offset: int) -> int:
         """Rows below it are on the disks of `min_in_sync` that are in sync in any case.
@@ -207,6 +230,7 @@ class Leadership:
             said.broker_epoch,
             log_end_offset,
             now_us,
+            said.saved_epoch,
         )
         if follower.broker_id not in self.in_sync.maximal:
             self._look(follower, log_end_offset, brokers, now_us)
@@ -350,6 +374,10 @@ class Leadership:
         assert follower.heard_us <= now_us
         has_rows = end >= high_watermark and end >= self.epoch_start_offset
         if follower.flushed_offset < self.flush_needed(follower.broker_id):
+            return False
+        if self.needs_agreement and not follower.has_agreed(
+            self.leader_epoch, self.epoch_start_offset
+        ):
             return False
         # One that is silent has just left, perhaps, and would leave again after the lag time.
         asks = now_us - follower.heard_us <= self._lag_max_us

@@ -262,6 +262,8 @@ class PartitionState:
         assert not self.leads or log_start_offset <= self.high_watermark
         if log_start_offset > self.log_start_offset:
             self.log_start_offset = log_start_offset
+            # A follower may hear of what was given up before it hears that it had been readable.
+            self.high_watermark = max(self.high_watermark, log_start_offset)
 
     def truncated(self, log_end_offset: int) -> None:
         """Rows from there on were cut: the leader does not have them."""
@@ -277,6 +279,7 @@ class PartitionState:
         assert self.leadership is None
         assert log_start_offset > self.log_end_offset
         self.log_start_offset = self.log_end_offset = self.flushed_offset = log_start_offset
+        self.high_watermark = log_start_offset
 
     def set_durability(self, durability: Durability) -> bool:
         """The topic was altered. True when readers may see more; never may they see less."""
@@ -285,13 +288,28 @@ class PartitionState:
         return self._advance()
 
     # --- leading and following -----------------------------------------------------------------
-    def lead(self, assigned: Assigned, now_us: int) -> bool:
-        """Lead, with what the metadata say. True when readers may see more."""
+    def lead(
+        self,
+        assigned: Assigned,
+        now_us: int,
+        *,
+        is_tail_bare: bool = False,
+        is_epoch_saved: bool = True,
+    ) -> bool:
+        """Lead, with what the metadata say. True when readers may see more.
+
+        Args:
+            is_tail_bare: no row here is of the newest epoch in the log's list.
+            is_epoch_saved: the list on the disk has the epoch that begins now; `epoch_saved` will
+                say so otherwise.
+        """
         leader_epoch = assigned.leader_epoch
         assert leader_epoch >= self.leader_epoch
         leadership = self.leadership
         if leadership is None or leadership.leader_epoch != leader_epoch:
             in_sync = InSync(leader_epoch, assigned.partition_epoch, assigned.in_sync)
+            has_rows = self.log_start_offset < self.log_end_offset
+            may_lack = self.high_watermark < self.log_end_offset
             self.leadership = Leadership(
                 self._node_id,
                 leader_epoch,
@@ -301,6 +319,8 @@ class PartitionState:
                 min_in_sync=assigned.min_in_sync,
                 lag_max_us=self._lag_max_us,
                 now_us=now_us,
+                needs_agreement=has_rows and (may_lack or is_tail_bare),
+                is_epoch_saved=is_epoch_saved,
             )
         else:
             leadership.min_in_sync = assigned.min_in_sync
@@ -311,6 +331,14 @@ class PartitionState:
         self.leadership.move(assigned.adding, assigned.leaving)
         self.leadership.replaced = frozenset(assigned.replaced)
         assert self.leadership.leader_epoch == leader_epoch
+        return self._advance()
+
+    def epoch_saved(self, epoch: int) -> bool:
+        """The list on the disk has this newest epoch. True when readers may see more."""
+        leadership = self.leadership
+        if leadership is None or epoch < leadership.leader_epoch or leadership.is_epoch_saved:
+            return False
+        leadership.is_epoch_saved = True
         return self._advance()
 
     def follow(self, leader_epoch: int) -> None:

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from quiverlog.types import EPOCHS_UNTOLD, NO_EPOCH
+
 __all__ = ["NEVER_US", "UNHEARD_EPOCH", "FollowerProgress", "Heard"]
 
 NEVER_US: Final = -(2**62)
@@ -55,6 +57,7 @@ class FollowerProgress:
         "known_us",
         "log_end_offset",
         "log_start_offset",
+        "saved_epoch",
     )
 
     def __init__(self, broker_id: int, caught_up_us: int, known_us: int = 0) -> None:
@@ -64,6 +67,7 @@ class FollowerProgress:
         self.log_start_offset = 0
         self.log_end_offset = 0
         self.flushed_offset = 0
+        self.saved_epoch = NO_EPOCH
         self.caught_up_us = caught_up_us
         self.heard: Heard | None = None
         self._end_at_fetch = -1
@@ -88,6 +92,7 @@ class FollowerProgress:
         broker_epoch: int,
         leader_end_offset: int,
         now_us: int,
+        saved_epoch: int = EPOCHS_UNTOLD,
     ) -> None:
         """Asked for what comes after `log_end_offset`, and its log agrees with the leader's."""
         assert 0 <= log_end_offset <= leader_end_offset
@@ -105,7 +110,18 @@ class FollowerProgress:
         self.log_end_offset = log_end_offset
         self.flushed_offset = min(flushed_offset, log_end_offset)
         self.log_start_offset = log_start_offset
+        self.saved_epoch = saved_epoch
         assert self.flushed_offset <= self.log_end_offset
+
+    def has_agreed(self, leader_epoch: int, epoch_start_offset: int) -> bool:
+        """True when its own log says that it has all rows with which this leader epoch began.
+
+        By a row of that epoch, or by its list on the disk. A broker that does not tell of its list
+        is believed: it is of an earlier version.
+        """
+        if self.log_end_offset > epoch_start_offset:
+            return True
+        return self.saved_epoch >= leader_epoch or self.saved_epoch == EPOCHS_UNTOLD
 
     def leader_grows(self, leader_end_offset: int) -> None:
         """Rows are about to be appended at the leader's end: did it have all until now."""

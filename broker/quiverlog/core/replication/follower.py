@@ -119,6 +119,10 @@ class CopiedLog(Protocol):
     def high_watermark(self) -> int: ...
 
     @property
+    def saved_epoch(self) -> int:
+        """The newest epoch of the list, if the list is on the disk as it is."""
+
+    @property
     def readers_wait(self) -> bool:
         """Somebody waits here for rows to become readable."""
 
@@ -161,8 +165,8 @@ class Follower:
         self._log = log
         self._leader_epoch = NO_EPOCH
         self._failures = 0
-        # End, flushed and start offset, as they were said last.
-        self._said = (-1, -1, -1)
+        # End, flushed and start offset and the saved epoch, as they were said last.
+        self._said = (-1, -1, -1, NO_EPOCH)
         self.phase = Phase.WAITING
         self.has_leader = False
         self.rests = False
@@ -209,7 +213,11 @@ class Follower:
     def has_news(self) -> bool:
         """The copy is not as it was when it was said last."""
         log = self._log
-        return self._said != (log.log_end_offset, log.flushed_offset, log.log_start_saved)
+        return self._said != self._says(log)
+
+    @staticmethod
+    def _says(log: CopiedLog) -> tuple[int, int, int, int]:
+        return (log.log_end_offset, log.flushed_offset, log.log_start_saved, log.saved_epoch)
 
     @property
     def has_new_start(self) -> bool:
@@ -225,7 +233,7 @@ class Follower:
         # A copy without rows has nothing to agree upon: its newest epoch is of rows that it has
         # not, and may have ended below its start. No cut would change that.
         is_empty = log.log_start_offset == log.log_end_offset
-        self._said = (log.log_end_offset, log.flushed_offset, log.log_start_saved)
+        self._said = self._says(log)
         return ReplicaFetchPartition(
             topic_id,
             partition,
@@ -236,6 +244,7 @@ class Follower:
             log.log_start_saved,
             self.recheck,
             log.readers_wait,
+            log.saved_epoch,
         )
 
     def answered(self, result: ReplicaFetchResult, now_us: int) -> Action | None:

@@ -45,6 +45,9 @@ def check(
         result.error_code = error.code
         result.error_message = error.message
     assert result.error_code or state.leads
+    leadership = state.leadership
+    if leadership is not None and leadership.needs_agreement:
+        result.epoch_start_offset = leadership.epoch_start_offset
     assert result.high_watermark <= state.log_end_offset
     return result
 
@@ -95,6 +98,7 @@ def hear(
         entry.offset,
         entry.flushed_offset,
         entry.log_start_offset,
+        entry.saved_epoch,
     )
     if said.broker_epoch < leadership.followers[said.broker_id].broker_epoch:
         raise StaleBrokerEpoch(f"{state.name}: a later life of broker {said.broker_id} has asked.")

@@ -31,8 +31,9 @@ __all__ = ["FetchSession", "FetchSessions"]
 
 class FetchSession(Heard):
     """One follower's. `entries`: what it has said; `told`: what it knows of each partition, which
-    is (high watermark, log start, the start that is on the leader's disk, what it shall flush);
-    `lagging`: those of which it may hear a little later, for the high watermark alone has moved."""
+    is (high watermark, log start, the start that is on the leader's disk, what it shall flush,
+    where the leader's epoch began); `lagging`: those of which it may hear a little later, for the
+    high watermark alone has moved."""
 
     __slots__ = (
         "broker_epoch", "broker_id", "entries", "epoch", "lagging", "news", "session_id", "told"
@@ -46,7 +47,7 @@ class FetchSession(Heard):
         self.epoch = 0
         self.entries: dict[Key, ReplicaFetchPartition] = {}
         self.news: dict[Key, None] = {}
-        self.told: dict[Key, tuple[int, int, int, int]] = {}
+        self.told: dict[Key, tuple[int, int, int, int, int]] = {}
         self.lagging: dict[Key, None] = {}
 
     def moved(self, key: Key) -> bool:
@@ -81,7 +82,7 @@ class FetchSession(Heard):
         assert len(self.told) <= len(self.entries)
         return gone
 
-    def may_lag(self, key: Key, tells: tuple[int, int, int, int]) -> bool:
+    def may_lag(self, key: Key, tells: tuple[int, int, int, int, int]) -> bool:
         """Only the high watermark is new in what is told, and nobody waits for it there."""
         if self.entries[key].readers_wait:
             return False
