@@ -124,7 +124,7 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
     "a follower joins without the rows of earlier leaders": (
         Mutation(
             f"{LEADERSHIP}._may_join",
-            "end >= high_watermark and end >= self.epoch_start_offset",
+            "has_rows and self.agreement.is_shown_by(follower)",
             "end >= high_watermark",
         ),
     ),

@@ -3,9 +3,8 @@
 Owns the life of the very same `Node` that production runs: starting it on the disk as it is,
 cutting the bytes of its connections into requests (the real `FrameReceiver`, one scratch buffer for
 all, whose bytes change after every call as they do in a server), handing the requests of one read
-to one `handle_many` and ending it: power, kill -9, a clean stop. Its jobs run in `job_runner`.
-
-A bug planted here (`plant`) is there only while this node's own code runs.
+to one `handle_many` and ending it: power, kill -9, a clean stop. Its jobs run in `job_runner`. A
+bug planted here (`plant`) is there only while this node's own code runs.
 
 Must not know: what clients want, what is right or wrong with rows (`actors`, `checker`).
 """
@@ -318,13 +317,10 @@ class Host:
                         self.wall_offset_us = 0
                     self.world.started(self)
                 case ConfigChanged():
-                    # Sockets and the log's level are the shell's; what a key does to the node is
-                    # done already.
                     self.world.events["configuration followed"] += 1
                 case _:
-                    line = f"{effect.level} {effect.event} {dict(effect.fields)}"
-                    self.log_lines.append(line)
-                    self.world.note(line.encode())
+                    self.log_lines.append(f"{effect.level} {effect.event} {dict(effect.fields)}")
+                    self.world.note(self.log_lines[-1].encode())
 
     def disk_space(self, free_bytes: int) -> None:
         """What the shell would measure."""
@@ -399,6 +395,6 @@ class Host:
         head = encode(effect.response, effect.correlation_id, sum(map(len, body)))
         self.world.events["views handed out"] += len(body)
         self._held.hand_out(body)
-        frame = b"".join((head, *body)) if body else head
+        frame = b"".join((head, *body))
         self.world.note(frame)
         inbound.connection.send(self, frame)

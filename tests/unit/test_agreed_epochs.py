@@ -8,12 +8,18 @@ from __future__ import annotations
 import pytest
 
 from quiverlog.batch.header import BatchHeader
+from quiverlog.core.partition.agreement import Agreement
+from quiverlog.core.partition.in_sync import InSync
+from quiverlog.core.partition.leadership import Leadership
 from quiverlog.core.partition.partition import Assigned, PartitionState
+from quiverlog.core.partition.progress import Said
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import NO_EPOCH, Durability, Now, TopicPartition
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
 from tests.support.logs import flush, truncate
+
+from .test_leadership import BROKERS, LAG_US, fetched, proposed
 
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
@@ -57,7 +63,7 @@ def test_an_epoch_that_was_agreed_upon_outlives_the_process_and_the_machine(
 
 
 def test_an_epoch_whose_rows_are_lost_is_out_of_the_list_after_the_start(disk: SimDisk) -> None:
-    """It says of rows that they are there."""
+    """An epoch in the list says of rows that they are there."""
     log = log_with(disk, 3)
     flush(log)
     log.agreed(4, 3)
@@ -107,7 +113,7 @@ def led(end: int, *, readable: int, replicas: tuple[int, ...] = BOTH, bare: bool
     state.leader_said(readable)
     state.lead(Assigned(4, 1, replicas, replicas, 1), 0, is_tail_bare=bare)
     assert state.leadership is not None
-    return state.leadership.needs_agreement
+    return state.leadership.agreement.is_needed
 
 
 def test_a_leader_whose_rows_are_all_readable_needs_no_agreement() -> None:
@@ -127,3 +133,77 @@ def test_a_follower_knows_that_what_was_given_up_had_been_readable() -> None:
     )
     state.trimmed(7)
     assert (state.log_start_offset, state.high_watermark) == (7, 7)
+
+
+# --- rows of earlier leaders --------------------------------------------------------------------
+def new_leader(*, is_epoch_saved: bool = True, in_sync: tuple[int, ...] = (0, 1, 2)) -> Leadership:
+    """A leader whose log ends at 100, and that does not know what of that is replicated."""
+    return Leadership(
+        0,
+        5,
+        Agreement(5, 100, is_needed=True, is_epoch_saved=is_epoch_saved),
+        (0, 1, 2),
+        InSync(5, 1, in_sync),
+        min_in_sync=2,
+        lag_max_us=LAG_US,
+        now_us=0,
+    )
+
+
+def agrees(leader: Leadership, broker: int, at: int, saved_epoch: int, end: int = 100) -> None:
+    said = Said(broker, 10 + broker, at, 0, 0, saved_epoch)
+    leader.fetched(said, None, end, BROKERS, 0)
+
+
+def test_rows_of_earlier_leaders_wait_until_all_that_count_have_the_epoch() -> None:
+    """Rule 5: with the rows alone another log might seem longer. (ADR 0067.)"""
+    leader = new_leader()
+    agrees(leader, 1, 100, 5)
+    agrees(leader, 2, 100, 4)
+    assert leader.replicated_offset(100) == 0
+    agrees(leader, 2, 100, NO_EPOCH)
+    assert leader.replicated_offset(100) == 0, "its list is not on the disk"
+    agrees(leader, 2, 100, 5)
+    assert leader.replicated_offset(100) == 100
+
+
+def test_less_than_all_rows_of_earlier_leaders_is_nothing() -> None:
+    leader = new_leader()
+    agrees(leader, 1, 100, 5)
+    agrees(leader, 2, 99, 4)
+    assert leader.replicated_offset(100) == 0
+
+
+def test_a_row_of_the_new_epoch_says_as_much_as_the_list() -> None:
+    leader = new_leader(is_epoch_saved=False)
+    agrees(leader, 1, 101, NO_EPOCH, 103)
+    agrees(leader, 2, 100, NO_EPOCH, 103)
+    assert leader.replicated_offset(103) == 0
+    agrees(leader, 2, 102, NO_EPOCH, 103)
+    assert leader.replicated_offset(103) == 101
+
+
+def test_the_leader_has_to_have_its_own_epoch_on_the_disk() -> None:
+    leader = new_leader(is_epoch_saved=False)
+    agrees(leader, 1, 100, 5)
+    agrees(leader, 2, 100, 5)
+    assert leader.replicated_offset(100) == 0
+    leader.agreement.is_epoch_saved = True
+    assert leader.replicated_offset(100) == 100
+
+
+def test_who_joins_has_the_epoch_too() -> None:
+    """Rule 8: who counts later holds rows of earlier leaders as those before did."""
+    leader = new_leader(in_sync=(0, 1))
+    agrees(leader, 1, 100, 5)
+    agrees(leader, 2, 100, 4)
+    assert proposed(leader, 100, 0, high_watermark=100) is None
+    agrees(leader, 2, 100, 5)
+    assert proposed(leader, 100, 0, high_watermark=100) == {0, 1, 2}
+
+
+def test_a_follower_of_an_earlier_version_is_believed() -> None:
+    leader = new_leader()
+    for broker in (1, 2):
+        fetched(leader, broker, 100, 100, 0)
+    assert leader.replicated_offset(100) == 100

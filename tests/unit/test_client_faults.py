@@ -101,18 +101,6 @@ def test_a_lost_answer_to_a_creation_is_no_error(broker: ScriptedBroker, client:
         client.create_topic("t", "raw")
 
 
-def test_a_topic_that_its_own_broker_does_not_show_yet_is_created_all_the_same(
-    broker: ScriptedBroker, client: Any
-) -> None:
-    """The answer was lost, and the broker that is asked whose topic it is hears of it later: that
-    is no UNKNOWN_TOPIC of a topic that was asked for. Seen with real brokers under faults."""
-    broker.fault(m.CreateTopicsRequest, "drop_reply")
-    unknown = quiverlog.UnknownTopic("there is no such topic.", topic="t")
-    broker.fault(m.DescribeTopicsRequest, *[unknown] * 5)
-    assert client.create_topic("t", SCHEMA).name == "t"
-
-
-
 def test_a_closed_client_says_so(broker: ScriptedBroker) -> None:
     client = quiverlog.connect(broker.bootstrap)
     client.create_topic("t", SCHEMA)

@@ -74,3 +74,14 @@ def test_a_leader_that_never_hears_of_a_topic_is_not_asked_for_ever(
     broker.fault(m.ListOffsetsRequest, *never)
     with pytest.raises(quiverlog.UnknownTopicId):
         client.list_offsets("t")
+
+
+def test_a_topic_that_its_own_broker_does_not_show_yet_is_created_all_the_same(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    """The answer was lost, and the broker that is asked whose topic it is hears of it later: that
+    is no UNKNOWN_TOPIC of a topic that was asked for. Seen with real brokers under faults."""
+    broker.fault(m.CreateTopicsRequest, "drop_reply")
+    unknown = quiverlog.UnknownTopic("there is no such topic.", topic="t")
+    broker.fault(m.DescribeTopicsRequest, *[unknown] * 5)
+    assert client.create_topic("t", SCHEMA).name == "t"

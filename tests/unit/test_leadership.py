@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from quiverlog.core.partition.agreement import Agreement
 from quiverlog.core.partition.in_sync import InSync
-from quiverlog.core.partition.leadership import Leadership, Said
-from quiverlog.core.partition.progress import UNHEARD_EPOCH, Heard
+from quiverlog.core.partition.leadership import Leadership
+from quiverlog.core.partition.progress import UNHEARD_EPOCH, Heard, Said
 from quiverlog.errors import IneligibleReplica
-from quiverlog.types import NO_EPOCH
 
 LAG_US = 1_000
 
@@ -28,7 +28,7 @@ def leadership(in_sync: tuple[int, ...] = (0, 1, 2), *, start: int = 100) -> Lea
     return Leadership(
         0,
         5,
-        start,
+        Agreement(5, start),
         (0, 1, 2),
         InSync(5, 1, in_sync),
         min_in_sync=2,
@@ -247,7 +247,7 @@ def moving() -> Leadership:
     BROKERS.epochs[3] = 13
     members = InSync(5, 1, (0, 1, 2, 3))
     leader = Leadership(
-        0, 5, 100, (2, 3, 0, 1), members, min_in_sync=2, lag_max_us=LAG_US, now_us=0
+        0, 5, Agreement(5, 100), (2, 3, 0, 1), members, min_in_sync=2, lag_max_us=LAG_US, now_us=0
     )
     flushed(leader, 1, 200, 200)
     assert leader.flushed_offset(200) == 200, "so much was promised"
@@ -290,7 +290,7 @@ def test_a_move_waits_until_those_that_leave_know_who_leads() -> None:
     members = InSync(5, 1, (0, 1, 2, 3))
     BROKERS.epochs[3] = 13
     leader = Leadership(
-        0, 5, 100, (0, 1, 2, 3), members, min_in_sync=2, lag_max_us=LAG_US, now_us=0
+        0, 5, Agreement(5, 100), (0, 1, 2, 3), members, min_in_sync=2, lag_max_us=LAG_US, now_us=0
     )
     leader.move((0, 1), (2, 3))
     for broker in (1, 2):
@@ -355,79 +355,3 @@ def test_a_proposal_that_is_repeated_speaks_of_the_same_lives() -> None:
     again = leader.propose(100, 100, BROKERS, 8)
     assert again is not None, "nobody knows whether the first one holds"
     assert again.members == (0, 1)
-
-
-# --- rows of earlier leaders --------------------------------------------------------------------
-def new_leader(*, is_epoch_saved: bool = True, in_sync: tuple[int, ...] = (0, 1, 2)) -> Leadership:
-    """Its log ends at 100, and it does not know what of that is replicated."""
-    return Leadership(
-        0,
-        5,
-        100,
-        (0, 1, 2),
-        InSync(5, 1, in_sync),
-        min_in_sync=2,
-        lag_max_us=LAG_US,
-        now_us=0,
-        needs_agreement=True,
-        is_epoch_saved=is_epoch_saved,
-    )
-
-
-def agrees(leader: Leadership, broker: int, at: int, saved_epoch: int, end: int = 100) -> None:
-    said = Said(broker, 10 + broker, at, 0, 0, saved_epoch)
-    leader.fetched(said, None, end, BROKERS, 0)
-
-
-def test_rows_of_earlier_leaders_wait_until_all_that_count_have_the_epoch() -> None:
-    """Rule 5: with the rows alone another log might seem longer. (ADR 0067.)"""
-    leader = new_leader()
-    agrees(leader, 1, 100, 5)
-    agrees(leader, 2, 100, 4)
-    assert leader.replicated_offset(100) == 0
-    agrees(leader, 2, 100, NO_EPOCH)
-    assert leader.replicated_offset(100) == 0, "its list is not on the disk"
-    agrees(leader, 2, 100, 5)
-    assert leader.replicated_offset(100) == 100
-
-
-def test_less_than_all_rows_of_earlier_leaders_is_nothing() -> None:
-    leader = new_leader()
-    agrees(leader, 1, 100, 5)
-    agrees(leader, 2, 99, 4)
-    assert leader.replicated_offset(100) == 0
-
-
-def test_a_row_of_the_new_epoch_says_as_much_as_the_list() -> None:
-    leader = new_leader(is_epoch_saved=False)
-    agrees(leader, 1, 101, NO_EPOCH, 103)
-    agrees(leader, 2, 100, NO_EPOCH, 103)
-    assert leader.replicated_offset(103) == 0
-    agrees(leader, 2, 102, NO_EPOCH, 103)
-    assert leader.replicated_offset(103) == 101
-
-
-def test_the_leader_has_to_have_its_own_epoch_on_the_disk() -> None:
-    leader = new_leader(is_epoch_saved=False)
-    agrees(leader, 1, 100, 5)
-    agrees(leader, 2, 100, 5)
-    assert leader.replicated_offset(100) == 0
-    leader.is_epoch_saved = True
-    assert leader.replicated_offset(100) == 100
-
-
-def test_who_joins_has_the_epoch_too() -> None:
-    """Rule 8: who counts later holds rows of earlier leaders as those before did."""
-    leader = new_leader(in_sync=(0, 1))
-    agrees(leader, 1, 100, 5)
-    agrees(leader, 2, 100, 4)
-    assert proposed(leader, 100, 0, high_watermark=100) is None
-    agrees(leader, 2, 100, 5)
-    assert proposed(leader, 100, 0, high_watermark=100) == {0, 1, 2}
-
-
-def test_a_follower_of_an_earlier_version_is_believed() -> None:
-    leader = new_leader()
-    for broker in (1, 2):
-        fetched(leader, broker, 100, 100, 0)
-    assert leader.replicated_offset(100) == 100

@@ -9,7 +9,7 @@ import pytest
 
 from quiverlog.batch.header import BatchHeader, stamp
 from quiverlog.core.controller.records import LEADER_GONE, PartitionChangeRecord, Record
-from quiverlog.core.partition.leadership import Said
+from quiverlog.core.partition.progress import Said
 from quiverlog.errors import (
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,

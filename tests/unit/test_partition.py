@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiverlog.core.partition.leadership import Leadership, Said
+from quiverlog.core.partition.leadership import Leadership
 from quiverlog.core.partition.partition import Assigned, PartitionState, acknowledged
+from quiverlog.core.partition.progress import Said
 from quiverlog.errors import (
     FencedLeaderEpoch,
     NotEnoughReplicas,

@@ -36,7 +36,7 @@ from quiverlog.node.outbox import Outbox
 from quiverlog.node.recovered import report_recovery
 from quiverlog.node.removal import Removal
 from quiverlog.node.repairs import Repairs
-from quiverlog.node.replica import Replica, assigned, log_config
+from quiverlog.node.replica import Replica, log_config
 from quiverlog.node.replication import Replication
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.data_directory import DataDirectory
@@ -190,22 +190,9 @@ class Assignment:
         state = replica.state
         begins = not state.leads or partition.leader_epoch != state.leader_epoch
         self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
-        log = replica.log
-        is_tail_bare = log.is_tail_bare
+        moved = replica.lead(partition, now)
         if begins:
-            # On becoming leader, not with the first row: a reader that asks where the epoch before
-            # ended must be answered even when nothing was written since (KAFKA-10706).
-            log.epochs.assign(partition.leader_epoch, log.log_end_offset)
-        moved = state.lead(
-            assigned(replica.topic, partition),
-            now.mono_us,
-            is_tail_bare=is_tail_bare,
-            is_epoch_saved=log.saved_epoch >= partition.leader_epoch,
-        )
-        if begins:
-            leadership = state.leadership
-            assert leadership is not None
-            if leadership.is_replicated and leadership.needs_agreement:
+            if replica.awaits_own_list:
                 self._flushes.want(replica)
             self._followed.pop(key, None)
             self.replicas[key] = replica

@@ -21,7 +21,8 @@ from quiverlog.node.replica import Replica
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.jobs import TrimJob
 from quiverlog.storage.truncation import TruncateJob
-from quiverlog.types import Now
+from quiverlog.types import Durability, Now
+from quiverlog.wire.replica_messages import ReplicaFetchResult
 
 __all__ = ["Copy", "checked_rows"]
 
@@ -93,6 +94,21 @@ class Copy:
             outbox.log("warning", "producers of a leader not read", partition=name, why=why)
             return self.replica.log.begin_skip(offset)
 
+    # --- flushing ------------------------------------------------------------------------------
+    def wants_flush(self, result: ReplicaFetchResult) -> bool:
+        """True where a producer waits for this disk, too, or may (the topic says so), or the
+        leader for its epoch: the list of epochs is to say that the rows here are its own."""
+        log = self.replica.log
+        if self.replica.fault is not None:
+            return False
+        start = result.epoch_start_offset
+        if start >= 0 and log.agreed(result.leader_epoch, start):
+            return True
+        at_once = self.replica.state.durability is Durability.REPLICATED_FLUSHED
+        wanted = log.log_end_offset if at_once else min(result.flush_offset, log.log_end_offset)
+        return wanted > log.flushed_offset
+
+    # --- what the machine reads ----------------------------------------------------------------
     @property
     def log_start_offset(self) -> int:
         return self.replica.log.log_start_offset

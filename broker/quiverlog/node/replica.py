@@ -139,6 +139,28 @@ class Replica(Watched):
         first, self.corrupt = not self.corrupt, True
         return first
 
+    def lead(self, partition: PartitionImage, now: Now) -> bool:
+        """Lead, as the metadata say. True when readers may see more."""
+        log = self.log
+        is_tail_bare = log.is_tail_bare
+        # On becoming leader, not with the first row: a reader that asks where the epoch before
+        # ended must be answered even when nothing was written since (KAFKA-10706).
+        log.epochs.assign(partition.leader_epoch, log.log_end_offset)
+        return self.state.lead(
+            assigned(self.topic, partition),
+            now.mono_us,
+            is_tail_bare=is_tail_bare,
+            is_epoch_saved=log.saved_epoch >= partition.leader_epoch,
+        )
+
+    @property
+    def awaits_own_list(self) -> bool:
+        """Rows of earlier leaders wait until the list of epochs is on the disk."""
+        leadership = self.state.leadership
+        if leadership is None or not leadership.is_replicated:
+            return False
+        return leadership.agreement.is_needed and not leadership.agreement.is_epoch_saved
+
     def look_at_answers(self) -> None:
         """Who is in sync, or what they have, is new: answer those who waited for that."""
         leadership = self.state.leadership

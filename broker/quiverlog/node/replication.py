@@ -40,7 +40,7 @@ from quiverlog.node.replica_requests import end_of_wait, fetch_of
 from quiverlog.node.wakeups import Wakeups
 from quiverlog.storage.jobs import TrimJob, TrimResult
 from quiverlog.storage.truncation import TruncateJob, TruncateResult
-from quiverlog.types import Durability, Now
+from quiverlog.types import Now
 from quiverlog.wire.replica_messages import ReplicaFetchResponse, ReplicaFetchResult
 
 __all__ = ["Replication"]
@@ -314,23 +314,12 @@ class Replication:
         copy.follower.recheck = False
         if replica.state.leader_said(result.high_watermark):
             self._wakeups.changed(replica)
-        self._flush(copy, result)
+        if copy.wants_flush(result):
+            self._flushing.add(copy.key)
+            self._flushes.want(replica)
         self._starts.said(replica, result.log_start_offset, result.log_start_saved, now)
         if self._quota.taken(copy.key, copy.follower, len(rows), now.mono_us):
             self._told(copy, now)
-
-    def _flush(self, copy: Copy, result: ReplicaFetchResult) -> None:
-        """At once where a producer waits for this disk, too, or may: the topic says so. Or where
-        the list of epochs is to say that the rows here are the leader's."""
-        replica = copy.replica
-        log = replica.log
-        at_once = replica.state.durability is Durability.REPLICATED_FLUSHED
-        wanted = log.log_end_offset if at_once else min(result.flush_offset, log.log_end_offset)
-        start_offset = result.epoch_start_offset
-        agrees = start_offset >= 0 and log.agreed(result.leader_epoch, start_offset)
-        if (agrees or wanted > log.flushed_offset) and replica.fault is None:
-            self._flushing.add(copy.key)
-            self._flushes.want(replica)
 
     # --- cutting -------------------------------------------------------------------------------
     def _begin_cut(self, copy: Copy, now: Now) -> None:

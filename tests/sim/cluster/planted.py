@@ -115,7 +115,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "joins without the rows that readers saw",
         "core.partition.leadership:Leadership._may_join",
-        "has_rows = end >= high_watermark and end >= self.epoch_start_offset",
+        "has_rows = has_rows and self.agreement.is_shown_by(follower)",
         "has_rows = True",
         seed=6,
         shape=POWER,

@@ -1,7 +1,7 @@
 """One leadership of a partition: who is in sync, and how far rows are safe on how many brokers.
 
 Owns the in-sync replicas (in_sync.py) and the followers' progress (progress.py) for as long as one
-leader epoch lasts, and four rules (numbers as in docs/replication.md):
+leader epoch lasts, and five rules (numbers as in docs/replication.md):
 
 - Rows are replicated when all of `maximal` have them, and those, too, that are about to join: fit,
   and caught up within the lag time. Else a broker that joins would always be a step behind (5).
@@ -13,10 +13,7 @@ leader epoch lasts, and four rules (numbers as in docs/replication.md):
   asked for after a power failure: so it has on its disk what was promised to be on disks. That is
   what had been promised when the metadata changed last. Of later rows each lies on enough disks of
   those that the metadata know, and no disk is lost without a change of theirs (docs/adr/0044).
-- Rows of earlier leader epochs become replicated when all that count have it in their own logs that
-  they have all of them: a row of this epoch, or the epoch in the list on their disk. Rows alone do
-  not show it: another log may have rows of a later epoch that never counted, and would seem longer
-  where the longest log is to lead (docs/adr/0067). Who joins has shown it, too.
+- Rows of earlier leaders wait until the logs that have them say so (agreement.py).
 - Out of sync is who has not had all rows for the lag time (9). An election gives those in sync a
   fresh start: what they said was said to another.
 
@@ -32,11 +29,17 @@ Must not know: logs, requests, how proposals travel.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from quiverlog.core.partition.agreement import Agreement
 from quiverlog.core.partition.in_sync import InSync, Proposal
-from quiverlog.core.partition.progress import NEVER_US, UNHEARD_EPOCH, FollowerProgress, Heard
-from quiverlog.types import EPOCHS_UNTOLD
+from quiverlog.core.partition.progress import (
+    NEVER_US,
+    UNHEARD_EPOCH,
+    FollowerProgress,
+    Heard,
+    Said,
+)
 
 __all__ = ["Brokers", "Leadership", "Said"]
 
@@ -48,27 +51,13 @@ class Brokers(Protocol):
         """The registered broker epoch; None while it is fenced, on its way out, or not known."""
 
 
-class Said(NamedTuple):
-    """What a follower says of itself in a fetch of this partition."""
-
-    broker_id: int
-    broker_epoch: int
-    log_end_offset: int
-    flushed_offset: int
-    log_start_offset: int
-    saved_epoch: int = EPOCHS_UNTOLD
-
-
 class Leadership:
     """See the module docstring.
 
     Args:
         node_id: the leader, which is here.
         replicas: all of them, in sync or not.
-        epoch_start_offset: where the leader's log ended when its epoch began.
-        needs_agreement: rows before that may not be replicated yet, or are so only because of an
-            epoch in the lists of those that have them.
-        is_epoch_saved: the leader's own list is on its disk, with its epoch.
+        agreement: whether rows of earlier leaders may be replicated.
     """
 
     __slots__ = (
@@ -80,14 +69,13 @@ class Leadership:
         "_promised_offset",
         "_promised_until_change",
         "adding",
+        "agreement",
         "epoch_start_offset",
         "followers",
         "in_sync",
-        "is_epoch_saved",
         "leader_epoch",
         "leaving",
         "min_in_sync",
-        "needs_agreement",
         "replaced",
     )
 
@@ -95,26 +83,22 @@ class Leadership:
         self,
         node_id: int,
         leader_epoch: int,
-        epoch_start_offset: int,
+        agreement: Agreement,
         replicas: Iterable[int],
         in_sync: InSync,
         *,
         min_in_sync: int,
         lag_max_us: int,
         now_us: int,
-        needs_agreement: bool = False,
-        is_epoch_saved: bool = True,
     ) -> None:
         assert leader_epoch >= 0
-        assert epoch_start_offset >= 0
         assert min_in_sync >= 1, "the leader counts"
         assert lag_max_us >= 0
         self._node_id = node_id
         self._lag_max_us = lag_max_us
         self.leader_epoch = leader_epoch
-        self.epoch_start_offset = epoch_start_offset
-        self.needs_agreement = needs_agreement
-        self.is_epoch_saved = is_epoch_saved
+        self.agreement = agreement
+        self.epoch_start_offset = agreement.start_offset
         self.in_sync = in_sync
         self.min_in_sync = min_in_sync
         self.followers: dict[int, FollowerProgress] = {}
@@ -127,7 +111,7 @@ class Leadership:
         self.adding: frozenset[int] = frozenset()
         self.leaving: frozenset[int] = frozenset()
         # Rows below it may have been promised on disks, by this leader or one before.
-        self._promised_offset = self._promised_until_change = epoch_start_offset
+        self._promised_offset = self._promised_until_change = agreement.start_offset
         self.replaced: frozenset[int] = frozenset()
         self.set_replicas(replicas, now_us)
 
@@ -145,7 +129,9 @@ class Leadership:
     def replicated_offset(self, log_end_offset: int) -> int:
         """Rows below it are on all that count; 0 while too few are in sync, or do not show that
         they have all rows of earlier leaders."""
-        if self.is_under_min or (self.needs_agreement and not self._have_agreed(log_end_offset)):
+        if self.is_under_min:
+            return 0
+        if not self.agreement.is_reached(log_end_offset, self._holding):
             return 0
         end = log_end_offset
         for follower in self._holding:
@@ -153,13 +139,6 @@ class Leadership:
                 end = follower.log_end_offset
         assert 0 <= end <= log_end_offset
         return end
-
-    def _have_agreed(self, log_end_offset: int) -> bool:
-        epoch, start = self.leader_epoch, self.epoch_start_offset
-        assert log_end_offset >= start, "a leader's log is never cut"
-        if log_end_offset == start and not self.is_epoch_saved:
-            return False
-        return all(follower.has_agreed(epoch, start) for follower in self._holding)
 
     def flushed_offset(self, leader_flushed_offset: int) -> int:
         """Rows below it are on the disks of `min_in_sync` that are in sync in any case.
@@ -223,15 +202,7 @@ class Leadership:
         assert said.broker_id != self._node_id, "a leader copies from nobody"
         follower = self.followers[said.broker_id]
         follower.heard = heard
-        follower.fetched(
-            said.log_end_offset,
-            said.flushed_offset,
-            said.log_start_offset,
-            said.broker_epoch,
-            log_end_offset,
-            now_us,
-            said.saved_epoch,
-        )
+        follower.fetched(said, log_end_offset, now_us)
         if follower.broker_id not in self.in_sync.maximal:
             self._look(follower, log_end_offset, brokers, now_us)
 
@@ -373,11 +344,8 @@ class Leadership:
         assert follower.broker_id not in self.in_sync.committed
         assert follower.heard_us <= now_us
         has_rows = end >= high_watermark and end >= self.epoch_start_offset
+        has_rows = has_rows and self.agreement.is_shown_by(follower)
         if follower.flushed_offset < self.flush_needed(follower.broker_id):
-            return False
-        if self.needs_agreement and not follower.has_agreed(
-            self.leader_epoch, self.epoch_start_offset
-        ):
             return False
         # One that is silent has just left, perhaps, and would leave again after the lag time.
         asks = now_us - follower.heard_us <= self._lag_max_us

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, Protocol
 
+from quiverlog.core.partition.agreement import Agreement
 from quiverlog.core.partition.in_sync import InSync
 from quiverlog.core.partition.leadership import Leadership
 from quiverlog.errors import (
@@ -313,14 +314,17 @@ class PartitionState:
             self.leadership = Leadership(
                 self._node_id,
                 leader_epoch,
-                self.log_end_offset,
+                Agreement(
+                    leader_epoch,
+                    self.log_end_offset,
+                    is_needed=has_rows and (may_lack or is_tail_bare),
+                    is_epoch_saved=is_epoch_saved,
+                ),
                 assigned.replicas,
                 in_sync,
                 min_in_sync=assigned.min_in_sync,
                 lag_max_us=self._lag_max_us,
                 now_us=now_us,
-                needs_agreement=has_rows and (may_lack or is_tail_bare),
-                is_epoch_saved=is_epoch_saved,
             )
         else:
             leadership.min_in_sync = assigned.min_in_sync
@@ -336,9 +340,11 @@ class PartitionState:
     def epoch_saved(self, epoch: int) -> bool:
         """The list on the disk has this newest epoch. True when readers may see more."""
         leadership = self.leadership
-        if leadership is None or epoch < leadership.leader_epoch or leadership.is_epoch_saved:
+        if leadership is None or epoch < leadership.leader_epoch:
             return False
-        leadership.is_epoch_saved = True
+        if leadership.agreement.is_epoch_saved:
+            return False
+        leadership.agreement.is_epoch_saved = True
         return self._advance()
 
     def follow(self, leader_epoch: int) -> None:

@@ -15,17 +15,28 @@ Must not know: who is in sync, logs, connections.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from quiverlog.types import EPOCHS_UNTOLD, NO_EPOCH
 
-__all__ = ["NEVER_US", "UNHEARD_EPOCH", "FollowerProgress", "Heard"]
+__all__ = ["NEVER_US", "UNHEARD_EPOCH", "FollowerProgress", "Heard", "Said"]
 
 NEVER_US: Final = -(2**62)
 """Long before any moment: it was never known to have all rows."""
 
 UNHEARD_EPOCH: Final = -1
 """The broker epoch of a follower that has not asked under this leader epoch."""
+
+
+class Said(NamedTuple):
+    """What a follower says of itself in a fetch of a partition."""
+
+    broker_id: int
+    broker_epoch: int
+    log_end_offset: int
+    flushed_offset: int
+    log_start_offset: int
+    saved_epoch: int = EPOCHS_UNTOLD
 
 
 class Heard:
@@ -84,17 +95,9 @@ class FollowerProgress:
         heard = self.heard
         return self._fetched_us if heard is None else max(self._fetched_us, heard.fetched_us)
 
-    def fetched(
-        self,
-        log_end_offset: int,
-        flushed_offset: int,
-        log_start_offset: int,
-        broker_epoch: int,
-        leader_end_offset: int,
-        now_us: int,
-        saved_epoch: int = EPOCHS_UNTOLD,
-    ) -> None:
-        """Asked for what comes after `log_end_offset`, and its log agrees with the leader's."""
+    def fetched(self, said: Said, leader_end_offset: int, now_us: int) -> None:
+        """Asked for what comes after its end, and its log agrees with the leader's."""
+        log_end_offset, broker_epoch = said.log_end_offset, said.broker_epoch
         assert 0 <= log_end_offset <= leader_end_offset
         assert self._fetched_us <= now_us
         assert broker_epoch >= self.broker_epoch
@@ -108,20 +111,10 @@ class FollowerProgress:
         self._fetched_us = now_us
         self.broker_epoch = broker_epoch
         self.log_end_offset = log_end_offset
-        self.flushed_offset = min(flushed_offset, log_end_offset)
-        self.log_start_offset = log_start_offset
-        self.saved_epoch = saved_epoch
+        self.flushed_offset = min(said.flushed_offset, log_end_offset)
+        self.log_start_offset = said.log_start_offset
+        self.saved_epoch = said.saved_epoch
         assert self.flushed_offset <= self.log_end_offset
-
-    def has_agreed(self, leader_epoch: int, epoch_start_offset: int) -> bool:
-        """True when its own log says that it has all rows with which this leader epoch began.
-
-        By a row of that epoch, or by its list on the disk. A broker that does not tell of its list
-        is believed: it is of an earlier version.
-        """
-        if self.log_end_offset > epoch_start_offset:
-            return True
-        return self.saved_epoch >= leader_epoch or self.saved_epoch == EPOCHS_UNTOLD
 
     def leader_grows(self, leader_end_offset: int) -> None:
         """Rows are about to be appended at the leader's end: did it have all until now."""

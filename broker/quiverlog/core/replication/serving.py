@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quiverlog.core.partition.leadership import Brokers, Said
+from quiverlog.core.partition.leadership import Brokers
 from quiverlog.core.partition.partition import PartitionState
+from quiverlog.core.partition.progress import Said
 from quiverlog.core.replication.divergence import Epochs, diverging
 from quiverlog.core.replication.sessions import FetchSession
 from quiverlog.errors import (
@@ -46,8 +47,8 @@ def check(
         result.error_message = error.message
     assert result.error_code or state.leads
     leadership = state.leadership
-    if leadership is not None and leadership.needs_agreement:
-        result.epoch_start_offset = leadership.epoch_start_offset
+    if leadership is not None and leadership.agreement.is_needed:
+        result.epoch_start_offset = leadership.agreement.start_offset
     assert result.high_watermark <= state.log_end_offset
     return result
 
