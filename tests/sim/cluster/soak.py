@@ -23,6 +23,8 @@ __all__ = ["Hours", "Sums", "soak"]
 
 _PROCESSES = 2
 _DURATION_MS = 20_000
+_TOLD_RUNS = 20
+"""After so many runs a line says how far it has come: a long run may be ended before its end."""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,14 @@ class Sums:
         self.events["batches compared"] += result.compared
         self.events["windows of histories judged"] += result.judged
 
+    def so_far(self, hours: float, *, last_seed: int) -> str:
+        """One line for a run that goes on. Seeds up to the last one are over, or under way."""
+        count = self.shipped.runs + self.slow.runs
+        return (
+            f"{self.simulated_s / 3600:.2f} of {hours:g} hours: {count} of {count + self.failed}"
+            f" runs kept every promise, seeds up to {last_seed}"
+        )
+
     def told(self, took_s: float) -> str:
         """Everything that happened, faults by kind, and hours."""
         count = self.shipped.runs + self.slow.runs
@@ -126,5 +136,7 @@ def soak(hours: float, *, first: int | None = None, duration_ms: int = _DURATION
                 sums.add(result)
                 if isinstance(result, str):
                     print(f"FAILED {result}", flush=True)
+                if (sums.shipped.runs + sums.slow.runs + sums.failed) % _TOLD_RUNS == 0:
+                    print(sums.so_far(hours, last_seed=seed - 1), flush=True)
     print(sums.told(time.monotonic() - began))
     return sums.failed

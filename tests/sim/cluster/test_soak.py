@@ -18,6 +18,7 @@ def test_hours_at_the_shipped_timing_are_told_apart() -> None:
     assert sums.simulated_s == fast.simulated_s + slow.simulated_s
     assert sums.slow.timers_s == slow.simulated_s / 3
     assert sums.shipped.moments == fast.moments > 100
+    assert "of 10 hours: 2 of 3 runs" in sums.so_far(10, last_seed=8)
     told = sums.told(took_s=2.0)
     assert "2 of 3 runs kept every promise" in told
     assert "at the shipped timing: 0.0" in told
