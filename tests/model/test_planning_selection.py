@@ -225,6 +225,23 @@ def test_partitions_that_a_topic_made_anew_no_longer_has() -> None:
     assert offsets(stream, log, "t", 1) == [0, 1]
 
 
+def test_nothing_known_of_a_topic_outlives_it() -> None:
+    """A topic appears whose rows are gone, and is made anew before it had others: the new one does
+    not begin where the first one's rows ended."""
+    log = world(a=[1])
+    stream = query(log, subscribePattern="[ab]", failOnDataLoss="false")
+    stream.drain()
+    log.create("b", 1)
+    log.append("b", 0, 3)
+    log.trim("b", 0, 3)
+    stream.drain()
+    log.delete("b")
+    log.create("b", 1)
+    log.append("b", 0, 5)
+    stream.drain()
+    assert offsets(stream, log, "b") == list(range(5))
+
+
 def test_a_new_query_must_name_partitions_that_exist() -> None:
     with pytest.raises(InvalidOption, match=r"`assign`.*2 is none of them"):
         query(world(t=[1, 1]), assign='{"t":[0,2]}').trigger()
