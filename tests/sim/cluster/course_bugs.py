@@ -25,6 +25,13 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         shape=course("late question"),
     ),
     make_bug(
+        "the longest log is told by its last row",
+        "node.log_end_reports:log_end",
+        "last_epoch, start_offset = log.epochs.latest()",
+        "last_epoch, start_offset = log.epochs.epoch_for(log.log_end_offset - 1), 0",
+        shape=course("earlier rows", power_interval_ms=10**9, buggy_everywhere=True),
+    ),
+    make_bug(
         "an answer of an earlier leader is taken",
         "core.replication.follower:Follower.answered",
         "if result.leader_epoch not in (self._leader_epoch, NO_EPOCH):",

@@ -151,6 +151,40 @@ class Courses(MoveCourses, DiskCourses):
         self.up(slow)
         yield 5_000_000
 
+    def earlier_rows(self) -> Course:
+        """Rows of one leader are replicated under the next but one; a third broker has others of
+        the leader between, and is there when nobody is trusted (docs/adr/0067)."""
+        first, other, third = yield from self.three()
+        yield from self.lead(first)
+        yield _PAUSE_US
+        parted = self.committed
+        self.cut(first, other, third)
+        yield from self.until(lambda: self.end(first) > max(parted, self.end(third)) + 5)
+        self.decide_leader(other)
+        yield from self.until(lambda: self.leads(other) and self.end(third) > self.end(first) + 5)
+        self._silence_producers()
+        self.down(third)
+        third.kill()
+        self.decide_leader(first)
+        self.mend(first, other)
+        yield from self.until(lambda: self.leads(first) and self.committed >= self.end(first))
+        if not self.cluster.may_lose_power(other):
+            raise Over
+        self.down(first)
+        self.down(other)
+        other.power_loss()
+        first.kill()
+        self.up(third)
+        yield from self.until(lambda: self.is_registered(third))
+        self.up(first)
+        self.up(other)
+        yield 5_000_000
+
+    def _silence_producers(self) -> None:
+        for number in range(self.cluster.scenario.producers):
+            for host in self.cluster.hosts:
+                self.world.network.cut(f"producer-{number}", host.name)
+
     def _has_unflushed(self, slow: ClusterHost) -> bool:
         """Does it lack rows on its disk that were promised?"""
         replica = self.replica(slow)
@@ -271,6 +305,7 @@ COURSES: Final[dict[str, Callable[[Courses], Course]]] = {
     "stood down": Courses.stood_down,
     "last log": Courses.last_log,
     "asked again": Courses.asked_again,
+    "earlier rows": Courses.earlier_rows,
     "stalled stop": Courses.stalled_stop,
     "lonely controller": Courses.lonely_controller,
     "late news": Courses.late_news,
