@@ -14,6 +14,7 @@ import pytest
 from quiverlog.cli import main
 from quiverlog.cli.failures import ExitCode
 from quiverlog.cli.profiles import load, path_of_profiles
+from quiverlog.cli.what_answers import recognised
 
 NOBODY = "127.0.0.1:1"  # no broker may listen on a port this low
 
@@ -176,3 +177,13 @@ def test_a_silent_server_that_nobody_knows_stays_what_it_was(capsys):
         address = f"127.0.0.1:{server.getsockname()[1]}"
         code, _, err = run(capsys, "topic", "list", "-b", address, "--timeout", "0.3")
     assert (code, "did not answer" in err, "speaks" in err) == (1, True, False), err
+
+
+def test_who_cannot_be_asked_what_it_is_is_not_named(monkeypatch):
+    """No descriptor, or nobody there any more: the first error stays the one that is told."""
+
+    def refused(*_address: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(socket, "create_connection", refused)
+    assert recognised("127.0.0.1:1") is None

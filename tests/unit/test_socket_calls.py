@@ -59,7 +59,9 @@ UNTOLD: Final = (
 )
 START: Final = "never: before the broker serves anybody, run.py says so in one line and ends"
 NO_ERROR: Final = "never: of an open descriptor, or nobody could act upon it"
+UNASKED: Final = "unit/test_cli_profiles.py::test_who_cannot_be_asked_what_it_is_is_not_named"
 TABLE: Final[dict[str, dict[str, str]]] = {
+    "broker/quiverlog/cli/what_answers.py": {"create_connection": UNASKED},
     "broker/quiverlog/client/asynchronous.py": {
         "create_connection": CLIENT, "get_extra_info": NO_ERROR, "setsockopt": CLIENT,
         "is_closing": NO_ERROR, "write": CLIENT, "abort": NO_ERROR,

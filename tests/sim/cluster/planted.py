@@ -77,8 +77,8 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a new leader writes no epoch before its first row",
-        "node.assignment:Assignment._lead_or_follow",
-        "replica.log.epochs.assign(partition.leader_epoch, replica.log.log_end_offset)",
+        "node.replica:Replica.lead",
+        "log.epochs.assign(partition.leader_epoch, log.log_end_offset)",
         "pass",
         shape=STRANDED,
     ),

@@ -265,6 +265,8 @@ class PartitionState:
             self.log_start_offset = log_start_offset
             # A follower may hear of what was given up before it hears that it had been readable.
             self.high_watermark = max(self.high_watermark, log_start_offset)
+        assert self.log_start_offset <= self.high_watermark
+        assert self.high_watermark <= self.log_end_offset
 
     def truncated(self, log_end_offset: int) -> None:
         """Rows from there on were cut: the leader does not have them."""
@@ -281,6 +283,7 @@ class PartitionState:
         assert log_start_offset > self.log_end_offset
         self.log_start_offset = self.log_end_offset = self.flushed_offset = log_start_offset
         self.high_watermark = log_start_offset
+        assert self.high_watermark == self.log_end_offset, "there is no row"
 
     def set_durability(self, durability: Durability) -> bool:
         """The topic was altered. True when readers may see more; never may they see less."""
@@ -309,6 +312,7 @@ class PartitionState:
         leadership = self.leadership
         if leadership is None or leadership.leader_epoch != leader_epoch:
             in_sync = InSync(leader_epoch, assigned.partition_epoch, assigned.in_sync)
+            assert self.high_watermark <= self.log_end_offset
             has_rows = self.log_start_offset < self.log_end_offset
             may_lack = self.high_watermark < self.log_end_offset
             self.leadership = Leadership(
@@ -340,6 +344,8 @@ class PartitionState:
     def epoch_saved(self, epoch: int) -> bool:
         """The list on the disk has this newest epoch. True when readers may see more."""
         leadership = self.leadership
+        assert epoch >= NO_EPOCH
+        assert epoch <= self.leader_epoch, "no later epoch is known here"
         if leadership is None or epoch < leadership.leader_epoch:
             return False
         if leadership.agreement.is_epoch_saved:

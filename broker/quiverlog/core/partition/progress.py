@@ -98,6 +98,8 @@ class FollowerProgress:
     def fetched(self, said: Said, leader_end_offset: int, now_us: int) -> None:
         """Asked for what comes after its end, and its log agrees with the leader's."""
         log_end_offset, broker_epoch = said.log_end_offset, said.broker_epoch
+        assert said.broker_id == self.broker_id
+        assert said.saved_epoch >= EPOCHS_UNTOLD
         assert 0 <= log_end_offset <= leader_end_offset
         assert self._fetched_us <= now_us
         assert broker_epoch >= self.broker_epoch

@@ -217,6 +217,8 @@ class Follower:
 
     @staticmethod
     def _says(log: CopiedLog) -> tuple[int, int, int, int]:
+        assert log.flushed_offset <= log.log_end_offset
+        assert log.saved_epoch >= NO_EPOCH
         return (log.log_end_offset, log.flushed_offset, log.log_start_saved, log.saved_epoch)
 
     @property

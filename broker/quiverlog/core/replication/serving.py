@@ -49,6 +49,7 @@ def check(
     leadership = state.leadership
     if leadership is not None and leadership.agreement.is_needed:
         result.epoch_start_offset = leadership.agreement.start_offset
+        assert result.epoch_start_offset <= state.log_end_offset, "a leader's log is never cut"
     assert result.high_watermark <= state.log_end_offset
     return result
 
