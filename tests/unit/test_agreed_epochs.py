@@ -121,6 +121,7 @@ def test_a_leader_whose_rows_are_all_readable_needs_no_agreement() -> None:
     assert not led(0, readable=0, bare=True), "there are no rows"
     assert led(10, readable=9)
     assert led(10, readable=10, bare=True), "they are so by an epoch without rows"
+    assert not led(10, readable=9, replicas=(0,)), "there is no other log"
 
 
 def test_a_follower_knows_that_what_was_given_up_had_been_readable() -> None:

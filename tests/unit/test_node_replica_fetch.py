@@ -26,7 +26,7 @@ from quiverlog.node.copied_replica import Copy
 from quiverlog.node.events import Tick
 from quiverlog.node.purgatory import Waiter
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
-from quiverlog.types import Durability
+from quiverlog.types import NO_EPOCH, Durability
 from quiverlog.wire.replica_messages import (
     ReplicaFetchPartition,
     ReplicaFetchRequest,
@@ -244,6 +244,7 @@ def test_rows_that_the_leader_does_not_have_are_cut(tmp_path: Path) -> None:
 # --- refusals -----------------------------------------------------------------------------------
 def asked(leader: NodeDriver, topic: bytes, **fields: Any) -> ReplicaFetchResponse:
     entry = ReplicaFetchPartition(topic, 0, fields.pop("epoch", 3), fields.pop("offset", 0))
+    entry.saved_epoch = fields.pop("saved_epoch", NO_EPOCH)
     request = ReplicaFetchRequest(
         **{"replica_id": COPY, "broker_epoch": 7, "partitions": [entry], **fields}
     )
@@ -264,6 +265,8 @@ def test_who_is_no_replica_or_comes_late_is_refused(tmp_path: Path) -> None:
     assert asked(leader, topic, broker_epoch=6).error_code == StaleBrokerEpoch.code
     assert asked(leader, topic, broker_epoch=-1).error_code == InvalidRequest.code
     assert asked(leader, topic, offset=-1).error_code == InvalidRequest.code
+    assert asked(leader, topic, saved_epoch=-3).error_code == InvalidRequest.code
+    assert asked(leader, topic, saved_epoch=2**31 - 1).error_code == 0, "a broker may say so"
     many = [ReplicaFetchPartition(topic, n) for n in range(1_001)]
     assert asked(leader, topic, partitions=many).error_code == InvalidRequest.code
     sessions = leader.node.broker.copy_sessions.sessions

@@ -157,7 +157,7 @@ class Replica(Watched):
     def awaits_own_list(self) -> bool:
         """Rows of earlier leaders wait until the list of epochs is on the disk."""
         leadership = self.state.leadership
-        if leadership is None or not leadership.is_replicated:
+        if leadership is None:
             return False
         return leadership.agreement.is_needed and not leadership.agreement.is_epoch_saved
 

@@ -40,7 +40,7 @@ from quiverlog.node.quorum_requests import serves_brokers
 from quiverlog.node.replica import Replica
 from quiverlog.node.waits import Waits
 from quiverlog.storage.reading_jobs import NotResident
-from quiverlog.types import Now
+from quiverlog.types import EPOCHS_UNTOLD, Now
 from quiverlog.wire.messages import Api
 from quiverlog.wire.replica_messages import (
     ReplicaFetchPartition,
@@ -256,6 +256,8 @@ def handle_replica_fetch(broker: Broker, event: RequestReceived, now: Now) -> No
     for entry in request.partitions:
         if entry.offset < 0 or entry.flushed_offset < 0 or entry.log_start_offset < 0:
             raise InvalidRequest(f"partition {entry.partition}: offsets are not negative.")
+        if entry.saved_epoch < EPOCHS_UNTOLD:
+            raise InvalidRequest(f"partition {entry.partition}: {entry.saved_epoch} is no epoch.")
     if request.broker_epoch < 0:
         raise InvalidRequest(f"{request.broker_epoch} is no broker epoch.")
     broker.registered.check_life(request.replica_id, request.broker_epoch)

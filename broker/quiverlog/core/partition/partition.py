@@ -315,13 +315,15 @@ class PartitionState:
             assert self.high_watermark <= self.log_end_offset
             has_rows = self.log_start_offset < self.log_end_offset
             may_lack = self.high_watermark < self.log_end_offset
+            # With one replica there is no other log, and no list is waited for.
+            may_part = has_rows and len(assigned.replicas) > 1
             self.leadership = Leadership(
                 self._node_id,
                 leader_epoch,
                 Agreement(
                     leader_epoch,
                     self.log_end_offset,
-                    is_needed=has_rows and (may_lack or is_tail_bare),
+                    is_needed=may_part and (may_lack or is_tail_bare),
                     is_epoch_saved=is_epoch_saved,
                 ),
                 assigned.replicas,
