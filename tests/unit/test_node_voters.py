@@ -276,3 +276,22 @@ def test_a_new_voter_gets_a_snapshot_where_the_log_begins_later(members: Members
     assert second.quorum.log.snapshot.index > 0
     members.run_until(lambda: all_equal(members))
     assert len(second.node.broker.metadata.image.topics) == 5
+
+
+def test_who_is_left_alone_decides_when_it_has_applied_what_was_decided_before(
+    members: Members,
+) -> None:
+    """Seen in a simulated cluster (71000048): a topic was deleted on a view that lacked it."""
+    one = members.add(1)
+    members.run_until(lambda: one.started)
+    grow(members, 2)
+    (leader,) = members.leaders
+    (other,) = [member for member in members.up if member is not leader]
+    begin(leader, REMOVE, leader.key.node_id)
+    members.run_until(lambda: voters(other) == {other.key.node_id})
+    quorum = other.quorum
+    assert quorum.is_alone
+    assert quorum.applied_index < quorum.raft.log.last_index, "it has not heard what is decided"
+    assert create(other, "early") == errors.NotController.code
+    members.run_until(lambda: quorum.is_leading)
+    assert create(other, "late") == 0

@@ -76,7 +76,7 @@ def check_decides(broker: Knowing, connection_id: int) -> None:
         NotController: another broker decides, or nobody yet. A quorum of one says itself what
             keeps it from deciding.
     """
-    if broker.quorum.is_leading or broker.quorum.is_alone:
+    if broker.quorum.is_leading or broker.quorum.decides_alone:
         return
     found = _controller(broker, connection_id)
     if found is None:
@@ -130,7 +130,7 @@ def told_controller(broker: Knowing) -> int:
     """
     found = broker.membership.controller.controller_id
     quorum = broker.quorum
-    if found == broker.config.node_id and not (quorum.is_leading or quorum.is_alone):
+    if found == broker.config.node_id and not (quorum.is_leading or quorum.decides_alone):
         return -1
     return found
 

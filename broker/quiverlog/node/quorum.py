@@ -118,7 +118,7 @@ class Quorum(Duties):
             return True
         if self._error is not None:
             self._retry(now)
-        if self._error is None and self.is_alone:
+        if self._error is None and self.decides_alone:
             return False
         raise NotController
 

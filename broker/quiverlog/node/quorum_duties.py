@@ -57,10 +57,10 @@ class Duties:
         seeds: node ids to ask for the log while it names no voters.
     """
 
-    __slots__ = ("_change", "_config", "_error", "_is_stopped", "_machine", "_pumping",
-                 "_random", "_report", "_restored", "_retry_us", "_runner", "_seeds", "_send",
-                 "_snapshotting", "_starting", "_told_forgotten", "_told_term", "_told_voters",
-                 "_voters_changed",
+    __slots__ = ("_alone_from", "_change", "_config", "_error", "_is_stopped", "_machine",
+                 "_pumping", "_random", "_report", "_restored", "_retry_us", "_runner", "_seeds",
+                 "_send", "_snapshotting", "_starting", "_told_forgotten", "_told_term",
+                 "_told_voters", "_voters_changed",
                  "_writing", "applied_index", "log", "next_us", "raft")  # fmt: skip
 
     _machine: StateMachine
@@ -84,6 +84,7 @@ class Duties:
         self._voters_changed = voters_changed
         self._told_forgotten: frozenset[ReplicaKey] = frozenset()
         self._told_voters: Voters | None = None
+        self._alone_from = 0  # What others have decided ends there, where none of them votes now.
         self._config = config or RaftConfig()
         self._seeds = seeds
         self.log: QuorumLog | None = None
@@ -122,6 +123,15 @@ class Duties:
         """True when this replica is the whole quorum: what its disk holds is decided."""
         voters = self.raft.voters
         return len(voters) == 1 and self._log.key in voters
+
+    @property
+    def decides_alone(self) -> bool:
+        """True when nobody else decides, and all that others have decided before is applied.
+
+        Not yet for who was left as the only voter while it followed: its log holds entries of the
+        leader before that its machine has not seen, and what is decided comes after these.
+        """
+        return self.is_alone and self.applied_index >= self._alone_from
 
     def _retry(self, now: Now) -> None:
         if self._is_stopped or self._snapshotting or self._writing is not None:
@@ -178,7 +188,10 @@ class Duties:
     def _look_at_voters(self) -> None:
         voters = self.raft.voters
         if voters is not self._told_voters:
+            was_one_of_many = len(self._told_voters or ()) > 1
             self._told_voters = voters
+            if was_one_of_many and self.is_alone and not self._told_term:
+                self._alone_from = self.raft.log.last_index
             self._voters_changed(voters)
 
     def _look_at_role(self, now: Now) -> None:
@@ -193,7 +206,7 @@ class Duties:
             self._told_term = 0
             self._machine.interrupted(NotController(), now)
             self._lose_change(now)
-        if leads and not self._told_term and (self.is_alone or self.knows_all):
+        if leads and not self._told_term and (self.decides_alone or self.knows_all):
             self._told_term = raft.term
             self._machine.leads(now)
 
