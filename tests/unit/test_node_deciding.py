@@ -11,7 +11,7 @@ from quiverlog.node.deciding import told_controller
 
 
 @pytest.mark.parametrize(
-    ("elected", "is_leading", "is_alone", "told"),
+    ("elected", "is_leading", "decides_alone", "told"),
     [
         (1, True, False, 1),
         (1, False, False, -1),  # It may not know all topics that were decided before it.
@@ -21,11 +21,11 @@ from quiverlog.node.deciding import told_controller
     ],
 )
 def test_a_node_names_itself_when_it_knows_all_that_was_decided(
-    elected: int, *, is_leading: bool, is_alone: bool, told: int
+    elected: int, *, is_leading: bool, decides_alone: bool, told: int
 ) -> None:
     broker: Any = SimpleNamespace(
         membership=SimpleNamespace(controller=SimpleNamespace(controller_id=elected)),
         config=SimpleNamespace(node_id=1),
-        quorum=SimpleNamespace(is_leading=is_leading, is_alone=is_alone),
+        quorum=SimpleNamespace(is_leading=is_leading, decides_alone=decides_alone),
     )
     assert told_controller(broker) == told
