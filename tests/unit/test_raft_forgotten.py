@@ -1,9 +1,22 @@
-"""Voters that come back with an earlier log: nobody can mend that, so it is said on both sides."""
+"""Replicas that come back with an earlier log.
+
+Of a voter nobody can mend that, so it is said on both sides. Whoever has no vote begins anew.
+"""
 
 from __future__ import annotations
 
 from quiverlog.core.raft import messages as m
-from tests.support.raft import Replica, accepted, alive, entries, key, leader, sent, voters
+from tests.support.raft import (
+    Replica,
+    accepted,
+    alive,
+    append,
+    entries,
+    key,
+    leader,
+    sent,
+    voters,
+)
 
 
 def heartbeat(commit: int, term: int = 1) -> m.Heartbeat:
@@ -32,6 +45,30 @@ def test_whoever_has_no_vote_may_come_back_with_less() -> None:
     replica = Replica(0, members=voters(1, 2, 3), stored=entries(1, [1, 1]), term=1)
     replica.step(heartbeat(5))
     assert replica.raft.forgotten == {}
+
+
+def test_whoever_has_no_vote_commits_only_what_it_found_equal_since_it_started() -> None:
+    """The leader counts what an earlier life acknowledged: entry 2 here was never decided."""
+    replica = Replica(0, members=voters(1, 2, 3), stored=entries(1, [1, 1]), term=2)
+    replica.wait(0).take()
+    replica.step(heartbeat(2, term=2))
+    assert replica.committed == 0
+    asked = [message.target for message in replica.wait(300).take(m.Observe)]
+    assert asked == [key(1), key(2), key(3)], "so that the leader looks where the logs agree"
+    replica.step(append(1, 1, entries(2, [2]), term=2, commit=1)).settle()
+    assert replica.committed == 1
+    replica.step(heartbeat(2, term=2))
+    assert (replica.committed, replica.raft.log.term(2)) == (2, 2)
+    replica.step(append(2, 2, entries(3, [2]), term=2, commit=2)).settle()
+    assert replica.take(m.Observe) == []
+    assert replica.wait(299).take(m.Observe) == []
+
+
+def test_what_was_equal_to_one_leaders_log_says_nothing_about_the_next_ones() -> None:
+    replica = Replica(0, members=voters(1, 2, 3), term=2)
+    replica.step(append(0, 0, entries(1, [2, 2]), term=2)).settle()
+    replica.step(heartbeat(2, term=3))
+    assert replica.committed == 0
 
 
 # --- its leader ----------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ class Unflushed:
             snapshots_doomed=tuple(kept[SNAPSHOTS_KEPT:]),
             mark=self._next_mark(end_offset, last),
             mark_before=self._mark_before(end_offset, last),
-            label=background and not self.label_saved,
+            label=not self.label_saved,
         )
         epochs.dirty = epochs.dirty and job.epochs is None
         self.segments = []

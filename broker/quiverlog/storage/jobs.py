@@ -108,9 +108,10 @@ class FlushJob:
     """Everything below `end_offset` to the disk; then the notes that shorten the next start.
 
     `names_changed`: files were made since the last flush, so the directory needs an fsync.
-    `label`: flush the file that says whose rows these are, too. It goes with the first flush that
-    nobody waits for, so that neither thousands of new directories nor a first acknowledgement cost
-    an fsync more.
+    `label`: flush the file that says whose rows these are, before anything else. It goes with the
+    first flush, and thousands of new directories cost no fsync. Rows that are promised without it
+    would be taken for those of a topic that was created anew under their name while this broker was
+    down.
     `mark`: written when the rows are on the disk, and durable with the next flush: that costs no
     fsync, and a start after a crash knows all flushes but the last one (adr/0017). `mark_before`:
     the same for the segment before, whose header learns once that rows followed.

@@ -7,6 +7,9 @@ Invariants:
 - An append is acknowledged only up to what is durable here (paper, section 5.3); the answer
   waits in the outbox. A heartbeat is answered at once: a slow disk is no dead replica.
 - Nothing is appended or committed while a snapshot is about to take the place of the log.
+- Without a vote, a replica commits at a heartbeat's word only what it has found equal to the log of
+  this term's leader since it started: it may have come back with an earlier state of its disk,
+  while the leader still counts what its earlier life had acknowledged.
 
 Must not know: roles and terms (whoever calls has settled that the sender leads this term).
 """
@@ -39,6 +42,8 @@ class Follower:
     """See the module docstring."""
 
     __slots__ = (
+        "_equal_index",
+        "_equal_term",
         "_key",
         "_log",
         "_membership",
@@ -67,6 +72,9 @@ class Follower:
         self._receiver = SnapshotReceiver(key, log, outbox)
         self._seeds = seeds
         self._silence_us = _SILENT_HEARTBEATS * config.heartbeat_us
+        self._equal_term = 0
+        self._equal_index = 0
+        """Up to here this log was found equal to that of the leader of `_equal_term`."""
         self.observe_due_us = now_us
         self.forgotten: dict[ReplicaKey, int] = {}
         """This replica, and the index up to which it acknowledged more than it has."""
@@ -89,6 +97,7 @@ class Follower:
         last_equal = message.prev_index + len(message.entries)
         assert last_equal >= self._log.commit
         assert last_equal <= self._log.last_index, "all that the message brought is here"
+        self._found_equal(message.term, last_equal)
         self._log.commit_to(min(message.commit, last_equal))
         self._accept(message, last_equal)
         return changed
@@ -123,12 +132,25 @@ class Follower:
     def on_heartbeat(self, message: Heartbeat) -> None:
         """The leader lives, and has committed up to an index that this replica acknowledged."""
         if not self._receiver.is_installing:
-            # An observer may begin anew with an earlier disk; nothing has rested on it.
             if message.commit > self._log.last_index and self._membership.is_voter(self._key):
                 self.forgotten = {self._key: message.commit}
-            self._log.commit_to(min(message.commit, self._log.last_index))
+            self._log.commit_to(min(message.commit, self._acknowledged(message.term)))
         response = HeartbeatResponse(source=self._key, target=message.source, term=message.term)
         self._outbox.send_durable(response)
+
+    def _acknowledged(self, term: int) -> int:
+        """Up to where this replica keeps its word to that term's leader. A voter has promised to
+        forget nothing. Nothing rests on an observer, which may begin anew with an earlier disk."""
+        if self._membership.is_voter(self._key):
+            return self._log.last_index
+        equal = self._equal_index if term == self._equal_term else 0
+        return max(self._log.commit, min(equal, self._log.last_index))
+
+    def _found_equal(self, term: int, index: int) -> None:
+        """A leader's log only grows, so what was equal in a term stays so."""
+        known = self._equal_index if term == self._equal_term else 0
+        assert term >= self._equal_term
+        self._equal_term, self._equal_index = term, max(known, index)
 
     def answer_stale(self, message: Append | Heartbeat | SnapshotChunk, term: int) -> None:
         """Somebody leads an older term and does not know it. The answer's term tells, also where
@@ -161,9 +183,12 @@ class Follower:
         self._receiver.forget_unwritten()
 
     # --- observing -----------------------------------------------------------------------------
-    def heard_leader(self, now_us: int) -> None:
-        """No need to ask."""
-        self.observe_due_us = now_us + self._silence_us
+    def heard_leader(
+        self, message: Append | Heartbeat | SnapshotChunk, now_us: int
+    ) -> None:
+        """No need to ask, unless the leader counts on an earlier life and sends nothing more."""
+        if not isinstance(message, Heartbeat) or message.commit <= self._acknowledged(message.term):
+            self.observe_due_us = now_us + self._silence_us
 
     def observe(self, term: int, now_us: int) -> None:
         """Ask every voter that is known, by the log or by the host, for the log. Who leads answers

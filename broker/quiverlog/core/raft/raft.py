@@ -247,7 +247,7 @@ class Raft:
             return
         assert message.term == self.term, "a newer term was taken over before"
         self._election.hear_leader(message.source, now_us)
-        self._follower.heard_leader(now_us)
+        self._follower.heard_leader(message, now_us)
         if isinstance(message, Append):
             self._follower.on_append(message)
         elif isinstance(message, Heartbeat):
