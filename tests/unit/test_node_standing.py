@@ -123,6 +123,34 @@ def test_a_leader_that_is_about_to_stop_says_no_end(world: World) -> None:
     assert world.two.offset_of(world.lone, LATEST).offset == 1, "nobody else may lead it"
 
 
+def test_a_leader_that_is_about_to_stop_misses_no_sequence(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one may have taken the rows before. Seen in a simulated cluster (96001034)."""
+    two = world.two.node.broker
+    asked = world.one.request(m.InitProducerIdRequest())
+    world.members.run_until(lambda: world.one.answer(asked) is not None)
+    answer = world.one.answer(asked)
+    assert answer is not None
+    assert answer[0].error_code == 0
+    writer = answer[0].producer_id
+    world.members.run_until(lambda: two.producer_ids.may_be_given(writer))
+    monkeypatch.setattr(world.two, "give_out", lambda *_: None)  # The controller has, above.
+
+    def numbered(topic_id: bytes, sequence: int) -> int:
+        batch = batch_of([1], producer=(writer, 0, sequence))
+        return world.two.produce(topic_id, batch)
+
+    for topic_id in (world.wide, world.lone):
+        assert world.settled(numbered(topic_id, 0)) == 0
+        assert world.settled(numbered(topic_id, 5)) == errors.OutOfOrderSequence.code
+    world.members.cut.add(CUT)
+    assert two.membership.registration.leave(world.two.now)
+    assert world.settled(numbered(world.wide, 5)) == NotLeader.code
+    assert world.settled(numbered(world.wide, 0)) == 0, "a repetition is one, whoever leads"
+    assert world.settled(numbered(world.lone, 5)) == errors.OutOfOrderSequence.code
+
+
 _OF_A_LEADER: dict[Api, m.Request] = {
     Api.PRODUCE: m.ProduceRequest(),
     Api.DELETE_RECORDS: m.DeleteRecordsRequest(),

@@ -28,6 +28,7 @@ from quiverlog.errors import (
     BatchTooLarge,
     InvalidProducerEpoch,
     InvalidRequest,
+    OutOfOrderSequence,
     QuiverlogError,
     ThrottledBroker,
     UnknownProducerId,
@@ -301,6 +302,7 @@ def _check_producer(
         InvalidRequest: an entry of several batches has a producer id.
         UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequence: see `ProducerStates.check`;
             or id or epoch were never given out, or a newer epoch was.
+        NotLeader: rows are missing here, and another broker may lead by now.
         ThrottledBroker: they may have been given out, by a decision that is on its way here.
     """
     header = batches[0][0]
@@ -331,7 +333,11 @@ def _check_producer(
         raise InvalidProducerEpoch(
             f"epoch {epoch} of producer {producer_id} was never given out: INIT_PRODUCER_ID does."
         )
-    return replica.producers.check(header)
+    try:
+        return replica.producers.check(header)
+    except (OutOfOrderSequence, UnknownProducerId):
+        broker.lookup.check_end(replica)  # The next leader may have what is missing here.
+        raise
 
 
 # --- INIT_PRODUCER_ID ---------------------------------------------------------------------------

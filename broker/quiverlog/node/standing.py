@@ -9,13 +9,14 @@ copies go on: both are as true under the next leader.
 A leader whose replica nobody may count on (a failed write, damaged rows: offline_replicas.py), or
 whose broker is about to stop, has asked for another one. The controller does not wait for the end
 of a session then, and the answer may be late: as long as somebody else could have been elected, it
-says no end, and takes no trim.
+says no end, takes no trim, and tells no producer that rows are missing.
 
 What is asked of such a leader, and what becomes of it:
 
 | API | answered |
 |---|---|
 | PRODUCE, DELETE_RECORDS | NOT_LEADER: nothing is written, nothing given up (`Lookup.leading`) |
+| PRODUCE of who has asked for another leader | NOT_LEADER in place of a refused sequence |
 | LIST_OFFSETS, EPOCH_END_OFFSETS, DESCRIBE_RANGES | NOT_LEADER: ends may be others (`telling`) |
 | FETCH | rows that were shown; at their end NOT_LEADER (`Lookup.check_end`) |
 | DESCRIBE_TOPICS | no offsets (`offsets_are_known`) |
