@@ -216,8 +216,8 @@ MEANINGS: Final[dict[str, str]] = {
     "ReplicaFetchPartition.log_start_offset": "rows below it never come back on the follower",
     "ReplicaFetchResult.flush_offset": "rows below it are to be flushed at once: somebody waits",
     "ReplicaFetchResult.epoch_start_offset": "where this leadership began; -1: no list is awaited",
-    "ReplicaFetchPartition.saved_epoch": "newest epoch of the list on the follower's disk; -1: the"
-    " list is not on the disk as it is; -2: not said",
+    "ReplicaFetchPartition.saved_epoch": "newest epoch of the list on the follower's disk; -1:"
+    " there is none; -2: not said",
     "ReplicaFetchResult.log_start_saved": "rows below it never come back; -1: not known",
     "ReplicaFetchPartition.offset": "end of the follower's log: the first row wanted",
     "ReplicaFetchPartition.readers_wait": "readers wait at the follower for what is readable",

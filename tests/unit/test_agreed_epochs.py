@@ -17,7 +17,7 @@ from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import NO_EPOCH, Durability, Now, TopicPartition
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
-from tests.support.logs import flush, truncate
+from tests.support.logs import flush, trim, truncate
 
 from .test_leadership import BROKERS, LAG_US, fetched, proposed
 
@@ -54,12 +54,27 @@ def test_an_epoch_that_was_agreed_upon_outlives_the_process_and_the_machine(
     log = log_with(disk, 3)
     flush(log)
     assert log.agreed(4, 3), "the list is to be brought to the disk"
-    assert log.saved_epoch == NO_EPOCH
+    assert log.saved_epoch == 0
     flush(log)
     assert (log.saved_epoch, log.is_tail_bare) == (4, True)
     assert not log.agreed(4, 3), "it is there"
     (disk.crash if ends_by == "power" else disk.kill)()
     assert open_log(disk).epochs.entries() == [(0, 0), (4, 3)]
+
+
+def test_rows_that_are_given_up_take_no_epoch_from_the_disk(disk: SimDisk) -> None:
+    """A follower that said so was not in sync again, as long as no row came (98001038)."""
+    log = log_with(disk, 3)
+    log.epochs.assign(2, 3)
+    log.append([make_batch(1, NOW.wall_us, 1, 4)], 2, NOW)
+    flush(log)
+    assert log.agreed(4, 4)
+    flush(log)
+    trim(log, 3)
+    assert log.epochs.entries() == [(2, 3), (4, 4)]
+    assert (log.saved_epoch, log.agreed(4, 4)) == (4, False)
+    disk.crash()
+    assert open_log(disk).epochs.newest == 4
 
 
 def test_an_epoch_whose_rows_are_lost_is_out_of_the_list_after_the_start(disk: SimDisk) -> None:

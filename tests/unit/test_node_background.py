@@ -12,10 +12,11 @@ import pytest
 from quiverlog.errors import ThrottledBroker
 from quiverlog.limits import MIB, UNFLUSHED_MS_MAX
 from quiverlog.node.replica import Replica
-from quiverlog.storage.disk import write_error
+from quiverlog.storage.disk import Buffer, write_error
+from quiverlog.storage.epochs import EPOCHS_FILE
 from quiverlog.storage.log import Log
 from quiverlog.storage.posix import PosixDisk, PosixFile
-from quiverlog.types import EARLIEST
+from quiverlog.types import EARLIEST, NO_EPOCH
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 
@@ -164,6 +165,39 @@ def test_an_append_without_a_descriptor_for_its_segment_is_tried_again(tmp_path:
     assert answer[0].partitions[0].error_code == ThrottledBroker.code
     disk.gone = False
     assert node.produced(topic, bytes(batch_of([1]))).base_offset == 0
+
+
+class _NoRoomForEpochs(PosixDisk):
+    """While `full`, the list of epochs cannot be saved."""
+
+    full = False
+
+    def write_file_atomic(self, path: str, data: Buffer, *, durable: bool = True) -> None:
+        if self.full and path.endswith(EPOCHS_FILE):
+            raise write_error(path, OSError(errno.ENOSPC, "No space left on device"))
+        super().write_file_atomic(path, data, durable=durable)
+
+
+def test_a_list_of_epochs_that_could_not_be_saved_is_saved_without_more_rows(
+    tmp_path: Path,
+) -> None:
+    """The leader may wait for it, and no row may come. Seen in a simulated cluster (98001038)."""
+    disk = _NoRoomForEpochs()
+    node = NodeDriver(tmp_path, lambda: disk)
+    topic = node.create(durability="memory")
+    put(node, topic)
+    disk.full = True
+    node.advance(UNFLUSHED_MS_MAX)
+    node.flush()
+    log = replica_of(node, topic).log
+    assert (log.flushed_offset, log.saved_epoch) == (10, NO_EPOCH)
+    disk.full = False
+    for _ in range(2):
+        node.advance(UNFLUSHED_MS_MAX)
+        node.flush()
+    assert log.saved_epoch == 0
+    node.advance(UNFLUSHED_MS_MAX)
+    assert not node.syncs, "and no more than once"
 
 
 # --- retention --------------------------------------------------------------------------------

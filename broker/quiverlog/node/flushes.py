@@ -18,6 +18,7 @@ from functools import partial
 from typing import Final
 
 from quiverlog.errors import StorageFault
+from quiverlog.limits import UNFLUSHED_MS_MAX
 from quiverlog.node.due_flushes import AT_ONCE, DueFlushes
 from quiverlog.node.flush_queue import BROKER, FlushQueue
 from quiverlog.node.jobs import Jobs
@@ -198,6 +199,9 @@ class Flushes:
         if not replica.state.leads:
             self._wakeups.grown(replica)  # Its leader is to know.
         self._look_again(replica)
+        if not result.epochs_saved and replica.fault is None:
+            # No room, or no descriptor. No row may come that would have the list saved with it.
+            self._due.enter(replica, now.mono_us + UNFLUSHED_MS_MAX * 1000)
 
     def _look_again(self, replica: Replica) -> None:
         if replica.flush_queued:

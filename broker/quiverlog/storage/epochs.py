@@ -35,7 +35,7 @@ class LeaderEpochs:
         log_end_offset: asks the log for its end, where the newest epoch ends so far.
     """
 
-    __slots__ = ("_epochs", "_log_end_offset", "_starts", "dirty", "newest")
+    __slots__ = ("_epochs", "_log_end_offset", "_starts", "dirty", "newest", "saved")
 
     def __init__(self, log_end_offset: Callable[[], int]) -> None:
         self._log_end_offset = log_end_offset
@@ -44,6 +44,9 @@ class LeaderEpochs:
         self.newest = NO_EPOCH
         self.dirty = False
         """True when epochs changed after they were written to the disk."""
+        self.saved = NO_EPOCH
+        """The newest epoch of the list on the disk, as far as the rows have not been cut since.
+        A list from which the oldest were taken since says of the newest what this one does."""
 
     def __len__(self) -> int:
         return len(self._epochs)
@@ -115,6 +118,7 @@ class LeaderEpochs:
         assert len(self._epochs) == len(self._starts)
         assert not self._starts or self._starts[-1] < offset
         self.newest = self._epochs[-1] if self._epochs else NO_EPOCH
+        self.saved = min(self.saved, self.newest)
 
     def trim(self, offset: int) -> None:
         """Rows before `offset` are gone: only the epoch of the first row kept stays of theirs."""
@@ -153,4 +157,4 @@ class LeaderEpochs:
         self._epochs = [epoch for epoch, _ in entries]
         self._starts = [start for _, start in entries]
         assert len(self._starts) == len(self._epochs) == count
-        self.newest = self._epochs[-1] if entries else NO_EPOCH
+        self.newest = self.saved = self._epochs[-1] if entries else NO_EPOCH

@@ -181,6 +181,7 @@ class Unflushed:
             tuple(self.segments),
             self.names_changed,
             epochs=epochs.dump() if epochs.dirty else None,
+            newest_epoch=epochs.newest,
             point=point,
             indexes=tuple(self.indexes),
             snapshots=tuple(self.snapshots_unsaved),
@@ -241,6 +242,8 @@ class Unflushed:
         self.label_saved = self.label_saved or job.label
         if job.epochs is not None:
             epochs.dirty = epochs.dirty or not result.epochs_saved
+            if result.epochs_saved:
+                epochs.saved = job.newest_epoch
         if result.point is not None:
             self.point = result.point
         elif job.point is not None:

@@ -39,6 +39,7 @@ from quiverlog.storage.marks import Marks
 from quiverlog.storage.partition_files import sync_partition_file
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import FlushedMark
+from quiverlog.types import NO_EPOCH
 
 __all__ = [
     "FlushJob",
@@ -107,6 +108,7 @@ class FlushResult(NamedTuple):
 class FlushJob:
     """Everything below `end_offset` to the disk; then the notes that shorten the next start.
 
+    `epochs`: the list of leader epochs to save, with `newest_epoch` as its last.
     `names_changed`: files were made since the last flush, so the directory needs an fsync.
     `label`: flush the file that says whose rows these are, before anything else. It goes with the
     first flush, and thousands of new directories cost no fsync. Rows that are promised without it
@@ -131,6 +133,7 @@ class FlushJob:
     segments: tuple[Segment, ...]
     names_changed: bool
     epochs: bytes | None = None
+    newest_epoch: int = NO_EPOCH
     point: RecoveryPoint | None = None
     indexes: tuple[IndexFile, ...] = ()
     snapshots: tuple[SnapshotFile, ...] = ()

@@ -209,8 +209,8 @@ class Log(TrimmableLog):
 
     @property
     def saved_epoch(self) -> int:
-        """The newest leader epoch of the list, if it is on the disk as it is; else NO_EPOCH."""
-        return NO_EPOCH if self._unflushed.owes(self.epochs) else self.epochs.newest
+        """The newest leader epoch of the list that is on the disk; NO_EPOCH without one."""
+        return self.epochs.saved
 
     @property
     def is_tail_bare(self) -> bool:
@@ -282,7 +282,8 @@ class Log(TrimmableLog):
         self.log_end_offset = end
         self.flushed_offset = min(self.flushed_offset, end)
         self.epochs.truncate_to(end)
-        self.epochs.dirty = False
+        self.epochs.dirty = False  # The job has written the list, cut like this one.
+        self.epochs.saved = self.epochs.newest
         self._oldest_us = None
         self._changed = True
         assert self.log_start_offset <= self.log_end_offset

@@ -58,8 +58,8 @@ class ReplicaFetchPartition(Part, array_like=True, gc=False):
     `last_epoch` the newest leader epoch in its list (NO_EPOCH: it has none): the answer tells where
     the logs part, if they do. `recheck`: bytes that came were damaged, so they are to be verified.
     `readers_wait`: a new high watermark is told at once; else it may come with the next news, or a
-    few milliseconds later. `saved_epoch`: the newest epoch of its list, if the list is on its disk
-    as it is, else NO_EPOCH; and EPOCHS_UNTOLD of a broker that does not say.
+    few milliseconds later. `saved_epoch`: the newest epoch of the list that is on its disk, or
+    NO_EPOCH; and EPOCHS_UNTOLD of a broker that does not say.
     """
 
     topic_id: TopicId = b""
