@@ -15,6 +15,7 @@ from quiverlog.client.routing import Cluster, Settings
 from quiverlog.errors import (
     ConnectionFailed,
     NotController,
+    NotLeader,
     QuiverlogError,
     RequestTimedOut,
     UnknownTopic,
@@ -184,3 +185,21 @@ def test_of_several_names_those_that_are_missing_are_asked_for(world: World) -> 
     found = world.play(admin.metadata(world.cluster, ["a", "t", "none"]))
     assert found.topics.keys() == {"a", "t"}
     assert world.asked == [ONE, THREE]
+
+
+def test_an_id_that_one_broker_does_not_know_is_asked_of_the_one_that_decides(
+    world: World,
+) -> None:
+    """A leader of a new topic, cut off for long, ended its readers (98003050)."""
+    unknown = UnknownTopicId("there is no topic with that id.")
+
+    def meant(name: str, topic_id: bytes) -> QuiverlogError:
+        found: QuiverlogError = world.play(world.cluster.heard_late(name, topic_id, unknown))
+        return found
+
+    assert isinstance(meant("t", TOPIC_ID), NotLeader)
+    assert meant("t", b"u" * 16) is unknown, "created anew"
+    assert meant("nothing", TOPIC_ID) is unknown
+    world.says[THREE] = ConnectionFailed("gone")
+    with pytest.raises(ConnectionFailed):
+        meant("t", TOPIC_ID)

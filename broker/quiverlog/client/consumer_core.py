@@ -160,6 +160,11 @@ class ConsumerCore:
                     yield from self._receive(pending)
                     # Under way while these rows are used.
                     yield from self._fetches.start(self._positions, self._order)
+            except UnknownTopicId as error:
+                meant = yield from self._cluster.heard_late(
+                    self.topic, self._fetches.topic_id, error
+                )
+                wait_s = self._after_failure(meant, round_began_s)
             except QuiverlogError as error:
                 wait_s = self._after_failure(error, round_began_s)
             if self._ready:

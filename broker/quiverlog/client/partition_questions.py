@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from quiverlog.errors import (
     InvalidArgument,
     QuiverlogError,
+    UnknownTopicId,
     error_from_code,
 )
 from quiverlog.types import EARLIEST, LATEST, TopicPartition
@@ -117,7 +118,23 @@ def ask_leaders(
         responses.append(reply.response)
         found: Iterable[Any] = reply.response.partitions  # type: ignore[attr-defined]
         results.update((names[r.topic_id, r.partition], r) for r in found)
+    yield from _forgive_late_leaders(cluster, results)
     return responses, results
+
+
+def _forgive_late_leaders(
+    cluster: Cluster, results: Mapping[TopicPartition, Any]
+) -> Operation[None]:
+    """A leader of a new topic may not have heard of it: its answer is to be asked for again."""
+    told: dict[bytes, QuiverlogError] = {}
+    for where, result in results.items():
+        if result.error_code == UnknownTopicId.code:
+            topic_id = result.topic_id
+            if topic_id not in told:
+                error = UnknownTopicId(result.error_message)
+                told[topic_id] = yield from cluster.heard_late(where.topic, topic_id, error)
+            result.error_code = told[topic_id].code
+            result.error_message = told[topic_id].message
 
 
 def _name_by_entries(

@@ -34,7 +34,6 @@ from quiverlog.limits import (
     CLIENT_ID_CHARS_MAX,
     CONNECT_TIMEOUT_MS_DEFAULT,
     LEADER_SILENCE_MS,
-    NEW_TOPIC_PATIENCE_MS,
     REQUEST_TIMEOUT_MS_DEFAULT,
 )
 from quiverlog.wire import messages as m
@@ -249,7 +248,6 @@ class Cluster:
         deadline = self.clock() + timeout_s
         tries = 0
         refreshed = False
-        unknown_since_s: float | None = None
         while True:
             try:
                 return (yield from attempt())
@@ -259,11 +257,6 @@ class Cluster:
                 retriable = error.retriable and not isinstance(error, UnknownPartition)
                 # A stale picture may be the only fault: forget it and look once more.
                 stale = error.refresh_metadata and not retriable and not refreshed
-                if isinstance(error, UnknownTopicId):
-                    # Or the leader has not heard of a new topic yet. If it is gone, the look
-                    # at the metadata says so.
-                    unknown_since_s = self.clock() if unknown_since_s is None else unknown_since_s
-                    stale = self.clock() - unknown_since_s < NEW_TOPIC_PATIENCE_MS / 1000
                 if not (retriable or stale) or self.clock() + wait_s >= deadline:
                     raise
                 refreshed = refreshed or stale
@@ -339,6 +332,19 @@ class Cluster:
             raise UnknownTopic(f"There is no topic {name!r}.", topic=name)
         return known
 
+    def heard_late(
+        self, name: str, topic_id: bytes, error: UnknownTopicId
+    ) -> Operation[QuiverlogError]:
+        """What an id means that a broker does not know: brokers hear of topics one after the other.
+
+        The error, or one that is worth a repetition where the topic is there. No retry. Raises as
+        `refresh`: as long as nobody decides, no topic is gone.
+        """
+        told = (yield from self.refresh([name], decided=True)).topics.get(name)
+        if told is None or told.topic_id != topic_id:
+            return error
+        return NotLeader(f"{name}: the broker that was asked has not heard of this topic yet.")
+
     def forget_topics(self) -> None:
         """Drop the cached topics: the next operation asks for those that it needs."""
         self.metadata = replace(self.metadata, topics={})
@@ -364,6 +370,8 @@ class Cluster:
                 check_history_size(versions)
                 first_id = response.next_schema_id
             history = history_from_wire(versions, topic)
+        except UnknownTopicId as error:
+            raise named((yield from self.heard_late(topic, topic_id, error)), topic) from None
         except QuiverlogError as error:
             named(error, topic)
             raise

@@ -183,9 +183,7 @@ class Follower:
         self._receiver.forget_unwritten()
 
     # --- observing -----------------------------------------------------------------------------
-    def heard_leader(
-        self, message: Append | Heartbeat | SnapshotChunk, now_us: int
-    ) -> None:
+    def heard_leader(self, message: Append | Heartbeat | SnapshotChunk, now_us: int) -> None:
         """No need to ask, unless the leader counts on an earlier life and sends nothing more."""
         if not isinstance(message, Heartbeat) or message.commit <= self._acknowledged(message.term):
             self.observe_due_us = now_us + self._silence_us
