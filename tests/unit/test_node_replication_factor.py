@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quiverlog.core.controller.eligible import logs_needed
 from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.errors import InvalidConfig, InvalidReplicaAssignment
 from quiverlog.types import Durability
@@ -80,6 +81,23 @@ def test_new_partitions_have_as_many_once_all_have(tmp_path: Path) -> None:
     asked = world.one.request(m.AlterTopicRequest(name="t", partitions=3))
     world.members.run_until(lambda: world.one.answer(asked) is not None)
     assert len(topic_of(world).partitions[2].replicas) == 3
+
+
+def test_rows_of_the_one_partition_that_has_fewer_count_as_on_so_many_disks(
+    tmp_path: Path,
+) -> None:
+    """The topic's factor and its minimum are those of the others. With that minimum too few logs
+    would be enough after a power failure, once the partition has more replicas again."""
+    world = World(tmp_path, replicas=3, partitions=2)
+    topic = topic_of(world)
+    assert (topic.config.min_in_sync_replicas, topic.min_in_sync_least) == (2, 2)
+    first, *others = world.partition.replicas
+    assert change(world, (first,)) == 0
+    world.members.run_until(lambda: world.partition.replicas == (first,))
+    assert change(world, (first, *others)) == 0
+    world.members.run_until(lambda: settled(world, 3))
+    assert topic_of(world).replication_factor == 3
+    assert logs_needed(topic_of(world), world.partition) == 3
 
 
 def test_both_partitions_that_arrive_in_one_request_count(tmp_path: Path) -> None:

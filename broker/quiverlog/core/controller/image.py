@@ -279,7 +279,8 @@ class Image:
         )
 
     def _replay_partition_change(self, record: PartitionChangeRecord) -> None:
-        partition = self.topics_by_id[record.topic_id].partitions[record.partition]
+        topic = self.topics_by_id[record.topic_id]
+        partition = topic.partitions[record.partition]
         relied_on = partition.relied_on if partition.begins_anew else ()
         is_same_epoch = record.leader_epoch == NO_EPOCH
         if record.leader_epoch != NO_EPOCH:
@@ -295,6 +296,7 @@ class Image:
             self.replica_counts.subtract(partition.replicas)
             self.replica_counts.update(record.replicas)
             partition.replicas = record.replicas
+            topic.rows_lie_on(len(record.replicas))
         if record.adding_replicas is not None:
             partition.adding_replicas = record.adding_replicas
         if record.removing_replicas is not None:

@@ -156,10 +156,17 @@ class TopicImage:
             self.min_in_sync_least = least
             assert least >= 1
 
+    def rows_lie_on(self, replica_count: int) -> None:
+        """A partition is held by so many from now on: its rows lie on no more disks, whatever the
+        topic asks for. The topic's replication factor may be that of other partitions."""
+        assert replica_count >= 1
+        self.min_in_sync_least = min(self.min_in_sync_least, replica_count)
+
     def add_partition(self, record: PartitionRecord) -> PartitionImage:
         """Take in one more. With the first there may be rows under the minimum of now."""
         assert record.partition == len(self.partitions)
         self.min_in_sync_least = self.min_in_sync_least or self.config.min_in_sync_replicas
+        self.rows_lie_on(len(record.replicas))
         self.partitions.append(PartitionImage(record))
         assert self.min_in_sync_least >= 1
         return self.partitions[-1]
