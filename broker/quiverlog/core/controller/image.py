@@ -279,8 +279,7 @@ class Image:
         )
 
     def _replay_partition_change(self, record: PartitionChangeRecord) -> None:
-        topic = self.topics_by_id[record.topic_id]
-        partition = topic.partitions[record.partition]
+        partition = self.topics_by_id[record.topic_id].partitions[record.partition]
         relied_on = partition.relied_on if partition.begins_anew else ()
         is_same_epoch = record.leader_epoch == NO_EPOCH
         if record.leader_epoch != NO_EPOCH:
@@ -296,7 +295,7 @@ class Image:
             self.replica_counts.subtract(partition.replicas)
             self.replica_counts.update(record.replicas)
             partition.replicas = record.replicas
-            topic.rows_lie_on(len(record.replicas))
+            self.topics_by_id[record.topic_id].rows_lie_on(len(record.replicas))
         if record.adding_replicas is not None:
             partition.adding_replicas = record.adding_replicas
         if record.removing_replicas is not None:
@@ -305,11 +304,11 @@ class Image:
             partition.move_bytes_per_s = record.move_bytes_per_s
         if not partition.moves:
             partition.move_bytes_per_s = 0
+        in_sync, replicas = partition.in_sync_replicas, partition.replicas
         eligible = record.eligible_leader_replicas
         if eligible is None:
             eligible = partition.eligible_leader_replicas
         if eligible or partition.eligible_leader_replicas:
-            in_sync, replicas = partition.in_sync_replicas, partition.replicas
             partition.eligible_leader_replicas = tuple(
                 node_id for node_id in eligible if node_id in replicas and node_id not in in_sync
             )
@@ -317,7 +316,6 @@ class Image:
         if replaced is None:
             replaced = partition.replaced_disks
         if replaced or partition.replaced_disks:
-            in_sync, replicas = partition.in_sync_replicas, partition.replicas
             partition.replaced_disks = tuple(
                 node_id for node_id in replaced if node_id in replicas and node_id not in in_sync
             )
