@@ -6,7 +6,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ import pytest
 from quiverlog.errors import QuiverlogError
 from quiverlog.wire import messages as m
 from quiverlog.wire.voters_messages import ChangeVotersRequest, ChangeVotersResponse
+from tests.support.archives import unpack
 from tests.support.broker import BrokerProcess
 from tests.support.rawclient import RawClient
 from tests.support.until import until
@@ -162,8 +162,7 @@ def test_a_killed_leader_is_replaced_and_catches_up(
 def test_a_directory_from_before_there_were_quorums_becomes_the_first_of_three(
     stack: ExitStack, tmp_path: Path
 ) -> None:
-    with tarfile.open(DATA / "single-killed.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
+    unpack(DATA / "single-killed.tar.xz", tmp_path)
     first = BrokerProcess(data_dir=tmp_path / "data", start_timeout=120)
     first.start()
     stack.callback(first.kill)

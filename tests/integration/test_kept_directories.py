@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import sys
-import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from quiverlog.core.controller.configs import RETIRED
 from quiverlog.errors import FeatureNotFinalised
 from quiverlog.limits import FEATURE_LEVEL_MAX
 from tests.data.make_directories import read_directory, rows
+from tests.support.archives import unpack
 from tests.support.broker import BrokerProcess
 from tests.support.rawclient import RawClient
 
@@ -39,8 +39,7 @@ def test_the_archives_are_small() -> None:
 
 def open_archive(archive: Path, place: Path) -> tuple[BrokerProcess, dict[str, Any]]:
     """A broker, not yet started, on the directory; and the manifest."""
-    with tarfile.open(archive) as tar:
-        tar.extractall(place, filter="data")
+    unpack(archive, place)
     manifest = json.loads((place / "manifest.json").read_text())
     clock = (sys.executable, str(DATA / "broker_at.py"), str(manifest["wall_us"]), "broker")
     return BrokerProcess(data_dir=place / "data", command=clock, start_timeout=120), manifest

@@ -24,6 +24,7 @@ from quiverlog import installing
 from quiverlog.cli.docs import docs_directory
 from quiverlog.installing import install_line
 from quiverlog.version import VERSION
+from tests.support.archives import unpack
 from tests.unit.test_tidy import files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,8 +115,7 @@ def test_the_sdist_has_every_file_of_the_repository(built: Path) -> None:
 
 
 def test_tests_run_from_the_sdist(built: Path, tmp_path: Path) -> None:
-    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(next(built.glob("*.tar.gz")), tmp_path)
     there = tmp_path / f"quiverlog-{VERSION}"
     program = (
         "import pathlib, sys, pytest, quiverlog\n"

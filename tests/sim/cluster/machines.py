@@ -22,13 +22,15 @@ from .host import ClusterHost
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["Machines"]
+__all__ = ["UNNOTICED_JUMP_US", "Machines"]
 
 _ERROR_RATES: Final = (0.1, 0.5, 1.0)
 _ROOM_BYTES: Final = (0, 200, 3_000)
 _STALLED_US: Final = (50_000, 700_000, 3_000_000)
 _LINKS: Final = (Link(loss=0.05), Link(delay_us=30_000), Link(delay_us=400_000), Link(0.02, 5_000))
-_JUMPS_US: Final = (-3_600_000_000, -2_000_000, 500_000, 60_000_000, 8 * 86_400_000_000)
+UNNOTICED_JUMP_US: Final = 60_000_000
+"""A broker believes a clock that has gained so much between two looks (docs/adr/0024)."""
+_JUMPS_US: Final = (-3_600_000_000, -2_000_000, 500_000, UNNOTICED_JUMP_US, 8 * 86_400_000_000)
 _SESSIONS_US: Final = (2_500_000, 5_000_000)
 """Longer than a broker's session, and than the quorum waits for its leader."""
 

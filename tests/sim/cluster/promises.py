@@ -68,6 +68,8 @@ class ClusterChecker(Checker):
         """For the histories."""
         self.all_are_down: Callable[[], bool] = lambda: False
         """No machine runs, so whatever comes now was sent by one that has lost its power since."""
+        self.clock_slack_us = CLOCK_SLACK_US
+        """Retention may take a row so much too early."""
 
     # --- acknowledgements ----------------------------------------------------------------------
     def acked(
@@ -170,7 +172,7 @@ class ClusterChecker(Checker):
             )
         if model.topic.bounded_bytes:
             return
-        limit_us = wall_us - model.topic.retention_ms * 1000 + CLOCK_SLACK_US
+        limit_us = wall_us - model.topic.retention_ms * 1000 + self.clock_slack_us
         for taken in range(max(model.log_start_offset, model.trimmed_to), offset):
             at_us = model.timestamp_us.get(taken)
             if model.topic.retention_ms < 0:

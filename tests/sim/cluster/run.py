@@ -24,6 +24,7 @@ from .fault_plan import CALM
 from .host import ClusterHost
 from .last_resort import elect_uncleanly, waiting_for_somebody
 from .losses import Losses
+from .machines import UNNOTICED_JUMP_US
 from .operator import Operator, are_voters_settled
 from .patience import HEAL_US, patience_us
 from .promises import ClusterChecker, ClusterTopicModel
@@ -72,6 +73,8 @@ class _Run:
         self.world = self.cluster.world
         self.checker = ClusterChecker()
         self.checker.now_us = lambda: self.world.mono_us
+        if scenario.plan.clock_interval_ms:
+            self.checker.clock_slack_us += UNNOTICED_JUMP_US
         self.workload = Workload(self.cluster, self.checker)
 
     def run(self) -> ClusterResult:
