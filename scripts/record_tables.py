@@ -73,6 +73,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "last_trusted": "who was trusted last, where nobody is; -1 or absent: nobody",
             "begins_anew": "the only one relied on may have no directory, and makes it; or absent",
             "move_bytes_per_s": "no broker copies it faster on its way; 0 or absent: no such bound",
+            "never_in_sync": "replicas that were added, and never in sync since; absent: none",
         },
     ),
     "PartitionChangeRecord": (

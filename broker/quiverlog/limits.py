@@ -267,8 +267,6 @@ RETRY_BACKOFF_MS_MAX: Final = 1_000
 ELSEWHERE_BACKOFF_MS_MAX: Final = 250
 """While somebody else may be elected: a client that has just begun a longer pause would wait it
 out, and writes are to go on within 3 s of a leader's death."""
-NEW_TOPIC_PATIENCE_MS: Final = 3_000
-"""So long may a broker not have heard of a topic that the metadata of another one show."""
 LEADER_SILENCE_MS: Final = 2_000
 """A leader that owes an answer for so long may be gone without a word (a machine without power says
 nothing): a client asks the others who leads now. It is the session timeout of a broker, so that the

@@ -35,6 +35,7 @@ from quiverlog.errors import (
     QuiverlogError,
     RequestTimedOut,
     UnknownProducerId,
+    UnknownTopicId,
 )
 from quiverlog.types import Compression, Durability, Now
 from quiverlog.wire import messages as m
@@ -72,7 +73,7 @@ class Log:
 class World:
     """Core, network and broker."""
 
-    def __init__(self, in_flight_seed: int) -> None:
+    def __init__(self, in_flight_seed: int, *, delivery_timeout_us: int = 3_000_000) -> None:
         self.now = Now(1_000_000, 1_700_000_000_000_000)
         self.logs = [Log() for _ in range(PARTITIONS)]
         self.wire: list[ProduceCall] = []
@@ -98,7 +99,7 @@ class World:
             compression=Compression.NONE,
             durability=Durability.TOPIC_DEFAULT,
             buffer_bytes=1 << 20,
-            delivery_timeout_us=3_000_000,
+            delivery_timeout_us=delivery_timeout_us,
             request_timeout_us=1_000_000,
         )
         self.core = ProducerCore(
@@ -317,6 +318,25 @@ def test_a_producer_that_waits_for_metadata_does_not_ask_without_a_pause() -> No
     assert not work.calls
     assert work.wake_at_us is not None
     assert work.wake_at_us > world.now.mono_us
+
+
+def test_rows_wait_for_a_leader_that_hears_late_and_who_decides_is_asked() -> None:
+    """As long as the metadata show the topic, however long that takes."""
+    world = World(0, delivery_timeout_us=60_000_000)
+    world.send(3)
+    for _ in range(12):
+        (call,) = world.core.poll(world.now).calls
+        world.core.on_failure(call, UnknownTopicId("there is no such topic."), world.now)
+        assert world.core.is_topic_doubted
+        assert world.core.poll(world.now).needs_metadata
+        world.core.topic_changed(world.core.topic)
+        assert not world.core.is_topic_doubted, "it was told"
+        world.advance(200)
+    (_, _, delivery) = world.sent[0]
+    assert not delivery.is_done
+    world.heal()
+    world.check()
+    assert delivery.is_done
 
 
 def test_answers_that_overtake_each_other_never_leave_more_behind_than_the_broker_remembers() -> (

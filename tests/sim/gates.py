@@ -37,9 +37,7 @@ GATES: Final = {
     "machine-faults": "seeds draw what goes wrong with single machines (fault_plan.py)",
     "flushed-everywhere": "`replicated_flushed` survives a power failure of all machines",
 }
-CLOSED: Final[dict[str, str]] = {
-    "resizes": "a partition that has got more replicas may wait for logs for good (80000017)",
-}
+CLOSED: Final[dict[str, str]] = {}
 """Gates that are closed, each with its reason."""
 
 

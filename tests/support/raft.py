@@ -33,8 +33,10 @@ __all__ = [
     "append",
     "entries",
     "grant",
+    "heartbeat",
     "key",
     "leader",
+    "refused",
     "sent",
     "voters",
     "voters_entry",
@@ -253,6 +255,24 @@ def accepted(source: int, index: int, term: int = 1) -> m.AppendResponse:
     return m.AppendResponse(
         source=key(source), target=key(0), term=term, accepted=True, index=index
     )
+
+
+def refused(
+    index: int, hint_index: int, hint_term: int = 1, *, term: int = 1, source: int = 1
+) -> m.AppendResponse:
+    return m.AppendResponse(
+        source=key(source),
+        target=key(0),
+        term=term,
+        accepted=False,
+        index=index,
+        hint_index=hint_index,
+        hint_term=hint_term,
+    )
+
+
+def heartbeat(commit: int = 0, *, term: int = 1, source: int = 1, target: int = 0) -> m.Heartbeat:
+    return m.Heartbeat(source=key(source), target=key(target), term=term, commit=commit)
 
 
 def alive(source: int, term: int = 1) -> m.HeartbeatResponse:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import quiverlog
-from quiverlog.client import producer_core
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, rows
@@ -59,20 +58,32 @@ def test_a_new_topic_is_not_taken_for_a_deleted_one_of_its_name(
 
 
 def test_a_leader_that_never_hears_of_a_topic_is_not_asked_for_ever(
-    broker: ScriptedBroker, client: Any, monkeypatch: pytest.MonkeyPatch
+    broker: ScriptedBroker, client: Any
 ) -> None:
-    monkeypatch.setattr(producer_core, "NEW_TOPIC_PATIENCE_MS", 300)
+    """As long as who decides says that the topic is there, only the rows' own time ends it."""
     client.create_topic("t", SCHEMA)
     never = [quiverlog.UnknownTopicId("there is no such topic.")] * 5_000
     broker.fault(m.ProduceRequest, *never)
-    producer = client.producer("t")
-    with pytest.raises(quiverlog.UnknownTopicId):
+    producer = client.producer("t", delivery_timeout=0.5)
+    with pytest.raises(quiverlog.DeliveryTimedOut, match="no such topic"):
         producer.send(rows(3)).result()
-    with contextlib.suppress(quiverlog.UnknownTopicId):
+    with contextlib.suppress(quiverlog.QuiverlogError):
         producer.close()
     broker.fault(m.ListOffsetsRequest, *never)
     with pytest.raises(quiverlog.NotLeader, match="not heard of this topic"):
         client.list_offsets("t")
+
+
+def test_a_leader_that_knows_of_a_deletion_first_is_believed_when_who_decides_says_so(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    """The broker that is asked for metadata may still show the topic: it alone does not decide."""
+    client.create_topic("t", SCHEMA)
+    with client.producer("t") as producer:
+        producer.send(rows(1)).result()
+        client.delete_topic("t")
+        with pytest.raises(quiverlog.UnknownTopicId, match="gone"):
+            producer.send(rows(1)).result()
 
 
 def test_a_topic_that_its_own_broker_does_not_show_yet_is_created_all_the_same(

@@ -47,8 +47,8 @@ def test_golden_bytes_of_eligible_replicas() -> None:
     """A partition as it was written before any were eligible has none."""
     fields = (b"\1\2", 0, (1, 2), (1,), 1, 4, 9)
     entry = encode_entry([PartitionRecord(*fields, (2,))])
-    assert entry.hex() == "91" + "9f" + "04" + "c4020102" + "00" + "920102" + "9101" + "010409" + (
-        "9102" + "9090" + "90ffc2" + "00"
+    assert entry.hex() == "91" + "dc0010" + "04" + "c4020102" + "00" + "920102" + "9101" + (
+        "010409" + "9102" + "9090" + "90ffc2" + "00" + "90"
     )
     older = bytes.fromhex("919804c4020102" + "00" + "920102" + "9101" + "010409")
     assert decode_entry(older) == [PartitionRecord(*fields)]

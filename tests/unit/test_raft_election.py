@@ -11,7 +11,17 @@ from quiverlog.core.raft.election import Role
 from quiverlog.core.raft.messages import HardState, ReplicaKey
 from quiverlog.core.raft.quorum import majority, reached_by_majority, votes_suffice
 from quiverlog.core.raft.raft import Raft
-from tests.support.raft import CONFIG, MemoryStore, Replica, entries, grant, key, leader, voters
+from tests.support.raft import (
+    CONFIG,
+    MemoryStore,
+    Replica,
+    entries,
+    grant,
+    heartbeat,
+    key,
+    leader,
+    voters,
+)
 
 NEW_DISK = ReplicaKey(1, "new disk")
 
@@ -38,10 +48,6 @@ def vote(source: int, target: int, term: int, last_index: int = 0, last_term: in
     )
 
 
-def heartbeat(source: int, target: int, term: int) -> m.Heartbeat:
-    return m.Heartbeat(source=key(source), target=key(target), term=term, commit=0)
-
-
 def granted(replica: Replica) -> list[bool]:
     """The answers to votes and pre-votes that have left."""
     answers = m.PreVoteResponse | m.VoteResponse
@@ -61,7 +67,7 @@ def test_a_candidate_asks_before_it_begins_a_term() -> None:
 
 def test_a_pre_vote_is_refused_while_the_leader_is_heard() -> None:
     """Rule 28 of docs/replication.md."""
-    replica = Replica(0, term=1).step(heartbeat(1, 0, 1)).settle()
+    replica = Replica(0, term=1).step(heartbeat()).settle()
     replica.take()
     replica.now_us += 999
     assert granted(replica.step(pre_vote(2, 0, 1))) == [False]
@@ -101,7 +107,7 @@ def test_a_majority_of_pre_votes_begins_a_term_and_less_does_not() -> None:
 def test_an_answer_to_an_older_question_does_not_count() -> None:
     replica = Replica(0, term=1).wait(1_000)
     (old, _) = replica.take(m.PreVote)
-    replica.step(heartbeat(2, 0, 2)).settle().wait(1_000)
+    replica.step(heartbeat(term=2, source=2)).settle().wait(1_000)
     assert replica.raft.role is Role.PRE_CANDIDATE
     assert replica.step(grant(old)).raft.role is Role.PRE_CANDIDATE
 
@@ -159,7 +165,7 @@ def test_a_vote_is_not_forgotten() -> None:
 
 
 def test_no_vote_against_a_leader_that_is_known() -> None:
-    replica = Replica(0, term=1).step(heartbeat(1, 0, 1)).step(vote(2, 0, 1)).settle()
+    replica = Replica(0, term=1).step(heartbeat()).step(vote(2, 0, 1)).settle()
     assert granted(replica) == [False]
 
 
@@ -220,7 +226,7 @@ def test_a_replica_without_a_vote_answers_candidates_and_is_none() -> None:
 
 def test_a_candidate_follows_the_leader_of_its_term() -> None:
     replica = Replica(0).wait(1_000)
-    replica.step(grant(replica.take(m.PreVote)[0])).settle().step(heartbeat(2, 0, 1))
+    replica.step(grant(replica.take(m.PreVote)[0])).settle().step(heartbeat(source=2))
     assert (replica.raft.role, replica.raft.leader) == (Role.FOLLOWER, key(2))
 
 
@@ -232,15 +238,15 @@ def test_a_candidate_with_a_slow_disk_waits_for_it() -> None:
 
 
 def test_a_newer_term_ends_a_leadership() -> None:
-    leader = Replica(0).win().step(heartbeat(1, 0, 9))
+    leader = Replica(0).win().step(heartbeat(term=9))
     assert (leader.raft.role, leader.raft.term) == (Role.FOLLOWER, 9)
     assert leader.raft.leader == key(1)
 
 
 def test_two_leaders_in_a_term_are_a_bug() -> None:
-    replica = Replica(0, term=1).step(heartbeat(1, 0, 1))
+    replica = Replica(0, term=1).step(heartbeat())
     with pytest.raises(AssertionError, match="two leaders"):
-        replica.step(heartbeat(2, 0, 1))
+        replica.step(heartbeat(source=2))
 
 
 # --- time and single replicas ---------------------------------------------------------------------
@@ -300,7 +306,7 @@ STRANGER = ReplicaKey(7, "unknown")
 @pytest.mark.parametrize("speaks", ["vote", "heartbeat"])
 def test_a_stranger_means_nothing_while_a_leader_is_heard(speaks: str) -> None:
     replica = Replica(0, term=3)
-    replica.step(heartbeat(1, 0, 3))
+    replica.step(heartbeat(term=3))
     message: m.Message = m.Heartbeat(source=STRANGER, target=key(0), term=9, commit=0)
     if speaks == "vote":
         message = m.Vote(source=STRANGER, target=key(0), term=9, last_index=99, last_term=8)

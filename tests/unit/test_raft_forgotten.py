@@ -12,22 +12,13 @@ from tests.support.raft import (
     alive,
     append,
     entries,
+    heartbeat,
     key,
     leader,
+    refused,
     sent,
     voters,
 )
-
-
-def heartbeat(commit: int, term: int = 1) -> m.Heartbeat:
-    return m.Heartbeat(source=key(1), target=key(0), term=term, commit=commit)
-
-
-def refused(index: int, hint_index: int) -> m.AppendResponse:
-    return m.AppendResponse(
-        source=key(1), target=key(0), term=1, accepted=False, index=index, hint_index=hint_index,
-        hint_term=1,
-    )  # fmt: skip
 
 
 # --- the voter -----------------------------------------------------------------------------------

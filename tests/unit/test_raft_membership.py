@@ -19,6 +19,7 @@ from tests.support.raft import (
     grant,
     key,
     leader,
+    refused,
     sent,
     voters,
     voters_entry,
@@ -163,10 +164,7 @@ def test_an_observer_with_an_earlier_state_of_its_disk_gets_what_it_lacks() -> N
     probes = [one for one in replica.take() if isinstance(one, m.Append) and one.target == key(3)]
     assert [(one.prev_index, one.entries) for one in probes] == [(4, ())]
     assert change(replica, "add", 3) is Refusal.NOT_CAUGHT_UP
-    refusal = m.AppendResponse(
-        source=key(3), target=key(0), term=1, accepted=False, index=4, hint_index=1, hint_term=1
-    )
-    replica.step(refusal)
+    replica.step(refused(4, 1, source=3))
     sent_again = [one for one in replica.take() if isinstance(one, m.Append)]
     assert [entry.index for entry in sent_again[0].entries] == [2, 3, 4]
 

@@ -14,23 +14,13 @@ from tests.support.raft import (
     alive,
     append,
     entries,
+    heartbeat,
     key,
     leader,
+    refused,
     sent,
     voters,
 )
-
-
-def refused(index: int, hint_index: int, hint_term: int, term: int) -> m.AppendResponse:
-    return m.AppendResponse(
-        source=key(1),
-        target=key(0),
-        term=term,
-        accepted=False,
-        index=index,
-        hint_index=hint_index,
-        hint_term=hint_term,
-    )
 
 
 def answers(replica: Replica) -> list[tuple[bool, int]]:
@@ -179,7 +169,7 @@ def test_promises_of_an_older_term_are_not_sent() -> None:
 
 def test_a_heartbeat_is_answered_while_the_disk_is_slow() -> None:
     replica = Replica(0, term=1).step(append(0, 0, entries(1, [1]), term=1))
-    replica.step(m.Heartbeat(source=key(1), target=key(0), term=1, commit=0))
+    replica.step(heartbeat())
     assert [type(message) for message in replica.take()] == [m.HeartbeatResponse]
 
 
@@ -187,7 +177,7 @@ def test_a_heartbeat_is_answered_while_the_disk_is_slow() -> None:
 def test_a_leader_of_an_older_term_is_told(kind: str) -> None:
     replica = Replica(0, term=5)
     stale = append(0, 0, [], term=4)
-    late = m.Heartbeat(source=key(1), target=key(0), term=4, commit=0)
+    late = heartbeat(term=4)
     replica.step(stale if kind == "append" else late)
     (answer,) = replica.take()
     assert (answer.term, answer.target) == (5, key(1))

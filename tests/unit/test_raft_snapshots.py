@@ -11,8 +11,10 @@ from tests.support.raft import (
     alive,
     append,
     entries,
+    heartbeat,
     key,
     leader,
+    refused,
     sent,
     voters,
 )
@@ -56,9 +58,7 @@ def compacted_leader() -> Replica:
     snapshot = SnapshotMeta(9, 1, voters(0, 1, 2))
     replica = Replica(0, snapshot=snapshot, stored=entries(10, [1]), term=1).win()
     replica.take()
-    nothing = m.AppendResponse(
-        source=key(1), target=key(0), term=2, accepted=False, index=10, hint_index=0, hint_term=0
-    )
+    nothing = refused(10, 0, 0, term=2)
     return replica.step(nothing)
 
 
@@ -203,7 +203,7 @@ def test_nothing_is_appended_while_a_snapshot_takes_the_place_of_the_log() -> No
 
 def test_a_chunk_of_an_older_leader_that_is_not_being_written_is_dropped() -> None:
     replica = Replica(0, term=3).step(append(0, 0, entries(1, [3]), term=3))
-    replica.step(chunk(0, 64)).step(m.Heartbeat(source=key(2), target=key(0), term=4, commit=0))
+    replica.step(chunk(0, 64)).step(heartbeat(term=4, source=2))
     replica.take()
     replica.step(chunk(0, 64, source=2, term=4))
     assert answers(replica.settle()) == [(64, False)]

@@ -25,20 +25,27 @@ def meant_topic(
     topic_id: bytes,
     *,
     fresh: bool = False,
+    decided: bool = False,
     age_max_s: float = math.inf,
 ) -> Operation[TopicInfo]:
     """The topic, from the cache (unless that is older) or asked for. No retry.
 
+    Args:
+        decided: ask the broker that decides at once: another one has said that it knows no such id.
+
     Raises:
         UnknownTopicId: it is gone, or another one has its name.
     """
-    try:
-        topic = yield from cluster.topic(name, fresh=fresh, age_max_s=age_max_s)
-    except UnknownTopic as error:
-        raise UnknownTopicId(f"Topic {name!r} is gone.", topic=name) from error
-    if topic.topic_id == topic_id:
-        return topic
+    if not decided:
+        try:
+            topic = yield from cluster.topic(name, fresh=fresh, age_max_s=age_max_s)
+        except UnknownTopic as error:
+            raise UnknownTopicId(f"Topic {name!r} is gone.", topic=name) from error
+        if topic.topic_id == topic_id:
+            return topic
     told = (yield from cluster.refresh([name], decided=True)).topics.get(name)
-    if told is None or told.topic_id != topic_id:
+    if told is None:
+        raise UnknownTopicId(f"Topic {name!r} is gone.", topic=name)
+    if told.topic_id != topic_id:
         raise UnknownTopicId(f"Topic {name!r} was deleted and created again.", topic=name)
     return told

@@ -25,7 +25,6 @@ from quiverlog.errors import (
     UnknownTopicId,
     error_from_code,
 )
-from quiverlog.limits import NEW_TOPIC_PATIENCE_MS
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
@@ -80,8 +79,8 @@ class ProducerCore:
         """Deliveries that failed since the last flush."""
         self._failed_pieces = 0
         self._look_again_us: int | None = None
-        self._unknown_since_us: int | None = None
-        """Since when a leader says that it knows no such topic; None while it knows it."""
+        self.is_topic_doubted = False
+        """A leader knows no such topic: whoever decides is to be asked whether it is there."""
         self._sender = Sender(topic, options, identity, failed=self._failed, jitter=jitter)
         self._accumulator = Accumulator(
             topic,
@@ -200,7 +199,6 @@ class ProducerCore:
             if error is not None:
                 self._failed_try(partition, batch, error, now)
             elif result is not None:
-                self._unknown_since_us = None
                 self._sender.acknowledge(partition, batch, result)
 
     def on_failure(self, call: ProduceCall, error: QuiverlogError, now: Now) -> None:
@@ -219,6 +217,7 @@ class ProducerCore:
                 UnknownTopicId(f"Topic {topic.name!r} is not the one this producer was opened for.")
             )
             return
+        self.is_topic_doubted = False
         self._sender.topic_changed(topic)
         self._accumulator.topic = topic
 
@@ -230,18 +229,14 @@ class ProducerCore:
     def _failed_try(
         self, partition: int, batch: EncodedBatch, error: QuiverlogError, now: Now
     ) -> None:
-        if isinstance(error, UnknownTopicId) and self._may_be_new(now):
-            # Nothing was stored. The metadata are asked first, and tell whether it is gone.
+        if isinstance(error, UnknownTopicId):
+            # Nothing was stored. A leader may hear of a topic later than the broker that has named
+            # it as the leader, so who decides is asked, and tells whether it is gone.
+            self.is_topic_doubted = True
             error = NotLeader(error.message)
         self._sender.failed_try(partition, batch, error, now)
-        if isinstance(error, (UnknownTopic, UnknownTopicId)):
+        if isinstance(error, UnknownTopic):
             self.fail_all(error)
-
-    def _may_be_new(self, now: Now) -> bool:
-        """A leader may hear of a topic later than the broker that has named it as the leader."""
-        if self._unknown_since_us is None:
-            self._unknown_since_us = now.mono_us
-        return now.mono_us - self._unknown_since_us < NEW_TOPIC_PATIENCE_MS * 1000
 
     def _failed(self, receiver: Receiver, error: QuiverlogError) -> None:
         receiver.fail(error)

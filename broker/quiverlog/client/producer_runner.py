@@ -225,9 +225,9 @@ class ProducerRunner:
             return self._core.has_unsent
 
     async def _refresh(self) -> None:
-        opened = self._core.topic
+        opened, decided = self._core.topic, self._core.is_topic_doubted
         topic = await self._driver.run(
-            meant_topic(self._cluster, opened.name, opened.topic_id, fresh=True)
+            meant_topic(self._cluster, opened.name, opened.topic_id, fresh=True, decided=decided)
         )
         with self._lock:
             self._core.topic_changed(topic)

@@ -136,7 +136,7 @@ class LogEndDecisions:
             partition=_name(image, key),
             logs=_shown(ends),
             needed=logs_needed(topic, partition),
-            awaited=[n for n in partition.replicas if n not in ends or not _may_lead(ends[n])],
+            awaited=[n for n in partition.counted if n not in ends or not _may_lead(ends[n])],
             replaced=list(partition.replaced_disks),
         )
 

@@ -176,12 +176,12 @@ def longest_log(
     assert partition.partition == number
     if not partition.awaits_logs:
         return []
-    alive, replaced = alive_brokers(image), partition.replaced_disks
-    intact = [n for n in partition.replicas if n not in replaced]
+    alive, replaced, counted = alive_brokers(image), partition.replaced_disks, partition.counted
+    intact = [n for n in counted if n not in replaced]
     told = {n: ends[n] for n in intact if n in ends and n in alive}
     logs = [n for n in told if told[n].is_log]
     # Where every disk has been asked nothing more will be known: rows lie on none that has no log.
-    is_all = len(told) == len(partition.replicas)
+    is_all = len(told) == len(counted)
     is_all = is_all and all(one.end_offset != UNREADABLE for one in told.values())
     is_bare = bool(told) and len(told) == len(intact)
     is_bare = is_bare and all(one.end_offset in (MISSING, 0) for one in told.values())
@@ -189,7 +189,7 @@ def longest_log(
     needed = logs_needed(topic, partition)
     is_bare = is_bare and len(intact) >= needed
     is_enough = is_all or len(logs) >= needed
-    is_bare = is_bare and (len(partition.replicas) > 1 or topic.config.unclean_leader_election)
+    is_bare = is_bare and (len(counted) > 1 or topic.config.unclean_leader_election)
     if not (is_bare or (logs and is_enough)):
         return []
     if any(n not in ends and is_heard(n) for n in intact):
@@ -204,7 +204,7 @@ def longest_log(
     if told[leader_id].log_start_offset < deleted_below(told.values(), told[leader_id]):
         return []  # Its broker is told so, gives them up, and says when it has.
     begins_anew = told[leader_id].end_offset == MISSING
-    unclean = begins_anew and len(partition.replicas) == 1
+    unclean = begins_anew and len(counted) == 1
     leads = (leader_id,)
     return leader_change(topic, partition, *leads, leads, (), unclean, begins_anew=begins_anew)
 

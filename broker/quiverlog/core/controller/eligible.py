@@ -39,13 +39,14 @@ def eligible_after(
 
 
 def logs_needed(topic: TopicImage, partition: PartitionImage) -> int:
-    """Among so many replicas at least one has each row that was acknowledged on enough disks.
+    """Among so many logs at least one has each row that was acknowledged on enough disks.
 
     Such a row lies on the disks of as many *replicas* as the minimum said then, and the smallest
     minimum that the topic has had says no more. Of replicas in sync fewer would do if the set had
-    never shrunk: who had the row on its disk may have left it since.
+    never shrunk: who had the row on its disk may have left it since. Who was added and has not been
+    in sync has none of these disks.
     """
-    count = len(partition.replicas)
+    count = len(partition.counted)
     least = min(topic.min_in_sync_least, count)
     assert 1 <= least <= count
     return count - least + 1

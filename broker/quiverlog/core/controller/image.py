@@ -294,7 +294,7 @@ class Image:
         if record.replicas is not None:
             self.replica_counts.subtract(partition.replicas)
             self.replica_counts.update(record.replicas)
-            partition.replicas = record.replicas
+            partition.hold(record.replicas)
             self.topics_by_id[record.topic_id].rows_lie_on(len(record.replicas))
         if record.adding_replicas is not None:
             partition.adding_replicas = record.adding_replicas
@@ -304,21 +304,7 @@ class Image:
             partition.move_bytes_per_s = record.move_bytes_per_s
         if not partition.moves:
             partition.move_bytes_per_s = 0
-        in_sync, replicas = partition.in_sync_replicas, partition.replicas
-        eligible = record.eligible_leader_replicas
-        if eligible is None:
-            eligible = partition.eligible_leader_replicas
-        if eligible or partition.eligible_leader_replicas:
-            partition.eligible_leader_replicas = tuple(
-                node_id for node_id in eligible if node_id in replicas and node_id not in in_sync
-            )
-        replaced = record.replaced_disks
-        if replaced is None:
-            replaced = partition.replaced_disks
-        if replaced or partition.replaced_disks:
-            partition.replaced_disks = tuple(
-                node_id for node_id in replaced if node_id in replicas and node_id not in in_sync
-            )
+        partition.note_out_of_sync(record.eligible_leader_replicas, record.replaced_disks)
         if not partition.awaits_logs:
             partition.last_trusted = NO_LEADER
         elif record.last_trusted != NO_LEADER:

@@ -121,7 +121,8 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     `replaced_disks`: replicas whose disk is another one than that on which they acknowledged rows.
     `last_trusted`: who was, when nobody is any more; NO_LEADER otherwise. `begins_anew`: the only
     one that is relied on may have no log, and may make an empty one. `move_bytes_per_s`: no
-    broker copies it faster on its way; 0: the move has no bound of its own.
+    broker copies it faster on its way; 0: the move has no bound of its own. `never_in_sync`: those
+    that were added, and have not been in sync since: no row was promised to lie on their disks.
     """
 
     topic_id: bytes
@@ -138,6 +139,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     last_trusted: int = NO_LEADER
     begins_anew: bool = False
     move_bytes_per_s: int = 0
+    never_in_sync: tuple[int, ...] = ()
 
 
 class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5):
@@ -146,7 +148,7 @@ class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5)
     Eligible leader replicas, and replaced disks, stay but for those that this change takes into
     sync, or away. `unclean`: the new leader may lack rows that were readable. `last_trusted`: when
     nobody is trusted any more. `begins_anew`: of who is elected no log is known. The bound of a
-    move ends with the move.
+    move ends with the move. Who was never in sync follows from the replicas and those in sync.
     """
 
     topic_id: bytes

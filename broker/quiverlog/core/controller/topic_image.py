@@ -38,6 +38,7 @@ class PartitionImage:
         "leader_epoch",
         "leader_id",
         "move_bytes_per_s",
+        "never_in_sync",
         "partition",
         "partition_epoch",
         "removing_replicas",
@@ -61,6 +62,38 @@ class PartitionImage:
         self.last_trusted = record.last_trusted
         self.begins_anew = record.begins_anew
         self.move_bytes_per_s = record.move_bytes_per_s
+        self.never_in_sync = record.never_in_sync
+
+    def hold(self, replicas: tuple[int, ...]) -> None:
+        """These hold it from now on. Who is new among them has not been in sync."""
+        assert replicas, "somebody holds a partition"
+        added = tuple(n for n in replicas if n not in self.replicas)
+        self.replicas = replicas
+        self.never_in_sync = (*self.never_in_sync, *added)
+
+    def note_out_of_sync(
+        self, eligible: tuple[int, ...] | None, replaced: tuple[int, ...] | None
+    ) -> None:
+        """What is known of the replicas out of sync: these, or as before (None). Whoever is in
+        sync, or holds it no more, is none of them."""
+        if eligible is None:
+            eligible = self.eligible_leader_replicas
+        self.eligible_leader_replicas = self._out_of_sync(eligible)
+        self.replaced_disks = self._out_of_sync(
+            self.replaced_disks if replaced is None else replaced
+        )
+        self.never_in_sync = self._out_of_sync(self.never_in_sync)
+
+    def _out_of_sync(self, node_ids: tuple[int, ...]) -> tuple[int, ...]:
+        in_sync, replicas = self.in_sync_replicas, self.replicas
+        return tuple(n for n in node_ids if n in replicas and n not in in_sync)
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """Those on whose disks a row may have been promised to lie: all but who was added and has
+        not been in sync."""
+        assert not set(self.never_in_sync) & set(self.in_sync_replicas)
+        return tuple(n for n in self.replicas if n not in self.never_in_sync)
 
     @property
     def relied_on(self) -> tuple[int, ...]:
@@ -93,6 +126,7 @@ class PartitionImage:
             self.last_trusted,
             self.begins_anew,
             self.move_bytes_per_s,
+            self.never_in_sync,
         )
 
     @property
