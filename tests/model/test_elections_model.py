@@ -85,11 +85,6 @@ BUGS: dict[str, Mutation] = {
     "as many answers as of those that are in sync": Mutation(
         "core.controller.eligible:logs_needed", "count = len(partition.counted)", "count = 2"
     ),
-    "who was added and never in sync counts, and leads": Mutation(
-        f"{ELECTIONS}:longest_log",
-        "partition.replaced_disks, partition.counted",
-        "partition.replaced_disks, partition.replicas",
-    ),
     "who was once in sync counts as never": Mutation(
         "core.controller.topic_image:PartitionImage.hold",
         "if n not in self.replicas",
