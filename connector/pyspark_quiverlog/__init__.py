@@ -34,14 +34,6 @@ class DefaultSource(_compat.DataSource):  # type: ignore[misc]
 
     options: Any
 
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        given = _compat.schema_of_load()
-        if given is not None and any(not field.nullable for field in given.fields):
-            from .source import check_not_null
-
-            check_not_null(options, given)
-
     @classmethod
     def name(cls) -> str:
         """The name for `.format(...)`."""

@@ -43,7 +43,6 @@ __all__ = [
     "is_found_by_spark",
     "limit_class",
     "rows_wrapper",
-    "schema_of_load",
     "to_arrow_schema",
     "worker_socket",
 ]
@@ -120,27 +119,6 @@ def worker_socket() -> socket.socket | None:
             found = frame.f_locals.get("sock")
             is_tcp = getattr(found, "family", None) in (socket.AF_INET, socket.AF_INET6)
             return found if is_tcp else None
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return None
-
-
-# --- the schema that a user gives to `load()` ---------------------------------------------------
-# Not an API: the function of PySpark that makes a source knows it, and does not hand it on. Read in
-# pyspark/sql/worker/create_data_source.py of 4.0 to 4.3. Where another version looks different,
-# nobody gave a schema: it is checked when the query is planned.
-_MAKER: Final = "pyspark.sql.worker.create_data_source"
-
-
-def schema_of_load() -> Any:
-    """The StructType that a source is being made with, None where the source's own is asked for."""
-    frame = sys._getframe(1)
-    for _ in range(_FRAMES_MAX):
-        if frame.f_globals.get("__name__") in (_MAKER, "__main__"):
-            found = frame.f_locals.get("user_specified_schema")
-            if hasattr(found, "fields"):
-                return found
         if frame.f_back is None:
             break
         frame = frame.f_back

@@ -26,7 +26,6 @@ __all__ = [
     "WriteOptions",
     "parse_read_options",
     "parse_write_options",
-    "selects_topics",
 ]
 
 
@@ -133,12 +132,6 @@ def parse_write_options(raw: Mapping[str, str], use: Use) -> WriteOptions:
 
 
 _SELECTORS = ("subscribe", "subscribePattern", "assign")
-
-
-def selects_topics(raw: Mapping[str, str]) -> bool:
-    """Whether these are options of a read: `load("x")` alone looks like `save("x")`."""
-    names = {name.lower() for name in raw}
-    return any(selector.lower() in names for selector in _SELECTORS)
 
 
 def _with_path(raw: Mapping[str, str], name: str, selectors: tuple[str, ...]) -> dict[str, str]:

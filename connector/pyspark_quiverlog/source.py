@@ -9,10 +9,10 @@ from quiverlog.errors import IncompatibleSchema, InvalidOption
 
 from . import pool
 from .log_view import LogView
-from .options import ReadOptions, Use, parse_read_options, selects_topics
+from .options import ReadOptions, Use, parse_read_options
 from .schema import METADATA_NAMES, Normalizer, query_columns, spark_schema
 
-__all__ = ["check_not_null", "check_query_schema", "open_view", "read_schema"]
+__all__ = ["check_query_schema", "open_view", "read_schema"]
 
 
 def open_view(options: ReadOptions) -> LogView:
@@ -39,24 +39,6 @@ def read_schema(raw: Mapping[str, str]) -> Any:
         )
     columns = query_columns(view.schemas(), options.columns, metadata=options.include_metadata)
     return spark_schema(columns)
-
-
-def check_not_null(raw: Mapping[str, str], schema: Any) -> None:
-    """Refuse at `load()` what a user's schema says NOT NULL and a topic does not.
-
-    A reader refuses it too. But Spark believes the schema, and makes no reader for a query whose
-    rows it rules out by that alone (`where a is null`). A write hands in its rows' schema in the
-    same way, and selects no topics to read.
-
-    Raises:
-        InvalidOption, IncompatibleSchema: see docs/spark.md.
-    """
-    if not selects_topics(raw):
-        return
-    options = parse_read_options(raw, Use.READ)
-    view = open_view(options)
-    view.refresh()
-    check_query_schema(view, Normalizer(schema, metadata=options.include_metadata))
 
 
 def check_query_schema(view: LogView, normalizer: Normalizer) -> None:

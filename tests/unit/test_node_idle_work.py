@@ -31,6 +31,7 @@ class Counter:
         self.steps = 0
 
     def __enter__(self) -> Counter:
+        sys._getframe().f_trace_opcodes = True  # From Python 3.12 on: before tracing begins.
         sys.settrace(self._called)
         return self
 

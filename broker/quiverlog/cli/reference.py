@@ -5,7 +5,7 @@ Owns the page's shape. `make docs` writes it, a test compares it.
 
 from __future__ import annotations
 
-import textwrap
+import inspect
 from collections.abc import Iterator
 
 import click
@@ -83,7 +83,7 @@ def _command(command: click.Command, parent: click.Context, name: str) -> Iterat
 
 
 def _text(command: click.Command) -> str:
-    text = textwrap.dedent(command.help or "").strip()
+    text = inspect.cleandoc(command.help or "")
     paragraphs = []
     for paragraph in text.split("\n\n"):
         if paragraph.startswith("\b\n"):

@@ -20,12 +20,20 @@ __all__ = ["flush_output", "prepare_streams"]
 
 
 class _ClosedOutput(io.RawIOBase):
-    """Stands for a closed standard output: whatever is written to it is an error that says so."""
+    """Stands for a closed standard output: the first write to it is an error that says so.
+
+    What is left in the buffers before it comes again when the program ends, and has been told.
+    """
+
+    _is_told = False
 
     def writable(self) -> bool:
         return True
 
-    def write(self, _data: Any, /) -> int:
+    def write(self, data: Any, /) -> int:
+        if self._is_told:
+            return len(data)
+        self._is_told = True
         raise OSError(errno.EBADF, "standard output is closed: send it to a file or a pipe")
 
 

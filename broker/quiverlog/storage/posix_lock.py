@@ -81,6 +81,11 @@ class PosixLock:
         return descriptor if descriptor is not None and _is_at(descriptor, path) else None
 
     def release(self) -> None:
+        # Whoever keeps the traceback of a start that failed may keep a descriptor open with it.
+        for descriptor in (*self._directories.values(), self._file):
+            if descriptor is not None:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor.fd, fcntl.LOCK_UN)
         self._directories.clear()
         self._file = None
 
