@@ -185,3 +185,26 @@ def test_a_topic_is_made_for_a_stream(
     assert read(spark, broker, made).schema.simpleString() == (
         "struct<id:bigint,k:int,ts:timestamp>"
     )
+
+
+@pytest.mark.parametrize("rows", ["0", "-1"])
+def test_rows_come_in_batches_without_a_bound(
+    spark: Any, broker: Any, client: Any, topic: Any, rows: str
+) -> None:
+    """`spark.sql.execution.arrow.maxRecordsPerBatch` of 0 or below means that to Spark. It refuses
+    any Python source that is read so, before it asks it: the guide says it."""
+    key, name = "spark.sql.execution.arrow.maxRecordsPerBatch", topic(partitions=1)
+    frame = spark.range(25_000).selectExpr(
+        "id", "cast(id % 10 as int) k", "id / 4 price", "timestamp_seconds(id) ts"
+    )
+    before = spark.conf.get(key)
+    spark.conf.set(key, rows)
+    try:
+        frame.coalesce(1).write.format("quiverlog").mode("append").options(
+            **{"bootstrap.servers": broker.bootstrap}
+        ).save(name)
+        with pytest.raises(Exception, match="batch size should be greater than 0"):
+            read(spark, broker, name).count()
+    finally:
+        spark.conf.set(key, before)
+    assert sorted(stored_ids(client, name)) == list(range(25_000))
