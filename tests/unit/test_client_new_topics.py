@@ -74,10 +74,9 @@ def test_a_leader_that_never_hears_of_a_topic_is_not_asked_for_ever(
         client.list_offsets("t")
 
 
-def test_a_leader_that_knows_of_a_deletion_first_is_believed_when_who_decides_says_so(
+def test_a_producer_of_a_topic_that_is_gone_ends_when_who_decides_says_so(
     broker: ScriptedBroker, client: Any
 ) -> None:
-    """The broker that is asked for metadata may still show the topic: it alone does not decide."""
     client.create_topic("t", SCHEMA)
     with client.producer("t") as producer:
         producer.send(rows(1)).result()

@@ -180,6 +180,15 @@ def test_a_broker_that_is_late_names_an_earlier_topic_of_the_name(world: World) 
         world.play(meant_topic(world.cluster, "u", TOPIC_ID))
 
 
+def test_who_decides_is_asked_about_a_topic_that_another_broker_doubts(world: World) -> None:
+    """Of a deletion a leader may have heard before the broker that is asked for metadata."""
+    world.knows = {ONE: {"t"}}
+    assert world.play(meant_topic(world.cluster, "t", TOPIC_ID, fresh=True)).topic_id == TOPIC_ID
+    with pytest.raises(UnknownTopicId, match="gone"):
+        world.play(meant_topic(world.cluster, "t", TOPIC_ID, fresh=True, decided=True))
+    assert world.asked[-1] == THREE
+
+
 def test_of_several_names_those_that_are_missing_are_asked_for(world: World) -> None:
     world.knows[ONE] = {"a"}
     found = world.play(admin.metadata(world.cluster, ["a", "t", "none"]))

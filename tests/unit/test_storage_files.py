@@ -42,6 +42,16 @@ def test_a_directory_has_one_broker(tmp_path: Path) -> None:
     third.close(clean=False)
 
 
+def test_a_lock_is_gone_though_somebody_keeps_a_descriptor_of_it(tmp_path: Path) -> None:
+    """As a traceback does on Python 3.12: a start that failed kept its directory locked."""
+    path = str(tmp_path)
+    lock = PosixDisk().lock(path)
+    kept = lock.directory(path)
+    lock.release()
+    assert PosixDisk().lock(path).holds()
+    assert kept is not None
+
+
 def test_epochs_as_bytes() -> None:
     epochs = LeaderEpochs(lambda: 30)
     epochs.assign(2, 0)
