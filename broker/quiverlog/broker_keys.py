@@ -256,6 +256,16 @@ _KEYS: Final = (
         because="it was told to every connection when it began",
     ),
     Setting(
+        "local.reads",
+        _CHOICE,
+        "true",
+        "Whether a client on this machine is told, when it asks, in which files of `data.dir` rows"
+        " lie, and reads them by itself ([broker.md](broker.md#local-reads)). It needs the right to"
+        " read them, which nobody but the broker's own user has.",
+        choices=("true", "false"),
+        reloadable=True,
+    ),
+    Setting(
         "disk.reserve.bytes",
         _INT,
         limits.DISK_RESERVE_BYTES_DEFAULT,

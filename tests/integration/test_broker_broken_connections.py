@@ -11,7 +11,6 @@ import os
 import re
 import socket
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -23,6 +22,7 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.frames import encode
 from tests.support.broker import BrokerProcess
 from tests.support.ends import ENDS
+from tests.support.metrics import metrics
 from tests.support.places import directory_on_disk
 from tests.support.rawclient import SCHEMA, RawClient, make_batch, serialize_schema
 
@@ -97,12 +97,6 @@ class Scene:
             names = [topic.name for topic in topics if re.fullmatch(r"t\d+", topic.name)]
             if names:
                 client.ask(m.DeleteTopicsRequest(names=names))
-
-
-def metrics(broker: BrokerProcess) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://{broker.http}/metrics", timeout=20) as answer:
-        text = answer.read().decode()
-    return {k: float(v) for k, v in re.findall(r"^quiverlog_(\w+) (\S+)$", text, re.MULTILINE)}
 
 
 def sockets(broker: BrokerProcess) -> int:

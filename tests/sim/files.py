@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quiverlog.errors import QuiverlogError, StorageFault, ThrottledBroker
-from quiverlog.storage.disk import Buffer, out_of_descriptors, short_name
+from quiverlog.storage.disk import Buffer, FilePlace, out_of_descriptors, short_name
 
 from .inodes import Inode
 
@@ -106,6 +106,9 @@ class SimFile:
         if self._inode is None or not self.resident(position, size):
             return None
         return bytearray(self._inode.data[position : position + size])
+
+    def place(self) -> FilePlace | None:
+        return None  # No other process sees a simulated file.
 
     def resident(self, position: int, size: int) -> bool:
         assert self._life == self._disk.life, f"{self.path} is used after a crash"

@@ -17,11 +17,11 @@ __all__ = ["BlockedLoop", "GuardedDisk"]
 
 _BLOCK_BYTES: Final = 4096
 _BEGUN_BYTES: Final = 64
-_LOOP_FILE_CALLS: Final = frozenset(("close", "retract"))
+_LOOP_FILE_CALLS: Final = frozenset(("close", "place", "retract"))
 _LOOP_DISK_CALLS: Final = frozenset(("exists",))
 """What may be called on the loop, besides what is written out below. Whatever else a disk can do,
 now or one day, may wait for the file system. A segment that begins looks whether it
-is there, an append that failed half way takes its bytes back."""
+is there, an append that failed half way takes its bytes back, a file's place is known."""
 
 
 class BlockedLoop(BaseException):

@@ -25,6 +25,7 @@ LIMITS = ConnectionLimits(
     write_buffer_bytes=1,
     in_flight_max=1,
     frame_bytes_max=1,
+    local_reads=False,
 )
 
 LIMITS_BY_DEFAULT = ConnectionLimits.from_config(load_config(), connections_max=9, lingering_max=1)

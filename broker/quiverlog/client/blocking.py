@@ -39,6 +39,7 @@ from .commands import (
     Sleep,
     Start,
 )
+from .local_reads import LocalReads
 from .results import Address
 from .routing import Settings
 
@@ -73,6 +74,7 @@ class BlockingDriver:
         self._settings = settings
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._local_reads = LocalReads()
         self._idle: dict[Address, list[BlockingConnection]] = {}
         self._closed = False
 
@@ -258,7 +260,9 @@ class BlockingDriver:
                 connection = idle.pop() if idle else None
             if connection is None:
                 timeout_s = min(within_s, self._settings.connect_timeout_s)
-                return BlockingConnection(call.address, self._settings, timeout_s)
+                return BlockingConnection(
+                    call.address, self._settings, timeout_s, self._local_reads
+                )
             if not connection.is_stale():
                 return connection
             connection.close()

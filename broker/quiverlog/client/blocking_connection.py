@@ -18,11 +18,12 @@ from quiverlog.errors import ConnectionClosed, ConnectionFailed, QuiverlogError,
 from quiverlog.version import VERSION
 from quiverlog.wire import frames
 from quiverlog.wire.connection import ClientConnection
-from quiverlog.wire.messages import HelloRequest, Request
+from quiverlog.wire.messages import FetchRequest, FetchResponse, HelloRequest, Request
 
 from .answers import check_answer
 from .commands import Buffer, Call, Reply
 from .foreign import HEAD_BYTES, foreign_protocol
+from .local_reads import LocalReads, asks_for_ranges, with_file_rows
 from .receive_memory import ArrowMemory
 from .results import Address
 from .routing import Settings, check
@@ -40,17 +41,24 @@ _OPTIONS: Final = (
 class BlockingConnection:
     """One socket with the protocol's state; HELLO has been answered when it is made."""
 
-    def __init__(self, address: Address, settings: Settings, timeout_s: float) -> None:
+    def __init__(
+        self, address: Address, settings: Settings, timeout_s: float, local_reads: LocalReads
+    ) -> None:
         self.address = address
+        self._local_reads = local_reads
+        self._asks_for_ranges = False
+        """Of the request under way: its rows may be in files of this machine."""
         self.is_spent = False
         """More than the answer has come: no request may use this connection any more."""
-        self._receiver = frames.FrameReceiver(own_bodies=True, pool=ArrowMemory())
+        self._memory = ArrowMemory()
+        self._receiver = frames.FrameReceiver(own_bodies=True, pool=self._memory)
         self._head = b""
         """How the server's first answer begins."""
         self._protocol = ClientConnection()
         self._request: Request = HelloRequest()
         self._deadline_s = time.monotonic() + timeout_s
         self._socket = _connect(address, timeout_s)
+        self._is_on_this_machine = _is_on_this_machine(self._socket)
         try:
             self._send_all([self._protocol.hello(settings.client_id, VERSION)])
             check(self.receive().response)
@@ -78,10 +86,21 @@ class BlockingConnection:
     def send(self, call: Call, send_by_s: float, reply_by_s: float) -> None:
         """Send a request; both bounds are moments of the monotonic clock."""
         self._deadline_s = send_by_s
+        request = call.request
         body_bytes = sum(memoryview(b).nbytes for b in call.body)
-        _, head = self._protocol.send(call.request, body_bytes)
+        self._asks_for_ranges = (
+            isinstance(request, FetchRequest)
+            and self._is_on_this_machine
+            and self._local_reads.are_tried(self.address)
+        )
+        asked = (
+            asks_for_ranges(request)
+            if isinstance(request, FetchRequest) and self._asks_for_ranges
+            else request
+        )
+        _, head = self._protocol.send(asked, body_bytes)
         self._send_all([head, *call.body])
-        self._request = call.request
+        self._request = request
         self._deadline_s = reply_by_s
 
     def receive(self) -> Reply:
@@ -138,8 +157,21 @@ class BlockingConnection:
         receiver = self._receiver
         self.is_spent = len(found) > 1 or receiver.partial or receiver.error is not None
         _, response, body = self._protocol.receive(found[0])
+        if self._asks_for_ranges and isinstance(response, FetchResponse):
+            try:
+                body = with_file_rows(response, body, self._memory)
+            except OSError as error:
+                self._local_reads.failed(self.address, error)
+                self._ask_for_rows()
+                return None
         check_answer(self._request, response, len(body))
         return Reply(response, body)
+
+    def _ask_for_rows(self) -> None:
+        """Ask again, by the same deadline, for rows in the answer."""
+        self._asks_for_ranges = False
+        _, head = self._protocol.send(self._request, 0)
+        self._send_all([head])
 
     def _send_all(self, buffers: Sequence[Buffer]) -> None:
         views = [memoryview(b).cast("B") for b in buffers if len(b)]
@@ -197,6 +229,14 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
     else:
         message = f"Cannot connect to {address}: {system_reason(failure)}."
     raise ConnectionFailed(message) from failure
+
+
+def _is_on_this_machine(connected: socket.socket) -> bool:
+    """Both ends have one address: a broker here, or the end of a tunnel, whose files are tried."""
+    try:
+        return bool(connected.getpeername()[0] == connected.getsockname()[0])
+    except OSError:
+        return False
 
 
 def readable(connections: Sequence[BlockingConnection], timeout_s: float) -> list[int]:

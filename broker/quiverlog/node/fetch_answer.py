@@ -5,7 +5,8 @@ the entry and of the request. A reader that asks for it is shown a copy, up to t
 that this broker has heard of, in the same way (docs/adr/0036). What is not in memory is left to
 jobs: nothing here waits for a disk.
 
-Bodies are views of the log's files: nothing is copied or decoded.
+Bodies are views of the log's files: nothing is copied or decoded. A reader on this machine that
+asks for it is told where its rows lie in these files instead (docs/adr/0068).
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ from quiverlog.errors import (
     StorageFault,
     ThrottledBroker,
 )
-from quiverlog.limits import FETCH_PARTITION_BYTES_DEFAULT, FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from quiverlog.limits import FETCH_PARTITION_BYTES_DEFAULT, FRAME_BYTES_MAX, HEADER_BYTES_MAX, KIB
 from quiverlog.node.cold import Loaded
 from quiverlog.node.lookup import Lookup
 from quiverlog.node.replica import Replica
+from quiverlog.storage.reading import Answer, views_of
 from quiverlog.storage.reading_jobs import JustRead, NotResident
 from quiverlog.types import NO_EPOCH
 from quiverlog.wire import messages as m
 
 __all__ = ["FetchAnswer", "ends_wait", "is_short", "out_of_range", "partition_limit", "read_entry"]
 
+FILE_RANGE_BYTES_MIN: Final = 64 * KIB
+"""Fewer are with the reader sooner when they are sent: it has no file to open then."""
+FILE_RANGES_MAX: Final = 64
+"""For one entry: segments that its rows lie in."""
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
 
 
@@ -54,6 +60,7 @@ class FetchAnswer:
         "body",
         "byte_count",
         "final",
+        "ranges_bytes",
         "request",
         "response",
         "rows",
@@ -67,6 +74,7 @@ class FetchAnswer:
         self.body: list[memoryview] = []
         self.at = 0
         self.byte_count = 0
+        self.ranges_bytes = 0
         self.final = False
         self.rows: list[tuple[Replica, int, int]] = []
         self._loaded: dict[int, Loaded] = {}
@@ -86,7 +94,7 @@ class FetchAnswer:
             entry = entries[index]
             room = min(self._bytes_max - self.byte_count, partition_limit(entry))
             loaded = self._loaded.get(index) if self._loaded else None
-            views: list[memoryview] = []
+            answers: list[Answer] = []
             replica: Replica | None = None
             try:
                 if loaded is not None and loaded.error is not None:
@@ -95,7 +103,7 @@ class FetchAnswer:
                     )
                     result = _failed(entry, self._lookup.unreadable_here(found, loaded.error))
                 else:
-                    result, views, replica = read_entry(
+                    result, answers, replica = read_entry(
                         self._lookup, entry, room, loaded.reads if loaded is not None else ()
                     )
             except NotResident as cold:
@@ -114,16 +122,17 @@ class FetchAnswer:
                         break
                     continue
             if not missing:
-                self._add(entry, result, views, replica)
+                self._add(entry, result, answers, replica)
         return missing
 
     def _add(
         self,
         entry: m.FetchPartition,
         result: m.FetchPartitionResult,
-        views: list[memoryview],
+        answers: list[Answer],
         replica: Replica | None,
     ) -> None:
+        views = views_of(answers)
         if views and self.byte_count and result.batch_bytes > self._bytes_max - self.byte_count:
             # Only the first batch of the first partition with rows may exceed the bound.
             views, result.batch_bytes = [], 0
@@ -134,7 +143,12 @@ class FetchAnswer:
             self.final = True
         if views:
             assert replica is not None
-            self.body.extend(views)
+            if self.request.file_ranges and result.batch_bytes >= FILE_RANGE_BYTES_MIN:
+                result.file_ranges = _file_ranges(answers)
+            if result.file_ranges:
+                self.ranges_bytes += result.batch_bytes
+            else:
+                self.body.extend(views)
             self.byte_count += result.batch_bytes
             self.rows.append((replica, result.batch_bytes, _rows_from(views, entry.offset)))
             assert self.byte_count <= self._bytes_max or len(self.rows) == 1
@@ -158,6 +172,8 @@ class FetchAnswer:
         for replica, byte_count, rows in self.rows:
             replica.counters.bytes_out += byte_count
             replica.counters.rows_out += rows
+        if self.ranges_bytes:
+            self._lookup.count_local_read(self.ranges_bytes)
 
 
 def partition_limit(entry: m.FetchPartition) -> int:
@@ -183,7 +199,7 @@ def read_entry(
     entry: m.FetchPartition,
     bytes_max: int,
     just_read: JustRead = (),
-) -> tuple[m.FetchPartitionResult, list[memoryview], Replica | None]:
+) -> tuple[m.FetchPartitionResult, list[Answer], Replica | None]:
     """What one entry gets. Errors are part of the result; `bytes_max` <= 0 reads nothing.
 
     Raises:
@@ -191,10 +207,10 @@ def read_entry(
     """
     result = m.FetchPartitionResult(entry.topic_id, entry.partition)
     replica: Replica | None = None
-    views: list[memoryview] = []
+    answers: list[Answer] = []
     try:
         replica = lookup.replica(entry.topic_id, entry.partition, from_follower=entry.from_follower)
-        views = _read_replica(replica, entry, bytes_max, result, just_read)
+        answers = _read_replica(replica, entry, bytes_max, result, just_read)
         if entry.offset >= result.high_watermark and not entry.from_follower:
             lookup.check_end(replica)
     except QuiverlogError as error:
@@ -209,8 +225,9 @@ def read_entry(
         if replica is not None:
             lookup.unreadable(replica, error)
         _fail(result, lookup.unreadable_here(replica, StorageFault(f"reading failed: {error}.")))
-    result.batch_bytes = sum(map(len, views))
-    return result, views, replica
+    for answer in answers:
+        result.batch_bytes += answer.byte_count
+    return result, answers, replica
 
 
 def _failed(entry: m.FetchPartition, error: QuiverlogError) -> m.FetchPartitionResult:
@@ -230,7 +247,7 @@ def _read_replica(
     bytes_max: int,
     result: m.FetchPartitionResult,
     just_read: JustRead,
-) -> list[memoryview]:
+) -> list[Answer]:
     state = replica.state
     log = replica.log
     high_watermark = state.high_watermark
@@ -253,9 +270,20 @@ def _read_replica(
     assert end <= high_watermark, "nobody sees rows that may vanish"
     if entry.offset >= end or bytes_max <= 0:
         return []
-    return log.read(
+    return log.read_answers(
         entry.offset, bytes_max=bytes_max, end_offset=end, cold_ok=False, just_read=just_read
     )
+
+
+def _file_ranges(answers: list[Answer]) -> list[m.FileRange]:
+    """Where the rows lie; empty where one of the files cannot be told of."""
+    ranges = []
+    for answer in answers:
+        place = answer.segment.file.place()
+        if place is None:
+            return []
+        ranges.append(m.FileRange(*place, answer.position, answer.byte_count))
+    return ranges if len(ranges) <= FILE_RANGES_MAX else []
 
 
 def _check_copied(replica: Replica, entry: m.FetchPartition) -> None:

@@ -190,6 +190,10 @@ class Lookup:
         """Load what is not in memory; to be yielded by a handler that waits for it."""
         return cold_read(self._jobs, replica, cold, self.unreadable)
 
+    def count_local_read(self, byte_count: int) -> None:
+        """A reader on this machine takes rows of so many bytes from the files by itself."""
+        self._metrics.local_read_bytes += byte_count
+
     def corrupt_read(self, replica: Replica | None, error: CorruptLog) -> None:
         """Stored bytes are bad: the asker gets the error, the operator a counter and one line."""
         self._metrics.corrupt_reads += 1

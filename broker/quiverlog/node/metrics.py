@@ -34,6 +34,7 @@ class NodeMetrics:
         "in_sync_shrinks",
         "internal_errors",
         "leader_epoch_changes",
+        "local_read_bytes",
         "parked_entries",
         "parked_requests",
         "partitions_damaged",
@@ -71,6 +72,7 @@ class NodeMetrics:
         self.in_sync_shrinks = 0
         self.internal_errors = 0
         self.leader_epoch_changes = 0
+        self.local_read_bytes = 0
         self.produces_timed_out = 0
         self.recovery_bytes_truncated = 0
         self.recovery_partitions_scanned = 0

@@ -86,6 +86,7 @@ class BrokerConfig:
     http_connections_max: int
     http_timeout_ms: int
     frame_bytes_max: int
+    local_reads: str
     disk_reserve_bytes: int
     feature_level_max: int
     fsync_threads: int

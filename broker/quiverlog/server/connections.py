@@ -48,6 +48,7 @@ class ConnectionLimits:
     write_buffer_bytes: int
     in_flight_max: int
     frame_bytes_max: int
+    local_reads: bool
 
     @classmethod
     def from_config(
@@ -64,6 +65,7 @@ class ConnectionLimits:
             write_buffer_bytes=config.connections_write_buffer_bytes,
             in_flight_max=config.connections_in_flight_max,
             frame_bytes_max=config.frame_bytes_max,
+            local_reads=config.local_reads == "true",
         )
 
     @property

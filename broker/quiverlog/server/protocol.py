@@ -28,7 +28,7 @@ from quiverlog.server.connections import ConnectionState
 from quiverlog.server.context import ConnectionContext
 from quiverlog.server.ending import Ending
 from quiverlog.server.node_runner import monotonic_us, read_clocks
-from quiverlog.server.peer import has_hung_up, keep_alive, peer_name
+from quiverlog.server.peer import has_hung_up, is_on_this_machine, keep_alive, peer_name
 from quiverlog.server.replies import Replies
 from quiverlog.server.request_feed import RequestFeed, Unreadable
 from quiverlog.types import Now
@@ -333,9 +333,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
         return self._held and not self._write_paused and has_hung_up(self._transport)
 
     def limits_changed(self) -> None:
-        """Take over the table's limits where the transport keeps them."""
-        high = self._context.connections.limits.write_buffer_bytes
-        self._transport.set_write_buffer_limits(high=high)
+        """Take over the table's limits where the transport and the feed keep them."""
+        limits = self._context.connections.limits
+        self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
+        self._feed.may_read_files = limits.local_reads and is_on_this_machine(self._transport)
 
     def close_soon(self, why: str) -> None:
         """Send what has gathered, then close."""

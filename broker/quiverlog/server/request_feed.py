@@ -1,7 +1,8 @@
 """From the frames of one connection to the requests that the node handles.
 
 Owns decoding (one request after the other: between two of them the node handles the first), the
-refusal of a correlation id that is in flight already, and the times in the metrics.
+refusal of a correlation id that is in flight already, the rule that nobody on another machine hears
+of files, and the times in the metrics.
 
 Must not know: the socket, flow control, turns.
 """
@@ -15,6 +16,7 @@ from quiverlog.errors import CorruptFrame, QuiverlogError
 from quiverlog.node.events import RequestReceived
 from quiverlog.server.metrics import ServerMetrics
 from quiverlog.wire.frames import Frame, decode_request, peek_preamble
+from quiverlog.wire.messages import FetchRequest
 
 __all__ = ["RequestFeed", "Unreadable"]
 
@@ -25,10 +27,12 @@ Unreadable = tuple[QuiverlogError, int, int]
 class RequestFeed:
     """See the module docstring."""
 
-    __slots__ = ("_metrics", "taken", "unreadable")
+    __slots__ = ("_metrics", "may_read_files", "taken", "unreadable")
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
+        self.may_read_files = False
+        """The client is on this machine, and may be told where rows lie in files of the broker."""
         self.taken = 0
         """How many frames of the last `events` went to the node."""
         self.unreadable: Unreadable | None = None
@@ -72,6 +76,8 @@ class RequestFeed:
                 again = CorruptFrame(f"correlation id {correlation_id} is still in flight.")
                 self.unreadable = (again, int(request.api), correlation_id)
                 return
+            if not self.may_read_files and isinstance(request, FetchRequest):
+                request.file_ranges = False
             in_flight[correlation_id] = received_ns
             self.taken += 1
             yield RequestReceived(connection_id, request, body, len(header))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, ThrottledBroker
 
@@ -100,6 +100,20 @@ def short_name(path: str) -> str:
     return "/".join(path.rsplit("/", 2)[-2:])
 
 
+class FilePlace(NamedTuple):
+    """What opens a file elsewhere: its whole path. `device` and `inode` tell that it is the one."""
+
+    path: str
+    device: int
+    inode: int
+
+    @property
+    def can_be_told(self) -> bool:
+        """False: the wire has no words for it, a name that is no text or a number too large."""
+        is_text = not any("\ud800" <= character <= "\udfff" for character in self.path)
+        return is_text and max(self.device, self.inode) < 2**63
+
+
 class File(Protocol):
     """An append-only file. Its descriptor may come and go; `size` is what was appended."""
 
@@ -137,6 +151,9 @@ class File(Protocol):
 
         Never waits for the disk and never raises: `read_copy` says what is wrong.
         """
+
+    def place(self) -> FilePlace | None:
+        """Where another process of this machine finds it; None: there is no telling."""
 
     def resident(self, position: int, size: int) -> bool:
         """True when these bytes are in memory, so that reading them cannot wait for the disk.

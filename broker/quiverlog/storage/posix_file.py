@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from quiverlog.storage.descriptors import Descriptor
-from quiverlog.storage.disk import Buffer, write_error
+from quiverlog.storage.disk import Buffer, FilePlace, write_error
 from quiverlog.storage.mapping import Mapping
 
 __all__ = ["WRITTEN", "PosixFile", "write_all"]
@@ -157,6 +157,13 @@ class PosixFile:
         except OSError:
             return None
         return data if count == size else None
+
+    def place(self) -> FilePlace | None:
+        try:
+            place = FilePlace(os.path.abspath(self.path), *self._identity)
+        except OSError:  # The working directory is gone.
+            return None
+        return place if place.can_be_told else None
 
     def resident(self, position: int, size: int) -> bool:
         assert position >= 0

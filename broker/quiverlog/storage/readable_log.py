@@ -19,7 +19,6 @@ from quiverlog.errors import CorruptLog, OffsetOutOfRange, QuiverlogError
 from quiverlog.limits import KIB
 from quiverlog.storage import header_walk, reading
 from quiverlog.storage.checks import LongWalk, Undiagnosed, Unverified, Verdict
-from quiverlog.storage.disk import short_name
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.index import NO_TIME
 from quiverlog.storage.index_cache import IndexCache
@@ -107,20 +106,33 @@ class ReadableLog:
         cold_ok: bool = True,
         just_read: JustRead = (),
     ) -> list[memoryview]:
+        """The views of `read_answers`."""
+        answers = self.read_answers(
+            offset, bytes_max=bytes_max, end_offset=end_offset, cold_ok=cold_ok, just_read=just_read
+        )
+        return reading.views_of(answers)
+
+    def read_answers(
+        self,
+        offset: int,
+        *,
+        bytes_max: int,
+        end_offset: int,
+        cold_ok: bool = True,
+        just_read: JustRead = (),
+    ) -> list[reading.Answer]:
         """Whole batches from the one that holds `offset` on, none that begins at `end_offset`.
 
-        At least one batch, more while they fit `bytes_max`. Views hold whole batches in order; the
-        last view holds exactly one. Empty when `offset` is the end.
+        At least one batch, more while they fit `bytes_max`; an answer for each segment. Empty when
+        `offset` is the end.
 
         Args:
             cold_ok: the disk may be waited for.
-            just_read: jobs that are back. Their ranges are taken even if they have left memory
-                again: a machine with little of it gets an answer, too.
+            just_read: jobs that are back. What has left memory since is read all the same.
 
         Raises:
             OffsetOutOfRange: not between log start and log end.
-            CorruptLog: the batch at `offset` is damaged or missing. `offset` in its details is the
-                first bad row, `end_offset` the next good one.
+            CorruptLog: of that batch; its details tell `offset` (first bad row) and `end_offset`.
             NotResident: only when not `cold_ok`.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
@@ -135,38 +147,39 @@ class ReadableLog:
                 return []
             segments = self._segments.items
             if segments and (newest := reading.read_newest(segments[-1], offset, bytes_max)):
-                return newest
+                return [newest]
         if offset >= end_offset:
             return []
+        bounds = (self.directory, self.log_start_offset, self.log_end_offset)
         number = self._segments.number_of(offset)
-        views: list[memoryview] = []
+        answers: list[reading.Answer] = []
         while number < len(self.segments) and offset < end_offset:
             segment = self.segments[number] if number >= 0 else None
             if segment is None or not segment.base_offset <= offset < segment.end_offset:
-                if views:
+                if answers:
                     break
-                raise self._missing(number)
+                raise self._segments.missing(number, *bounds)
             try:
                 asked = (segment, offset, bytes_max, end_offset)
                 read, spans = partial(reading.read, *asked), partial(reading.spans, *asked)
                 more = self._ask(segment, read, spans, cold_ok, just_read)
             except (NotResident, CorruptLog):
-                if views:
+                if answers:
                     break
                 raise
-            byte_count = sum(map(len, more.views))
-            if views and byte_count > bytes_max:
+            byte_count = more.byte_count
+            if answers and byte_count > bytes_max:
                 break
-            views += more.views
+            answers.append(more)
             bytes_max -= byte_count
             if bytes_max <= 0:
                 break
             assert offset < more.next_offset <= segment.end_offset
             offset = more.next_offset
             number += offset >= segment.end_offset
-        if not views:
-            raise self._missing(len(self.segments) - 1)
-        return views
+        if not answers:
+            raise self._segments.missing(len(self.segments) - 1, *bounds)
+        return answers
 
     def _load(self, segment: Segment, cold_ok: bool) -> None:
         """Have the segment's index in memory. Raises NotResident when that would wait."""
@@ -263,19 +276,6 @@ class ReadableLog:
             assert isinstance(job, DiagnoseJob)
             assert isinstance(result, tuple)
             segment.note_damages(result)
-
-    def _missing(self, number: int) -> CorruptLog:
-        """The error for rows between segment `number` and the next one: their file is lost."""
-        assert -1 <= number < len(self.segments)
-        first, end = self.log_start_offset, self.log_end_offset
-        if number >= 0:
-            first = max(first, self.segments[number].end_offset)
-        if number + 1 < len(self.segments):
-            end = self.segments[number + 1].base_offset
-        name = short_name(self.directory)
-        return CorruptLog(
-            f"{name}: rows {first} to {end} are missing.", file=name, offset=first, end_offset=end
-        )
 
     def offset_for_timestamp(
         self,

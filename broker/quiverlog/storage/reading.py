@@ -9,7 +9,7 @@ and behind them go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from quiverlog.batch.header import link
@@ -20,7 +20,7 @@ from quiverlog.storage.scan import Damage
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
-__all__ = ["Answer", "read", "read_newest", "spans"]
+__all__ = ["Answer", "read", "read_newest", "spans", "views_of"]
 
 _COPY_BYTES_MAX: Final = 64 * 1024
 """Up to here one pread serves the walk and the answer."""
@@ -31,10 +31,25 @@ _BYTES_MASK: Final = 2**32 - 1
 
 
 class Answer(NamedTuple):
-    """Whole batches in order, the last of them in a view of its own; `next_offset` follows them."""
+    """Whole batches in order, the last of them in a view of its own; `next_offset` follows them.
 
+    `position`: where in the segment's file the first of them begins.
+    """
+
+    segment: Segment
+    position: int
     views: list[memoryview]
     next_offset: int
+
+    @property
+    def byte_count(self) -> int:
+        """Of all batches, which lie in the file one after the other."""
+        return sum(map(len, self.views))
+
+
+def views_of(answers: Iterable[Answer]) -> list[memoryview]:
+    """All their batches, in order; the last one is in a view of its own."""
+    return [view for answer in answers for view in answer.views]
 
 
 class _Batch(NamedTuple):
@@ -78,9 +93,9 @@ def read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> Answ
     assert offset < last.next_offset <= segment.end_offset
     window = _bytes_of(segment, source, Damage(start, last.end, first_row, last.next_offset))
     if last.start == start:
-        return Answer([window], last.next_offset)
+        return Answer(segment, start, [window], last.next_offset)
     at = last.start - start
-    return Answer([window[:at], window[at:]], last.next_offset)
+    return Answer(segment, start, [window[:at], window[at:]], last.next_offset)
 
 
 def _window_bytes(bytes_max: int) -> int:
@@ -116,36 +131,35 @@ def _last(
     return last
 
 
-def read_newest(segment: Segment, offset: int, bytes_max: int) -> list[memoryview]:
+def read_newest(segment: Segment, offset: int, bytes_max: int) -> Answer | None:
     """The batches from `offset` to the segment's end, if the newest append holds them all.
 
-    What nearly every reader at the tail asks for, in one call of the system. Empty where anything
+    What nearly every reader at the tail asks for, in one call of the system. None where anything
     is less simple than that (bytes not in memory, too many, not verified, another row than
     expected): `read` finds out.
     """
     start, expected = segment.tail
     size = segment.file.size - start
     if not 0 <= expected <= offset < segment.end_offset or segment.damages:
-        return []
+        return None
     if not 0 < size <= min(bytes_max, _COPY_BYTES_MAX) or start < segment.trusted_from:
-        return []
+        return None
     data = segment.file.read_cached(start, size)
     if data is None:
-        return []
+        return None
     at = first = last = 0
     while at < size:
         step = link(data, at, expected, size - at)
         if not step:
-            return []
+            return None
         if expected <= offset:
             first = at
         last = at
         at += step & _BYTES_MASK
         expected += step >> _ROWS_SHIFT
     window = memoryview(data)
-    if first == last:
-        return [window[first:] if first else window]
-    return [window[first:last], window[last:]]
+    views = [window[first:last], window[last:]] if first < last else [window[first:]]
+    return Answer(segment, start + first, views, expected)
 
 
 def _floor(segment: Segment, offset: int) -> tuple[int, int]:

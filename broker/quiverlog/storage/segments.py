@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog
 from quiverlog.storage import header_walk
+from quiverlog.storage.disk import short_name
 from quiverlog.storage.segment import Segment
 
 __all__ = ["Segments"]
@@ -72,6 +73,21 @@ class Segments:
     def holding(self, offset: int) -> list[Segment]:
         """The segments from the one that holds `offset` on."""
         return self.items[max(0, self.number_of(offset)) :]
+
+    def missing(self, number: int, directory: str, start: int, end: int) -> CorruptLog:
+        """The error for rows between segment `number` and the next one: their file is lost.
+
+        Args:
+            start, end: of the log in `directory`.
+        """
+        assert -1 <= number < len(self.items)
+        if number >= 0:
+            start = max(start, self.items[number].end_offset)
+        if number + 1 < len(self.items):
+            end = self.items[number + 1].base_offset
+        name = short_name(directory)
+        why = f"{name}: rows {start} to {end} are missing."
+        return CorruptLog(why, file=name, offset=start, end_offset=end)
 
     def headers(self, offset: int, damages: list[str]) -> Iterator[BatchHeader]:
         """Headers of the batches from the one that holds `offset` on; damaged ones left out.

@@ -229,7 +229,8 @@ class FetchRequest(Request, array_like=True, gc=False):
 
     `bytes_max` bounds the body; 0 or less stands for the broker's default (16 MiB). The first
     batch of the first partition with rows always travels, whatever its size, so that a reader
-    cannot get stuck.
+    cannot get stuck. With `file_ranges` a broker on the reader's machine may say where rows lie in
+    its files instead of sending them.
     """
 
     API: ClassVar[Api] = Api.FETCH
@@ -240,11 +241,26 @@ class FetchRequest(Request, array_like=True, gc=False):
     rack: str = ""
     replica_id: Int32 = -1
     partitions: PerPartition[FetchPartition] = []
+    file_ranges: bool = False
+
+
+class FileRange(Part, array_like=True, gc=False):
+    """Bytes of a file on the broker's machine. Who opens `path` and finds another `device` or
+    `inode` has another file: it asks for the rows."""
+
+    path: str = ""
+    device: Int64 = 0
+    inode: Int64 = 0
+    position: Int64 = 0
+    byte_count: Int64 = 0
 
 
 class FetchPartitionResult(Part, array_like=True, gc=False):
     """With CORRUPT_LOG, the rows from `damage_start_offset` to before `damage_end_offset` cannot
     be read; a reader that gives them up goes on at `damage_end_offset`. -1: not known.
+
+    With `file_ranges` the body has nothing of this entry: its `batch_bytes` lie in these ranges,
+    one after the other.
     """
 
     topic_id: TopicId = b""
@@ -261,6 +277,7 @@ class FetchPartitionResult(Part, array_like=True, gc=False):
     batch_bytes: Int64 = 0
     damage_start_offset: Int64 = -1
     damage_end_offset: Int64 = -1
+    file_ranges: Few[FileRange] = []
 
 
 class FetchResponse(Response, array_like=True, gc=False):

@@ -1,0 +1,17 @@
+"""What a broker process says at `/metrics`."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+from .broker import BrokerProcess
+
+__all__ = ["metrics"]
+
+
+def metrics(broker: BrokerProcess) -> dict[str, float]:
+    """Name without `quiverlog_` -> value, of those without labels."""
+    with urllib.request.urlopen(f"http://{broker.http}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    return {k: float(v) for k, v in re.findall(r"^quiverlog_(\w+) (\S+)$", text, re.MULTILINE)}
