@@ -7,9 +7,10 @@ each long poll counts for its connection, for its client id and for its address 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
-from quiverlog.addresses import network_of
+from quiverlog.addresses import network_of, parse_address
 from quiverlog.node.config import LISTENER_DEFAULT
 
 __all__ = ["Account", "Clients"]
@@ -31,7 +32,8 @@ class Clients:
 
     def opened(self, connection_id: int, peer: str, listener: str) -> None:
         """A connection from this address and port; without a port nobody knows from where."""
-        self._addresses[connection_id] = network_of(peer.rpartition(":")[0])
+        with contextlib.suppress(ValueError):
+            self._addresses[connection_id] = network_of(parse_address(peer).host)
         if listener != LISTENER_DEFAULT:
             self._listeners[connection_id] = listener
 

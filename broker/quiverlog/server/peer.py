@@ -10,6 +10,8 @@ import contextlib
 import socket
 from typing import Final
 
+from quiverlog.addresses import Address
+
 __all__ = ["has_hung_up", "is_on_this_machine", "keep_alive", "peer_name"]
 
 _KEEPALIVE: Final = (
@@ -30,7 +32,7 @@ def peer_name(transport: asyncio.BaseTransport) -> str:
         peer = transport.get_extra_info("peername")
     except OSError:
         return "?"
-    return f"{peer[0]}:{peer[1]}" if peer else "?"
+    return str(Address(peer[0], peer[1])) if peer else "?"
 
 
 def is_on_this_machine(transport: asyncio.BaseTransport) -> bool:
