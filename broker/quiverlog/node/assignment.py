@@ -122,6 +122,7 @@ class Assignment:
         made: Collection[str] | None = (),
         open_now: bool = True,
         unmade: Collection[Key] = (),
+        only: int | None = None,
     ) -> None:
         """Bring what is here to what the image says of these topics.
 
@@ -130,6 +131,7 @@ class Assignment:
             made: names of partitions whose empty directories were made for this; None: no one's.
             open_now: False at a start, which begins to open with the next tick.
             unmade: at a start, those whose directories were never made.
+            only: the one partition of the topic that is looked at.
         """
         self.image = image
         for topic_id in topic_ids:
@@ -137,7 +139,9 @@ class Assignment:
             if topic is None:
                 self._drop(topic_id, self._held.get(topic_id, ()), "was deleted")
                 continue
-            for partition in topic.partitions:
+            for partition in (
+                topic.partitions if only is None else topic.partitions[only : only + 1]
+            ):
                 never_made = None if open_now else unmade
                 self._reconcile_partition(topic, partition, now, clean, made, never_made)
         if open_now:
@@ -275,11 +279,11 @@ class Assignment:
             self._repairs.failed(key, error)
         else:
             # It went while it was being opened, and perhaps its directory with it.
-            self._let_go_unopened(key[0], opening.name)
+            self.remove_leftovers({str(opening.name): key[0]})
 
     def take_unopened(self, key: Key, opening: Opening) -> None:
         """See `Taker`."""
-        self._let_go_unopened(key[0], opening.name)
+        self.remove_leftovers({str(opening.name): key[0]})
 
     def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
         """See `Openings.opened`."""
@@ -318,7 +322,7 @@ class Assignment:
             replica = self.replicas.pop(key, None) or self._followed.pop(key, None)
             if replica is None:
                 if offline is not None and key not in self._openings.under_way:
-                    self._let_go_unopened(topic_id, offline.opening.name)
+                    self.remove_leftovers({str(offline.opening.name): topic_id})
                 continue
             if replica.name.topic not in self.image.topics:
                 self._metrics.topics.pop(replica.name.topic, None)
@@ -356,13 +360,10 @@ class Assignment:
         """See `Holder`."""
         assert self.find(key) is None
         if key[1] not in self._held.get(key[0], ()):
-            self._let_go_unopened(key[0], name)
+            self.remove_leftovers({str(name): key[0]})
         else:
             self._openings.add(key, Opening(name, clean=False, new=new))
             self._openings.start_jobs(now)
-
-    def _let_go_unopened(self, topic_id: bytes, name: TopicPartition) -> None:
-        self.remove_leftovers({str(name): topic_id})
 
     def remove_leftovers(self, owners: Mapping[str, bytes]) -> None:
         """Remove the directories of these partitions, which are not here and not open.

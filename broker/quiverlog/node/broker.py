@@ -215,7 +215,9 @@ class Broker:
                 moved=lambda replica: self.replication.moved(replica),
                 failed=lambda replica, now: self.replication.start_failed(replica, now),
             ),
-            lambda topic_id, now: self.assignment.reconcile(self.metadata.image, [topic_id], now),
+            lambda key, now: self.assignment.reconcile(
+                self.metadata.image, [key[0]], now, only=key[1]
+            ),
             MoveQuota(
                 self.config.node_id, self.config.move_bytes_per_s, lambda: self.metadata.image
             ),

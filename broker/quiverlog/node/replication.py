@@ -56,7 +56,7 @@ class Replication:
         node_id: this broker.
         broker_epoch: under which it is registered now; negative: it is not.
         starts: has copies begin where their leaders' logs do.
-        cut_done: called with a topic's id when the log of one of its partitions may be led again.
+        cut_done: called when the log of a partition may be led again.
         quota: how fast partitions that move here are copied.
     """
 
@@ -75,7 +75,7 @@ class Replication:
         wakeups: Wakeups,
         outbox: Outbox,
         starts: FollowedStarts,
-        cut_done: Callable[[bytes, Now], None],
+        cut_done: Callable[[Key, Now], None],
         quota: MoveQuota,
     ) -> None:
         self._node_id = node_id
@@ -332,7 +332,7 @@ class Replication:
         if copy.follower.phase is Phase.OFFLINE:
             del self._to_cut[copy.key]
             replica.cutting = False  # The log stays as it is, for a restart to look at.
-            self._cut_done(copy.key[0], now)
+            self._cut_done(copy.key, now)
             return
         del self._to_cut[copy.key]
         assert replica.cutting
@@ -389,4 +389,4 @@ class Replication:
             self._starts.go_on(replica, now)
         if not replica.deleted:
             self._flushes.appended(replica)
-            self._cut_done(copy.key[0], now)
+            self._cut_done(copy.key, now)
