@@ -334,8 +334,8 @@ _KEYS: Final = (
         "fsync.threads",
         _INT,
         4,
-        "Threads that flush logs to disk. Acknowledgements wait for them alone. One client has all"
-        " but one of them at most.",
+        "Threads that flush logs to disk, and close them at the end. Acknowledgements wait for them"
+        " alone. One client has all but one of them at most.",
         minimum=1,
         maximum=64,
         because="the threads are started with the broker",

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from quiverlog.server.jobs import FinishedJob, JobPool
+from quiverlog.node.closing import CloseLogJob
+from quiverlog.server.jobs import CLOSE, FinishedJob, JobPool
 
 TIMEOUT_S = 10.0
 
@@ -103,6 +104,16 @@ def test_flushes_do_not_wait_for_slow_work_on_other_logs() -> None:
     assert pool.pool.waiting_by_queue == {"flush": 0, "check": 0, "work": 1, "behind": 0}
     release.set()
     assert len(pool.finished(2)) == 2
+    assert pool.pool.close(TIMEOUT_S)
+
+
+def test_logs_are_closed_by_all_threads_that_flush() -> None:
+    pool = Pool(threads=1, flush_threads=3)
+    side_by_side = threading.Barrier(3)
+    for number in range(3):
+        pool.pool.submit(Task(f"log-{number}", lambda: side_by_side.wait(TIMEOUT_S), CLOSE))
+    assert [found.error for found in pool.finished(3)] == [None] * 3
+    assert CLOSE == CloseLogJob.kind, "the node's word for it"
     assert pool.pool.close(TIMEOUT_S)
 
 

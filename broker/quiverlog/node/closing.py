@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from quiverlog.errors import BrokerShuttingDown, QuiverlogError, RequestTimedOut
 from quiverlog.node.acknowledgements import ProduceWaiter
@@ -35,11 +35,12 @@ __all__ = ["CloseLogJob", "Closing", "MarkCleanJob"]
 class CloseLogJob:
     """Flush what is left and write what lets the next start skip the scan."""
 
-    __slots__ = ("_clean", "_log", "key", "kind")
+    __slots__ = ("_clean", "_log", "key")
+
+    kind: ClassVar[str] = "close log"
 
     def __init__(self, replica: Replica) -> None:
         self.key = replica.log.directory
-        self.kind = "close log"
         self._log = replica.log
         self._log.forget_indexes()  # Here on the loop: the cache is shared by all logs.
         self._clean = replica.fault is None and not replica.log.fault

@@ -6,7 +6,8 @@ loop once, however many finish before the loop looks.
 Invariants: jobs with one key run one at a time, in the order in which they were submitted; every
 submitted job is collected once, whatever it raised; flushes have threads of their own, so that an
 acknowledgement never waits behind a recovery, a removal or a compaction of another log; so have
-checks of rows, which take processor time for seconds and no disk.
+checks of rows, which take processor time for seconds and no disk. Logs are closed by the threads of
+flushes: it is their last flush, and thousands of fsyncs side by side share the disk's commits.
 
 Must not know: what a job does, what the node does with the result.
 """
@@ -21,10 +22,12 @@ from typing import Final, NamedTuple
 
 from quiverlog.node.effects import Job
 
-__all__ = ["CHECK", "FLUSH", "FinishedJob", "JobPool"]
+__all__ = ["CHECK", "CLOSE", "FLUSH", "FinishedJob", "JobPool"]
 
 FLUSH: Final = "flush"
 """The kind of job that acknowledgements wait for."""
+CLOSE: Final = "close log"
+"""The kind of job that flushes a log for the last time. It begins when all flushes are back."""
 CHECK: Final = "check rows"
 """The kind of job that takes processor time."""
 _CHECK_THREADS: Final = 2
@@ -160,8 +163,9 @@ class JobPool:
             jobs.available.notify_all()
 
     def _queue_of(self, job: Job) -> _Queue:
-        kind = job.kind
-        return self._flushes if kind == FLUSH else self._checks if kind == CHECK else self._works
+        if job.kind in (FLUSH, CLOSE):
+            return self._flushes
+        return self._checks if job.kind == CHECK else self._works
 
     def _take(self, jobs: _Queue) -> _Submitted | None:
         """The next job of this queue; None when the pool is closing and none can come."""
