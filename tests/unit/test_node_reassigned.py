@@ -35,7 +35,7 @@ def node(tmp_path: Path) -> NodeDriver:
 def reconcile(node: NodeDriver, topic: bytes) -> None:
     """As when records have changed the image."""
     broker = node.node.broker
-    broker.assignment.reconcile(broker.metadata.image, [topic], node.now)
+    broker.assignment.reconcile(broker.metadata.image, {topic: None}, node.now)
 
 
 def test_a_partition_that_goes_elsewhere_is_not_led_here(node: NodeDriver) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from quiverlog.batch.schema import serialize_schema
+from quiverlog.core.controller.records import PartitionChangeRecord, Record
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.node.assignment import Assignment
 from quiverlog.wire import messages as m
 from tests.support.members import Member, Members
@@ -88,3 +90,26 @@ def test_a_restart_looks_as_often_at_each_of_many_partitions_as_of_few(
     few = looks_of_restarts(tmp_path / "few", FEW, monkeypatch)
     many = looks_of_restarts(tmp_path / "many", MANY, monkeypatch)
     assert many <= 1.2 * few
+
+
+def test_a_change_of_a_partition_has_nobody_look_at_the_others_of_its_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = cluster(tmp_path / "one", FEW)
+    looked: list[int] = []
+    look = Assignment._reconcile_partition
+
+    def noted(assignment: Assignment, topic: TopicImage, one: PartitionImage, *more: Any) -> None:
+        looked.append(one.partition)
+        look(assignment, topic, one, *more)
+
+    monkeypatch.setattr(Assignment, "_reconcile_partition", noted)
+    image = members.by_id[1].node.broker.metadata.image
+    changed = image.topics["t"].partitions[3]
+    changes = [PartitionChangeRecord(image.topics["t"].topic_id, 3, in_sync_replicas=(1, 2, 3))]
+    (controller,) = members.leaders
+    controller.node.broker.metadata.propose(list[Record](changes), controller.now, lambda *_: None)
+    before = changed.partition_epoch
+    members.run(500)
+    assert image.topics["t"].partitions[3].partition_epoch == before + 1, "it was decided"
+    assert looked == [3, 3, 3]

@@ -113,7 +113,7 @@ def test_logs_are_closed_by_all_threads_that_flush() -> None:
     for number in range(3):
         pool.pool.submit(Task(f"log-{number}", lambda: side_by_side.wait(TIMEOUT_S), CLOSE))
     assert [found.error for found in pool.finished(3)] == [None] * 3
-    assert CLOSE == CloseLogJob.kind, "the node's word for it"
+    assert CloseLogJob.kind == CLOSE, "the node's word for it"
     assert pool.pool.close(TIMEOUT_S)
 
 

@@ -115,34 +115,31 @@ class Assignment:
     def reconcile(
         self,
         image: Image,
-        topic_ids: Iterable[bytes],
+        changed: Mapping[bytes, Collection[int] | None],
         now: Now,
         *,
         clean: bool = True,
         made: Collection[str] | None = (),
         open_now: bool = True,
         unmade: Collection[Key] = (),
-        only: int | None = None,
     ) -> None:
-        """Bring what is here to what the image says of these topics.
+        """Bring what is here to what the image says of these topics' partitions; None: of all.
 
         Args:
             clean: partitions that are opened now are new, or were left in order.
             made: names of partitions whose empty directories were made for this; None: no one's.
             open_now: False at a start, which begins to open with the next tick.
             unmade: at a start, those whose directories were never made.
-            only: the one partition of the topic that is looked at.
         """
         self.image = image
-        for topic_id in topic_ids:
+        for topic_id, numbers in changed.items():
             topic = image.topics_by_id.get(topic_id)
             if topic is None:
                 self._drop(topic_id, self._held.get(topic_id, ()), "was deleted")
                 continue
-            for partition in (
-                topic.partitions if only is None else topic.partitions[only : only + 1]
-            ):
-                never_made = None if open_now else unmade
+            never_made = None if open_now else unmade
+            for number in range(len(topic.partitions)) if numbers is None else numbers:
+                partition = topic.partitions[number]
                 self._reconcile_partition(topic, partition, now, clean, made, never_made)
         if open_now:
             self._openings.start_jobs(now)

@@ -17,7 +17,7 @@ from quiverlog.core.controller.records import (
     Record,
     TopicRecord,
     UnregisterBrokerRecord,
-    topic_of,
+    changed_by,
 )
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.admission import Admission
@@ -216,7 +216,7 @@ class Broker:
                 failed=lambda replica, now: self.replication.start_failed(replica, now),
             ),
             lambda key, now: self.assignment.reconcile(
-                self.metadata.image, [key[0]], now, only=key[1]
+                self.metadata.image, {key[0]: (key[1],)}, now
             ),
             MoveQuota(
                 self.config.node_id, self.config.move_bytes_per_s, lambda: self.metadata.image
@@ -355,9 +355,8 @@ class Broker:
         self.live_config.look(now)
         self.elections.applied(records, now)
         self.unmade.applied(records, now)
-        topic_ids = dict.fromkeys(topic_id for record in records if (topic_id := topic_of(record)))
-        if topic_ids:
-            self.assignment.reconcile(self.metadata.image, topic_ids, now, made=made)
+        if changed := changed_by(records):
+            self.assignment.reconcile(self.metadata.image, changed, now, made=made)
 
     def propose(self, records: list[Record], now: Now, then: Then) -> None:
         """`Metadata.propose`, with the directories of the partitions that are to be here.

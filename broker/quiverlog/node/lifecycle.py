@@ -136,7 +136,7 @@ def take_up(broker: Broker, found: Leftovers, job: LeftoversJob, now: Now) -> No
     unmade = broker.unmade.at_start()
     assert unmade.isdisjoint(broker.replicas), "nothing is open yet"
     broker.assignment.reconcile(
-        image, image.topics_by_id, now, clean=clean, open_now=False, unmade=unmade
+        image, dict.fromkeys(image.topics_by_id), now, clean=clean, open_now=False, unmade=unmade
     )
 
 

@@ -10,7 +10,7 @@ Must not know: how the log is stored, who decides. (Raft takes over the same ent
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, get_args
 
 import msgspec
@@ -40,6 +40,7 @@ __all__ = [
     "TopicChangeRecord",
     "TopicRecord",
     "UnregisterBrokerRecord",
+    "changed_by",
     "decode_entry",
     "encode_entry",
     "encode_long_entry",
@@ -278,6 +279,23 @@ def topic_of(record: Record) -> bytes | None:
         case FeatureLevelRecord():
             return None
     return record.topic_id
+
+
+def changed_by(records: Iterable[Record]) -> dict[bytes, Collection[int] | None]:
+    """The topics that these records are about, and their partitions that change; None: any may.
+
+    Thousands of partitions change one by one when a broker comes or goes.
+    """
+    found: dict[bytes, dict[int, None] | None] = {}
+    for record in records:
+        topic_id = topic_of(record)
+        if topic_id is None:
+            continue
+        if not isinstance(record, PartitionChangeRecord):
+            found[topic_id] = None
+        elif (numbers := found.setdefault(topic_id, {})) is not None:
+            numbers[record.partition] = None
+    return {**found}
 
 
 def encode_entry(records: list[Record]) -> bytes:
