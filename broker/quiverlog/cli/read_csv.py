@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.csv as csv
 
 from quiverlog.cli.ahead import done_ahead
+from quiverlog.cli.file_blocks import FileBlocks
 from quiverlog.cli.json_values import from_text, is_text_in_csv
 from quiverlog.cli.read_text import Batches, CountingFile, TextOptions, blocks_of, check_record
 
@@ -27,6 +28,10 @@ _THREADS_MAX: Final = 4
 """So many blocks of a file are parsed at a time: beyond that the sending is what takes long."""
 _COLUMN: Final = re.compile(r"In CSV column #(\d+): (Row #\d+: )?(?:CSV conversion error to )?")
 """pyarrow names the row as well where it happens to know it."""
+_HEADER_BYTES: Final = 64 << 10
+"""The first block of a file whose types are known: it is parsed while nothing else happens."""
+_Text = bytes | memoryview
+"""Whole lines: a view where they lie in memory of `FileBlocks`, which is given back."""
 _ROW: Final = re.compile(r"[Rr]ow #(\d+)")
 
 
@@ -78,20 +83,32 @@ class _Reader:
             for name, kind in options.types().items()
         }
         self._records = _Records(options.delimiter)
+        self._give_back: Callable[[memoryview], None] = _forget
 
     def read(self, source: CountingFile) -> tuple[pa.Schema, Batches]:
-        blocks = self._whole_records(blocks_of(source, self._options))
+        blocks = self._whole_records(self._blocks(source))
         first = self._first_rows(blocks)
         if first is None:
             return pa.schema({}), iter(())
         self._types |= {f.name: f.type for f in first.schema}
-        return first.schema, self._batches(first, blocks)
+        # Of a pipe each block is parsed when it has come: the next one may take its time.
+        threads = 0 if self._options.streamed else min(_THREADS_MAX, pa.cpu_count())
+        tables = done_ahead(self._block_table, self._filled(blocks), threads)
+        return first.schema, self._batches(first, tables)
 
-    def _first_rows(self, blocks: Iterator[bytes]) -> pa.Table | None:
+    def _blocks(self, source: CountingFile) -> Iterator[_Text]:
+        if self._options.streamed:
+            return blocks_of(source, self._options)
+        # Types are told by all of a block; where the topic tells them, the others need not wait.
+        file = FileBlocks(source, first_bytes=_HEADER_BYTES if self._options.schema else None)
+        self._give_back = file.give_back
+        return iter(file)
+
+    def _first_rows(self, blocks: Iterator[_Text]) -> pa.Table | None:
         """The first block that tells the columns; without a topic types need a row, too."""
         text = b""
         for block in blocks:
-            text += block
+            text += self._own(block)
             check_record(len(text))
             end = self._records.first_end(text)
             if not text[:end].strip(b"\r\n"):
@@ -103,42 +120,58 @@ class _Reader:
         with self._errors():
             return self._table(b"") if self._names else None
 
-    def _batches(self, first: pa.Table, blocks: Iterator[bytes]) -> Batches:
+    def _batches(self, first: pa.Table, tables: Iterator[pa.Table]) -> Batches:
         self._rows_before = first.num_rows
         yield from first.to_batches()
-        # Of a pipe each block is parsed when it has come: the next one may take its time.
-        threads = 0 if self._options.streamed else min(_THREADS_MAX, pa.cpu_count())
         with self._errors():
-            for table in done_ahead(self._table, self._filled(blocks), threads):
+            for table in tables:
                 self._rows_before += table.num_rows
                 yield from table.to_batches()
 
-    def _filled(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    def _filled(self, blocks: Iterator[_Text]) -> Iterator[_Text]:
         """pyarrow takes nothing but empty lines for an error; of one column they are rows."""
-        return (block for block in blocks if len(self._names) == 1 or block.strip(b"\r\n"))
+        return (b for b in blocks if len(self._names) == 1 or not _is_empty(b))
 
-    def _whole_records(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    def _whole_records(self, blocks: Iterator[_Text]) -> Iterator[_Text]:
         parts: list[bytes] = []
         waiting = 0
         inside = False
         for block in blocks:
-            end, inside = self._records.last_end(block, inside)
+            if not inside and not _has_quotes(block):  # nothing waits but within quotes
+                yield block
+                continue
+            text = self._own(block)
+            end, inside = self._records.last_end(text, inside)
             if end:
-                yield b"".join([*parts, block[:end]])
+                yield b"".join([*parts, text[:end]])
                 parts, waiting = [], 0
-            if end < len(block):
-                parts.append(block[end:])
-                waiting += len(block) - end
+            if end < len(text):
+                parts.append(text[end:])
+                waiting += len(text) - end
                 check_record(waiting)
         if parts:
             yield b"".join(parts)
+
+    def _own(self, block: _Text) -> bytes:
+        """The block as bytes that stay; its memory may be used again."""
+        if isinstance(block, bytes):
+            return block
+        text = bytes(block)
+        self._give_back(block)
+        return text
+
+    def _block_table(self, block: _Text) -> pa.Table:
+        table = self._table(block)
+        if isinstance(block, memoryview):
+            self._give_back(block)  # pyarrow has copied what it keeps
+        return table
 
     def _header(self, line: bytes) -> list[str]:
         header = csv.read_csv(io.BytesIO(line), parse_options=self._parsing())
         names: list[str] = header.column_names
         return names
 
-    def _table(self, text: bytes) -> pa.Table:
+    def _table(self, text: _Text) -> pa.Table:
         if not text:
             empty = pa.schema({n: self._types.get(n, pa.null()) for n in self._wanted()})
             return empty.empty_table()
@@ -147,7 +180,8 @@ class _Reader:
             read_options=csv.ReadOptions(
                 column_names=self._names, use_threads=False, block_size=max(len(text), 1 << 20)
             ),
-            parse_options=self._parsing(has_quotes=b'"' in text),
+            # What `_whole_records` leaves a view has none.
+            parse_options=self._parsing(has_quotes=isinstance(text, bytes) and b'"' in text),
             convert_options=self._conversion(),
         )
 
@@ -157,7 +191,9 @@ class _Reader:
     def _parsing(self, *, has_quotes: bool = True) -> csv.ParseOptions:
         return csv.ParseOptions(
             delimiter=self._options.delimiter,
-            newlines_in_values=has_quotes,  # it costs a second look at every byte
+            # Both cost time where there are none.
+            quote_char='"' if has_quotes else False,
+            newlines_in_values=has_quotes,
             # Of a single column an empty line is a row without a value.
             ignore_empty_lines=len(self._names) != 1,
         )
@@ -187,6 +223,22 @@ class _Reader:
 
     def _row_number(self, match: re.Match[str]) -> str:
         return f"row {int(match[1]) + self._rows_before}"
+
+
+def _forget(_: memoryview) -> None:
+    """Of a pipe no memory is used again."""
+
+
+def _has_quotes(text: _Text) -> bool:
+    if isinstance(text, memoryview):
+        memory = text.obj
+        assert isinstance(memory, bytearray)  # a view is searched byte by byte, this by the line
+        return memory.find(b'"', 0, len(text)) >= 0
+    return b'"' in text
+
+
+def _is_empty(text: _Text) -> bool:
+    return not bytes(text[:1]).strip(b"\r\n") and not bytes(text).strip(b"\r\n")
 
 
 class _Records:
