@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quiverlog.batch import codec
 from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.codec import decode_batch, encode_batch, split_batches
 from quiverlog.batch.header import CRC_START, BatchHeader, stamp
 from quiverlog.batch.schema import RAW_SCHEMA, SchemaHistory, normalize_schema
+from quiverlog.client.restamp import restamp
 from quiverlog.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -97,6 +99,34 @@ def test_a_slice_travels_alone(compression: Compression, start: int, length: int
     assert abs(len(view) - len(encoded(same, compression=compression)[0])) <= 4096, (
         "nothing else came along"
     )
+
+
+@pytest.mark.parametrize("columns", [EVERY_TYPE.names, ["i8"], ["i64", "text"], ["list", "struct"]])
+def test_a_batch_that_is_made_in_place_has_the_same_bytes(
+    monkeypatch: pytest.MonkeyPatch, columns: list[str]
+) -> None:
+    data = pa.RecordBatch.from_pylist([ROW, NULLS] * 150, schema=EVERY_TYPE).select(columns)
+    empty = pa.RecordBatch.from_pylist([NULLS] * 10 + [ROW] * 9_000, schema=EVERY_TYPE)
+    slices = [data.slice(start, length) for start in (0, 3) for length in (1, 2, 8, 9, 64, 200)]
+    slices.append(empty.select(columns).slice(0, 10))  # its lists bring nothing of the others
+    joined = [encode_batch(part, schema_id=1, timestamp_us=1_000) for part in slices]
+    monkeypatch.setattr(codec, "_IN_PLACE_BYTES_MIN", 0)
+    for before, part in zip(joined, slices, strict=True):
+        batch = encode_batch(part, schema_id=1, timestamp_us=1_000)
+        assert isinstance(batch, memoryview)
+        assert bytes(batch) == bytes(before)
+        restamp(batch, 7, 1, 42)
+        header = BatchHeader.unpack(batch)
+        assert (header.producer_id, header.base_sequence) == (7, 42)
+        assert header.crc32c == crc32c(batch[CRC_START:])
+
+
+def test_a_large_batch_is_made_in_place_and_bounded() -> None:
+    rows = pa.record_batch({"x": pa.array(range(100_000), pa.int64())})
+    assert isinstance(encode_batch(rows, schema_id=1, timestamp_us=1), memoryview)
+    huge = pa.record_batch({"x": pa.array([b"x" * (BATCH_BYTES_MAX // 2)] * 2)})
+    with pytest.raises(BatchTooLarge):
+        encode_batch(huge, schema_id=1, timestamp_us=1)
 
 
 def test_the_header_says_what_was_asked() -> None:

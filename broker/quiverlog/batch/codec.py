@@ -47,12 +47,14 @@ from .header import (
 from .normalize import conform
 from .structure import check_structure
 
-__all__ = ["decode_batch", "decoded_bytes", "encode_batch", "split_batches"]
+__all__ = ["Encoded", "decode_batch", "decoded_bytes", "encode_batch", "split_batches"]
 
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
 _OVERHEAD_BYTES: Final = 4_096
 _OVERHEAD_COLUMN_BYTES: Final = 256
 """A message above its rows' own bytes and so much for metadata carries foreign rows."""
+_IN_PLACE_BYTES_MIN: Final = 256 * KIB
+"""Below this, copying the message behind its header takes less time than making it there."""
 _COLUMN_BYTES_PARALLEL: Final = 64 * KIB
 """Below this, handing a column to another thread takes longer than compressing it."""
 _OPTIONS: Final = {
@@ -67,6 +69,10 @@ _OPTIONS: Final = {
 }
 
 
+Encoded = bytearray | memoryview
+"""A whole batch's bytes, writable."""
+
+
 # --- encoding -------------------------------------------------------------------------------------
 def encode_batch(
     data: pa.RecordBatch,
@@ -77,8 +83,10 @@ def encode_batch(
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_EPOCH,
     base_sequence: int = NO_SEQUENCE,
-) -> bytearray:
+) -> Encoded:
     """Encode rows, which must already have the schema that `schema_id` stands for.
+
+    The bytes may be written to: numbers and checksum may have to be others at the next try.
 
     Args:
         timestamp_us: when the batch was closed, or the first and last moment of its rows.
@@ -94,13 +102,8 @@ def encode_batch(
         raise BatchTooLarge(
             f"{row_count} rows take {data.nbytes} bytes before they are compressed."
         )
-    message = _serialize(data, compression)
-    if len(message) > _OVERHEAD_BYTES and len(message) > (
-        data.nbytes + _OVERHEAD_BYTES + _OVERHEAD_COLUMN_BYTES * data.num_columns
-    ):
-        message = _serialize(_trimmed(data), compression)
-    padding = -len(message) % BATCH_ALIGNMENT_BYTES
-    total = BATCH_HEADER_BYTES + len(message) + padding
+    batch = _body(data, compression)
+    total = len(batch)
     if total > BATCH_BYTES_MAX:
         raise BatchTooLarge(
             f"{row_count} rows take {total} bytes, a batch at most {BATCH_BYTES_MAX}."
@@ -122,18 +125,57 @@ def encode_batch(
         timestamp_min_us=low,
         timestamp_max_us=high,
     )
-    batch = bytearray().join((bytes(BATCH_HEADER_BYTES), message, _PADDING[:padding]))
-    assert len(batch) == total
-    assert len(batch) % BATCH_ALIGNMENT_BYTES == 0
     header.pack_into(batch)
     write_crc(batch)
     return batch
 
 
-def write_crc(batch: bytearray | memoryview) -> None:
+def write_crc(batch: Encoded) -> None:
     """Write the CRC of what is in the batch now."""
     crc = crc32c(memoryview(batch)[CRC_START:])
     batch[CRC_OFFSET:CRC_START] = crc.to_bytes(4, "little")
+
+
+def _body(data: pa.RecordBatch, compression: Compression) -> Encoded:
+    """Room for the header, the message behind it, and padding."""
+    if compression is Compression.NONE and data.nbytes >= _IN_PLACE_BYTES_MIN:
+        size = pa.ipc.get_record_batch_size(data)
+        return _in_place(_trimmed(data) if _is_foreign(data, size) else data)
+    message = _serialize(data, compression)
+    if _is_foreign(data, len(message)):
+        message = _serialize(_trimmed(data), compression)
+    padding = -len(message) % BATCH_ALIGNMENT_BYTES
+    batch = bytearray().join((bytes(BATCH_HEADER_BYTES), message, _PADDING[:padding]))
+    assert len(batch) == BATCH_HEADER_BYTES + len(message) + padding
+    return batch
+
+
+def _in_place(data: pa.RecordBatch) -> memoryview:
+    """The same bytes, made where they stay, in Arrow's memory, which is warm.
+
+    pyarrow writes a message to a place of our choice in streams only: the stream's first message,
+    the schema, lies where our header goes and before it.
+    """
+    schema_bytes = data.schema.serialize().size
+    size = pa.ipc.get_record_batch_size(data)
+    total = BATCH_HEADER_BYTES + size + -size % BATCH_ALIGNMENT_BYTES
+    before = BATCH_HEADER_BYTES + -schema_bytes % BATCH_ALIGNMENT_BYTES
+    begin = before + schema_bytes - BATCH_HEADER_BYTES
+    memory = memoryview(pa.allocate_buffer(begin + total + BATCH_ALIGNMENT_BYTES)).cast("B")
+    sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory[before:]))
+    with pa.ipc.new_stream(sink, data.schema) as stream:
+        stream.write_batch(data)
+        assert before + sink.tell() == begin + BATCH_HEADER_BYTES + size
+    batch = memory[begin : begin + total]
+    batch[:BATCH_HEADER_BYTES] = bytes(BATCH_HEADER_BYTES)
+    batch[BATCH_HEADER_BYTES + size :] = bytes(total - BATCH_HEADER_BYTES - size)
+    return batch
+
+
+def _is_foreign(data: pa.RecordBatch, size: int) -> bool:
+    """Whether a message of this size carries rows that are not the batch's."""
+    own = data.nbytes + _OVERHEAD_BYTES + _OVERHEAD_COLUMN_BYTES * data.num_columns
+    return size > _OVERHEAD_BYTES and size > own
 
 
 def _trimmed(data: pa.RecordBatch) -> pa.RecordBatch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from quiverlog.batch.codec import Encoded
 from quiverlog.errors import InvalidArgument
 from quiverlog.types import NO_EPOCH, NO_PRODUCER_ID, Compression, Durability
 from quiverlog.wire import messages as m
@@ -58,7 +59,7 @@ class ProducerOptions:
 class EncodedBatch:
     """A closed batch: its bytes, its numbers, and what is known of its fate."""
 
-    encoded: bytearray
+    encoded: Encoded
     row_count: int
     identity: Identity
     sequence: int
@@ -81,7 +82,7 @@ class ProduceCall(NamedTuple):
 
     leader: int
     request: m.ProduceRequest
-    body: list[bytearray]
+    body: list[Encoded]
     batches: dict[int, EncodedBatch]
     timeout_us: int
 

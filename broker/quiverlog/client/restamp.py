@@ -6,13 +6,13 @@ which is made anew (some 35 us a MiB; encoding again would cost far more).
 
 from __future__ import annotations
 
-from quiverlog.batch.codec import write_crc
+from quiverlog.batch.codec import Encoded, write_crc
 from quiverlog.batch.header import BatchHeader
 
 __all__ = ["restamp"]
 
 
-def restamp(batch: bytearray, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+def restamp(batch: Encoded, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
     """Write the numbers and the new checksum into a whole encoded batch."""
     header = BatchHeader.unpack(batch)
     assert header.total_bytes == len(batch)
