@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Final
 
 __all__ = ["install_line"]
@@ -40,6 +39,9 @@ def _absent(extra: str) -> list[str]:
 
 
 def _requirements() -> list[str]:
+    # With it come email, zipfile and more: only who lacks something shall wait for them.
+    from importlib.metadata import PackageNotFoundError, requires
+
     try:
         return requires("quiverlog") or []
     except PackageNotFoundError:  # a bare source tree on the path
@@ -47,6 +49,8 @@ def _requirements() -> list[str]:
 
 
 def _is_installed(name: str) -> bool:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         version(name)
     except PackageNotFoundError:

@@ -76,6 +76,16 @@ def test_numpy_is_hidden_from_the_broker_alone() -> None:
     )
 
 
+def test_produce_imports_nothing_that_it_does_not_need() -> None:
+    """Importing is most of what the command takes for a small file."""
+    names = loaded_by(
+        "from quiverlog.cli.produce import produce, _import_reader_and_client\n"
+        "_import_reader_and_client(); import quiverlog.client.producer"
+    )
+    assert {"pyarrow.csv", "quiverlog.client.producer"} <= names
+    assert names.isdisjoint({"numpy", "rich", "pyarrow.compute", "importlib.metadata", "pandas"})
+
+
 def test_certificates_are_left_unread_by_that_one_import() -> None:
     script = (
         "import os, ssl\n"

@@ -6,23 +6,20 @@ of its own, so the table is the only list of them.
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 
 from quiverlog.broker_keys import CONFIG_KEYS, flag_of
 from quiverlog.cli.failures import CommandFailed, ExitCode
+from quiverlog.cli.lean_imports import lean_imports
 from quiverlog.cli.options import config_pairs, debug_option
 from quiverlog.settings import Setting
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from quiverlog.server.config import BrokerConfig
 
 __all__ = ["broker"]
@@ -45,22 +42,9 @@ def _completion(setting: Setting) -> Callable[..., list[str]] | None:
 
 
 def _import_server() -> Callable[..., int]:
-    """What runs a broker, and no more than it needs: importing is most of a small broker's start.
-
-    pyarrow imports numpy where that is installed, for conversions that no broker makes (as long as
-    all of pyarrow, twice, and 20 MB), and structlog imports rich, for tracebacks in colours. They
-    take what cannot be imported for what is not there.
-    """
-    hidden = [name for name in ("numpy", "rich") if name not in sys.modules]
-    for name in hidden:
-        sys.modules[name] = cast("ModuleType", None)
-    gc.disable()  # What an import makes lives for ever: a tenth of a start.
-    try:
+    """What runs a broker, and no more: importing is most of a small broker's start."""
+    with lean_imports("numpy", "rich"):
         from quiverlog.server.run import run_broker
-    finally:
-        gc.enable()
-        for name in hidden:
-            del sys.modules[name]
     return run_broker
 
 

@@ -28,7 +28,6 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as t
 
 __all__ = ["decode_column", "from_text", "is_text_in_csv", "lines_decoder"]
@@ -107,6 +106,9 @@ def _taken_as_it_is(kind: pa.DataType) -> set[type]:
 
 def _check_float32(values: Sequence[Any], array: pa.Array) -> None:
     """A double that is too large for a float would become an infinity without a word."""
+    # Importing it takes as long as all of pyarrow, and most commands have no use for it.
+    import pyarrow.compute as pc
+
     if pc.any(pc.is_inf(array)).as_py():
         for value, stored in zip(values, array.to_pylist(), strict=True):
             if stored is not None and math.isinf(stored) and not math.isinf(value):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quiverlog.cli.failures import CommandFailed, ExitCode, explain
+from quiverlog.cli.lean_imports import lean_imports
 from quiverlog.cli.new_topic import new_topic_options, schema_from_options
 from quiverlog.cli.options import (
     INT32_MAX,
@@ -106,6 +107,7 @@ def produce(
     Rows that come through a pipe are sent as they come. Ctrl-C says how many are stored. Options
     that describe a new topic may be given for one that exists, if they are true of it.
     """
+    _import_reader_and_client()
     from quiverlog.cli.read_files import format_by_name, open_source
 
     if len(delimiter) != 1:
@@ -132,6 +134,14 @@ def produce(
             with shown_progress(file, source, is_quiet=quiet) as progress:
                 outcome = _send(client, topic, source, given, progress)
     _report(topic, outcome, output_format)
+
+
+def _import_reader_and_client() -> None:
+    """Without what neither has a use for: importing is most of what a small file takes."""
+    with lean_imports("numpy"):
+        import quiverlog.cli.read_csv
+        import quiverlog.cli.read_files
+        import quiverlog.client.client  # noqa: F401
 
 
 def _schema_to_read_with(client: Client, topic: str, create: dict[str, Any]) -> pa.Schema | None:
@@ -235,6 +245,8 @@ def _send(
 ) -> _Outcome:
     outcome = _Outcome()
     futures: deque[Any] = deque()
+    with lean_imports():  # not before: the first blocks of a file are parsed meanwhile
+        import quiverlog.client.producer  # noqa: F401
     with client.producer(
         topic, batch_bytes=_BATCH_BYTES, batch_rows=_BATCH_ROWS, **options
     ) as producer:

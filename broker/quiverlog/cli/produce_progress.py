@@ -67,9 +67,12 @@ class _Bar:
 @contextlib.contextmanager
 def shown_progress(file: str, source: Source, *, is_quiet: bool) -> Iterator[Progress]:
     """Show it for the time of a `with`."""
+    if is_quiet:
+        yield _Nothing()
+        return
     shown = console(stderr=True)
-    if is_quiet or not shown.is_terminal:
-        yield _Nothing() if is_quiet or source.total is not None else _Lines()
+    if not shown.is_terminal:
+        yield _Nothing() if source.total is not None else _Lines()
         return
     from rich.progress import (
         BarColumn,

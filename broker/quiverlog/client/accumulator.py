@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from quiverlog.batch.codec import encode_batch
 from quiverlog.batch.numbers import integers
-from quiverlog.batch.partitioner import partition_rows
 from quiverlog.errors import (
     BatchTooLarge,
     InvalidArgument,
@@ -112,6 +111,9 @@ class Accumulator:
         """Cut rows by key and into what one batch can take; each part goes to `add`."""
         parts: Sequence[tuple[int | None, pa.RecordBatch]] = [(partition, batch)]
         if partition is None and self.topic.key_columns:
+            # With it comes all of pyarrow's compute, which takes as long to import as pyarrow.
+            from quiverlog.batch.partitioner import partition_rows
+
             keys, count = self.topic.key_columns, len(self.topic.partitions)
             parts = partition_rows(batch, list(keys), count)
         for target, rows in parts:
