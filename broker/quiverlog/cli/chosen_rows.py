@@ -5,12 +5,12 @@ Owns the filter's place, and the count of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from quiverlog.client.place import PLACE_NAMES, placed
+from quiverlog.client.place import placed
 
 if TYPE_CHECKING:
     from quiverlog.cli.where import RowFilter
@@ -29,22 +29,21 @@ class ChosenRows:
         *,
         max_rows: int | None,
         columns: list[str] | None,
-        metadata: bool,
+        places: Sequence[str],
         row_filter: RowFilter | None,
         is_placed: bool,
     ) -> None:
         """
         Args:
             columns: those to write; None writes all, also those that the topic gains meanwhile.
-            metadata: write where each row was, too.
+            places: the columns to write that say where each row was.
             is_placed: the filter or the sink needs to know where each row was.
         """
         self._sink = sink
         self._filter = row_filter
         self._is_placed = is_placed
-        places = PLACE_NAMES if metadata else ()
         self._names = None if columns is None else [*columns, *places]
-        self._drops_place = is_placed and not metadata
+        self._drops_place = is_placed and not places
         self._left = max_rows
 
     @property
@@ -76,13 +75,12 @@ class ChosenRows:
 
     def _chosen(self, batch: ConsumerBatch) -> pa.RecordBatch:
         data = placed(batch) if self._is_placed else batch.data
-        return data if self._filter is None else self._filter.chosen(data)
+        rows = data if self._filter is None else self._filter.chosen(data)
+        return rows.select(batch.data.schema.names) if self._drops_place else rows
 
     def _write(self, rows: pa.RecordBatch) -> None:
         if self._names is not None:
             rows = rows.select(self._names)
-        elif self._drops_place:
-            rows = rows.select(rows.schema.names[: -len(PLACE_NAMES)])
         if self._left is not None:
             rows = rows.slice(0, self._left)
             self._left -= rows.num_rows

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from quiverlog.cli.failures import explain, one_line
 from quiverlog.cli.formats import FileKind, compression_of, kind_of
 from quiverlog.cli.options import (
     INT32_MAX,
@@ -26,6 +24,7 @@ from quiverlog.cli.options import (
     debug_option,
     open_client,
 )
+from quiverlog.cli.outages import through_outages
 from quiverlog.cli.where_to_read import Point, ends, parse_point, starts
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from quiverlog.cli.where import RowFilter
     from quiverlog.cli.write_files import Sink
     from quiverlog.client.client import Client
-    from quiverlog.client.consumer import Consumer
     from quiverlog.client.consumer_batch import ConsumerBatch
 
 __all__ = ["consume"]
@@ -45,7 +43,6 @@ _TAIL_ROWS_MAX = 1_000_000
 """Rows of a tail are held in memory, once per partition, to be put in the order of time."""
 _FOLLOW_REQUEST_TIMEOUT_S = 5.0
 """How soon an outage is told; it is waited out whatever its length."""
-_OUTAGE_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +260,7 @@ def _consume(client: Client, wish: _Wish) -> None:
             sink,
             max_rows=wish.max_rows,
             columns=wish.columns if wish.template is None else None,
-            metadata=wish.metadata or wish.template is not None,
+            places=_places(wish, current),
             row_filter=row_filter,
             is_placed=full,
         )
@@ -303,41 +300,11 @@ def _follow(client: Client, wish: _Wish, begin: dict[int, int], rows: ChosenRows
         "partitions": sorted(begin) if is_chosen else None,  # new ones are read as they come
     }
     with client.consumer(wish.topic, **options) as consumer:
-        for batch in _through_outages(client, consumer):
+        for batch in through_outages(client, consumer):
             rows.take(batch)
             rows.flush()
             if rows.is_full:
                 return
-
-
-def _through_outages(client: Client, consumer: Consumer) -> Iterator[ConsumerBatch]:
-    """All that comes, for ever: a failure that time may heal is told once and waited out."""
-    from quiverlog.errors import QuiverlogError
-
-    while True:
-        try:
-            yield from consumer
-            return
-        except QuiverlogError as error:
-            if not error.retriable:
-                raise
-            text, _ = explain(error)
-            print(f"quiverlog: {one_line(text)} Waiting for it.", file=sys.stderr)
-            _wait_for_broker(client)
-            print("quiverlog: it answers again; reading on.", file=sys.stderr)
-
-
-def _wait_for_broker(client: Client) -> None:
-    from quiverlog.errors import QuiverlogError
-
-    while True:
-        try:
-            client.metadata()
-            return
-        except QuiverlogError as error:
-            if not error.retriable:
-                raise
-            time.sleep(_OUTAGE_PAUSE_S)
 
 
 def _needs_place(wish: _Wish) -> bool:
@@ -354,7 +321,7 @@ def _shown(wish: _Wish, current: pa.Schema) -> pa.Schema:
     """The columns of the rows to come, known before the first of them is."""
     import pyarrow as pa
 
-    from quiverlog.client.place import with_place
+    from quiverlog.client.place import PLACE_SCHEMA
     from quiverlog.errors import InvalidArgument
 
     schema = current
@@ -366,7 +333,16 @@ def _shown(wish: _Wish, current: pa.Schema) -> pa.Schema:
                 f"{', '.join(schema.names)}."
             )
         schema = pa.schema([schema.field(name) for name in wish.columns])
-    return with_place(schema) if wish.metadata else schema
+    places = _places(wish, current) if wish.metadata else ()
+    return pa.schema([*schema, *(PLACE_SCHEMA.field(name) for name in places)])
+
+
+def _places(wish: _Wish, current: pa.Schema) -> list[str]:
+    """The places that the sink is given. The topic's own columns go before them, shown or not."""
+    from quiverlog.client.place import places_beside
+
+    is_placed = wish.metadata or wish.template is not None
+    return places_beside(current).names if is_placed else []
 
 
 def _filter(wish: _Wish, current: pa.Schema) -> tuple[bool, RowFilter | None]:
@@ -382,14 +358,13 @@ def _open_sink(
     client: Client, wish: _Wish, shown: pa.Schema, current: pa.Schema
 ) -> contextlib.AbstractContextManager[Sink]:
     from quiverlog.cli.write_files import open_sink, open_template
-    from quiverlog.client.place import with_place
 
     compression = wish.kind.compression
     if wish.template is not None:
         key = client.metadata([wish.topic]).topics[wish.topic].key_columns
         own = wish.columns or current.names
         return open_template(
-            wish.output, with_place(current), wish.template, key=key, own=own,
+            wish.output, current, wish.template, key=key, own=own,
             compression=compression,
         )  # fmt: skip
     assert wish.kind.format is not None

@@ -20,12 +20,13 @@ import click
 import pyarrow as pa
 
 from quiverlog.cli.json_encode import encodable, json_lines, json_text
+from quiverlog.client.place import with_place
 
 __all__ = ["TemplateSink", "parse_template"]
 
 _PART: Final = re.compile(r"%\{([^}]*)\}|%(.?)|\\(.?)|([^%\\]+)", re.DOTALL)
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
-_COLUMNS: Final = {"t": "_topic", "p": "_partition", "o": "_offset"}
+_COLUMNS: Final = {"t": "_topic", "p": "_partition", "o": "_offset", "T": "_timestamp"}
 _FIELDS: Final = "tpoTks%"
 
 Part = tuple[str, str]
@@ -75,16 +76,26 @@ class TemplateSink:
         key: Sequence[str],
         own: Sequence[str],
     ) -> None:
-        """`key`: the topic's key columns; `own`: the row's columns, without where it was.
+        """
+        Args:
+            schema: the topic's columns.
+            key: its key columns.
+            own: the columns that make the row as JSON.
 
         Raises:
-            click.BadParameter: a column that there is not.
+            click.BadParameter: a column that there is not, or one that hides where a row was.
         """
         self._target = target
         self._key = [*key] or [name for name in ("key",) if name in own]
         self._own = list(own)
         for kind, text in parts:
-            if kind == "column" and text not in schema.names:
+            if kind == "field" and _COLUMNS.get(text) in schema.names:
+                raise click.BadParameter(
+                    f"the topic has a column {_COLUMNS[text]!r} of its own, which hides where a "
+                    f"row was: write %{{{_COLUMNS[text]}}} for the column.",
+                    param_hint="--template",
+                )
+            if kind == "column" and text not in with_place(schema).names:
                 raise click.BadParameter(
                     f"the rows have no column {text!r}; they have {', '.join(own)}.",
                     param_hint="--template",

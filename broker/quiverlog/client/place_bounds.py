@@ -3,10 +3,12 @@
 Owns the turning of an Arrow expression into bounds, by asking Arrow itself: a dataset's fragment
 that promises `_offset < 100` is left out where the condition contradicts that. What Arrow cannot
 decide is kept, so bounds are never too narrow. No I/O: the fragments' files are never opened.
+A column of the topic's own that is named like a place says nothing of where a row is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 import pyarrow as pa
@@ -26,20 +28,30 @@ TIME_US_MAX: Final = 1 << 60
 
 
 class PlaceBounds:
-    """The bounds that one condition sets. `schema` has the columns that it may use."""
+    """The bounds that one condition sets.
 
-    def __init__(self, condition: pc.Expression, schema: pa.Schema) -> None:
+    `schema` has the columns that it may use; `own` names those of the topic.
+    """
+
+    def __init__(
+        self, condition: pc.Expression, schema: pa.Schema, *, own: Collection[str] = ()
+    ) -> None:
         self._condition = condition
         self._schema = schema
+        self._own = frozenset(own)
         self._format = ds.IpcFileFormat()
         self._filesystem = LocalFileSystem()
 
     def offsets(self, partition: int, start: int, end: int) -> tuple[int, int]:
         """The part of [start, end) outside of which no row of the partition can be chosen."""
         assert 0 <= start <= end, (start, end)
-        here = pc.field(PARTITION) == integer(partition, pa.int32())
+        here = pc.scalar(True)
+        if PARTITION not in self._own:
+            here = pc.field(PARTITION) == integer(partition, pa.int32())
         if start == end or not self._can_hold(here):
             return start, start
+        if OFFSET in self._own:
+            return start, end
 
         def between(low: int, high: int) -> bool:
             return self._can_hold(here & _range(OFFSET, low, high, pa.int64()))
@@ -56,6 +68,8 @@ class PlaceBounds:
         There is none for the end: clocks of producers differ, and rows that are older by their
         clock may follow younger ones.
         """
+        if TIMESTAMP in self._own:
+            return 0
         return _last(
             0, TIME_US_MAX, lambda at: not self._can_hold(_range(TIMESTAMP, 0, at, _MOMENT))
         )

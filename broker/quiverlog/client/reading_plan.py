@@ -95,7 +95,8 @@ def plan_read(
         if isinstance(where, pc.Expression):
             from .place_bounds import PlaceBounds  # it loads pyarrow.dataset, and that pandas
 
-            bounds = PlaceBounds(where, with_place(_placeless(history.current)))
+            current = history.current
+            bounds = PlaceBounds(where, with_place(current), own=current.names)
             ranges = yield from _narrowed(finder, bounds, ranges)
         ranges = {p: (start, stop) for p, (start, stop) in ranges.items() if start < stop}
         return replace(
@@ -157,7 +158,7 @@ def _narrowed(
 
 def _shape(topic: str, current: pa.Schema, options: ConsumerOptions, where: Any) -> ReadPlan:
     """The plan without its offsets."""
-    full = with_place(_placeless(current))
+    full = with_place(current)
     if options.columns is None:
         schema = current
     else:
@@ -168,8 +169,7 @@ def _shape(topic: str, current: pa.Schema, options: ConsumerOptions, where: Any)
             )
         if len(set(options.columns)) != len(options.columns):
             raise InvalidArgument("columns: each is named once.")
-        by_name = {field.name: field for field in full} | {field.name: field for field in current}
-        schema = pa.schema([by_name[name] for name in options.columns])
+        schema = pa.schema([full.field(name) for name in options.columns])
     used = set(schema.names)
     row_filter = None
     if where is not None:
@@ -186,11 +186,6 @@ def _shape(topic: str, current: pa.Schema, options: ConsumerOptions, where: Any)
         row_filter,
         is_placed,
     )
-
-
-def _placeless(current: pa.Schema) -> pa.Schema:
-    """A topic's own column of such a name goes first."""
-    return pa.schema([field for field in current if field.name not in PLACE_NAMES])
 
 
 _WIDE: Final = 1 << 20

@@ -1,0 +1,58 @@
+"""`consume` of a topic whose columns are named like the places of rows: nothing is there twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import quiverlog
+from quiverlog.cli import main
+from quiverlog.cli.failures import ExitCode
+from tests.support.broker import BrokerProcess
+
+pytestmark = pytest.mark.process
+
+ROW = {"id": 7, "_offset": 500, "_topic": "mine"}
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess() as process, quiverlog.connect(process.bootstrap) as client:
+        client.create_topic("own", "id long, _offset long, _topic string")
+        with client.producer("own") as producer:
+            producer.send([ROW])
+        yield process
+
+
+def consumed(broker: BrokerProcess, capfd: Any, *words: str) -> str:
+    code = main(["consume", "own", *words, "-b", broker.bootstrap])
+    captured = capfd.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+@pytest.mark.parametrize("where", [(), ("--where", "_offset = 500 and _partition = 0")], ids=str)
+def test_metadata_beside_own_columns(broker: BrokerProcess, capfd: Any, where: tuple[str, ...]):
+    row = json.loads(consumed(broker, capfd, "--format", "json", "--metadata", *where))
+    assert list(row) == [*ROW, "_partition", "_timestamp"]
+    assert {name: row[name] for name in ROW} == ROW
+    chosen = consumed(broker, capfd, "--format", "json", "--metadata", "--columns", "id", *where)
+    assert list(json.loads(chosen)) == ["id", "_partition", "_timestamp"]
+    head = consumed(broker, capfd, "--format", "csv", "--metadata", *where).splitlines()[0]
+    assert head == '"id","_offset","_topic","_partition","_timestamp"'
+
+
+def test_a_condition_without_metadata_shows_the_rows_as_they_are(broker: BrokerProcess, capfd: Any):
+    assert json.loads(consumed(broker, capfd, "--format", "json", "--where", "id = 7")) == ROW
+    assert consumed(broker, capfd, "--format", "json", "--where", "_offset = 0") == ""
+
+
+def test_a_template_takes_columns_by_name_and_refuses_hidden_places(
+    broker: BrokerProcess, capfd: Any
+):
+    assert consumed(broker, capfd, "--template", "%{_offset} %{_topic} %p") == "500 mine 0\n"
+    code = main(["consume", "own", "--template", "%o", "-b", broker.bootstrap])
+    assert (code, "'_offset' of its own" in capfd.readouterr().err) == (ExitCode.USAGE, True)
