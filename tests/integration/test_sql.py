@@ -125,6 +125,39 @@ def test_watch_asks_again_until_it_is_ended(broker):
     assert (process.returncode, err.strip()) == (ExitCode.INTERRUPTED, b"quiverlog: interrupted")
 
 
+@pytest.mark.parametrize("is_prompt", [False, True])
+def test_ctrl_c_ends_a_query_that_would_take_for_ever(broker, tmp_path, is_prompt):
+    """DuckDB itself hangs when Python tells it of Ctrl-C while it joins in nested loops."""
+    begun = tmp_path / "begun.csv"
+    query = (
+        "create table b as select (hash(range) % 1000000)::int as n from range(1400000);"
+        f"copy (select 1) to '{begun}';"
+        "select count(*) from b x, b y where x.n < y.n;"
+    )
+    words = ["sql", "-b", broker.bootstrap, *([] if is_prompt else [query])]
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", SCRIPT, *words]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        try:
+            if is_prompt:
+                os.write(ours, query.encode() + b"\n")
+            until(begun.exists)
+            process.send_signal(signal.SIGINT)
+            if is_prompt:
+                os.write(ours, b"exit\n")
+            assert process.wait(60) == (0 if is_prompt else ExitCode.INTERRUPTED)
+        finally:
+            process.kill()
+            os.close(ours)
+            os.close(theirs)
+
+
+def test_a_name_that_a_result_has_twice(broker, capfd):
+    code, _, err = answer(broker, capfd, "select 1 a, 2 a", "--format", "json")
+    assert (code, "'a' is there more than once" in err) == (ExitCode.FAILED, True), err
+    assert answer(broker, capfd, "select 1 a, 2 a")[1] == "a  a\n1  2\n"
+
+
 def test_the_prompt(broker):
     command = [sys.executable, "-c", SCRIPT, "sql", "-b", broker.bootstrap, "--format", "json"]
     ours, theirs = pty.openpty()

@@ -85,3 +85,30 @@ def test_ctrl_c_ends_the_wait_for_the_reader_of_a_pipe(
     monkeypatch.setattr(write_files, "open", waiting, raising=False)
     with pytest.raises(KeyboardInterrupt), write_files.open_sink(str(path), "parquet", SCHEMA):
         pytest.fail("nobody reads")
+
+
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_text_for_a_pipe_ends_at_once_and_that_of_a_file_after_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_pipe: bool
+) -> None:
+    """Whoever reads a pipe may have stopped: `less` does, and so does a terminal on Ctrl-S."""
+    path = tmp_path / "out"
+    if is_pipe:
+        os.mkfifo(path)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    is_whole = False
+
+    def write(_sink: object, _batch: pa.RecordBatch) -> None:
+        nonlocal is_whole
+        signal.raise_signal(signal.SIGINT)
+        is_whole = True
+
+    monkeypatch.setattr(write_files._JsonSink, "write", write)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        write_files.open_sink(str(path), "json", SCHEMA) as sink,
+    ):
+        sink.write(pa.record_batch([[1], ["a"]], schema=SCHEMA))
+    assert is_whole is not is_pipe
+    if is_pipe:
+        os.close(reader)

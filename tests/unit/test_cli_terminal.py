@@ -29,6 +29,7 @@ import sys, click, pyarrow as pa
 from quiverlog.cli.failures import CommandFailed, report
 from quiverlog.cli.output import print_fields, print_json, print_table
 from quiverlog.cli.streams import flush_output, prepare_streams
+from quiverlog.cli.terminal import clear_screen
 from quiverlog.cli.write_files import open_sink
 prepare_streams()
 evil, plain = {EVIL!r}, {SHOWN_AS_IS!r}
@@ -37,6 +38,10 @@ batch = pa.record_batch([[evil, plain]], names=[evil])
 def show(way):
     if way == "print":
         print(evil, plain)
+    elif way == "clear":
+        print("before")
+        clear_screen(sys.stdout)
+        print("after")
     elif way == "write":
         sys.stdout.write(evil + plain + "\\n")
     elif way == "bytes":
@@ -64,7 +69,7 @@ WAYS = ["print", "write", "bytes", "echo", "stderr", "report", "fields", "rich",
 FORMATS = ["table", "json", "csv"]
 
 
-def on_terminal(*words: str) -> bytes:
+def on_terminal(*words: str, term: str = "xterm") -> bytes:
     """What a program writes to the terminal that all its streams are."""
     main, other = os.openpty()
     try:
@@ -73,7 +78,7 @@ def on_terminal(*words: str) -> bytes:
             stdin=subprocess.DEVNULL,
             stdout=other,
             stderr=other,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "400", "PYTHONUTF8": "1"},
+            env={**os.environ, "TERM": term, "COLUMNS": "400", "PYTHONUTF8": "1"},
         )
         os.close(other)
         shown = b""
@@ -99,6 +104,14 @@ def test_no_way_of_printing_steers_a_terminal(way: str) -> None:
     assert SHOWN_AS_IS.encode() in shown
     assert [code for code in STEERING if code in shown] == []
     assert b"\r" not in shown.replace(b"\r\n", b"")
+
+
+@pytest.mark.parametrize(
+    ("term", "between"), [("xterm", b"\x1b[2J\x1b[H"), ("dumb", b""), ("", b"")]
+)
+def test_a_screen_is_cleared_behind_the_shield(term: str, between: bytes) -> None:
+    shown = on_terminal(PROGRAM, "clear", term=term)
+    assert shown == b"before\r\n" + between + b"after\r\n"
 
 
 def test_json_on_a_terminal_is_json() -> None:

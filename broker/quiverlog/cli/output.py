@@ -27,7 +27,8 @@ __all__ = [
     "print_table",
 ]
 
-_PIPE_WIDTH: Final = 240
+_PIPE_WIDTH: Final = 1 << 20
+"""A table is no wider than its cells; a line that is broken is nothing to search in."""
 _BETWEEN: Final = "   "
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 _.,;+/=()%-]*", re.ASCII).fullmatch
 """Cells without a character that rich gives a meaning to or counts otherwise."""

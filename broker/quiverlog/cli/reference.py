@@ -24,7 +24,7 @@ Generated from the commands' own help by `make docs`; do not edit.
 the names of Kafka's tools where the meaning is the same. Results go to stdout, everything else
 (progress, questions, errors) to stderr. An error is one line; `--debug` adds the traceback.
 On a terminal control characters and those that turn text around are shown escaped, in every format;
-a pipe or a file gets the data as they are.
+a pipe or a file gets the data as they are, but for tables, which always show them escaped.
 """
 
 _SHARED = {

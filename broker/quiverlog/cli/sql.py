@@ -15,7 +15,9 @@ import click
 
 from quiverlog.cli.failures import CommandFailed, ExitCode, explain, one_line
 from quiverlog.cli.formats import FileKind, compression_of, kind_of
+from quiverlog.cli.interrupts import interrupts_carried_to
 from quiverlog.cli.options import bootstrap_option, debug_option, open_client
+from quiverlog.cli.terminal import clear_screen
 from quiverlog.cli.where_to_read import Span
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ __all__ = ["sql"]
 _FORMATS = ("table", "json", "csv", "tsv", "lines", "arrow", "parquet")
 _FOR_PEOPLE = ("table", "json", "csv", "tsv", "lines")
 _QUERY_CHARS_MAX: Final = 1 << 20
+_BATCH_ROWS: Final = 1 << 16
 _PROMPT: Final = "quiverlog> "
 _MORE: Final = "      ...> "
 
@@ -70,8 +73,9 @@ def sql(
     Each topic is a table of DuckDB, with its columns and _partition, _offset and _timestamp (when
     the rows were sent). Columns that the query does not use are not decoded, and conditions on
     these three narrow what is fetched: `where _timestamp > now() - interval 1 hour` reads the last
-    hour. Names with other signs than letters, digits and _ stand in double quotes. Needs DuckDB:
-    pip install duckdb.
+    hour. A topic's own column of such a name goes before it. Names with other signs than letters,
+    digits and _ stand in double quotes; of names that differ only in case DuckDB calls the second
+    `name_1`. Ctrl-C ends the query, at the prompt nothing else. Needs DuckDB: pip install duckdb.
 
     \b
     quiverlog sql "select carrier, avg(delay) from flights group by 1" --watch 2s
@@ -134,11 +138,11 @@ class _Session:
 
         self._make_tables(query)
         try:
-            relation = self._database.sql(query)
-            if relation is not None:
-                self._write(relation.to_arrow_reader())
-        except duckdb.InterruptException:
-            raise KeyboardInterrupt from None
+            with interrupts_carried_to(self._database.interrupt):
+                relation = self._database.sql(query)
+                reader = None if relation is None else relation.to_arrow_reader(_BATCH_ROWS)
+            if reader is not None:
+                self._write(reader)
         except duckdb.Error as error:
             said = one_line(str(error).split("\n\n")[0])
             is_wrong = isinstance(error, duckdb.ProgrammingError)
@@ -147,8 +151,8 @@ class _Session:
     def ask_again_and_again(self, query: str, every_s: float | None) -> None:
         """Once, or until somebody ends it."""
         while True:
-            if every_s is not None and sys.stdout.isatty():
-                click.clear()
+            if every_s is not None:
+                clear_screen(sys.stdout)
             self.ask(query)
             if every_s is None:
                 return
@@ -207,9 +211,14 @@ class _Session:
         with open_sink(
             self.output, self.kind.format, schema, compression=self.kind.compression, is_cut=is_cut
         ) as sink:
-            for batch in reader:
+            while (batch := self._next(reader)) is not None:
                 if batch.num_rows:
                     sink.write(batch.cast(schema))
+
+    def _next(self, reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
+        """DuckDB works at a result while it is read."""
+        with interrupts_carried_to(self._database.interrupt):
+            return next(iter(reader), None)
 
 
 def _written(schema: pa.Schema) -> pa.Schema:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 from typing import IO, Any, Final, TextIO
 
-__all__ = ["ShieldedBytes", "printable", "shield", "unshielded"]
+__all__ = ["ShieldedBytes", "clear_screen", "printable", "shield", "unshielded"]
 
 _LAYOUT: Final = "\n\t"
 """What text of several lines is made of."""
@@ -88,3 +89,13 @@ def shield(stream: TextIO) -> TextIO:
 def unshielded(stream: TextIO) -> TextIO:
     """The stream for what draws a terminal itself, from text that is `printable`."""
     return stream.behind if isinstance(stream, _ShieldedText) else stream
+
+
+def clear_screen(stream: TextIO) -> None:
+    """Begin a terminal anew; nothing happens to a pipe, or to a terminal that cannot do it."""
+    if not stream.isatty() or os.environ.get("TERM", "") in ("", "dumb"):
+        return
+    stream.flush()
+    behind = unshielded(stream)
+    behind.write("\x1b[2J\x1b[H")
+    behind.flush()

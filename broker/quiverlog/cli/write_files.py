@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Protocol
 
@@ -66,6 +68,9 @@ def open_sink(
             return TableSink(target, schema, is_cut=is_cut)
         return _SINKS[file_format](target, schema)
 
+    if file_format != "table":
+        _check_names(schema)
+
     return _opened(output, sink, is_text=file_format in _TEXT_FORMATS, compression=compression)
 
 
@@ -91,7 +96,7 @@ def _opened(
     output: str, make: Callable[[IO[bytes]], Sink], *, is_text: bool, compression: str | None
 ) -> Iterator[Sink]:
     with contextlib.ExitStack() as stack:
-        sink: _Unbroken | None = None
+        sink: Sink | None = None
         try:
             # A file that is begun gets its first bytes: an empty one is no Parquet file.
             with contextlib.nullcontext() if _is_special(output) else interrupts_held():
@@ -105,7 +110,9 @@ def _opened(
                 if compression is not None:
                     packed: Any = pa.CompressedOutputStream(pa.PythonFile(target, "w"), compression)
                     target = stack.enter_context(packed)
-                sink = _Unbroken(make(target))
+                sink = make(target)
+                if not is_text or compression is not None or _is_regular(target):
+                    sink = _Unbroken(sink)
             yield sink
         except (KeyboardInterrupt, GeneratorExit, CommandFailed, QuiverlogError):
             if sink is not None:
@@ -118,6 +125,24 @@ def _opened(
 def _is_special(output: str) -> bool:
     """True for a pipe or a device, whose opening may wait, and which Ctrl-C shall end."""
     return os.path.exists(output) and not os.path.isfile(output)
+
+
+def _is_regular(target: IO[bytes]) -> bool:
+    """False for a pipe or a terminal: whoever reads there may be slow, or read no more."""
+    try:
+        return stat.S_ISREG(os.fstat(target.fileno()).st_mode)
+    except (OSError, ValueError):
+        return True
+
+
+def _check_names(schema: pa.Schema) -> None:
+    """Names are what rows are read by again, and an object has one value of a name."""
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise CommandFailed(
+            f"Column {twice[0]!r} is there more than once: give each a name of its own "
+            "(`select ... as ...`), or write a table."
+        )
 
 
 class _Unbroken:

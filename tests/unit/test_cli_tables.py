@@ -1,0 +1,66 @@
+"""Tables of rows, and of what commands tell: what is shown, and which names are refused."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.output import print_table
+from quiverlog.cli.write_files import open_sink
+from quiverlog.cli.write_table import TableSink
+
+TWICE = pa.record_batch([pa.array([1]), pa.array([2])], names=["a", "a"])
+
+
+def table_of(batch: pa.RecordBatch, *, is_cut: bool = False) -> list[str]:
+    target = io.BytesIO()
+    sink = TableSink(target, batch.schema, is_cut=is_cut)
+    sink.write(batch)
+    sink.close()
+    return target.getvalue().decode().splitlines()
+
+
+@pytest.mark.parametrize("file_format", ["json", "csv", "tsv", "arrow", "arrow-file", "parquet"])
+def test_a_name_that_is_there_twice_is_refused(tmp_path: Path, file_format: str) -> None:
+    path = tmp_path / "out"
+    with (
+        pytest.raises(CommandFailed, match="'a' is there more than once"),
+        open_sink(str(path), file_format, TWICE.schema) as sink,
+    ):
+        sink.write(TWICE)
+    assert not path.exists()
+
+
+def test_a_table_shows_it_twice() -> None:
+    assert table_of(TWICE) == ["a  a", "1  2"]
+
+
+@pytest.mark.parametrize("data_type", [pa.timestamp("us", "UTC"), pa.timestamp("us")], ids=str)
+def test_a_moment_that_has_no_notation_does_not_end_a_table(data_type: pa.DataType) -> None:
+    moments = pa.array([0, 1 << 62, None], pa.int64()).cast(data_type)
+    lines = table_of(pa.record_batch([moments, pa.array([1, 2, 3])], names=["at", "n"]))
+    assert [line.split()[0] for line in lines[1:3]] == [
+        "1970-01-01T00:00:00" + ("Z" if data_type.tz else ""),
+        "out",
+    ]
+    assert str(1 << 62) in lines[2]
+    nested = pa.array([[1 << 62]], pa.list_(pa.int64())).cast(pa.list_(data_type))
+    assert table_of(pa.record_batch([nested], names=["at"])) == ["at", "out of range"]
+
+
+def test_wide_characters_take_two_columns() -> None:
+    batch = pa.record_batch([["漢字", "ab", "é" * 3], ["x", "y", "z"]], names=["名", "n"])
+    assert table_of(batch) == ["名    n", "漢字  x", "ab    y", "ééé   z"]
+    cut = table_of(pa.record_batch([["漢" * 30, "a" * 41]], names=["v"]), is_cut=True)
+    assert cut == ["v", "漢" * 19 + "…", "a" * 39 + "…"]
+
+
+def test_a_pipe_gets_whole_names(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["n" * 249, "k" * 249, "c" * 249]
+    print_table(["TOPIC", "KEY", "CONFIG"], [names])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.split() == names
