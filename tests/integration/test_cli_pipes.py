@@ -125,6 +125,7 @@ def test_options_that_contradict_a_topic_are_refused(cli, topic, tmp_path):
     cli(*words, "--create", "-p", "2", "--key", "id")
     for option, has in (
         (["-p", "9"], "has 2"), (["--key", "name"], "has id"), (["-c", "retention.ms=5"], "has"),
+        (["-c", "retention.mss=5"], "no such configuration"),
     ):  # fmt: skip
         for create in ([], ["--create"]):
             code, err = cli.fails(*words, *create, *option)

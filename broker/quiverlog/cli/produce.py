@@ -52,7 +52,7 @@ _INTERRUPTED_WAIT_S = 5.0
 
 
 @click.command()
-@click.argument("file", metavar="FILE|-")
+@click.argument("file", metavar="FILE|-", type=click.Path(allow_dash=True))
 @topic_option
 @click.option(
     "--input-format",
@@ -105,7 +105,9 @@ def produce(
     """Append the rows of FILE (CSV, JSON lines, Parquet, Arrow; `-` is stdin) to a topic.
 
     Rows that come through a pipe are sent as they come. Ctrl-C says how many are stored. Options
-    that describe a new topic may be given for one that exists, if they are true of it.
+    that describe a new topic may be given for one that exists, if they are true of it. Compressed
+    text is unpacked where the name says so, and of stdin or a name without a suffix where its first
+    bytes do.
     """
     _import_reader_and_client()
     from quiverlog.cli.read_files import format_by_name, open_source
@@ -131,8 +133,10 @@ def produce(
                 return
             options = {"partition": partition, "compression": compression, "durability": durability}
             given = {name: value for name, value in options.items() if value is not None}
-            with shown_progress(file, source, is_quiet=quiet) as progress:
-                outcome = _send(client, topic, source, given, progress)
+            outcome = _Outcome()
+            shown = shown_progress(file, source, outcome.rows_so_far, is_quiet=quiet)
+            with shown as progress:
+                _send(client, topic, source, given, progress, outcome)
     _report(topic, outcome, output_format)
 
 
@@ -186,7 +190,9 @@ def _check_contradictions(
     if asked is not None:
         truths.append((not asked.equals(current), "--schema", "other columns"))
     for name, value in create["config"].items():
-        truths.append((configs.get(name) != value, f"--config {name}", str(configs.get(name))))
+        if name not in configs:
+            raise click.UsageError(f"--config {name}: topics have no such configuration.")
+        truths.append((configs[name] != value, f"--config {name}", str(configs[name])))
     for is_other, option, truth in truths:
         if is_other:
             raise click.UsageError(
@@ -221,6 +227,13 @@ class _Outcome:
         self.rows = 0
         self.byte_count = 0
         self.partitions: dict[int, dict[str, Any]] = {}
+        self.futures: deque[Any] = deque()
+
+    def rows_so_far(self) -> int:
+        """Acknowledged rows, those too that nobody has asked for yet. Any thread may call it."""
+        done = [future for future in tuple(self.futures) if future.done()]
+        uncollected: int = sum(entry.rows for future in done for entry in future.produced)
+        return self.rows + uncollected
 
     def add(self, acknowledged: list[Any]) -> None:
         for produced in acknowledged:
@@ -241,10 +254,14 @@ class _Outcome:
 
 
 def _send(
-    client: Client, topic: str, source: Source, options: dict[str, Any], progress: Progress
-) -> _Outcome:
-    outcome = _Outcome()
-    futures: deque[Any] = deque()
+    client: Client,
+    topic: str,
+    source: Source,
+    options: dict[str, Any],
+    progress: Progress,
+    outcome: _Outcome,
+) -> None:
+    futures = outcome.futures
     with lean_imports():  # not before: the first blocks of a file are parsed meanwhile
         import quiverlog.client.producer  # noqa: F401
     with client.producer(
@@ -256,7 +273,7 @@ def _send(
                 futures.append(producer.send(batch))
                 while futures and (len(futures) > _FUTURES_KEPT_MAX or futures[0].done()):
                     outcome.add(futures.popleft().result())
-                progress.show(source.progress.done, outcome.rows)
+                progress.show(source.progress.done)
             producer.flush()
             while futures:
                 outcome.add(futures.popleft().result())
@@ -268,9 +285,8 @@ def _send(
             failure = _interrupted(outcome, futures, topic)
             producer.abort()  # a flush at the end would wait for what did not come in time
             raise failure from error
-        progress.show(source.progress.done, outcome.rows)
+        progress.show(source.progress.done)
     outcome.seconds = time.monotonic() - outcome.started_s
-    return outcome
 
 
 def _interrupted(outcome: _Outcome, futures: deque[Any], topic: str) -> CommandFailed:

@@ -31,6 +31,17 @@ _UNREADABLE = (pa.ArrowException, OSError, *PARSER_ERRORS)
 """What pyarrow raises on bytes that are not what they should be: OSError where they break off."""
 _ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"
 _ARROW_FILE_HEAD_BYTES = 8
+_OF_TEXT = ("auto", "csv", "tsv", "json")
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"BZh": "bz2",
+}
+_BZ2_BLOCK = b"1AY&SY"
+"""Behind `BZh` and a digit; letters alone might begin a CSV file."""
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_PEEK_BYTES = 16
 
 _ReadText = Callable[[CountingFile, TextOptions], tuple[pa.Schema, Batches]]
 
@@ -79,22 +90,30 @@ def open_source(
     """
     if file_format == "auto":
         file_format = format_by_name(path) or "auto"
-    binary, size, streamed = _open_binary(path)
+    opened, size, streamed = _open_binary(path)
+    binary = opened
     try:
-        if file_format == "auto":
-            file_format = _recognise(binary)
-        options = TextOptions(schema, columns, null_values, delimiter, streamed)
         try:
+            if file_format in _OF_TEXT:
+                unpacked = _unpacked(opened, path)
+                if unpacked is not None:
+                    binary, size = unpacked, None
+                _check_encoding(binary, path)
+            if file_format == "auto":
+                file_format = _recognise(binary)
+            options = TextOptions(schema, columns, null_values, delimiter, streamed)
             source = _OPENERS[file_format](binary, options)
         except _UNREADABLE as error:
-            raise _unreadable(path, file_format, error) from error
+            raise _unreadable(
+                path, "text" if file_format == "auto" else file_format, error
+            ) from error
         if not source.total_is_rows:
             source.total = size
         source.batches = _guarded(source.batches, path, file_format)
         yield source
     finally:
         if path != "-":
-            binary.close()
+            opened.close()
 
 
 def format_by_name(path: str) -> str | None:
@@ -134,6 +153,44 @@ class _Readable(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         return int(self._stream.readinto(buffer))
+
+
+class _AsItComes:
+    """A stream for pyarrow, which else waits for all the bytes that it asks for."""
+
+    closed = False
+
+    def __init__(self, binary: io.BufferedReader) -> None:
+        self._binary = binary
+
+    def read(self, size: int = -1) -> bytes:
+        return self._binary.read1(size)
+
+    def close(self) -> None:
+        """Whoever opened the stream closes it."""
+
+
+def _unpacked(binary: io.BufferedReader, path: str) -> io.BufferedReader | None:
+    """The stream behind the compression that the first bytes show; None where they show none.
+
+    Raises:
+        CommandFailed: the file's name says that there is none.
+    """
+    head = binary.peek(_PEEK_BYTES)
+    codec = next((codec for magic, codec in _PACKED.items() if head.startswith(magic)), None)
+    if codec is None or (codec == "bz2" and head[4:10] != _BZ2_BLOCK):
+        return None
+    if path != "-" and kind_of(path, option="--input-format").format is not None:
+        raise CommandFailed(f"{path} is compressed with {codec}, and its name does not end so.")
+    source: Any = _AsItComes(binary)
+    stream = pa.CompressedInputStream(pa.PythonFile(source, mode="r"), codec)
+    return io.BufferedReader(_Readable(stream))
+
+
+def _check_encoding(binary: io.BufferedReader, path: str) -> None:
+    if binary.peek(_PEEK_BYTES).startswith(_UTF16) and not binary.peek(4).startswith(_ARROW_STREAM):
+        name = "stdin" if path == "-" else path
+        raise CommandFailed(f"{name} is UTF-16; text is read as UTF-8: iconv -f UTF-16 -t UTF-8.")
 
 
 def _recognise(binary: io.BufferedReader) -> str:
