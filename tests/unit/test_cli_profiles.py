@@ -8,10 +8,13 @@ import socket
 import ssl
 import stat
 import threading
+from collections.abc import Iterator
 
+import click
 import pytest
 
 from quiverlog.cli import main
+from quiverlog.cli.app import cli as root
 from quiverlog.cli.failures import ExitCode
 from quiverlog.cli.profiles import load, path_of_profiles
 from quiverlog.cli.what_answers import recognised
@@ -87,12 +90,38 @@ def test_completion_asks_the_brokers_of_the_profile(capsys, monkeypatch, words, 
     run(capsys, "profile", "create", "a", "-b", "a-1:1")
     run(capsys, "profile", "create", "b", "-b", "b-1:1")
     seen = []
+    assert list(commands(root, click.Context(root))), "none is imported with what comes now"
     monkeypatch.setattr("quiverlog.cli.options.open_client", lambda b, **_: seen.append(b))
     monkeypatch.setenv("_QUIVERLOG_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", f"quiverlog {words} ")
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) + 1))
     main([])
     assert seen == [asked]
+
+
+def commands(group: click.Group, context: click.Context) -> Iterator[click.Command]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, context)
+        else:
+            yield command
+
+
+def test_where_a_file_is_meant_the_shell_offers_files():
+    context = click.Context(root)
+    asked = [
+        (command.name, parameter)
+        for command in commands(root, context)
+        for parameter in command.params
+        if "FILE" in (parameter.metavar or "")
+        or (parameter.name or "").endswith(("file", "files", "output"))
+    ]
+    assert len(asked) > 5, "the parameters are found"
+    for command, parameter in asked:
+        offered = [item.type for item in parameter.type.shell_complete(context, parameter, "")]
+        assert offered in (["file"], ["dir"]), (command, parameter.name)
 
 
 @pytest.mark.parametrize("words", [[], ["topic"], ["perf"], ["profile"]])
@@ -151,7 +180,8 @@ def test_a_web_server_that_waits_for_a_line_is_named(capsys):
     assert (code, "speaks HTTP" in err, err.count("\n")) == (ExitCode.UNREACHABLE, True, 1), err
 
 
-def test_a_tls_server_that_closes_without_a_word_is_named(capsys):
+@pytest.mark.parametrize("command", [("topic", "list"), ("doctor", "--no-spark")], ids=" ".join)
+def test_a_tls_server_that_closes_without_a_word_is_named(capsys, command):
     def serve() -> None:
         while not ended.is_set():
             connection, _ = server.accept()
@@ -165,18 +195,26 @@ def test_a_tls_server_that_closes_without_a_word_is_named(capsys):
         thread = threading.Thread(target=serve)
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        code, _, err = run(capsys, "topic", "list", "-b", address, "--timeout", "1")
+        code, out, err = run(capsys, *command, "-b", address, "--timeout", "1")
         ended.set()
         socket.create_connection(server.getsockname()).close()
         thread.join()
-    assert (code, "speaks TLS" in err, err.count("\n")) == (ExitCode.UNREACHABLE, True, 1), err
+    if command[0] == "doctor":
+        assert (code, "speaks TLS" in out) == (ExitCode.PROBLEMS_FOUND, True), out
+    else:
+        assert (code, "speaks TLS" in err, err.count("\n")) == (ExitCode.UNREACHABLE, True, 1), err
 
 
-def test_a_silent_server_that_nobody_knows_stays_what_it_was(capsys):
+def test_a_silent_server_that_nobody_knows_is_not_reached(capsys):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         code, _, err = run(capsys, "topic", "list", "-b", address, "--timeout", "0.3")
-    assert (code, "did not answer" in err, "speaks" in err) == (1, True, False), err
+    assert (code, "did not answer" in err, "speaks" in err) == (
+        ExitCode.UNREACHABLE,
+        True,
+        False,
+    ), err
+    assert "outcome is unknown" not in err, "nothing was asked"
 
 
 def test_who_cannot_be_asked_what_it_is_is_not_named(monkeypatch):

@@ -43,6 +43,28 @@ def test_topics_say_what_they_are_and_their_ids_are_hex(broker: ScriptedBroker) 
         assert repr(client.metadata()).endswith("topics t)")
 
 
+def test_sends_and_schemas_say_what_became_of_them(broker: ScriptedBroker) -> None:
+    with quiverlog.connect(broker.bootstrap) as client:
+        client.create_topic("t", "id long, name string")
+        history = client.schemas("t")
+        assert repr(history) == "<SchemaHistory of ids [1], current 1: id int64, name string>"
+        producer = client.producer("t", linger=60)
+        future = producer.send([{"id": 1}, {"id": 2}])
+        assert repr(future) == "<SendFuture: not acknowledged>"
+        producer.flush()
+        assert repr(future) == "<SendFuture: 2 rows acknowledged>"
+        future.fail(quiverlog.TopicExists("too late"))
+        assert repr(future).startswith("<SendFuture: failed: too late")
+        producer.close()
+
+
+@pytest.mark.parametrize("name", sorted(quiverlog.__all__))
+def test_nothing_that_a_person_gets_prints_its_address(name: str) -> None:
+    made = getattr(quiverlog, name)
+    if isinstance(made, type):
+        assert made.__repr__ is not object.__repr__, name
+
+
 def test_producers_and_consumers_say_how_far_they_are(broker: ScriptedBroker) -> None:
     with quiverlog.connect(broker.bootstrap) as client:
         client.create_topic("t", SCHEMA)

@@ -154,6 +154,10 @@ class SchemaHistory(Mapping[int, pa.Schema]):
         self._projections: dict[tuple[int, tuple[str, ...]], pa.Schema] = {}
         self._readable: dict[int, pa.Schema] = {}
 
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{field.name} {field.type}" for field in self.current)
+        return f"<SchemaHistory of ids {list(self._schemas)}, current {self.current_id}: {columns}>"
+
     def __getitem__(self, schema_id: int) -> pa.Schema:
         return self._schemas[schema_id]
 

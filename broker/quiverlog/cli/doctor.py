@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from quiverlog.cli.failures import ExitCode, one_line
-from quiverlog.cli.options import bootstrap_option, debug_option, format_option
+from quiverlog.cli.options import bootstrap_option, debug_option, format_option, open_client
 from quiverlog.cli.output import print_json
 from quiverlog.installing import install_line
 
@@ -262,11 +262,10 @@ def _judge_workers(
 
 # --- brokers --------------------------------------------------------------------------------------
 def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
-    from quiverlog.client.client import connect
     from quiverlog.errors import QuiverlogError
 
     try:
-        with connect(bootstrap, client_id="quiverlog-doctor", connect_timeout=timeout_s) as client:
+        with open_client(bootstrap, timeout_s=timeout_s, client_id="quiverlog-doctor") as client:
             metadata = client.metadata()
     except QuiverlogError as error:
         return [

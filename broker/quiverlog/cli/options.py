@@ -199,7 +199,11 @@ def columns_callback(
 
 @contextlib.contextmanager
 def open_client(
-    bootstrap: str, *, timeout_s: float = 10.0, request_timeout_s: float | None = None
+    bootstrap: str,
+    *,
+    timeout_s: float = 10.0,
+    request_timeout_s: float | None = None,
+    client_id: str = "quiverlog-cli",
 ) -> Iterator[Client]:
     """A client for the time of one command.
 
@@ -216,14 +220,15 @@ def open_client(
 
     more = {} if request_timeout_s is None else {"request_timeout": request_timeout_s}
     try:
-        client = connect(bootstrap, client_id="quiverlog-cli", connect_timeout=timeout_s, **more)
+        client = connect(bootstrap, client_id=client_id, connect_timeout=timeout_s, **more)
     except (ConnectionClosed, RequestTimedOut) as error:
         from quiverlog.cli.what_answers import recognised
 
         found = recognised(bootstrap)
-        if found is None:
+        if found is None and isinstance(error, ConnectionClosed):
             raise
-        raise ConnectionFailed(found) from error
+        # Nothing was asked yet, so nothing can have happened: it is a broker that is not reached.
+        raise ConnectionFailed(found or error.message) from error
     try:
         yield client
     finally:

@@ -58,6 +58,14 @@ class Delivery:
         """Count a piece that has been handed to the sender."""
         self._open_pieces += 1
 
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        if self.error is not None:
+            return f"<{name}: failed: {self.error}>"
+        if not self.is_done:
+            return f"<{name}: not acknowledged>"
+        return f"<{name}: {sum(piece.rows for piece in self._produced):,} rows acknowledged>"
+
     def mark_complete(self) -> bool:
         """All pieces have been added; returns True if that makes it done."""
         self.is_complete = True
