@@ -323,6 +323,7 @@ MEANINGS: Final[dict[str, str]] = {
     "FileRange.byte_count": "how many bytes, all of which the file has",
     "device": "number of the file system that has the file",
     "inode": "number of the file in it",
+    "last_header": "the [64 bytes](storage-format.md#the-batch) in front of the range's last batch",
     "path": "absolute, as the broker sees it",
     "position": "of the first byte in the file",
     "replica_id": "-1: a consumer; other numbers are kept for followers and refused",

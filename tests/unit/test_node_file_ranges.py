@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from quiverlog.batch.codec import split_batches
+from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.node.fetch_answer import FILE_RANGE_BYTES_MIN
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
@@ -40,6 +42,15 @@ def read(ranges: list[m.FileRange]) -> bytes:
     return found
 
 
+def last_headers(ranges: list[m.FileRange]) -> list[bytes]:
+    """The header of the last batch in each range, found by walking over it."""
+    found = []
+    for one in ranges:
+        *_, (_, last) = split_batches(memoryview(read([one])))
+        found.append(bytes(last[:BATCH_HEADER_BYTES]))
+    return found
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_ranges_have_the_bytes_that_would_have_been_sent(node: NodeDriver, seed: int) -> None:
     draw = random.Random(seed)
@@ -61,10 +72,23 @@ def test_ranges_have_the_bytes_that_would_have_been_sent(node: NodeDriver, seed:
             continue
         assert rest == b""
         assert read(result.file_ranges) == body
+        assert [one.last_header for one in result.file_ranges] == last_headers(result.file_ranges)
         told += 1
         segments_max = max(segments_max, len(result.file_ranges))
     assert told > 10
     assert segments_max > 1, "of several segments"
+
+
+def test_rows_in_many_small_files_are_sent(node: NodeDriver) -> None:
+    """Opening them all would take longer, and their names need room in the answer."""
+    topic = node.create(**{"segment.bytes": str(FILE_RANGE_BYTES_MIN)})
+    small = batch_of([1] * 5_000)
+    for _ in range(3):
+        node.produced(topic, small)
+    assert FILE_RANGE_BYTES_MIN < 2 * len(small) < 2 * FILE_RANGE_BYTES_MIN
+    result, body = node.fetched(topic, bytes_max=1 << 20, file_ranges=True)
+    assert (result.batch_bytes, result.file_ranges) == (3 * len(small), [])
+    assert len(body) == 3 * len(small)
 
 
 def test_nobody_hears_of_files_who_has_not_asked(node: NodeDriver) -> None:
@@ -149,3 +173,14 @@ def test_a_relative_data_directory_is_told_as_a_whole_path(
     node.produced(topic, batch_of([1] * 20_000))
     result, _ = node.fetched(topic, file_ranges=True)
     assert Path(result.file_ranges[0].path).is_relative_to(tmp_path)
+
+
+def test_a_data_directory_behind_a_link_is_told_as_the_system_finds_it(tmp_path: Path) -> None:
+    """`..` behind a link leads to where the link points, and not to where it lies."""
+    (tmp_path / "disk" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "deep")
+    node = NodeDriver(tmp_path / "link" / ".." / "data")
+    topic = node.create()
+    node.produced(topic, batch_of([1] * 20_000))
+    result, _ = node.fetched(topic, file_ranges=True)
+    assert read(result.file_ranges) == node.fetched(topic)[1]

@@ -88,16 +88,10 @@ class BlockingConnection:
         self._deadline_s = send_by_s
         request = call.request
         body_bytes = sum(memoryview(b).nbytes for b in call.body)
-        self._asks_for_ranges = (
-            isinstance(request, FetchRequest)
-            and self._is_on_this_machine
-            and self._local_reads.are_tried(self.address)
-        )
-        asked = (
-            asks_for_ranges(request)
-            if isinstance(request, FetchRequest) and self._asks_for_ranges
-            else request
-        )
+        asked, self._asks_for_ranges = request, False
+        tries_files = self._is_on_this_machine and self._local_reads.are_tried(self.address)
+        if tries_files and isinstance(request, FetchRequest):
+            asked, self._asks_for_ranges = asks_for_ranges(request), True
         _, head = self._protocol.send(asked, body_bytes)
         self._send_all([head, *call.body])
         self._request = request

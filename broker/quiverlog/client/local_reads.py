@@ -3,8 +3,12 @@
 Owns the question whether a broker is asked for ranges of its files instead of rows, and the reading
 of such ranges. Whatever goes wrong with a file (another user's, another container's, deleted since)
 is no failure: the rows are asked for again, to be sent, and the broker's files are left alone for a
-while. What is read is checked like what is received: nothing is believed of a file but that its
-device and inode are the ones that were named.
+while. What is read is checked like what is received.
+
+A file of that name, device and inode may have other rows by the time that it is read: an answer
+lies in the socket for as long as the program is busy, in which a log may be cut and written anew,
+or a topic be deleted and made again (file systems give an inode to the next file). So it has to
+hold the last batch that was told of, after all were read: where that is, so are those before it.
 
 The files are read, not mapped: one that is cut meanwhile gives fewer bytes, where a mapping would
 end the process. See docs/adr/0068.
@@ -23,8 +27,9 @@ from typing import Final
 
 import msgspec
 
+from quiverlog.batch.header import peek
 from quiverlog.errors import InvalidResponse
-from quiverlog.limits import FRAME_BYTES_MAX
+from quiverlog.limits import BATCH_HEADER_BYTES, FRAME_BYTES_MAX
 from quiverlog.wire.buffers import Memory
 from quiverlog.wire.messages import FetchPartitionResult, FetchRequest, FetchResponse, FileRange
 
@@ -100,11 +105,22 @@ def _bytes_of(result: FetchPartitionResult) -> int:
     ranges = result.file_ranges
     if result.batch_bytes < 0 or any(one.byte_count <= 0 or one.position < 0 for one in ranges):
         raise InvalidResponse(f"partition {result.partition}: ranges {ranges[:3]} were answered.")
+    if not all(_last_fits(one) for one in ranges):
+        raise InvalidResponse(
+            f"partition {result.partition}: a range does not hold its last batch."
+        )
     if ranges and sum(one.byte_count for one in ranges) != result.batch_bytes:
         raise InvalidResponse(
             f"partition {result.partition}: its ranges do not have {result.batch_bytes} bytes."
         )
     return result.batch_bytes
+
+
+def _last_fits(one: FileRange) -> bool:
+    if len(one.last_header) != BATCH_HEADER_BYTES:
+        return False
+    _, _, last_bytes = peek(one.last_header)
+    return BATCH_HEADER_BYTES <= last_bytes <= one.byte_count
 
 
 def _read(one: FileRange, room: memoryview) -> None:
@@ -127,5 +143,8 @@ def _read(one: FileRange, room: memoryview) -> None:
                 raise OSError(f"{one.path} ends at {position}")
             position += count
             room = room[count:]
+        _, _, last_bytes = peek(one.last_header)
+        if os.pread(fd, BATCH_HEADER_BYTES, position - last_bytes) != one.last_header:
+            raise OSError(f"{one.path} has other rows by now")
     finally:
         os.close(fd)

@@ -35,9 +35,8 @@ from quiverlog.wire import messages as m
 __all__ = ["FetchAnswer", "ends_wait", "is_short", "out_of_range", "partition_limit", "read_entry"]
 
 FILE_RANGE_BYTES_MIN: Final = 64 * KIB
-"""Fewer are with the reader sooner when they are sent: it has no file to open then."""
-FILE_RANGES_MAX: Final = 64
-"""For one entry: segments that its rows lie in."""
+"""Fewer for each file are with the reader sooner when they are sent: it has none to open then. This
+bounds the names in an answer, too."""
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
 
 
@@ -143,7 +142,8 @@ class FetchAnswer:
             self.final = True
         if views:
             assert replica is not None
-            if self.request.file_ranges and result.batch_bytes >= FILE_RANGE_BYTES_MIN:
+            bytes_min = FILE_RANGE_BYTES_MIN * len(answers)
+            if self.request.file_ranges and result.batch_bytes >= bytes_min:
                 result.file_ranges = _file_ranges(answers)
             if result.file_ranges:
                 self.ranges_bytes += result.batch_bytes
@@ -282,8 +282,9 @@ def _file_ranges(answers: list[Answer]) -> list[m.FileRange]:
         place = answer.segment.file.place()
         if place is None:
             return []
-        ranges.append(m.FileRange(*place, answer.position, answer.byte_count))
-    return ranges if len(ranges) <= FILE_RANGES_MAX else []
+        where = (answer.position, answer.byte_count, answer.last_header)
+        ranges.append(m.FileRange(*place, *where))
+    return ranges
 
 
 def _check_copied(replica: Replica, entry: m.FetchPartition) -> None:

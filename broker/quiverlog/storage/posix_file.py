@@ -159,10 +159,13 @@ class PosixFile:
         return data if count == size else None
 
     def place(self) -> FilePlace | None:
-        try:
-            place = FilePlace(os.path.abspath(self.path), *self._identity)
-        except OSError:  # The working directory is gone.
-            return None
+        path = self.path
+        if not os.path.isabs(path):
+            try:
+                path = os.path.join(os.getcwd(), path)  # `abspath` takes `..` behind a link away.
+            except OSError:  # The working directory is gone.
+                return None
+        place = FilePlace(path, *self._identity)
         return place if place.can_be_told else None
 
     def resident(self, position: int, size: int) -> bool:

@@ -46,6 +46,11 @@ class Answer(NamedTuple):
         """Of all batches, which lie in the file one after the other."""
         return sum(map(len, self.views))
 
+    @property
+    def last_header(self) -> bytes:
+        """The header of the last batch."""
+        return bytes(self.views[-1][:BATCH_HEADER_BYTES])
+
 
 def views_of(answers: Iterable[Answer]) -> list[memoryview]:
     """All their batches, in order; the last one is in a view of its own."""

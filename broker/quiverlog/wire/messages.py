@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from quiverlog.limits import (
+    BATCH_HEADER_BYTES,
     CONFIGS_PER_REQUEST_MAX,
     PARTITIONS_PER_REQUEST_MAX,
     PARTITIONS_PER_TOPIC_MAX,
@@ -39,6 +40,7 @@ _T = TypeVar("_T")
 UInt31 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+BatchHead = Annotated[bytes, Meta(max_length=BATCH_HEADER_BYTES)]
 TopicId = Annotated[bytes, Meta(max_length=16)]
 PerTopic = Annotated[list[_T], Meta(max_length=TOPICS_PER_REQUEST_MAX)]
 """A list with an entry per topic of a request."""
@@ -245,14 +247,19 @@ class FetchRequest(Request, array_like=True, gc=False):
 
 
 class FileRange(Part, array_like=True, gc=False):
-    """Bytes of a file on the broker's machine. Who opens `path` and finds another `device` or
-    `inode` has another file: it asks for the rows."""
+    """Bytes of a file on the broker's machine: whole batches, `last_header` the last one's header.
+
+    Who opens `path` and finds another `device` or `inode` has another file. Who has read the
+    batches and then finds another header in its place has rows that were written since. Either asks
+    for the rows.
+    """
 
     path: str = ""
     device: Int64 = 0
     inode: Int64 = 0
     position: Int64 = 0
     byte_count: Int64 = 0
+    last_header: BatchHead = b""
 
 
 class FetchPartitionResult(Part, array_like=True, gc=False):
