@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -64,3 +66,17 @@ def test_one_that_has_decided_what_ctrl_c_means_keeps_it() -> None:
         signal.raise_signal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     assert seen == [signal.SIGINT]
+
+
+def test_without_descriptors_ctrl_c_is_heard_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left() -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(socket, "socketpair", none_left)
+    with interrupts_carried_to(lambda: pytest.fail("nobody can carry it")):
+        pass
+    with (
+        pytest.raises(KeyboardInterrupt),
+        interrupts_carried_to(lambda: pytest.fail("nobody can carry it")),
+    ):
+        signal.raise_signal(signal.SIGINT)

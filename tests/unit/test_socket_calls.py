@@ -61,6 +61,11 @@ START: Final = "never: before the broker serves anybody, run.py says so in one l
 NO_ERROR: Final = "never: of an open descriptor, or nobody could act upon it"
 UNASKED: Final = "unit/test_cli_profiles.py::test_who_cannot_be_asked_what_it_is_is_not_named"
 TABLE: Final[dict[str, dict[str, str]]] = {
+    "broker/quiverlog/cli/interrupts.py": {
+        "socketpair": (
+            "unit/test_cli_interrupts.py::test_without_descriptors_ctrl_c_is_heard_at_the_end"
+        ),
+    },
     "broker/quiverlog/cli/what_answers.py": {"create_connection": UNASKED},
     "broker/quiverlog/client/asynchronous.py": {
         "create_connection": CLIENT, "get_extra_info": NO_ERROR, "setsockopt": CLIENT,
@@ -72,7 +77,7 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/client/blocking_connection.py": {
         "getaddrinfo": CLIENT, "socket": CLIENT, "connect": CLIENT, "setsockopt": CLIENT,
         "sendmsg": CLIENT, "recv_into": CLIENT, "poll": CLIENT, "settimeout": NO_ERROR,
-        "close": NO_ERROR,
+        "getpeername": CLIENT, "getsockname": CLIENT, "close": NO_ERROR,
     },
     "broker/quiverlog/client/io_thread.py": {"new_event_loop": NO_LOOP, "close": NO_ERROR},
     "broker/quiverlog/local/ports.py": {

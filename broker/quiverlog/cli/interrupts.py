@@ -47,9 +47,11 @@ def interrupts_carried_to(stop: Callable[[], object]) -> Iterator[None]:
     `stop` is called again and again because it may come between two statements, where it counts
     for neither.
     """
-    if not _is_ours():
+    pair = _socket_pair() if _is_ours() else None
+    if pair is None:
         yield
         return
+    heard, told = pair
     came = False
 
     def note(_number: int, _frame: FrameType | None) -> None:
@@ -69,7 +71,6 @@ def interrupts_carried_to(stop: Callable[[], object]) -> Iterator[None]:
                 stop()
                 heard.settimeout(_AGAIN_S)
 
-    heard, told = socket.socketpair()
     told.setblocking(False)
     thread = threading.Thread(target=carry, name="quiverlog-ctrl-c", daemon=True)
     thread.start()
@@ -88,6 +89,14 @@ def interrupts_carried_to(stop: Callable[[], object]) -> Iterator[None]:
         heard.close()
     if came:
         raise KeyboardInterrupt
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket] | None:
+    """None: there are no descriptors left. Ctrl-C is then heard when the library is done."""
+    try:
+        return socket.socketpair()
+    except OSError:
+        return None
 
 
 def _is_ours() -> bool:
