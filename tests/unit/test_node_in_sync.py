@@ -55,8 +55,9 @@ class Cluster:
             one.topics["t"].replication_factor = 3
         self.decide(*(BrokerRecord(n, bytes([n])) for n in (COPY, OTHER)))
         alter = {"min.insync.replicas": str(min_in_sync)}
-        for number in range(partitions):
-            self.change(number, replicas=ALL, in_sync_replicas=ALL, leader_epoch=3)
+        whole: dict[str, Any] = {"replicas": ALL, "in_sync_replicas": ALL, "leader_epoch": 3}
+        changes = (PartitionChangeRecord(self.topic, n, LEADER, **whole) for n in range(partitions))
+        self.decide(*changes)
         node.call(m.AlterTopicRequest(name="t", set_configs=alter))
         self.sessions: dict[int, tuple[int, int]] = {}
 

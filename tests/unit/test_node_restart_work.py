@@ -13,10 +13,12 @@ import pytest
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.records import PartitionChangeRecord, Record
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
+from quiverlog.limits import REPLICA_LAG_MS_MAX
 from quiverlog.node.assignment import Assignment
 from quiverlog.wire import messages as m
 from tests.support.members import Member, Members
 from tests.support.node import SCHEMA, batch_of
+from tests.unit.test_node_in_sync import Cluster, Slow
 
 FEW, MANY = 8, 32
 
@@ -113,3 +115,12 @@ def test_a_change_of_a_partition_has_nobody_look_at_the_others_of_its_topic(
     members.run(500)
     assert image.topics["t"].partitions[3].partition_epoch == before + 1, "it was decided"
     assert looked == [3, 3, 3]
+
+
+def test_hundreds_of_copies_that_are_back_come_into_sync_with_one_decision(tmp_path: Path) -> None:
+    count = 300
+    led = Cluster(tmp_path, partitions=count)
+    slow = Slow(led)
+    led.node.advance(REPLICA_LAG_MS_MAX + 1)  # Nobody has asked for rows.
+    (asked,) = (request for request, _ in slow.asked)
+    assert len(asked.partitions) == count
