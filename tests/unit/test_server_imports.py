@@ -10,6 +10,10 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "broker" / "quiverlog" / "server"
 PREFIX = "quiverlog.server."
+AS_A_BROKER = (
+    "from quiverlog.cli.broker import _as_a_broker_imports\n"
+    "with _as_a_broker_imports():\n    from quiverlog.server.run import run_broker"
+)
 
 
 def imported(path: Path) -> set[str]:
@@ -54,7 +58,7 @@ def test_a_broker_imports_nothing_that_it_does_not_need() -> None:
 
     The others are imported when somebody needs them: at the first scrape, say.
     """
-    names = loaded_by("from quiverlog.cli.broker import _import_server; _import_server()")
+    names = loaded_by(AS_A_BROKER)
     loaded = {name.partition(".")[0] for name in names}
     assert {"quiverlog", "pyarrow"} <= loaded
     assert loaded.isdisjoint({"pandas", "pyspark", "sympy", "scipy"})
@@ -64,15 +68,10 @@ def test_a_broker_imports_nothing_that_it_does_not_need() -> None:
 
 
 def test_numpy_is_hidden_from_the_broker_alone() -> None:
-    names = loaded_by(
-        "from quiverlog.cli.broker import _import_server; _import_server()\n"
-        "import numpy; assert numpy.zeros(3).sum() == 0"
-    )
+    names = loaded_by(f"{AS_A_BROKER}\nimport numpy; assert numpy.zeros(3).sum() == 0")
     assert "numpy" in names
     assert "numpy" in loaded_by(
-        "import pyarrow, numpy\n"
-        "from quiverlog.cli.broker import _import_server; _import_server()\n"
-        "assert pyarrow.array([1]).to_numpy().sum() == 1"
+        f"import pyarrow, numpy\n{AS_A_BROKER}\nassert pyarrow.array([1]).to_numpy().sum() == 1"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,11 +42,9 @@ def _completion(setting: Setting) -> Callable[..., list[str]] | None:
     return lambda _ctx, _parameter, begun: [c for c in setting.choices if c.startswith(begun)]
 
 
-def _import_server() -> Callable[..., int]:
-    """What runs a broker, and no more: importing is most of a small broker's start."""
-    with lean_imports("numpy", "rich"):
-        from quiverlog.server.run import run_broker
-    return run_broker
+def _as_a_broker_imports() -> AbstractContextManager[None]:
+    """Import no more than a broker needs: importing is most of a small broker's start."""
+    return lean_imports("numpy", "rich")
 
 
 @click.option(
@@ -74,7 +73,9 @@ def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None)
     says when the broker is ready; log lines go to stderr.
     """
     from quiverlog.errors import InvalidConfig
-    from quiverlog.server.config import load_config
+
+    with _as_a_broker_imports():
+        from quiverlog.server.config import load_config
 
     named = {key.key: flags[key.field] for key in CONFIG_KEYS.values()}
     twice = sorted(name for name in more if named.get(name) is not None)
@@ -88,7 +89,8 @@ def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None)
         config = read_config()
     except InvalidConfig as error:
         raise CommandFailed(str(error), ExitCode.USAGE) from error
-    run_broker = _import_server()
+    with _as_a_broker_imports():
+        from quiverlog.server.run import run_broker
     return run_broker(config, read_config=read_config if config_file is not None else None)
 
 
