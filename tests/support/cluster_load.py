@@ -2,7 +2,7 @@
 
 Owns a producer that waits for each row, one that has many on the way, a consumer and a program that
 asks about the topic. Each is a thread with a shipped client of its own; the first error that one of
-them sees ends it and is told by `done`.
+them sees ends it and is told by `done`. What was acknowledged is known by its place.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Self
 import pyarrow as pa
 
 import quiverlog
+from tests.support.row_places import Place, Row, Seen, disorder, misfits
 
-__all__ = ["ClusterLoad", "Seen"]
+__all__ = ["ClusterLoad", "Outcome"]
 
 SCHEMA = pa.schema([("program", pa.string()), ("n", pa.int64())])
 DONE_S = 60.0
@@ -27,18 +28,21 @@ BUSY_ROWS = 200
 
 
 @dataclass
-class Seen:
+class Outcome:
     """What came of the load. Times are seconds, between two things that worked."""
 
     sent: Counter[str] = field(default_factory=Counter)
-    read: Counter[tuple[str, int]] = field(default_factory=Counter)
+    acknowledged: dict[Place, Row] = field(default_factory=dict)
+    read: list[Seen] = field(default_factory=list)
     longest_s: dict[str, float] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
 
-    @property
-    def expected(self) -> Counter[tuple[str, int]]:
-        """Each row that was acknowledged, once."""
-        return Counter((name, n) for name, count in self.sent.items() for n in range(count))
+    def wrong(self) -> list[str]:
+        """Errors, and each acknowledged row that the consumer did not find once, in its place."""
+        found = self.errors + disorder(self.acknowledged)
+        if len(self.acknowledged) != self.sent.total():
+            found.append(f"{self.sent.total()} rows are at {len(self.acknowledged)} places")
+        return found + misfits(self.acknowledged, self.read)
 
 
 class ClusterLoad:
@@ -65,7 +69,7 @@ class ClusterLoad:
         self._bootstrap, self._topic = bootstrap, topic
         self._durability, self._pause_s = durability, pause_s
         self._columns = columns or ("program", "n")
-        self._seen = Seen()
+        self._outcome = Outcome()
         self._stop = threading.Event()
         self._wanted = -1  # Rows that the consumer ends at, once it is known.
         if columns is None:
@@ -86,21 +90,21 @@ class ClusterLoad:
         self._stop.set()
         for thread in self._programs:
             thread.join(DONE_S)
-        self._wanted = self._seen.sent.total()
+        self._wanted = self._outcome.sent.total()
         self._consumer.join(DONE_S)
         for thread in (*self._programs, self._consumer):
             if thread.is_alive():
-                self._seen.errors.append(f"{thread.name} does not end")
+                self._outcome.errors.append(f"{thread.name} does not end")
 
     @property
     def rows(self) -> int:
         """Acknowledged so far."""
-        return self._seen.sent.total()
+        return self._outcome.sent.total()
 
-    def done(self) -> Seen:
+    def done(self) -> Outcome:
         """What came of it all; after the `with`."""
         assert self._wanted >= 0
-        return self._seen
+        return self._outcome
 
     # --- programs -------------------------------------------------------------------------------
     def _thread(self, name: str, work: Callable[[quiverlog.Client], None]) -> threading.Thread:
@@ -109,7 +113,7 @@ class ClusterLoad:
                 with quiverlog.connect(self._bootstrap) as client:
                     work(client)
             except Exception as error:
-                self._seen.errors.append(f"{name}: {type(error).__name__}: {error}")
+                self._outcome.errors.append(f"{name}: {type(error).__name__}: {error}")
 
         return threading.Thread(target=run, name=name, daemon=True)
 
@@ -118,8 +122,7 @@ class ClusterLoad:
         with client.producer(self._topic, durability=self._durability) as producer:
             last_s = time.monotonic()
             while not self._stop.is_set():
-                producer.send(self._rows("patient", 1)).result(DONE_S)
-                self._seen.sent["patient"] += 1
+                self._acknowledged("patient", producer.send(self._rows("patient", 1)))
                 last_s = self._worked("patient", last_s)
                 self._stop.wait(self._pause_s / 10)
 
@@ -127,13 +130,21 @@ class ClusterLoad:
         """Hundreds of rows on the way at any time."""
         with client.producer(self._topic, durability=self._durability, linger=0.005) as producer:
             while not self._stop.is_set():
-                producer.send(self._rows("busy", BUSY_ROWS)).result(DONE_S)
-                self._seen.sent["busy"] += BUSY_ROWS
+                self._acknowledged("busy", producer.send(self._rows("busy", BUSY_ROWS)))
                 self._stop.wait(self._pause_s)  # The test may not be alone on the machine.
 
     def _rows(self, program: str, count: int) -> list[dict[str, object]]:
-        first, (name, number) = self._seen.sent[program], self._columns
+        first, (name, number) = self._outcome.sent[program], self._columns
         return [{name: program, number: first + i} for i in range(count)]
+
+    def _acknowledged(self, program: str, future: quiverlog.SendFuture) -> None:
+        """Wait until the rows that were sent are, and note where they lie."""
+        (part,) = future.result(DONE_S)  # What is sent at once lies side by side.
+        first = self._outcome.sent[program]
+        for number in range(part.rows):
+            place = part.partition, part.base_offset + number
+            self._outcome.acknowledged[place] = program, first + number
+        self._outcome.sent[program] += part.rows
 
     def _asking(self, client: quiverlog.Client) -> None:
         last_s = time.monotonic()
@@ -144,18 +155,22 @@ class ClusterLoad:
 
     def _consume(self, client: quiverlog.Client) -> None:
         with client.consumer(self._topic, start="earliest", follow=True) as consumer:
+            read, next_offsets = self._outcome.read, Counter[int]()
             until_s = float("inf")
-            while self._wanted < 0 or self._seen.read.total() < self._wanted:
+            while self._wanted < 0 or len(read) < self._wanted:
                 batch = consumer.poll(0.2)
                 if batch is not None:
+                    assert batch.base_offset == next_offsets[batch.partition], batch
+                    next_offsets[batch.partition] = batch.next_offset
                     columns = (batch.data.column(name).to_pylist() for name in self._columns)
-                    self._seen.read.update(zip(*columns, strict=True))
+                    for offset, row in enumerate(zip(*columns, strict=True), batch.base_offset):
+                        read.append(((batch.partition, offset), row))
                 if self._wanted >= 0:
                     until_s = min(until_s, time.monotonic() + DONE_S / 2)
                 if time.monotonic() > until_s:
-                    raise TimeoutError(f"{self._seen.read.total()} of {self._wanted} rows")
+                    raise TimeoutError(f"{len(read)} of {self._wanted} rows")
 
     def _worked(self, name: str, last_s: float) -> float:
         now_s = time.monotonic()
-        self._seen.longest_s[name] = max(self._seen.longest_s.get(name, 0.0), now_s - last_s)
+        self._outcome.longest_s[name] = max(self._outcome.longest_s.get(name, 0.0), now_s - last_s)
         return now_s
