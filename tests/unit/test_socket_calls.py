@@ -69,10 +69,7 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/cli/what_answers.py": {"create_connection": UNASKED},
     "broker/quiverlog/client/asynchronous.py": {
         "create_connection": CLIENT, "get_extra_info": NO_ERROR, "setsockopt": CLIENT,
-        "is_closing": NO_ERROR, "abort": NO_ERROR,
-    },
-    "broker/quiverlog/client/piecewise.py": {
-        "is_closing": NO_ERROR, "set_write_buffer_limits": TRANSPORT, "write": CLIENT,
+        "is_closing": NO_ERROR, "write": CLIENT, "abort": NO_ERROR,
     },
     "broker/quiverlog/client/blocking_connection.py": {
         "getaddrinfo": CLIENT, "socket": CLIENT, "connect": CLIENT, "setsockopt": CLIENT,

@@ -43,7 +43,6 @@ from .commands import (
     Sleep,
     Start,
 )
-from .piecewise import PiecewiseWriter
 from .receive_memory import ArrowMemory
 from .results import Address
 from .routing import Settings, check
@@ -69,26 +68,16 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._protocol = ClientConnection()
         self._pending: dict[int, tuple[Request, asyncio.Future[Reply]]] = {}
         self._transport: asyncio.Transport | None = None
-        self._writer: PiecewiseWriter | None = None
         self._loop = asyncio.get_running_loop()
 
     # --- asyncio's side -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # By what it can do, not by its type: uvloop's transports inherit from nothing.
         self._transport = cast(asyncio.Transport, transport)
-        self._writer = PiecewiseWriter(self._transport)
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):  # Doing without is no error.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-    def pause_writing(self) -> None:
-        assert self._writer is not None
-        self._writer.pause()
-
-    def resume_writing(self) -> None:
-        assert self._writer is not None
-        self._writer.resume()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._receiver.get_buffer(sizehint)
@@ -153,7 +142,6 @@ class AsyncConnection(asyncio.BufferedProtocol):
         body_bytes: int = 0,
     ) -> asyncio.Future[Reply]:
         assert self._transport is not None
-        assert self._writer is not None
         waiting: asyncio.Future[Reply] = self._loop.create_future()
         self._pending[correlation_id] = (request, waiting)
         timer = self._loop.call_later(timeout_s, self._timed_out, waiting)
@@ -167,9 +155,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self._transport.is_closing():
             pass  # It broke: `connection_lost` is on its way, and answers what is pending.
         elif body_bytes <= JOIN_BYTES_MAX:
-            self._writer.write([b"".join([head, *body])])
+            self._transport.write(b"".join([head, *body]))
         else:
-            self._writer.write([head, *body])
+            self._transport.write(head)
+            for buffer in body:
+                self._transport.write(buffer)
         return waiting
 
     def _timed_out(self, waiting: asyncio.Future[Reply]) -> None:
@@ -182,8 +172,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self.closed:
             return
         self.closed = True
-        if self._transport is not None and self._writer is not None:
-            self._writer.drop()
+        if self._transport is not None:
             self._transport.abort()
         pending, self._pending = self._pending, {}
         for _, waiting in pending.values():
