@@ -99,6 +99,13 @@ def test_what_duckdb_refuses_is_one_line(broker, capfd, query):
     assert (code, out, err.count("\n")) == (ExitCode.USAGE, "", 1), err
 
 
+def test_the_end_of_the_process_says_nothing(broker):
+    """What DuckDB finds left of itself at the end it lists on stderr."""
+    command = [sys.executable, "-m", "quiverlog", "sql", "select count(*) as n from flights"]
+    done = subprocess.run([*command, "-b", broker.bootstrap], capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_options_that_contradict(broker, capfd):
     for words in (["--watch", "2s"], ["select 1", "--watch", "2s", "-o", "x.csv"]):
         assert answer(broker, capfd, *words)[0] == ExitCode.USAGE
