@@ -210,7 +210,7 @@ def test_advice_names_what_is_missing_of_an_extra(monkeypatch: pytest.MonkeyPatc
         "aiohttp[speedups]<4,>=3.11; extra == 'broker'",
         "pyspark>=4.0; extra == 'spark'",
     ]
-    monkeypatch.setattr(installing, "requires", lambda _: declared)
+    monkeypatch.setattr(metadata, "requires", lambda _: declared)
     monkeypatch.setattr(installing, "_is_installed", lambda name: name == "click")
     assert install_line("broker", "uvloop") == "pip install 'uvloop>=0.21' 'aiohttp<4,>=3.11'"
     assert install_line("", "msgspec") == "pip install msgspec"
@@ -221,7 +221,7 @@ def test_advice_without_metadata_names_the_module(monkeypatch: pytest.MonkeyPatc
     def none(_: str) -> list[str]:
         raise metadata.PackageNotFoundError("quiverlog")
 
-    monkeypatch.setattr(installing, "requires", none)
+    monkeypatch.setattr(metadata, "requires", none)
     assert install_line("broker", "uvloop") == "pip install uvloop"
 
 
