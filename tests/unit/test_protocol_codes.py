@@ -61,6 +61,7 @@ class Drawing:
             "directory_id": ("0" * 32, "0" * 32, ""),
             "host": ("127.0.0.1", "127.0.0.1", ""),
             "port": (9292, 9292, 0),
+            "replica_id": (-1, -1, 1),
         }
 
     def of(self, cls: type[msgspec.Struct]) -> Any:
