@@ -38,8 +38,8 @@ DURABILITY = (
     make_bug(
         "a repetition is acknowledged before its flush",
         "node.staging:Staging._needed",
-        "elif level != _MEMORY and",
-        "elif not result.duplicate and level != _MEMORY and",
+        "elif end_offset > safe_offset(level, state)",
+        "elif not result.duplicate and end_offset > safe_offset(level, state)",
         # Stored as `memory`, the answer lost, sent again as `flushed`.
         shape={
             **QUIET,

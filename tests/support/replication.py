@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from quiverlog.core.partition.partition import Assigned, PartitionState, acknowledged
+from quiverlog.core.partition.levels import safe_offset
+from quiverlog.core.partition.partition import Assigned, PartitionState
 from quiverlog.core.replication.follower import Cut, Follower, Skip, Take
 from quiverlog.core.replication.peer_fetcher import FetchPlan, PeerFetcher
 from quiverlog.core.replication.serving import check, hear, sessions_of
@@ -198,7 +199,7 @@ class ModelBroker:
     def acknowledge(self) -> list[Unanswered]:
         """What is as safe as was asked for by now."""
         state = self.state
-        found = [one for one in self.unanswered if one.end <= acknowledged(one.level, state)]
+        found = [one for one in self.unanswered if one.end <= safe_offset(one.level, state)]
         self.unanswered = [one for one in self.unanswered if one not in found]
         return found
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiverlog.core.partition.leadership import Leadership
-from quiverlog.core.partition.partition import Assigned, PartitionState, acknowledged
+from quiverlog.core.partition.levels import safe_offset
+from quiverlog.core.partition.partition import Assigned, PartitionState
 from quiverlog.core.partition.progress import Said
 from quiverlog.errors import (
     FencedLeaderEpoch,
@@ -184,15 +185,15 @@ def test_nothing_becomes_readable_while_too_few_are_in_sync() -> None:
 def test_enough_disks_have_what_is_replicated_and_flushed() -> None:
     partition = leading(Durability.REPLICATED_FLUSHED)
     partition.appended(20)
-    assert acknowledged(Durability.REPLICATED_FLUSHED, partition) == 0
+    assert safe_offset(Durability.REPLICATED_FLUSHED, partition) == 0
     follower_at(partition, 7, 20, flushed=15)
     assert partition.replicas_flushed_offset == 10, "this broker's disk is the second"
-    assert acknowledged(Durability.REPLICATED_FLUSHED, partition) == 0, "not in all logs"
+    assert safe_offset(Durability.REPLICATED_FLUSHED, partition) == 0, "not in all logs"
     follower_at(partition, 9, 18, flushed=18)
     assert partition.high_watermark == 18
-    assert acknowledged(Durability.REPLICATED_FLUSHED, partition) == 15
+    assert safe_offset(Durability.REPLICATED_FLUSHED, partition) == 15
     partition.flushed(20)
-    assert acknowledged(Durability.REPLICATED_FLUSHED, partition) == 18
+    assert safe_offset(Durability.REPLICATED_FLUSHED, partition) == 18
 
 
 def test_a_disk_counts_only_where_its_broker_is_in_sync_in_any_case() -> None:

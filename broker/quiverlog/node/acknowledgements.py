@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from typing import ClassVar, Final
 
-from quiverlog.core.partition.partition import Positions, acknowledged
+from quiverlog.core.partition.levels import Positions, safe_offset
 from quiverlog.errors import QuiverlogError, RequestTimedOut
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.purgatory import Purgatory, Replier, Waiter
@@ -72,7 +72,7 @@ class Answers:
         unflushed = self.unflushed
         while unflushed:
             end_offset, waiter, result = unflushed[0]
-            if end_offset and end_offset > acknowledged(result.durability, positions):
+            if end_offset and end_offset > safe_offset(result.durability, positions):
                 break
             del unflushed[0]
             try:

@@ -47,8 +47,8 @@ from quiverlog.wire.replica_messages import (
 __all__ = ["InSyncChanges"]
 
 _LOOKS_PER_CALL: Final = ALTER_PARTITION_ENTRIES_MAX
-"""Partitions looked at in one call of the node, 5 to 10 us each: what fills a request. With fewer in
-each the quorum decides the more often, and a broker that is back waits for each."""
+"""Partitions looked at in one call of the node, 5 to 10 us each: what fills a request. With fewer
+in each the quorum decides the more often, and a broker that is back waits for each."""
 _RETRY_US: Final = IN_SYNC_RETRY_MS * 1000
 
 AskController = Callable[[AlterPartitionRequest, Then, Now], None]

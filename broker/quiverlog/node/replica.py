@@ -58,6 +58,7 @@ def assigned(topic: TopicImage, partition: PartitionImage) -> Assigned:
         tuple(n for n in partition.adding_replicas if n not in partition.removing_replicas),
         partition.removing_replicas,
         partition.replaced_disks,
+        topic.replication_factor == 1,
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from quiverlog.core.partition.partition import acknowledged
+from quiverlog.core.partition.levels import safe_offset
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, ThrottledBroker
 from quiverlog.limits import MIB
 from quiverlog.node.acknowledgements import ProduceWaiter, fail_result
@@ -33,7 +33,6 @@ STAGED_BYTES_MAX: Final = 1 * MIB
 STAGED_ROWS_MAX: Final = 2**30
 """Rows of one log's write: with those of a segment they must fit an index's 32 bits."""
 _TIMEOUT_MS_MAX: Final = 24 * 3_600_000
-_MEMORY: Final = Durability.MEMORY
 _REPLICATED_FLUSHED: Final = Durability.REPLICATED_FLUSHED
 _FLUSHED: Final = frozenset((int(Durability.FLUSHED), int(Durability.REPLICATED_FLUSHED)))
 
@@ -184,7 +183,7 @@ class Staging:
         if end_offset > state.log_end_offset:
             error = errors.get(replica) or StorageFault(f"{replica.name}: not stored.")
             fail_result(result, error)
-        elif level != _MEMORY and end_offset > acknowledged(level, state):
+        elif end_offset > safe_offset(level, state):
             if replica.fault is None:
                 return end_offset
             fail_result(result, replica.fault)

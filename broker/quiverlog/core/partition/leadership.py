@@ -73,6 +73,7 @@ class Leadership:
         "epoch_start_offset",
         "followers",
         "in_sync",
+        "is_single",
         "leader_epoch",
         "leaving",
         "min_in_sync",
@@ -113,6 +114,7 @@ class Leadership:
         # Rows below it may have been promised on disks, by this leader or one before.
         self._promised_offset = self._promised_until_change = agreement.start_offset
         self.replaced: frozenset[int] = frozenset()
+        self.is_single = False
         self.set_replicas(replicas, now_us)
 
     # --- how safe rows are ---------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """One partition as its replica here sees it: who may write and read, and how far.
 
-Owns the leader epoch checks, the durability rule and the high watermark. Positions are kept apart,
-and `acknowledged` is the one function that says which of them a level rests on:
+Owns the leader epoch checks, the durability rule and the high watermark. Positions are kept apart;
+`safe_offset` (levels.py) is the one function that says which of them a level rests on:
 
 - `log_start_offset`         the first row that is kept;
 - `flushed_offset`           rows below it are on this broker's disk;
@@ -27,11 +27,12 @@ Must not know: files, connections, requests.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from quiverlog.core.partition.agreement import Agreement
 from quiverlog.core.partition.in_sync import InSync
 from quiverlog.core.partition.leadership import Leadership
+from quiverlog.core.partition.levels import safe_offset
 from quiverlog.errors import (
     FencedLeaderEpoch,
     NotEnoughReplicas,
@@ -41,7 +42,7 @@ from quiverlog.errors import (
 from quiverlog.limits import REPLICA_LAG_MS_MAX
 from quiverlog.types import NO_EPOCH, Durability, TopicPartition
 
-__all__ = ["Assigned", "PartitionState", "Positions", "acknowledged"]
+__all__ = ["Assigned", "PartitionState"]
 
 # Looking a member of an enum up costs as much as five comparisons, on every request.
 _TOPIC_DEFAULT: Final = int(Durability.TOPIC_DEFAULT)
@@ -52,40 +53,13 @@ _REPLICATED_FLUSHED: Final = int(Durability.REPLICATED_FLUSHED)
 _LEVELS: Final = frozenset((_MEMORY, _FLUSHED, _REPLICATED, _REPLICATED_FLUSHED))
 
 
-class Positions(Protocol):
-    """How far each kind of safety has come; see the module docstring."""
-
-    @property
-    def flushed_offset(self) -> int: ...
-
-    @property
-    def high_watermark(self) -> int: ...
-
-    @property
-    def replicas_flushed_offset(self) -> int: ...
-
-    @property
-    def log_end_offset(self) -> int: ...
-
-
-def acknowledged(level: int, positions: Positions) -> int:
-    """Rows below the answer are as safe as `level` promises."""
-    if level == _FLUSHED:
-        return positions.flushed_offset
-    if level == _MEMORY:
-        return positions.log_end_offset
-    if level == _REPLICATED:
-        return positions.high_watermark
-    assert level == _REPLICATED_FLUSHED, f"{level} is no level of durability"
-    return min(positions.high_watermark, positions.replicas_flushed_offset)
-
-
 class Assigned(NamedTuple):
     """What the metadata say of a partition, to the broker that leads it.
 
     `min_in_sync`: rows are replicated when they are on so many, at most as many as there are.
     `adding`, `leaving`: replicas of a partition that moves, which begin and end to hold it.
     `replaced`: those whose log counts for nothing before they are in sync again.
+    `is_single`: the topic has one replica, whatever this partition has while that changes.
     """
 
     leader_epoch: int
@@ -96,6 +70,7 @@ class Assigned(NamedTuple):
     adding: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
     replaced: tuple[int, ...] = ()
+    is_single: bool = False
 
 
 class PartitionState:
@@ -159,6 +134,13 @@ class PartitionState:
         """Rows below it are on the disks of as many in-sync replicas as the topic asks for."""
         leadership = self.leadership
         return 0 if leadership is None else leadership.flushed_offset(self.flushed_offset)
+
+    @property
+    def may_be_taken_over(self) -> bool:
+        """True when a copy may lead next of whose existence a level below `replicated` knows
+        nothing: the topic has one replica, and this one moves, or gets others."""
+        leadership = self.leadership
+        return leadership is not None and leadership.is_single and leadership.is_replicated
 
     @property
     def is_current(self) -> bool:
@@ -340,6 +322,7 @@ class PartitionState:
         assert self.leadership is not None
         self.leadership.move(assigned.adding, assigned.leaving)
         self.leadership.replaced = frozenset(assigned.replaced)
+        self.leadership.is_single = assigned.is_single
         assert self.leadership.leader_epoch == leader_epoch
         return self._advance()
 
@@ -383,7 +366,7 @@ class PartitionState:
         if leadership.followers or self.durability >= _REPLICATED:
             limit = leadership.replicated_offset(self.log_end_offset)
         else:
-            limit = acknowledged(self.durability, self)
+            limit = safe_offset(self.durability, self)
         assert limit <= self.log_end_offset
         assert self.high_watermark <= self.log_end_offset
         if limit <= self.high_watermark:
