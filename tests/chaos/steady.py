@@ -83,12 +83,14 @@ class Steady:
         return "\n".join(lines)
 
 
-async def steady(duration_s: float, say: Callable[[str], None]) -> Steady:
+async def steady(
+    duration_s: float, say: Callable[[str], None], *, cold_segments: int = COLD_SEGMENTS
+) -> Steady:
     """See the module docstring."""
     found = Steady(duration_s)
     async with Brokers() as brokers:
         async with aio.connect(brokers.bootstrap, client_id="client-founder") as client:
-            await _prepare(client, say)
+            await _prepare(client, say, cold_segments)
         await _without_indexes(brokers)
         say("index files are gone")
         async with aio.connect(brokers.bootstrap, client_id="client-founder") as client:
@@ -123,13 +125,13 @@ async def steady(duration_s: float, say: Callable[[str], None]) -> Steady:
 
 
 # --- before ------------------------------------------------------------------------------------
-async def _prepare(client: aio.AsyncClient, say: Callable[[str], None]) -> None:
+async def _prepare(client: aio.AsyncClient, say: Callable[[str], None], cold_segments: int) -> None:
     hot = {"segment.bytes": 4 << 20, "retention.bytes": 16 << 20}
     for name, level in (("hot", "replicated"), ("hot-flushed", "replicated_flushed")):
         await _created(client, name, 3, {"durability": level, **hot})
     cold = {"durability": "replicated", "segment.bytes": COLD_SEGMENT_BYTES}
     await _created(client, "cold", COLD_PARTITIONS, cold)
-    size = COLD_PARTITIONS * COLD_SEGMENTS * COLD_SEGMENT_BYTES
+    size = COLD_PARTITIONS * cold_segments * COLD_SEGMENT_BYTES
     async with client.producer("cold", batch_rows=SMALL.num_rows, linger=0) as producer:
         sent = 0
         while sent < size:

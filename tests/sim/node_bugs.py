@@ -195,7 +195,7 @@ WORK = (
     ),
     make_bug(
         "off-by-one in a sliced fetch",
-        "storage.log:Log.read",
+        "storage.log:Log.read_answers",
         "asked = (segment, offset,",
         "asked = (segment, min(offset + 1, end_offset - 1),",
     ),

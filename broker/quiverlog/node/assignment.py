@@ -139,6 +139,7 @@ class Assignment:
                 continue
             never_made = None if open_now else unmade
             for number in range(len(topic.partitions)) if numbers is None else numbers:
+                assert 0 <= number < len(topic.partitions), "who decides knows the topic"
                 partition = topic.partitions[number]
                 self._reconcile_partition(topic, partition, now, clean, made, never_made)
         if open_now:

@@ -282,6 +282,7 @@ def _file_ranges(answers: list[Answer]) -> list[m.FileRange]:
         place = answer.segment.file.place()
         if place is None:
             return []
+        assert answer.byte_count > 0, "a segment that was read gave rows"
         where = (answer.position, answer.byte_count, answer.last_header)
         ranges.append(m.FileRange(*place, *where))
     return ranges

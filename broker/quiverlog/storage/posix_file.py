@@ -165,6 +165,7 @@ class PosixFile:
                 path = os.path.join(os.getcwd(), path)  # `abspath` takes `..` behind a link away.
             except OSError:  # The working directory is gone.
                 return None
+        assert os.path.isabs(path)
         place = FilePlace(path, *self._identity)
         return place if place.can_be_told else None
 

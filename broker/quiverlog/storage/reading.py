@@ -49,7 +49,9 @@ class Answer(NamedTuple):
     @property
     def last_header(self) -> bytes:
         """The header of the last batch."""
-        return bytes(self.views[-1][:BATCH_HEADER_BYTES])
+        header = bytes(self.views[-1][:BATCH_HEADER_BYTES])
+        assert len(header) == BATCH_HEADER_BYTES, "the last view is one batch"
+        return header
 
 
 def views_of(answers: Iterable[Answer]) -> list[memoryview]:

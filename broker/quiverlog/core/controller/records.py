@@ -294,6 +294,7 @@ def changed_by(records: Iterable[Record]) -> dict[bytes, Collection[int] | None]
         if not isinstance(record, PartitionChangeRecord):
             found[topic_id] = None
         elif (numbers := found.setdefault(topic_id, {})) is not None:
+            assert record.partition >= 0, "a change is of one partition"
             numbers[record.partition] = None
     return {**found}
 

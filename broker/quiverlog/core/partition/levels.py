@@ -50,4 +50,5 @@ def safe_offset(level: int, positions: Positions) -> int:
         return min(positions.high_watermark, positions.replicas_flushed_offset)
     assert level in (_MEMORY, _FLUSHED), f"{level} is no level of durability"
     own = positions.flushed_offset if level == _FLUSHED else positions.log_end_offset
+    assert own <= positions.log_end_offset, "what is not there is on no disk"
     return min(own, positions.high_watermark) if positions.may_be_taken_over else own
