@@ -124,7 +124,7 @@ def _check(table: pa.Table, rows: int) -> None:
 def _store(path: Path, batch: pa.RecordBatch, batches: int) -> int:
     """Write the bytes of all stored batches; how many of them one answer has."""
     per_fetch = min(batches, BATCHES_PER_FETCH)
-    encoded = encode_batch(batch, schema_id=1, timestamp_us=1)
+    encoded = bytes(encode_batch(batch, schema_id=1, timestamp_us=1))
     path.write_bytes(encoded * (batches - batches % per_fetch))
     return per_fetch * len(encoded)
 
