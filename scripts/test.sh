@@ -73,7 +73,8 @@ part -n "$TEST_PROCESSES" --dist worksteal -m "not spark and not containers" "$@
 
 # They are all in one place (test_tidy looks), so that nothing else has to be imported for them.
 say "tests on a real Spark, $SPARK_PROCESSES sessions at a time"
-part -n "$SPARK_PROCESSES" --dist worksteal -m spark "${@:-tests/spark}"
+# One by one, the long ones first: dealt out in halves, one session ends a minute before the other.
+part -n "$SPARK_PROCESSES" --dist load --maxschedchunk 1 -m spark "${@:-tests/spark}"
 
 say "tests on containers"
 containers_part "$@"

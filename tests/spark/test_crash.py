@@ -6,6 +6,7 @@ also while no driver lives. Every row from the durable start on must come out ex
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -62,39 +63,48 @@ class Driver(NamedTuple):
     rows: Path
 
 
-@pytest.fixture(scope="module")
-def drivers(
-    broker: Any, client: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Driver]]:
-    """All of them at once: starting a JVM is mostly waiting."""
-    started = {}
-    for batch, point in POINTS:
-        name, place = unique("crash"), tmp_path_factory.mktemp("crash")
-        client.create_topic(name, schema=TRADES, partitions=1)
-        arguments = (broker.bootstrap, name, str(place / "checkpoint"), str(place / "rows"))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.crash_driver", *arguments, str(batch), point],
-            cwd=ROOT,
-            env=environment(),
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started[point] = Driver(process, name, place / "checkpoint", place / "rows")
-    yield started
-    for driver in started.values():
-        if driver.process.poll() is None:
-            os.killpg(driver.process.pid, signal.SIGKILL)
-        driver.process.communicate()
+@contextlib.contextmanager
+def running_drivers(broker: Any, client: Any, place: Path) -> Iterator[list[Driver]]:
+    """One for each point, all of them at once: starting a JVM is mostly waiting."""
+    started: list[Driver] = []
+    try:
+        for batch, point in POINTS:
+            name = unique("crash")
+            client.create_topic(name, schema=TRADES, partitions=1)
+            checkpoint, rows = place / point / "checkpoint", place / point / "rows"
+            arguments = (broker.bootstrap, name, str(checkpoint), str(rows), str(batch), point)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.crash_driver", *arguments],
+                cwd=ROOT,
+                env=environment(),
+                start_new_session=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            started.append(Driver(process, name, checkpoint, rows))
+        yield started
+    finally:
+        for driver in started:
+            if driver.process.poll() is None:
+                os.killpg(driver.process.pid, signal.SIGKILL)
+            driver.process.communicate()
 
 
-@pytest.mark.parametrize(("batch", "point"), POINTS)
 @pytest.mark.timeout(300)
 def test_no_row_is_lost_or_doubled(
-    spark: Any, broker: Any, client: Any, drivers: dict[str, Driver], batch: int, point: str
+    spark: Any, broker: Any, client: Any, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    process, name, checkpoint, rows = drivers[point]
+    with running_drivers(broker, client, tmp_path) as drivers:
+        for (batch, point), driver in zip(POINTS, drivers, strict=True):
+            with subtests.test(batch=batch, point=point):
+                check_restart(spark, broker, client, driver, batch, point)
+
+
+def check_restart(
+    spark: Any, broker: Any, client: Any, driver: Driver, batch: int, point: str
+) -> None:
+    process, name, checkpoint, rows = driver
     with Feed(client, name) as feed:
         _, errors = process.communicate(timeout=200)
         assert process.returncode == -signal.SIGKILL, errors[-2000:]
