@@ -64,3 +64,21 @@ def test_a_pipe_gets_whole_names(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["TOPIC", "KEY", "CONFIG"], [names])
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.split() == names
+
+
+def test_a_cell_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = ["[red]x[/red]", ":smile:", "\\[b]", "list<item: int32>[3]"]
+    print_table(cells, [cells])
+    first, _, last = capsys.readouterr().out.splitlines()
+    assert first.split(maxsplit=3) == last.split(maxsplit=3) == cells
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_colours_that_are_asked_for_come(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    print_table(["NAME"], [["t"]])
+    assert "\x1b[" in capsys.readouterr().out

@@ -6,8 +6,6 @@ contains no colour; tables fall back to plain text when stdout is not a terminal
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -29,11 +27,6 @@ __all__ = [
 
 _PIPE_WIDTH: Final = 1 << 20
 """A table is no wider than its cells; a line that is broken is nothing to search in."""
-_BETWEEN: Final = "   "
-_PLAIN: Final = re.compile(r"[A-Za-z0-9 _.,;+/=()%-]*", re.ASCII).fullmatch
-"""Cells without a character that rich gives a meaning to or counts otherwise."""
-_STYLED: Final = frozenset({"FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"})
-"""With one of these rich may take a pipe for a terminal."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -65,57 +58,33 @@ def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()
 ) -> None:
     """A table without lines between its rows. `right` names the columns of numbers."""
-    table_rows = [[_cell(value) for value in row] for row in rows]
-    plain = _plain_table([_cell(name) for name in columns], table_rows, right)
-    if plain is not None:
-        sys.stdout.write(plain)
-        return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text  # Of a plain string rich would take [red] and :smile: out.
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in columns:
-        table.add_column(_cell(name), justify="right" if name in right else "left", overflow="fold")
-    for row in table_rows:
-        table.add_row(*row)
+        table.add_column(
+            Text(_cell(name)), justify="right" if name in right else "left", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
     console().print(table)
-
-
-def _plain_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]
-) -> str | None:
-    """What rich makes of the table for a pipe, if that is plain: its import takes 30 ms."""
-    has_lines = (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
-    if sys.stdout.isatty() or not has_lines or not _STYLED.isdisjoint(os.environ):
-        return None
-    if not all(_PLAIN(cell) for row in (columns, *rows) for cell in row):
-        return None
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    total = sum(widths) + len(_BETWEEN) * (len(widths) - 1)
-    if total > _PIPE_WIDTH:
-        return None
-    places = [
-        f"{{:{'>' if name in right else '<'}{width}}}"
-        for name, width in zip(columns, widths, strict=True)
-    ]
-    lines = [_BETWEEN.join(places).format(*row) for row in (columns, *rows)]
-    return "\n".join([lines[0], "─" * total, *lines[1:], ""])
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
     """One `name  value` line per field."""
     width = max((len(name) for name in fields), default=0)
     for name, value in fields.items():
-        print(f"{name:<{width}}  {_cell(value, markup=False)}")
+        print(f"{name:<{width}}  {_cell(value)}")
 
 
-def _cell(value: Any, *, markup: bool = True) -> str:
+def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    text = printable(str(value))
-    return text.replace("[", "\\[") if markup else text
+    return printable(str(value))
 
 
 def human_count(value: float) -> str:

@@ -122,12 +122,12 @@ def shown_progress(
     ends = [BarColumn(), TimeRemainingColumn()] if source.total is not None else []
     amount = MofNCompleteColumn() if source.total_is_rows else DownloadColumn()
     with RichProgress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         *ends,
         amount,
         RowsColumn(),
         console=shown,
         transient=True,
     ) as bar:
-        name = "stdin" if file == "-" else printable(Path(file).name).replace("[", "\\[")
+        name = "stdin" if file == "-" else printable(Path(file).name)
         yield _Bar(bar, bar.add_task(name, total=source.total))

@@ -97,8 +97,7 @@ class _Bar:
         self._bar, self._task = bar, task
 
     def show(self, done: float, total: float, text: str) -> None:
-        shown = printable(text).replace("[", "\\[")
-        self._bar.update(self._task, completed=done, total=total or None, text=shown)
+        self._bar.update(self._task, completed=done, total=total or None, text=printable(text))
 
 
 @contextlib.contextmanager
@@ -111,10 +110,10 @@ def shown_waiting(title: str) -> Iterator[Waiting]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     with Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}"),
+        TextColumn("{task.fields[text]}", markup=False),
         console=shown,
         transient=True,
     ) as bar:
