@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -12,6 +14,7 @@ from quiverlog.cli.failures import CommandFailed
 from quiverlog.cli.move_options import moving_options
 from quiverlog.cli.placement import Placement, check_room
 from quiverlog.cli.plan_file import plan_text, read_plan
+from quiverlog.cli.reassign import How, carry_out
 from quiverlog.client.replica_layout import Move, PlanBroker, PlanPartition
 from quiverlog.client.replica_sizes import ReplicaSizes
 from quiverlog.server.replies import _PARTS
@@ -107,3 +110,28 @@ def test_a_broker_counts_errors_of_the_parts_that_have_some() -> None:
     named = {spec.api.name: _PARTS[number] for number, spec in APIS.items()}
     assert (named["PRODUCE"], named["METADATA"]) == ("partitions", "topics")
     assert named["DESCRIBE_REPLICAS"] == named["REASSIGN_PARTITIONS"] == ""
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3])
+def test_who_interrupts_is_told_that_what_has_begun_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: int
+) -> None:
+    """From the first request on; the controller is asked first whether it would refuse."""
+    left = [None] * asked
+
+    class Interrupted:
+        cluster = None
+
+        def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+            coroutine.close()
+            if not left:
+                raise KeyboardInterrupt
+            left.pop()
+
+    monkeypatch.setattr("quiverlog.cli.placement.look", lambda _: placement())
+    moves = [Move(topic, 0, (1,), (2,)) for topic in ("a", "b")]
+    how = How(wait_s=60.0, ignore_room=True, output_format="json")
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(Interrupted(), lambda _: moves, how)  # type: ignore[arg-type]
+    is_begun = asked >= len(moves)
+    assert ("`quiverlog partition reassign --status`" in capsys.readouterr().err) is is_begun

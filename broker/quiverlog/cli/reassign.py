@@ -257,7 +257,7 @@ def carry_out(
     Args:
         confirm: asks before anything moves, when the plan was shown.
     """
-    from quiverlog.cli.move_run import check_plan, elect_preferred, start_plan, wait_for
+    from quiverlog.cli.move_run import check_plan, said_on_interrupt
     from quiverlog.cli.move_tables import plan_json, print_plan
     from quiverlog.cli.placement import check_room, look
     from quiverlog.cli.plan_file import plan_text
@@ -279,6 +279,14 @@ def carry_out(
         return
     if confirm is not None:
         confirm()
+    with said_on_interrupt():
+        _run_plan(client, moves, how)
+
+
+def _run_plan(client: Client, moves: Sequence[Move], how: How) -> None:
+    """Begin, and wait as long as is wanted."""
+    from quiverlog.cli.move_run import elect_preferred, start_plan, wait_for
+
     start_plan(client, moves, how.throttle)
     if not how.wait_s:
         click.echo(
@@ -318,7 +326,7 @@ def _moving(
     client: Client, wish: _Wish, *, cancel: bool, wait_s: float, output_format: str
 ) -> None:
     """Show what moves, having sent it back if that is wanted."""
-    from quiverlog.cli.move_run import wait_for
+    from quiverlog.cli.move_run import said_on_interrupt, wait_for
     from quiverlog.cli.move_tables import moves_json, print_moves
     from quiverlog.cli.placement import look
 
@@ -338,7 +346,8 @@ def _moving(
             )
     left = list(moving)
     if wait_s and moving:
-        left = wait_for(client, {key: one.adding for key, one in moving.items()}, wait_s)
+        with said_on_interrupt():
+            left = wait_for(client, {key: one.adding for key, one in moving.items()}, wait_s)
         now = look(client).moving
         moving = {key: now[key] for key in left if key in now}
     if output_format == "json":
