@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,22 @@ def test_who_interrupts_is_told_that_what_has_begun_goes_on(
         carry_out(Interrupted(), lambda _: moves, how)  # type: ignore[arg-type]
     is_begun = asked >= len(moves)
     assert ("`quiverlog partition reassign --status`" in capsys.readouterr().err) is is_begun
+
+
+def test_who_interrupts_a_decommissioning_is_told_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        cluster = None
+
+        def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+            coroutine.close()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        "quiverlog.cli.decommission.open_client", lambda *_, **__: nullcontext(Interrupted())
+    )
+    assert run(["cluster", "decommission", "4"]) == 130
+    said = capsys.readouterr().err
+    assert "broker 4" in said
+    assert "--cancel calls it off" in said

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.interrupts import said_on_interrupt
 from quiverlog.cli.move_run import check_plan, start_plan
 from quiverlog.cli.options import (
     INT32_MAX,
@@ -90,7 +91,8 @@ def decommission(
         elif dry_run:
             moves, state = _plan(client, node_id), _State.PLANNED
         else:
-            state = _decommission(client, node_id, is_waiting=not no_wait)
+            with said_on_interrupt(_GOES_ON.format(node_id=node_id)):
+                state = _decommission(client, node_id, is_waiting=not no_wait)
     _show_state(node_id, state, moves, output_format)
 
 
@@ -103,6 +105,11 @@ _WORDS: Final = {
     "same command again.",
     _State.UNREGISTERED: "Broker {node_id} has left the cluster.",
 }
+
+_GOES_ON: Final = (
+    "What has begun goes on: broker {node_id} is given nothing any more, and what it holds moves. "
+    "The same command waits for it and goes on; --cancel calls it off."
+)
 
 
 @click.command()

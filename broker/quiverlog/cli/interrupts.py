@@ -1,4 +1,5 @@
-"""Ctrl-C, held back while something must not be cut in two, or carried to what does not hear it.
+"""Ctrl-C: held back while something must not be cut in two, carried to what does not hear it,
+and told what it does not end.
 
 Owns the handler of SIGINT while it is another than Python's.
 """
@@ -12,7 +13,9 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-__all__ = ["interrupts_carried_to", "interrupts_held"]
+import click
+
+__all__ = ["interrupts_carried_to", "interrupts_held", "said_on_interrupt"]
 
 _AGAIN_S = 0.05
 
@@ -89,6 +92,16 @@ def interrupts_carried_to(stop: Callable[[], object]) -> Iterator[None]:
         heard.close()
     if came:
         raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def said_on_interrupt(text: str) -> Iterator[None]:
+    """Around all that has brokers begin something and waits for it, which goes on without us."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"\n{text}", err=True)
+        raise
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket] | None:

@@ -8,10 +8,8 @@ interrupted command leaves them running, with their throttle, which ends with ea
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
-
-import click
 
 from quiverlog.cli.failures import CommandFailed
 from quiverlog.cli.output import human_bytes
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from quiverlog.client.replica_layout import Move
     from quiverlog.client.replica_sizes import ReplicaSizes
 
-__all__ = ["check_plan", "elect_preferred", "said_on_interrupt", "start_plan", "wait_for"]
+__all__ = ["check_plan", "elect_preferred", "start_plan", "wait_for"]
 
 Key = tuple[str, int]
 _PARTITIONS_MAX: Final = 1_000
@@ -35,20 +33,6 @@ def check_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
     """Have the controller look at the plan. Raises what it would refuse it with."""
     for part in _requests(moves):
         _ask(client, part, throttle, validate_only=True)
-
-
-@contextlib.contextmanager
-def said_on_interrupt() -> Iterator[None]:
-    """Around all that begins moves and waits for them: who interrupts it hears what goes on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        click.echo(
-            "\nMoves that have begun go on. `quiverlog partition reassign --status` shows them, "
-            "`quiverlog partition reassign --cancel` gives them up.",
-            err=True,
-        )
-        raise
 
 
 def start_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:

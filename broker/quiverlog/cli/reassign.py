@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.interrupts import said_on_interrupt
 from quiverlog.cli.move_options import WAIT_S_MAX, moving_options, node_id_type
 from quiverlog.cli.options import (
     INT32_MAX,
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["How", "carry_out", "change_factor", "reassign"]
 
 _PARTITION = click.IntRange(0, PARTITIONS_PER_TOPIC_MAX - 1)
+_GOES_ON = (
+    "Moves that have begun go on. `quiverlog partition reassign --status` shows them, "
+    "`quiverlog partition reassign --cancel` gives them up."
+)
 
 
 class _Target(click.ParamType[tuple[int, list[int]]]):
@@ -257,7 +262,7 @@ def carry_out(
     Args:
         confirm: asks before anything moves, when the plan was shown.
     """
-    from quiverlog.cli.move_run import check_plan, said_on_interrupt
+    from quiverlog.cli.move_run import check_plan
     from quiverlog.cli.move_tables import plan_json, print_plan
     from quiverlog.cli.placement import check_room, look
     from quiverlog.cli.plan_file import plan_text
@@ -279,7 +284,7 @@ def carry_out(
         return
     if confirm is not None:
         confirm()
-    with said_on_interrupt():
+    with said_on_interrupt(_GOES_ON):
         _run_plan(client, moves, how)
 
 
@@ -326,7 +331,7 @@ def _moving(
     client: Client, wish: _Wish, *, cancel: bool, wait_s: float, output_format: str
 ) -> None:
     """Show what moves, having sent it back if that is wanted."""
-    from quiverlog.cli.move_run import said_on_interrupt, wait_for
+    from quiverlog.cli.move_run import wait_for
     from quiverlog.cli.move_tables import moves_json, print_moves
     from quiverlog.cli.placement import look
 
@@ -346,7 +351,7 @@ def _moving(
             )
     left = list(moving)
     if wait_s and moving:
-        with said_on_interrupt():
+        with said_on_interrupt(_GOES_ON):
             left = wait_for(client, {key: one.adding for key, one in moving.items()}, wait_s)
         now = look(client).moving
         moving = {key: now[key] for key in left if key in now}
