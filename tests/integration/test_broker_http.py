@@ -168,8 +168,14 @@ def test_who_accepts_openmetrics_is_given_it(broker: BrokerProcess) -> None:
     answer = talk(broker, asked % b"application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
     assert b"Content-Type: application/openmetrics-text; version=1.0.0" in answer
     assert b"# EOF" in answer
-    answer = talk(broker, asked % b"*/*")
-    assert b"Content-Type: text/plain; version=0.0.4" in answer
+    # Weights are obeyed, and may stand in a field of their own.
+    for accept in (
+        b"*/*",
+        b"application/openmetrics-text;q=0, text/plain",
+        b"text/plain;q=0.9\r\nAccept: application/openmetrics-text;q=0.2",
+    ):
+        answer = talk(broker, asked % accept)
+        assert b"Content-Type: text/plain; version=0.0.4" in answer, accept
 
 
 def test_scrapes_at_once_share_one_rendering(broker: BrokerProcess) -> None:

@@ -14,18 +14,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Final
 
 from aiohttp import web
 
+from quiverlog.server.accept import OPENMETRICS
 from quiverlog.server.acceptor import Acceptor
 from quiverlog.server.http_guard import HttpGuard, HttpLimits
 from quiverlog.server.logs import Logger
 from quiverlog.server.metrics import ServerMetrics
 
 __all__ = ["HttpServer"]
-
-_OPENMETRICS: Final = "application/openmetrics-text"
 
 
 class HttpServer:
@@ -86,7 +84,7 @@ class HttpServer:
 
     async def _answer_metrics(self, request: web.Request) -> web.Response:
         wanted = request.headers.get("Accept", "")
-        kind = _OPENMETRICS if _OPENMETRICS in wanted else ""
+        kind = OPENMETRICS if OPENMETRICS in wanted else ""
         # One rendering of a kind at a time, shared by all who ask meanwhile: scrapers cannot pile
         # up threads.
         rendering = self._rendering.get(kind)

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable
 from typing import Final, cast
 
+from quiverlog.server.accept import OPENMETRICS, prefers_openmetrics
 from quiverlog.server.logs import Logger
 from quiverlog.server.metrics import ServerMetrics
 from quiverlog.server.peer import peer_name
@@ -30,8 +31,8 @@ _FIELD_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):[ \t]*([ -
 _BODY_FIELDS: Final = frozenset((b"transfer-encoding", b"upgrade", b"expect"))
 _FIELDS_HANDED_OVER: Final = b"\r\nHost: broker\r\nConnection: close\r\n"
 """In place of the client's: answers depend on one field, which is told in our own words."""
-_ACCEPT: Final = re.compile(rb"\r\nAccept:[^\r]*\bapplication/openmetrics-text\b", re.IGNORECASE)
-_ACCEPT_HANDED_OVER: Final = b"Accept: application/openmetrics-text\r\n"
+_ACCEPT: Final = re.compile(rb"\r\nAccept:([^\r]*)", re.IGNORECASE)
+_ACCEPT_HANDED_OVER: Final = b"Accept: " + OPENMETRICS.encode() + b"\r\n"
 _REASONS: Final = {
     400: "Bad Request",
     405: "Method Not Allowed",
@@ -140,7 +141,8 @@ class GuardedConnection(asyncio.Protocol):
         if problem is not None:
             self._refuse(*problem)
             return
-        accept = _ACCEPT_HANDED_OVER if _ACCEPT.search(head) else b""
+        wanted = b",".join(_ACCEPT.findall(head)).decode("latin-1")
+        accept = _ACCEPT_HANDED_OVER if prefers_openmetrics(wanted) else b""
         self._hand_over(head.partition(b"\r\n")[0] + _FIELDS_HANDED_OVER + accept + b"\r\n")
 
     def _hand_over(self, head: bytes) -> None:
