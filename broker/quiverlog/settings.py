@@ -19,7 +19,15 @@ from typing import Any, Final
 
 from quiverlog.addresses import parse_address
 
-__all__ = ["INTEGER_MAX", "InvalidValue", "Kind", "Setting", "SettingsTable", "markdown_table"]
+__all__ = [
+    "INTEGER_MAX",
+    "InvalidValue",
+    "Kind",
+    "Setting",
+    "SettingsTable",
+    "markdown_table",
+    "text_of",
+]
 
 INTEGER_MAX: Final = 2**63 - 1
 _INTEGER: Final = re.compile(r"-?[0-9](?:_?[0-9]){0,18}")
@@ -93,8 +101,10 @@ class Setting:
         """
         if self.kind is Kind.INTEGER:
             return self._parse_integer(value)
+        if self.kind is Kind.CHOICE and not isinstance(value, list | dict):
+            value = text_of(value)
         if not isinstance(value, str):
-            raise InvalidValue(f"is {value!r}, not {self.kind.value}.")
+            raise InvalidValue(f"is {value!r}, not {self.allowed or self.kind.value}.")
         if self.kind is Kind.CHOICE:
             text = value.strip().lower() if self.ignore_case else value
             if text not in self.choices:
@@ -142,6 +152,11 @@ class Setting:
         if self.default_doc:
             return self.default_doc
         return "" if self.default in (None, "") else f"`{self.default}`"
+
+
+def text_of(value: object) -> str:
+    """What a TOML file holds, as a flag would say it: its booleans are our words true and false."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _parse_listen_address(text: str) -> Any:

@@ -77,6 +77,17 @@ def test_toml_spellings_of_one_key(tmp_path: Path, text: str) -> None:
     assert config.topic_defaults == {"retention.ms": "60000"}
 
 
+def test_toml_may_say_true_without_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "quiverlog.toml"
+    unclean = "unclean.leader.election.enable"
+    path.write_text(f"metrics.partition.offsets = true\ntopic.defaults.{unclean} = true\n")
+    config = load_config(path, environ={"QUIVERLOG_LOCAL_READS": "false"})
+    assert (config.metrics_partition_offsets, config.local_reads) == ("true", "false")
+    assert config.topic_defaults == {unclean: "true"}
+    # As `quiverlog config get` shows what the broker was started with.
+    assert {given.value for given in config.given.values()} == {"true", "false"}
+
+
 def test_addresses() -> None:
     key = CONFIG_KEYS["listen"]
     assert key.parse("[::1]:9292") == Address("::1", 9292)
@@ -97,6 +108,10 @@ def test_addresses() -> None:
         ("connections.max = 1.5\n", 1, "not a whole number"),
         ("data.dir = 3\n", 1, "not text"),
         ("log.level = 'loud'\n", 1, "allowed are debug, info"),
+        ("log.level = true\n", 1, "is 'true', allowed are debug, info"),
+        ("local.reads = 1\n", 1, "is '1', allowed are true, false"),
+        ("local.reads = [true]\n", 1, "is [True], not true, false"),
+        ("topic.defaults.retention.ms = true\n", 1, "is 'true', not a whole number"),
         ("listen = '9292'\n", 1, "not host:port"),
         ("topic.defaults.retention.ms = 5\n", 1, "allowed is 1000 to"),
         ("topic.defaults.retentions.ms = 5\n", 1, "topic.defaults.retention.ms"),

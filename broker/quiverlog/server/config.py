@@ -34,7 +34,7 @@ from quiverlog.server.listener_config import (
     refuse_shared_ports,
 )
 from quiverlog.server.quorum_config import refuse_lost_brokers
-from quiverlog.settings import InvalidValue
+from quiverlog.settings import InvalidValue, text_of
 from quiverlog.wire.config_messages import ConfigSource
 
 __all__ = ["BrokerConfig", "load_config"]
@@ -186,18 +186,19 @@ def _typed(settings: Mapping[str, _Given]) -> BrokerConfig:
         values.setdefault(key.field, key.parse(key.default))
     values["listeners"] = parse_listeners(of_listeners)
     _refuse_contradictions(values, topic_defaults, settings)
-    given = {name: Given(str(one.value), one.kind) for name, one in settings.items()}
+    given = {name: Given(text_of(one.value), one.kind) for name, one in settings.items()}
     return BrokerConfig(topic_defaults=topic_defaults, given=given, **values)
 
 
 def _parse_topic_default(key: str, value: object, source: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if not isinstance(value, int | str):
         raise InvalidConfig(f"{source} is {value!r}, not {CONFIG_DEFS[key].kind.value}.")
+    text = text_of(value)
     try:
-        CONFIG_DEFS[key].parse(str(value))
+        CONFIG_DEFS[key].parse(text)
     except InvalidValue as error:
         raise InvalidConfig(f"{source} {error}") from None
-    return str(value)
+    return text
 
 
 def _refuse_contradictions(
