@@ -232,6 +232,14 @@ def test_fish_completes_after_sourcing_the_script(tmp_path):
     script = 'quiverlog completion fish | source; complete -C "quiverlog topic de"'
     lines = sourced("fish", script, str(tmp_path)).splitlines()
     assert sorted(line.split()[0] for line in lines) == ["delete", "describe"]
+    # A help text is shown with what stands behind its commas.
+    assert any("Show columns, configuration" in line for line in lines)
+
+
+def test_the_script_for_fish_divides_a_line_once(capsys):
+    """What the test above sees, for machines without fish."""
+    _, out, _ = run(capsys, "completion", "fish")
+    assert 'string split --max 1 "," $completion' in out
 
 
 def test_version_is_fast():

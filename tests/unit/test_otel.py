@@ -85,6 +85,47 @@ def test_without_them_the_client_is_as_it_was() -> None:
     assert [owner.__dict__[name] for owner, name in METHODS] == before
 
 
+def test_without_opentelemetry_it_says_what_to_install() -> None:
+    """The module that is wanted lies below the package that is missing."""
+    program = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name == "opentelemetry":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+import quiverlog.otel
+try:
+    quiverlog.otel.instrument()
+except quiverlog.InvalidArgument as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith("instrument needs opentelemetry: pip install ")
+
+
+def test_a_package_of_the_same_namespace_is_not_enough() -> None:
+    """`opentelemetry` is there as soon as one of its many packages is."""
+    program = """
+import sys
+sys.modules["opentelemetry.trace"] = None
+import quiverlog.otel
+from quiverlog import installing
+installing._is_installed = lambda name: False
+try:
+    quiverlog.otel.instrument()
+except quiverlog.InvalidArgument as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "opentelemetry-api" in done.stdout
+    assert "opentelemetry-sdk" in done.stdout
+
+
 def test_a_program_without_traces_imports_nothing_of_them() -> None:
     program = """
 import sys, quiverlog

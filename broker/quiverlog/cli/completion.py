@@ -27,4 +27,7 @@ def completion(shell: str) -> None:
     assert completer_class is not None
     completer = completer_class(cli, {}, "quiverlog", _COMPLETE_VARIABLE)
     # `source()` would also start bash to ask for its version; the template is what is wanted.
-    click.echo(completer.source_template % completer.source_vars())
+    template = completer.source_template
+    if shell == "fish":  # click's script drops what stands behind the first comma of a help text
+        template = template.replace('split "," ', 'split --max 1 "," ')
+    click.echo(template % completer.source_vars())

@@ -14,11 +14,13 @@ _EXTRA_OF_PACKAGE: Final = {"duckdb": "sql", "polars": "polars", "opentelemetry"
 
 
 def extra(package: str, user: str) -> Any:
-    """The package. Raises InvalidArgument: not installed, and `user` needs it."""
+    """The package or module. Raises InvalidArgument: not installed, and `user` needs it."""
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package:
+        # Of a module that is missing, the package above it may be what is named.
+        if error.name is None or not f"{package}.".startswith(f"{error.name}."):
             raise
-        line = install_line(_EXTRA_OF_PACKAGE.get(package, ""), package)
-        raise InvalidArgument(f"{user} needs {package}: {line}.") from error
+        top = package.partition(".")[0]
+        line = install_line(_EXTRA_OF_PACKAGE.get(top, ""), top)
+        raise InvalidArgument(f"{user} needs {top}: {line}.") from error

