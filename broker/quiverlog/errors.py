@@ -10,7 +10,7 @@ them (Kafka's `Errors` bars client-only errors from its table for the same reaso
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .limits import ERROR_MESSAGE_CHARS_MAX
 
@@ -123,7 +123,8 @@ class QuiverlogError(Exception):
 
     def __init__(self, message: str = "", **details: object) -> None:
         self.message = (message or self.hint)[:ERROR_MESSAGE_CHARS_MAX]
-        self.details = details
+        # Any: a value is handed on as it is, `seek(error.details["partition"], ...)`.
+        self.details: dict[str, Any] = details
         super().__init__(self.message)
 
     @classmethod

@@ -17,6 +17,15 @@ def right() -> int:
         return batch.next_offset
 
 
+def right_of_the_guide(client: quiverlog.Client) -> None:
+    """The snippet that goes on behind rows that cannot be read."""
+    consumer = client.consumer("flights", start="earliest", follow=False)
+    try:
+        consumer.poll()
+    except quiverlog.CorruptBatch as error:
+        consumer.seek(error.details["partition"], error.details["next_offset"])
+
+
 async def right_too() -> str:
     async with quiverlog.aio.connect() as client:
         batch = await anext(client.consumer("flights", follow=True))
