@@ -31,6 +31,7 @@ ARG PIP_FIND_LINKS
 COPY pyproject.toml *.md LICENSE compose.yaml /src/
 COPY docs /src/docs
 COPY examples /src/examples
+COPY ops /src/ops
 COPY broker /src/broker
 COPY connector /src/connector
 RUN /opt/quiverlog/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --root /staging /src

@@ -89,6 +89,18 @@ def test_links_between_the_guides_of_the_wheel_resolve(wheel: zipfile.ZipFile) -
     assert missing == []
 
 
+def test_files_that_the_guides_tell_to_install_come_along(wheel: zipfile.ZipFile) -> None:
+    """Somebody who has the wheel alone sets a broker up under systemd, and watches it."""
+    top = f"quiverlog-{VERSION}.data/data/share/doc/quiverlog/"
+    inside = set(wheel.namelist())
+    wanted = set()
+    for name in inside:
+        if name.startswith(f"{top}docs/") and name.endswith(".md") and "/adr/" not in name:
+            wanted.update(re.findall(r"\bops/[\w./-]+\w", wheel.read(name).decode()))
+    assert any(name.endswith(".service") for name in wanted)
+    assert {name for name in wanted if not any(n.startswith(top + name) for n in inside)} == set()
+
+
 def test_what_an_index_shows_has_no_link_that_leads_nowhere(wheel: zipfile.ZipFile) -> None:
     text = described(wheel).get_payload()
     assert "quiverlog docs" in text
