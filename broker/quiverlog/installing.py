@@ -21,20 +21,26 @@ _OF_EXTRA: Final = re.compile(
 def install_line(extra: str, missing: str) -> str:
     """The command that brings what an extra of quiverlog consists of and is not installed yet.
 
+    What was found to be missing is named in any case, with its bounds: it may be too old.
+
     Args:
         extra: a name from `[project.optional-dependencies]`, "" for none.
         missing: the module that was found to be missing; named alone where the extra is not known.
     """
-    wanted = _absent(extra) or [missing.partition(".")[0]]
+    top = missing.partition(".")[0]
+    wanted = _wanted(extra, top) or [top]
     return "pip install " + " ".join(map(shlex.quote, wanted))
 
 
-def _absent(extra: str) -> list[str]:
+def _wanted(extra: str, missing: str) -> list[str]:
     found = []
     for line in _requirements():
         match = _OF_EXTRA.match(line)
-        if match is not None and match["extra"] == extra and not _is_installed(match["name"]):
-            found.append(match["name"] + match["bounds"].strip())
+        if match is None or match["extra"] != extra:
+            continue
+        name = match["name"]
+        if name.replace("-", "_") == missing or not _is_installed(name):
+            found.append(name + match["bounds"].strip())
     return found
 
 

@@ -82,7 +82,10 @@ def register(spark: SparkSession) -> None:
         RuntimeError: PySpark is older than 4.0.
     """
     if not _compat.HAS_PYSPARK:
-        raise RuntimeError("quiverlog's data source needs PySpark 4.0 or newer.")
+        from quiverlog.installing import install_line
+
+        line = install_line("spark", "pyspark")
+        raise RuntimeError(f"quiverlog's data source needs PySpark 4.0 or newer: {line}")
     try:
         spark.dataSource.register(DefaultSource)
     except Exception as error:

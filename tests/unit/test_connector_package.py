@@ -36,10 +36,10 @@ def test_it_imports_without_pyspark() -> None:
         "try: q.register(None)\n"
         "except RuntimeError as error: print(error)"
     )
-    assert python(code).splitlines() == [
-        "quiverlog False",
-        "quiverlog's data source needs PySpark 4.0 or newer.",
-    ]
+    found, refused = python(code).splitlines()
+    assert found == "quiverlog False"
+    assert refused.startswith("quiverlog's data source needs PySpark 4.0 or newer: pip install ")
+    assert "pyspark>=" in refused
 
 
 def test_it_imports_with_a_pyspark_that_has_no_streaming_api() -> None:

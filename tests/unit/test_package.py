@@ -226,6 +226,9 @@ def test_advice_names_what_is_missing_of_an_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(installing, "_is_installed", lambda name: name == "click")
     assert install_line("broker", "uvloop") == "pip install 'uvloop>=0.21' 'aiohttp<4,>=3.11'"
     assert install_line("", "msgspec") == "pip install msgspec"
+    # Too old is not absent: without the bound, pip would leave it as it is.
+    monkeypatch.setattr(installing, "_is_installed", lambda name: True)
+    assert install_line("spark", "pyspark") == "pip install 'pyspark>=4.0'"
     assert install_line("sql", "duckdb.functional") == "pip install duckdb"
 
 

@@ -170,7 +170,8 @@ def _pyspark() -> Finding:
         )
     numbers = tuple(int(part) for part in re.findall(r"\d+", found)[:2])
     if numbers < PYSPARK_MIN:
-        return Finding("PySpark", PROBLEM, found, "quiverlog needs PySpark 4.0 or newer.")
+        advice = f"quiverlog needs PySpark 4.0 or newer: {install_line('spark', 'pyspark')}"
+        return Finding("PySpark", PROBLEM, found, advice)
     return Finding("PySpark", OK, found)
 
 
