@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 from dataclasses import replace
@@ -15,8 +16,8 @@ from rich.console import Console
 from quiverlog.cli.demo import expected, report
 from quiverlog.cli.demo.flights import load_tables
 from quiverlog.cli.demo.report import Leg
-from quiverlog.cli.demo.run import DemoOptions, _SparkLeg, _verdict
-from quiverlog.cli.failures import ExitCode
+from quiverlog.cli.demo.run import DemoOptions, _check_requirements, _SparkLeg, _verdict
+from quiverlog.cli.failures import CommandFailed, ExitCode
 
 FLIGHTS = 2_000
 
@@ -141,3 +142,14 @@ def test_the_picture_marks_the_worst_day(tmp_path: Path, good: pa.Table) -> None
     report.draw(good, tmp_path / "delays.png")
     assert (tmp_path / "delays.png").read_bytes().startswith(b"\x89PNG")
     report.draw(good.slice(0, 0), tmp_path / "empty.png")
+
+
+def test_the_demo_says_that_a_broker_cannot_run_before_it_starts_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "uvloop" else find(name)
+    )
+    with pytest.raises(CommandFailed, match=r"^uvloop is missing: pip install .*uvloop"):
+        _check_requirements()
