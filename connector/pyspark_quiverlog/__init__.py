@@ -24,6 +24,7 @@ def __getattr__(name: str) -> Any:
     """Spark imports this module in every session: what few use is imported when it is asked for."""
     if name not in ("LagListener", "source_lags"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _check_pyspark()
     from . import lag
 
     return getattr(lag, name)
@@ -70,6 +71,14 @@ class DefaultSource(_compat.DataSource):  # type: ignore[misc]
         return LogStreamWriter(self.options, schema, overwrite)
 
 
+def _check_pyspark() -> None:
+    if not _compat.HAS_PYSPARK:
+        from quiverlog.installing import install_line
+
+        line = install_line("spark", "pyspark")
+        raise RuntimeError(f"quiverlog's data source needs PySpark 4.0 or newer: {line}")
+
+
 def register(spark: SparkSession) -> None:
     """Make `quiverlog` known to a session where Spark did not find it by itself.
 
@@ -81,11 +90,7 @@ def register(spark: SparkSession) -> None:
     Raises:
         RuntimeError: PySpark is older than 4.0.
     """
-    if not _compat.HAS_PYSPARK:
-        from quiverlog.installing import install_line
-
-        line = install_line("spark", "pyspark")
-        raise RuntimeError(f"quiverlog's data source needs PySpark 4.0 or newer: {line}")
+    _check_pyspark()
     try:
         spark.dataSource.register(DefaultSource)
     except Exception as error:

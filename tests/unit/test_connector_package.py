@@ -33,13 +33,16 @@ def test_it_imports_without_pyspark() -> None:
         "import pyspark_quiverlog as q\n"
         "import pyspark_quiverlog.stream_reader, pyspark_quiverlog.writer\n"
         "print(q.DefaultSource.name(), q._compat.HAS_PYSPARK)\n"
-        "try: q.register(None)\n"
-        "except RuntimeError as error: print(error)"
+        "for use in (lambda: q.register(None), lambda: q.LagListener, lambda: q.source_lags):\n"
+        "    try: use()\n"
+        "    except RuntimeError as error: print(error)"
     )
-    found, refused = python(code).splitlines()
+    found, *refused = python(code).splitlines()
     assert found == "quiverlog False"
-    assert refused.startswith("quiverlog's data source needs PySpark 4.0 or newer: pip install ")
-    assert "pyspark>=" in refused
+    assert len(refused) == 3
+    for line in refused:
+        assert line.startswith("quiverlog's data source needs PySpark 4.0 or newer: pip install ")
+        assert "pyspark>=" in line
 
 
 def test_it_imports_with_a_pyspark_that_has_no_streaming_api() -> None:
