@@ -2,7 +2,7 @@
 
 | signal | effect |
 |---|---|
-| SIGTERM, SIGINT | stop cleanly; a second one leaves at once |
+| SIGTERM, SIGINT | stop cleanly; a second one leaves at once, but the same again within 0.1 s |
 | SIGHUP | read the configuration file again |
 | SIGUSR1 | write the stacks of all threads to standard error |
 | SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO | a log line, nothing else |
@@ -31,6 +31,10 @@ _IGNORED: Final = (
     signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO,
 )  # fmt: skip
 
+_SAME_S: Final = 0.1
+"""Who stops a broker through a launcher is heard twice: the launcher passes on what the whole group
+of processes was sent. A person who has lost patience is not as fast."""
+
 
 def hold_hangups() -> None:
     """Let a SIGHUP that comes before there is anything to reload pass without effect."""
@@ -52,9 +56,11 @@ def handle_signals(
         exit_code_forced: with which the process leaves at a second signal.
     """
     loop = asyncio.get_running_loop()
+    heard_s: dict[int, float] = {}
 
     def stop_or_leave(number: int) -> None:
-        if stop.is_set():
+        since_s = loop.time() - heard_s.setdefault(number, loop.time())
+        if stop.is_set() and (len(heard_s) > 1 or since_s >= _SAME_S):
             log.error("second signal: leaving without a clean stop", signal=number)
             with contextlib.suppress(OSError):
                 sys.stderr.flush()
