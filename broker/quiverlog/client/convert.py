@@ -22,6 +22,7 @@ from quiverlog.batch.normalize import cast_array
 from quiverlog.batch.plain_arrays import array_of
 from quiverlog.batch.rows import check_nested_nulls
 from quiverlog.batch.structure import has_required_inside
+from quiverlog.batch.unbent import Check, check_of
 from quiverlog.errors import SchemaMismatch
 
 from . import arguments
@@ -42,7 +43,8 @@ class Converter:
         self.schema = schema
         self.topic = topic
         self._names = frozenset(schema.names)
-        self._getters = [(itemgetter(f.name), f.type) for f in schema]
+        self._checks = {f.name: check_of(f.type) for f in schema}
+        self._getters = [(itemgetter(f.name), f.type, self._checks[f.name]) for f in schema]
         self._not_null = [i for i, f in enumerate(schema) if not f.nullable]
         self._not_null_inside = [i for i, f in enumerate(schema) if has_required_inside(f.type)]
 
@@ -79,7 +81,10 @@ class Converter:
                 unknown = set().union(*rows) - self._names
                 if unknown:
                     raise self._unknown_columns(unknown)
-                columns = [array_of([row.get(f.name) for row in rows], f.type) for f in self.schema]
+                columns = [
+                    _unbent_array([row.get(f.name) for row in rows], f.type, self._checks[f.name])
+                    for f in self.schema
+                ]
                 batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self._blame_row(rows, error) from error
@@ -102,7 +107,10 @@ class Converter:
         if max(map(len, rows)) != len(self._getters):
             return None
         try:
-            columns = [array_of(list(map(getter, rows)), type_) for getter, type_ in self._getters]
+            columns = [
+                _unbent_array(list(map(getter, rows)), type_, check)
+                for getter, type_, check in self._getters
+            ]
         except KeyError:
             return None
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
@@ -211,7 +219,7 @@ class Converter:
             for index, row in enumerate(rows):
                 value = row.get(field.name)
                 try:
-                    pa.array([value], field.type)
+                    _unbent_array([value], field.type, self._checks[field.name])
                 except (pa.ArrowException, TypeError, ValueError, OverflowError) as cause:
                     return SchemaMismatch(
                         f"Column {field.name!r} of topic {self.topic!r} is {field.type}; row "
@@ -222,6 +230,13 @@ class Converter:
                         row=index,
                     )
         return SchemaMismatch(f"The rows do not fit: {_first_line(error)}.", topic=self.topic)
+
+
+def _unbent_array(values: list[Any], kind: pa.DataType, check: Check | None) -> pa.Array:
+    made = array_of(values, kind)  # first: what pyarrow refuses anyway has no other shape here
+    if check is not None:
+        check(values)
+    return made
 
 
 def _keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
