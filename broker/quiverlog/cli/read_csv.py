@@ -20,7 +20,7 @@ import pyarrow.csv as csv
 from quiverlog.cli.ahead import done_ahead
 from quiverlog.cli.file_blocks import FileBlocks
 from quiverlog.cli.json_values import from_text, is_text_in_csv
-from quiverlog.cli.read_text import Batches, CountingFile, TextOptions, blocks_of, check_record
+from quiverlog.cli.read_text import BOM, Batches, CountingFile, TextOptions, blocks_of, check_record
 
 __all__ = ["read_csv"]
 
@@ -33,6 +33,7 @@ _HEADER_BYTES: Final = 64 << 10
 _Text = bytes | memoryview
 """Whole lines: a view where they lie in memory of `FileBlocks`, which is given back."""
 _ROW: Final = re.compile(r"[Rr]ow #(\d+)")
+_LINE_END: Final = re.compile(rb"\r\n?|\n")
 
 
 def read_csv(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
@@ -108,7 +109,7 @@ class _Reader:
         """The first block that tells the columns; without a topic types need a row, too."""
         text = b""
         for block in blocks:
-            text += self._own(block)
+            text = (text + self._own(block)).removeprefix(BOM)  # pyarrow knows it in a first line
             check_record(len(text))
             end = self._records.first_end(text)
             if not text[:end].strip(b"\r\n"):
@@ -149,6 +150,8 @@ class _Reader:
                 parts.append(text[end:])
                 waiting += len(text) - end
                 check_record(waiting)
+        if inside:  # pyarrow would make one value of all that follows the quote
+            raise pa.ArrowInvalid("the text ends within quotes: a closing quote is missing")
         if parts:
             yield b"".join(parts)
 
@@ -278,14 +281,15 @@ class _Records:
             at, inside = quote + 1, True
 
     def first_end(self, text: bytes) -> int:
-        """Where the first record of `text` ends, its line's end included."""
-        end = 0
+        """Where the first record of `text` ends, its line's end and empty lines before included.
+
+        A line may end with CR alone, as pyarrow's parser has it.
+        """
+        start = end = len(text) - len(text.lstrip(b"\r\n"))
         inside = False
-        while True:
-            found = text.find(b"\n", end) + 1
-            if not found:
-                return len(text)
-            inside = self.ends_inside(text[end:found], inside)
-            end = found
+        while found := _LINE_END.search(text, end):
+            inside = self.ends_inside(text[end : found.end()], inside)
+            end = found.end()
             if not inside:
                 return end
+        return len(text) if start < len(text) else 0

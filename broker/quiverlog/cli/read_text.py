@@ -22,6 +22,7 @@ from quiverlog.cli.json_values import decode_column, lines_decoder
 from quiverlog.limits import FRAME_BYTES_MAX
 
 __all__ = [
+    "BOM",
     "Batches",
     "CountingFile",
     "TextOptions",
@@ -37,7 +38,7 @@ _BLOCK_BYTES: Final = 4 << 20
 _PIPE_BYTES: Final = 1 << 20
 RECORD_BYTES_MAX: Final = FRAME_BYTES_MAX
 """A row that no frame has room for cannot be sent; to wait for its end would fill the memory."""
-_BOM: Final = b"\xef\xbb\xbf"
+BOM: Final = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def read_json(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Ba
     Parsed by msgspec: pyarrow's reader of JSON has ended the whole process on bad input.
     """
     blocks = blocks_of(source, options)
-    first = next(blocks, b"").removeprefix(_BOM)
+    first = next(blocks, b"").removeprefix(BOM)
     blocks = _chain(first, blocks)
     if options.schema is not None:
         types = options.types()

@@ -1,0 +1,60 @@
+"""CSV whose edges are not as usual: every row is taken, or the file is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from quiverlog.batch.schema_text import parse_schema
+from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.read_files import open_source
+
+SCHEMA = parse_schema("id long, name string")
+ROWS = [{"id": 1, "name": "x"}, {"id": 2, "name": "y"}]
+
+
+def rows_of(tmp_path: Path, content: bytes, *, schema: pa.Schema | None = None) -> list[dict]:
+    file = tmp_path / "rows.csv"
+    file.write_bytes(content)
+    with open_source(str(file), schema=schema) as source:
+        return pa.Table.from_batches(list(source.batches), source.schema).to_pylist()
+
+
+@pytest.mark.parametrize("schema", [None, SCHEMA], ids=["inferred", "of the topic"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"id,name\r1,x\r2,y\r",
+        b"id,name\r1,x\r2,y",
+        b'"id","name"\r1,"x"\r2,"y"\r',
+        b"id,name\r1,x\n2,y\r\n",
+        b"\nid,name\n1,x\n2,y\n",
+        b"\r\n\r\nid,name\r\n1,x\r\n\r\n2,y",
+        b"\r\rid,name\r1,x\r2,y",
+        b"\xef\xbb\xbf\nid,name\n1,x\n2,y\n",
+        b"\xef\xbb\xbfid,name\n\n1,x\n2,y\n\n",
+    ],
+    ids=repr,
+)
+def test_no_row_is_lost(tmp_path: Path, content: bytes, schema: pa.Schema | None) -> None:
+    assert rows_of(tmp_path, content, schema=schema) == ROWS
+
+
+@pytest.mark.parametrize("content", [b"\n", b"\r\n\r\n", b"\r", b"\xef\xbb\xbf\n"], ids=repr)
+def test_empty_lines_alone_are_no_rows(tmp_path: Path, content: bytes) -> None:
+    assert rows_of(tmp_path, content, schema=SCHEMA) == []
+
+
+def test_a_name_may_hold_a_line_s_end(tmp_path: Path) -> None:
+    assert rows_of(tmp_path, b'"a\rb","c\nd"\r1,2\r') == [{"a\rb": 1, "c\nd": 2}]
+
+
+@pytest.mark.parametrize(
+    "content", [b'id,name\n1,"x\n2,y\n', b'id,name\n1,x\n2,"y', b'id,"name\n1,x\n'], ids=repr
+)
+def test_a_text_that_ends_within_quotes_is_refused(tmp_path: Path, content: bytes) -> None:
+    """A file that was cut off, or a stray quote, which would swallow all rows behind it."""
+    with pytest.raises(CommandFailed, match="ends within quotes: a closing quote is missing"):
+        rows_of(tmp_path, content, schema=SCHEMA)
