@@ -77,12 +77,14 @@ def test_a_broker_that_knows_no_such_wish_sends_rows(broker: ScriptedBroker) -> 
 
 # --- each call fails once -------------------------------------------------------------------------
 CALLS = {
+    "stat": (errno.ENOENT, errno.EACCES, errno.EIO, errno.ELOOP, errno.EOVERFLOW),
     "open": (
         errno.ENOENT, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ELOOP,
         errno.ENAMETOOLONG, errno.ENOTDIR, errno.ENXIO, errno.ESTALE,
     ),
     "fstat": (errno.EIO, errno.ESTALE, errno.EOVERFLOW),
     "preadv": (errno.EIO, errno.EISDIR, errno.ESTALE, errno.EINVAL),
+    "pread": (errno.EIO, errno.ESTALE),
 }  # fmt: skip
 
 

@@ -94,30 +94,35 @@ def test_a_file_that_is_not_the_one_is_not_read(
     assert wishes(broker)[-1] is False
 
 
-def test_a_pipe_in_the_place_of_the_file_does_not_hang(
-    broker: ScriptedBroker, tmp_path: Path
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
+
+
+def test_what_is_no_file_is_not_opened(
+    broker: ScriptedBroker, pipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
+    """To open is to act already: on a pipe's writer, or on what a device drives."""
+    for place in (pipe, Path("/dev/zero"), pipe.parent):
+        broker.requests.clear()
+        opening = System("open", 0, os.open)
+        monkeypatch.setattr(local_reads, "os", opening)
+        broker.fault(m.FetchRequest, changing(now_at(place)))
+        with quiverlog.connect(broker.bootstrap) as client:
+            assert ids(client) == EXPECTED
+        assert opening.calls == 0
+        assert wishes(broker)[-1] is False
+
+
+def test_a_pipe_that_takes_the_name_before_it_is_opened_does_not_hang(
+    broker: ScriptedBroker, pipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = pipe.stat()
-    assert stat.S_ISFIFO(found.st_mode)
-
-    def to_pipe(one: m.FileRange) -> None:
-        one.path, one.device, one.inode = str(pipe), found.st_dev, found.st_ino
-
-    broker.fault(m.FetchRequest, changing(to_pipe))
+    was_a_file = os.stat_result((stat.S_IFREG | 0o600, *found[1:]))
+    monkeypatch.setattr(local_reads, "os", System("stat", 1, lambda _: was_a_file))
+    broker.fault(m.FetchRequest, changing(now_at(pipe)))
     with quiverlog.connect(broker.bootstrap, request_timeout=10) as client:
-        assert ids(client) == EXPECTED
-
-
-def test_a_device_is_not_read(broker: ScriptedBroker) -> None:
-    found = os.stat("/dev/zero")
-
-    def to_device(one: m.FileRange) -> None:
-        one.path, one.device, one.inode = "/dev/zero", found.st_dev, found.st_ino
-
-    broker.fault(m.FetchRequest, changing(to_device))
-    with quiverlog.connect(broker.bootstrap) as client:
         assert ids(client) == EXPECTED
     assert wishes(broker)[-1] is False
 

@@ -124,18 +124,9 @@ def _last_fits(one: FileRange) -> bool:
 
 
 def _read(one: FileRange, room: memoryview) -> None:
-    """Fill `room`. Opening must not wait, whatever lies there: a pipe would, for its writer."""
+    """Fill `room` with the range's bytes."""
+    fd = _opened(one)
     try:
-        fd = os.open(one.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except ValueError as error:  # a name that no system would take
-        raise OSError(f"{one.path!r}: {error}") from error
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) != (
-            one.device,
-            one.inode,
-        ):
-            raise OSError(f"{one.path} is another file here")
         position = one.position
         while room:
             count = os.preadv(fd, [room], position)
@@ -148,3 +139,28 @@ def _read(one: FileRange, room: memoryview) -> None:
             raise OSError(f"{one.path} has other rows by now")
     finally:
         os.close(fd)
+
+
+def _opened(one: FileRange) -> int:
+    """A descriptor of the file that is meant.
+
+    It is looked at before it is opened: to open a pipe lets its writer go on, into nothing, and to
+    open a device may start what it drives. Whatever takes its name after that is not waited for.
+    """
+    try:
+        _check_is_meant(one, os.stat(one.path))
+        fd = os.open(one.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except ValueError as error:  # a name that no system would take
+        raise OSError(f"{one.path!r}: {error}") from error
+    try:
+        _check_is_meant(one, os.fstat(fd))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_is_meant(one: FileRange, found: os.stat_result) -> None:
+    meant = (one.device, one.inode)
+    if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) != meant:
+        raise OSError(f"{one.path} is another file here")
