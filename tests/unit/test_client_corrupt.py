@@ -87,6 +87,26 @@ def test_a_bad_batch_is_stepped_over_where_the_program_says_so(
     assert "[10, 20)" in caplog.text
 
 
+def test_a_damaged_header_makes_nobody_look_for_the_schema_it_names(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    def rename(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+        broken = bytearray(body)
+        for header, view in split_batches(memoryview(broken)):
+            if header.base_offset == BAD.start:
+                header._replace(schema_id=header.schema_id ^ 2**30).pack_into(view)
+        return response, bytes(broken)
+
+    broker.always(m.FetchRequest, Answer(rename))
+    with client.consumer("t") as consumer:
+        assert consumer.poll(timeout=5).base_offset == 0
+        broker.requests.clear()
+        with pytest.raises(quiverlog.CorruptBatch, match=r"t-0.*\[10, 20\).*CRC"):
+            consumer.poll(timeout=5)
+    assert not broker.seen(m.TopicSchemasRequest)
+    assert [b.base_offset for b in client.consumer("t", skip_corrupt=True)] == [0, 20]
+
+
 def test_damage_that_the_broker_reports_is_stepped_over_too(
     broker: ScriptedBroker, client: Any
 ) -> None:

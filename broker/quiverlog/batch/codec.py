@@ -47,7 +47,14 @@ from .header import (
 from .normalize import conform
 from .structure import check_structure
 
-__all__ = ["Encoded", "decode_batch", "decoded_bytes", "encode_batch", "split_batches"]
+__all__ = [
+    "Encoded",
+    "check_crc",
+    "decode_batch",
+    "decoded_bytes",
+    "encode_batch",
+    "split_batches",
+]
 
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
 _OVERHEAD_BYTES: Final = 4_096
@@ -225,6 +232,12 @@ def split_batches(body: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
         at += total
 
 
+def check_crc(batch: memoryview, header: BatchHeader) -> None:
+    """Raise CorruptBatch unless the batch is what its writer made."""
+    if crc32c(batch[CRC_START:]) != header.crc32c:
+        raise CorruptBatch(f"CRC mismatch in the batch at offset {header.base_offset}.")
+
+
 def decode_batch(
     batch: memoryview,
     header: BatchHeader,
@@ -247,8 +260,8 @@ def decode_batch(
         IncompatibleSchema: the batch's schema does not widen to `reader_schema`.
     """
     assert len(batch) == header.total_bytes, "one batch, whole, and its own header"
-    if verify_crc and crc32c(batch[CRC_START:]) != header.crc32c:
-        raise CorruptBatch(f"CRC mismatch in the batch at offset {header.base_offset}.")
+    if verify_crc:
+        check_crc(batch, header)
     if header.flags & ~FLAG_CODEC_MASK:
         raise CorruptBatch(f"its flags {header.flags:#04x} mean what this version cannot read.")
     stored = schemas.schema(header.schema_id)

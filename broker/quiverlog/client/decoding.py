@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from quiverlog.batch.codec import decode_batch, split_batches
+from quiverlog.batch.codec import check_crc, decode_batch, split_batches
 from quiverlog.batch.header import MAGIC, BatchHeader
 from quiverlog.errors import (
     CorruptBatch,
@@ -188,6 +188,7 @@ class BatchDecoder:
         header = stored.header
         history = self._history
         if history is None or header.schema_id not in history:
+            self._check_crc(stored)
             history = yield from self._newer_history(header.schema_id)
         data = self._decoded(stored, history)
         rows = stored.end - stored.start
@@ -201,6 +202,14 @@ class BatchDecoder:
             leader_epoch=header.leader_epoch,
             timestamp_us=header.timestamp_max_us,
         )
+
+    def _check_crc(self, stored: StoredBatch) -> None:
+        """A damaged header names a schema that nobody has: it is not asked for, nor waited for."""
+        if self._verify_crc:
+            try:
+                check_crc(stored.view, stored.header)
+            except CorruptBatch as error:
+                raise self._corrupt(stored, error.message) from error
 
     def _decoded(self, stored: StoredBatch, history: SchemaHistory) -> pa.RecordBatch:
         try:
