@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import quiverlog
@@ -188,3 +189,46 @@ def test_the_prompt(broker):
             process.kill()
             os.close(ours)
             os.close(theirs)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("max(_timestamp) - max(_timestamp) + interval 90 minute", "01:30:00"),
+        ("timetz '10:00:00+02'", "10:00:00+02"),
+        ("'101'::bit", "101"),
+        ("union_value(a := 'x')", "x"),
+        ("[interval 1 day, null]", ["1 day", None]),
+        ("{'interval': {'x': interval 1 day}, 'b': 1}", {"interval": {"x": "1 day"}, "b": 1}),
+        ("map {1: timetz '10:00:00+02'}", [[1, "10:00:00+02"]]),
+        ("array_value(interval 1 day)", ["1 day"]),
+    ],
+)
+def test_types_that_only_duckdb_has_are_written_as_its_text(broker, capfd, tmp_path, value, text):
+    query = f'select {value} as "a ""b""", 2 as n from flights limit 1'
+    assert lines(broker, capfd, query) == [{'a "b"': text, "n": 2}]
+    for name in ("x.csv", "x.parquet", "x.arrow"):
+        code, _, err = answer(broker, capfd, query, "-o", str(tmp_path / name))
+        assert code == 0, err
+    code, out, _ = answer(broker, capfd, f"select {value} as n, 2 as n from flights limit 1")
+    assert (code, out.splitlines()[0].split()) == (0, ["n", "n"]), "a table may have a name twice"
+
+
+def test_a_span_keeps_its_order_and_in_arrow_its_type(broker, capfd, tmp_path):
+    query = "select delay * interval 1 minute as late from flights where delay < 3 order by 1 desc"
+    texts = [row["late"] for row in lines(broker, capfd, query)]
+    assert texts == ["00:02:00", "00:01:00", "00:00:00"]
+    file = tmp_path / "x.arrow"
+    assert answer(broker, capfd, query, "-o", str(file))[0] == 0
+    with pa.ipc.open_file(file) as reader:
+        assert reader.schema.field("late").type == pa.month_day_nano_interval()
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "table", "parquet", "arrow"])
+def test_nanoseconds_are_refused_by_their_column(broker, capfd, tmp_path, form):
+    query = "select timestamp_ns '2024-01-01 00:00:00.000000001' as at"
+    words = (query, "--format", form, "-o", str(tmp_path / "x"))
+    code, _, err = answer(broker, capfd, *words)
+    assert code == ExitCode.FAILED
+    assert "Column 'at' (timestamp[ns]) has a value that timestamp[us] cannot hold" in err
+    assert "internal error" not in err

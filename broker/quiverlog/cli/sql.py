@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["sql"]
 
 _FORMATS = ("table", "json", "csv", "tsv", "lines", "arrow", "parquet")
+_ARROW = ("arrow", "arrow-file")
 _FOR_PEOPLE = ("table", "json", "csv", "tsv", "lines")
 _QUERY_CHARS_MAX: Final = 1 << 20
 _BATCH_ROWS: Final = 1 << 16
@@ -75,7 +76,8 @@ def sql(
     these three narrow what is fetched: `where _timestamp > now() - interval 1 hour` reads the last
     hour. A topic's own column of such a name goes before it. Names with other signs than letters,
     digits and _ stand in double quotes; of names that differ only in case DuckDB calls the second
-    `name_1`. Ctrl-C ends the query, at the prompt nothing else. Needs DuckDB: pip install duckdb.
+    `name_1`. Types that a topic cannot have, spans of time for example, are written as DuckDB's
+    text. Ctrl-C ends the query, at the prompt nothing else. Needs DuckDB: pip install duckdb.
 
     \b
     quiverlog sql "select carrier, avg(delay) from flights group by 1" --watch 2s
@@ -140,7 +142,7 @@ class _Session:
         try:
             with interrupts_carried_to(self._database.interrupt):
                 relation = self._database.sql(query)
-                reader = None if relation is None else relation.to_arrow_reader(_BATCH_ROWS)
+                reader = None if relation is None else self._reader(relation)
             if reader is not None:
                 self._write(reader)
         except duckdb.Error as error:
@@ -201,33 +203,28 @@ class _Session:
         register_topics(self._database, self._client, wanted)
 
     def _write(self, reader: pa.RecordBatchReader) -> None:
+        from quiverlog.cli.sql_results import as_written, written_schema
         from quiverlog.cli.write_files import open_sink
 
         assert self.kind.format is not None
         if self.output == "-" and self.kind.format not in _FOR_PEOPLE and sys.stdout.isatty():
             raise CommandFailed(f"{self.kind.format} is not for terminals: give --output.")
-        schema = _written(reader.schema)
+        schema = written_schema(reader.schema)
         is_cut = self.output == "-" and sys.stdout.isatty() and not self.is_wide
         with open_sink(
             self.output, self.kind.format, schema, compression=self.kind.compression, is_cut=is_cut
         ) as sink:
             while (batch := self._next(reader)) is not None:
                 if batch.num_rows:
-                    sink.write(batch.cast(schema))
+                    sink.write(as_written(batch, schema))
+
+    def _reader(self, relation: Any) -> pa.RecordBatchReader:
+        from quiverlog.cli.sql_results import with_text
+
+        relation = with_text(relation, keeps_spans=self.kind.format in _ARROW)
+        return relation.to_arrow_reader(_BATCH_ROWS)
 
     def _next(self, reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
         """DuckDB works at a result while it is read."""
         with interrupts_carried_to(self._database.interrupt):
             return next(iter(reader), None)
-
-
-def _written(schema: pa.Schema) -> pa.Schema:
-    """The types of a topic for those that only DuckDB has, as far as there are any."""
-    import pyarrow as pa
-
-    from quiverlog.batch.arrow_types import normalize_type
-
-    wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
-    return pa.schema(
-        [f.with_type(wider.get(f.type) or normalize_type(f.type)) for f in schema],
-    )
