@@ -58,3 +58,18 @@ def test_a_text_that_ends_within_quotes_is_refused(tmp_path: Path, content: byte
     """A file that was cut off, or a stray quote, which would swallow all rows behind it."""
     with pytest.raises(CommandFailed, match="ends within quotes: a closing quote is missing"):
         rows_of(tmp_path, content, schema=SCHEMA)
+
+
+@pytest.mark.parametrize(("kind", "number"), [("double", "1e400"), ("float", "-1e39")])
+def test_a_number_that_is_too_large_is_no_infinity(tmp_path: Path, kind: str, number: str) -> None:
+    content = f"id,n\n1,inf\n2,{number}\n".encode()
+    for schema in (parse_schema(f"id long, n {kind}"), None)[: 2 if kind == "double" else 1]:
+        with pytest.raises(CommandFailed, match=f"column 'n': {number} is too large for {kind}"):
+            rows_of(tmp_path, content, schema=schema)
+
+
+def test_infinity_may_be_written(tmp_path: Path) -> None:
+    texts = ("inf", "-inf", "Infinity", "-Infinity", "")
+    content = "n\n" + "\n".join(texts) + "\n"
+    rows = rows_of(tmp_path, content.encode(), schema=parse_schema("n double"))
+    assert [row["n"] for row in rows] == [*map(float, texts[:4]), None]

@@ -11,11 +11,14 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as csv
+import pyarrow.types as t
 
 from quiverlog.cli.ahead import done_ahead
 from quiverlog.cli.file_blocks import FileBlocks
@@ -33,6 +36,7 @@ _HEADER_BYTES: Final = 64 << 10
 _Text = bytes | memoryview
 """Whole lines: a view where they lie in memory of `FileBlocks`, which is given back."""
 _ROW: Final = re.compile(r"[Rr]ow #(\d+)")
+_NO_TYPES: Final[Mapping[str, pa.DataType]] = MappingProxyType({})
 _LINE_END: Final = re.compile(rb"\r\n?|\n")
 
 
@@ -178,6 +182,16 @@ class _Reader:
         if not text:
             empty = pa.schema({n: self._types.get(n, pa.null()) for n in self._wanted()})
             return empty.empty_table()
+        table = self._parsed(text, self._conversion())
+        infinite = [i for i, column in enumerate(table.columns) if _has_infinity(column)]
+        if infinite:
+            texts = {table.schema.names[i]: pa.string() for i in infinite}
+            written = self._parsed(text, self._conversion(texts))
+            for i in infinite:
+                _check_infinities(table.schema.names[i], table.column(i), written.column(i))
+        return table
+
+    def _parsed(self, text: _Text, conversion: csv.ConvertOptions) -> pa.Table:
         return csv.read_csv(
             pa.BufferReader(text),
             read_options=csv.ReadOptions(
@@ -185,7 +199,7 @@ class _Reader:
             ),
             # What `_whole_records` leaves a view has none.
             parse_options=self._parsing(has_quotes=isinstance(text, bytes) and b'"' in text),
-            convert_options=self._conversion(),
+            convert_options=conversion,
         )
 
     def _wanted(self) -> list[str]:
@@ -201,9 +215,9 @@ class _Reader:
             ignore_empty_lines=len(self._names) != 1,
         )
 
-    def _conversion(self) -> csv.ConvertOptions:
+    def _conversion(self, types: Mapping[str, pa.DataType] = _NO_TYPES) -> csv.ConvertOptions:
         return csv.ConvertOptions(
-            column_types=self._types,
+            column_types={**self._types, **types},
             include_columns=self._options.columns,
             null_values=list(self._options.null_values),
             strings_can_be_null=True,
@@ -226,6 +240,18 @@ class _Reader:
 
     def _row_number(self, match: re.Match[str]) -> str:
         return f"row {int(match[1]) + self._rows_before}"
+
+
+def _has_infinity(column: pa.ChunkedArray) -> bool:
+    return t.is_floating(column.type) and bool(pc.any(pc.is_inf(column), min_count=0).as_py())
+
+
+def _check_infinities(name: str, column: pa.ChunkedArray, written: pa.ChunkedArray) -> None:
+    """pyarrow makes infinity of a number that is too large, which is another value."""
+    texts = written.filter(pc.is_inf(column))
+    numbers = texts.filter(pc.match_substring_regex(texts, "[0-9]"))
+    if len(numbers):
+        raise pa.ArrowInvalid(f"column {name!r}: {numbers[0]} is too large for {column.type}")
 
 
 def _forget(_: memoryview) -> None:
