@@ -24,6 +24,10 @@ _ALL_COLUMNS: Final = re.compile(r"\*|\bcolumns\b|\bU&", re.IGNORECASE)
 """What may name columns without their names. A product is among it, which costs columns only."""
 
 
+_CONDITIONS = ("boolean", "null", "sqlnull")
+"""DuckDB's names for what a condition is; its releases name the type of `null` differently."""
+
+
 class RowFilter(Protocol):
     """Chooses rows of batches of one schema."""
 
@@ -41,20 +45,24 @@ class SqlFilter:
         self._database: Any = duckdb.connect(config={"enable_external_access": "false"})
         self._database.execute("set timezone='UTC'").fetchall()
         # On a line of its own, so that a comment at its end stays one.
-        self._project = f"coalesce((\n{expression}\n), false) as chosen"
+        self._project = f"(\n{expression}\n) as chosen"
         self.chosen(_empty(schema))
 
     def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows for which the expression is true, neither false nor null."""
         try:
             relation = self._database.from_arrow(pa.Table.from_batches([batch]))
-            found = pa.table(relation.project(self._project)).column(0).combine_chunks()
+            projected = relation.project(self._project)
+            kinds = [kind.id for kind in projected.types]
+            if len(kinds) == 1 and kinds[0] not in _CONDITIONS:
+                raise InvalidArgument(f"where: this is {kinds[0]}, not true or false.")
+            found = pa.table(projected).column(0).combine_chunks()
         except self._error as error:
             said = str(error).splitlines()[0].removesuffix("!")
             raise InvalidArgument(f"where: {said}.") from error
-        if len(found) != batch.num_rows or not pa.types.is_boolean(found.type):
+        if len(found) != batch.num_rows or len(kinds) != 1:
             raise InvalidArgument("where: give one condition on a row.")
-        return batch.filter(found)
+        return batch.filter(found.cast(pa.bool_()))  # leaves out where it is null
 
 
 class _ArrowFilter:
