@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.types as t
 
@@ -243,11 +242,17 @@ class _Reader:
 
 
 def _has_infinity(column: pa.ChunkedArray) -> bool:
-    return t.is_floating(column.type) and bool(pc.any(pc.is_inf(column), min_count=0).as_py())
+    if not t.is_floating(column.type):
+        return False
+    import pyarrow.compute as pc  # 25 ms of a start, which files without such columns are spared
+
+    return bool(pc.any(pc.is_inf(column), min_count=0).as_py())
 
 
 def _check_infinities(name: str, column: pa.ChunkedArray, written: pa.ChunkedArray) -> None:
     """pyarrow makes infinity of a number that is too large, which is another value."""
+    import pyarrow.compute as pc
+
     texts = written.filter(pc.is_inf(column))
     numbers = texts.filter(pc.match_substring_regex(texts, "[0-9]"))
     if len(numbers):
