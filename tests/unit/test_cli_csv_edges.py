@@ -73,3 +73,20 @@ def test_infinity_may_be_written(tmp_path: Path) -> None:
     content = "n\n" + "\n".join(texts) + "\n"
     rows = rows_of(tmp_path, content.encode(), schema=parse_schema("n double"))
     assert [row["n"] for row in rows] == [*map(float, texts[:4]), None]
+
+
+@pytest.mark.parametrize("number", ["9223372036854775808", "-18446744073709551616"])
+def test_whole_numbers_that_no_integer_holds_are_not_rounded(tmp_path: Path, number: str) -> None:
+    """Nobody has said that they are doubles."""
+    content = f"n,x\n1,a\n{number},b\n".encode()
+    with pytest.raises(CommandFailed, match="column 'n' has whole numbers of more than 64 bits"):
+        rows_of(tmp_path, content)
+    exact = rows_of(tmp_path, content, schema=parse_schema("n decimal(38,0), x string"))
+    assert [int(row["n"]) for row in exact] == [1, int(number)]
+    rounded = rows_of(tmp_path, content, schema=parse_schema("n double, x string"))
+    assert [row["n"] for row in rounded] == [1.0, float(number)]
+
+
+def test_a_large_number_among_fractions_is_a_double(tmp_path: Path) -> None:
+    assert rows_of(tmp_path, b"n\n1.5\n9223372036854775808\n") == [{"n": 1.5}, {"n": 2.0**63}]
+    assert rows_of(tmp_path, b"n\n1e300\ninf\n") == [{"n": 1e300}, {"n": float("inf")}]

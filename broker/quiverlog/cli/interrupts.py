@@ -1,5 +1,6 @@
-"""Ctrl-C: held back while something must not be cut in two, carried to what does not hear it,
-and told what it does not end.
+"""Ctrl-C: held back, carried to what does not hear it, and told what it does not end.
+
+It is held back while something must not be cut in two.
 
 Owns the handler of SIGINT while it is another than Python's.
 """

@@ -120,9 +120,23 @@ class _Reader:
             with self._errors():
                 self._names = self._header(text[:end])
                 if text[end:].strip(b"\r\n") or self._options.schema is not None:
-                    return self._table(text[end:])
+                    return self._checked(self._table(text[end:]), text[end:])
         with self._errors():
             return self._table(b"") if self._names else None
+
+    def _checked(self, first: pa.Table, text: bytes) -> pa.Table:
+        """Of whole numbers that no integer type holds pyarrow makes rounded ones by itself."""
+        told = self._types
+        rounded = [
+            f.name
+            for f, column in zip(first.schema, first.columns, strict=True)
+            if f.name not in told and t.is_float64(f.type) and _is_beyond_integers(column)
+        ]
+        if rounded:
+            written = self._parsed(text, self._conversion(dict.fromkeys(rounded, pa.string())))
+            for name in rounded:
+                _check_whole(name, written.column(name))
+        return first
 
     def _batches(self, first: pa.Table, tables: Iterator[pa.Table]) -> Batches:
         self._rows_before = first.num_rows
@@ -257,6 +271,22 @@ def _check_infinities(name: str, column: pa.ChunkedArray, written: pa.ChunkedArr
     numbers = texts.filter(pc.match_substring_regex(texts, "[0-9]"))
     if len(numbers):
         raise pa.ArrowInvalid(f"column {name!r}: {numbers[0]} is too large for {column.type}")
+
+
+def _is_beyond_integers(column: pa.ChunkedArray) -> bool:
+    import pyarrow.compute as pc
+
+    return bool(pc.any(pc.greater_equal(pc.abs(column), 2.0**63), min_count=0).as_py())
+
+
+def _check_whole(name: str, written: pa.ChunkedArray) -> None:
+    import pyarrow.compute as pc
+
+    if pc.all(pc.match_substring_regex(written, r"^\s*[+-]?[0-9]+\s*$"), min_count=0).as_py():
+        raise pa.ArrowInvalid(
+            f"column {name!r} has whole numbers of more than 64 bits: say its type by --schema, "
+            f"decimal(38,0) keeps them and double rounds them"
+        )
 
 
 def _forget(_: memoryview) -> None:
