@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -258,9 +259,14 @@ class _Reader:
 def _has_infinity(column: pa.ChunkedArray) -> bool:
     if not t.is_floating(column.type):
         return False
-    import pyarrow.compute as pc  # 25 ms of a start, which files without such columns are spared
+    # Not by pyarrow.compute: it makes a function of each of its kernels, 25 ms of a start.
+    from pyarrow._compute import call_function
 
-    return bool(pc.any(pc.is_inf(column), min_count=0).as_py())
+    total = call_function("sum", [column]).as_py()
+    if total is None or math.isfinite(total):
+        return False  # A sum is found ten times as fast, and infinity leaves none that is finite.
+    extremes = call_function("min_max", [column]).as_py()
+    return math.inf in (-extremes["min"], extremes["max"])
 
 
 def _check_infinities(name: str, column: pa.ChunkedArray, written: pa.ChunkedArray) -> None:
