@@ -264,7 +264,7 @@ def _has_infinity(column: pa.ChunkedArray) -> bool:
 
     total = call_function("sum", [column]).as_py()
     if total is None or math.isfinite(total):
-        return False  # A sum is found ten times as fast, and infinity leaves none that is finite.
+        return False  # Infinity leaves no finite sum, which is found faster than both extremes.
     extremes = call_function("min_max", [column]).as_py()
     return math.inf in (-extremes["min"], extremes["max"])
 
