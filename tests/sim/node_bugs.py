@@ -195,7 +195,7 @@ WORK = (
     ),
     make_bug(
         "off-by-one in a sliced fetch",
-        "storage.log:Log.read_answers",
+        "storage.log:Log._walk",
         "asked = (segment, offset,",
         "asked = (segment, min(offset + 1, end_offset - 1),",
     ),

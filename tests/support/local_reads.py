@@ -56,10 +56,15 @@ def wishes(broker: ScriptedBroker) -> list[bool]:
 
 
 class System:
-    """`os`, with one call that fails, or does something else, the n-th time it is made."""
+    """`os`, with one call that fails, or does something else, the n-th time it is made, or always.
 
-    def __init__(self, name: str, nth: int, action: Callable[..., Any]) -> None:
-        self._name, self._nth, self._action = name, nth, action
+    Threads may share it.
+    """
+
+    def __init__(
+        self, name: str, nth: int, action: Callable[..., Any], *, always: bool = False
+    ) -> None:
+        self._name, self._nth, self._action, self._always = name, nth, action, always
         self.calls = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -69,7 +74,8 @@ class System:
 
         def call(*arguments: Any) -> Any:
             self.calls += 1
-            return (self._action if self.calls == self._nth else real)(*arguments)
+            changed = self._always or self.calls == self._nth
+            return (self._action if changed else real)(*arguments)
 
         return call
 

@@ -334,3 +334,14 @@ def test_a_bug_in_a_cold_read_is_in_the_log(
     assert (result.error_code, body) == (errors.QuiverlogError.code, b"")
     assert node.metrics.internal_errors == 1
     assert any("planted" in str(line.fields.get("trace")) for line in node.lines)
+
+
+@pytest.mark.parametrize("bytes_max", [1, 70_000])
+def test_a_newest_batch_beyond_the_bound_is_loaded_whole(node: NodeDriver, bytes_max: int) -> None:
+    """A first batch goes out in any case: no byte of it may wait for the disk."""
+    topic = node.create()
+    body = bytes(batch_of(range(20_000)))
+    node.produced(topic, body)
+    node.disk.evict()
+    _, found = node.fetched(topic, entry_bytes_max=bytes_max)
+    assert found == body > bytes(bytes_max)

@@ -184,3 +184,15 @@ def test_a_data_directory_behind_a_link_is_told_as_the_system_finds_it(tmp_path:
     node.produced(topic, batch_of([1] * 20_000))
     result, _ = node.fetched(topic, file_ranges=True)
     assert read(result.file_ranges) == node.fetched(topic)[1]
+
+
+def test_rows_that_do_not_fit_behind_others_are_not_told_of(node: NodeDriver) -> None:
+    topic = node.create(partitions=2)
+    for partition in range(2):
+        node.produced(topic, batch_of([7] * 20_000), partition=partition)
+    size = len(batch_of([7] * 20_000))
+    entries = [m.FetchPartition(topic, p) for p in range(2)]
+    asked = m.FetchRequest(bytes_max=size + 100, partitions=entries, file_ranges=True)
+    told, _ = node.call(asked)
+    assert [result.batch_bytes for result in told.partitions] == [size, 0]
+    assert [len(result.file_ranges) for result in told.partitions] == [1, 0]

@@ -111,6 +111,11 @@ class BatchHeader(NamedTuple):
         return self.base_offset + self.row_count
 
     @property
+    def is_compressed(self) -> bool:
+        """True when decoding the rows takes memory."""
+        return bool(self.flags & FLAG_CODEC_MASK)
+
+    @property
     def is_plausible(self) -> bool:
         """True when a broker could have stored this; for bytes that no checksum has spoken for."""
         return (

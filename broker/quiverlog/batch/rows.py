@@ -48,7 +48,8 @@ def read_rows(
     plan = plan_of(stored)
     try:
         if metadata.compression is Compression.NONE:
-            _read_bare(message, plan)
+            if not metadata.surely_readable:
+                _read_bare(message, plan)
             data = pa.ipc.read_record_batch(pa.py_buffer(message), stored)
         else:
             data = _decompress(message, plan, columns)

@@ -71,6 +71,15 @@ class AsyncConsumer(ConsumerBase):
                 return batch
         return None
 
+    async def _following_many(self) -> list[ConsumerBatch]:
+        """The next batches, whose rows take no more memory than the answer; empty at the end."""
+        await self.open()
+        while not self._closed:
+            batches = await self._run(self._next_many(ROUND_S))
+            if batches or self._core.is_at_end:
+                return batches
+        return []
+
     @checked(timeout=WAIT)
     async def poll(self, timeout: float = 1.0) -> ConsumerBatch | None:
         """The next batch, or None when there is none within `timeout` seconds (or ever).

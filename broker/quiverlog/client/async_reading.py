@@ -68,12 +68,13 @@ class AsyncReading:
         self._tell(rows_read)
         core = ConsumerCore(self._cluster, plan.topic, plan.options)
         async with AsyncConsumer(core, self._driver) as consumer:
-            while (batch := await consumer._following()) is not None:
-                rows_read += len(batch)
-                rows = plan.shaped(batch)
-                if rows.num_rows:
-                    yield rows
-                self._tell(rows_read)
+            while batches := await consumer._following_many():
+                for batch in batches:
+                    rows_read += len(batch)
+                    rows = plan.shaped(batch)
+                    if rows.num_rows:
+                        yield rows
+                    self._tell(rows_read)
 
     async def to_arrow(self) -> pa.Table:
         """All rows as a table; nothing is copied that is not compressed."""

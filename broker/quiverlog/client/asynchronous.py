@@ -31,6 +31,7 @@ from .answers import check_answer
 from .blocking_connection import system_reason
 from .commands import (
     Abandon,
+    Advance,
     Buffer,
     Call,
     CallMany,
@@ -264,6 +265,8 @@ class AsyncDriver:
                 return await self._finish_any(pending_many, timeout_s)
             case CallMany(calls):
                 return await self._call_many(calls)
+            case Advance():
+                return None  # the loop takes in what comes
             case Abandon(pending):
                 self.abandon(pending)
                 return None

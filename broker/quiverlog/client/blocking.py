@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar, assert_never
 
 from quiverlog.errors import (
     ClientClosed,
+    ConnectionClosed,
     ForkedClient,
     QuiverlogError,
     RequestTimedOut,
@@ -28,6 +29,7 @@ from quiverlog.errors import (
 from .blocking_connection import BlockingConnection, readable
 from .commands import (
     Abandon,
+    Advance,
     Call,
     CallMany,
     Command,
@@ -121,6 +123,7 @@ class BlockingDriver:
         """Close the idle connections; those in use are closed when their request ends."""
         with self._lock:
             self._closed = True
+            self._local_reads.close()
             idle, self._idle = self._idle, {}
         for connection in (c for connections in idle.values() for c in connections):
             connection.close()
@@ -138,6 +141,9 @@ class BlockingDriver:
                 return self._finish_any(pending_many, timeout_s)
             case CallMany(calls):
                 return self._call_many(calls)
+            case Advance(pending_many):
+                self._advance(pending_many)
+                return None
             case Abandon(pending):
                 self.abandon(pending)
                 return None
@@ -223,6 +229,11 @@ class BlockingDriver:
                 return pending
             waiting[pending.connection.fileno()] = pending
         while True:
+            for pending in waiting.values():
+                if pending.connection is not None and pending.connection.has_answer:
+                    self._receive(pending, pending.connection.receive_ready)
+                    if pending.is_ready:
+                        return pending
             connections = [p.connection for p in waiting.values() if p.connection is not None]
             wait_s = min([end_s - time.monotonic(), *(c.left_s for c in connections)])
             ready = readable(connections, max(0.0, wait_s))
@@ -230,21 +241,31 @@ class BlockingDriver:
                 ready = [c.fileno() for c in connections if c.left_s <= 0]
             for fd in ready:
                 pending = waiting[fd]
-                self._receive_ready(pending)
+                assert pending.connection is not None
+                self._receive(pending, pending.connection.receive_ready)
                 if pending.is_ready:
                     return pending
             if time.monotonic() >= end_s:
                 return None
 
-    def _receive_ready(self, pending: BlockingReply) -> None:
+    def _advance(self, pending_many: Sequence[PendingReply]) -> None:
+        for pending in pending_many:
+            assert isinstance(pending, BlockingReply)
+            if pending.connection is not None:
+                self._receive(pending, pending.connection.advance)
+
+    def _receive(self, pending: BlockingReply, receive: Callable[[], Reply | None]) -> None:
+        """Take in what there is. What goes wrong is kept, for who waits for the reply."""
         connection = pending.connection
         assert connection is not None
         try:
-            pending.reply = connection.receive_ready()
+            pending.reply = receive()
         except QuiverlogError as error:
             pending.failure = error
             connection.close()
-        except BaseException:
+        except BaseException:  # Ctrl-C: a program may go on, and ask for the same rows again
+            pending.failure = ConnectionClosed("Waiting for an answer was interrupted.")
+            pending.connection = None
             connection.close()
             raise
         if pending.is_ready:

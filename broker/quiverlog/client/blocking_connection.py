@@ -18,12 +18,13 @@ from quiverlog.errors import ConnectionClosed, ConnectionFailed, QuiverlogError,
 from quiverlog.version import VERSION
 from quiverlog.wire import frames
 from quiverlog.wire.connection import ClientConnection
-from quiverlog.wire.messages import FetchRequest, FetchResponse, HelloRequest, Request
+from quiverlog.wire.messages import FetchRequest, FetchResponse, HelloRequest, Request, Response
 
 from .answers import check_answer
 from .commands import Buffer, Call, Reply
+from .file_rows import FileRows
 from .foreign import HEAD_BYTES, foreign_protocol
-from .local_reads import LocalReads, asks_for_ranges, with_file_rows
+from .local_reads import FileReading, LocalReads, asks_for_ranges, has_ranges
 from .receive_memory import ArrowMemory
 from .results import Address
 from .routing import Settings, check
@@ -48,6 +49,8 @@ class BlockingConnection:
         self._local_reads = local_reads
         self._asks_for_ranges = False
         """Of the request under way: its rows may be in files of this machine."""
+        self._reading: tuple[FetchResponse, FileReading] | None = None
+        """The answer that has come, some of whose rows are being read from files."""
         self.is_spent = False
         """More than the answer has come: no request may use this connection any more."""
         self._memory = ArrowMemory()
@@ -109,6 +112,21 @@ class BlockingConnection:
             if reply is not None:
                 return reply
 
+    @property
+    def has_answer(self) -> bool:
+        """The answer has come, and needs no more of the socket: its rows are in files."""
+        return self._reading is not None
+
+    def advance(self) -> Reply | None:
+        """What has arrived, without waiting: rows in files are read by a thread from now on."""
+        if self._reading is not None:
+            return None
+        self._socket.settimeout(0.0)
+        try:
+            return self._receive_some(is_ahead=True)
+        except BlockingIOError:
+            return None
+
     def receive_ready(self) -> Reply | None:
         """What has arrived, without waiting: the reply once all of it is there.
 
@@ -132,7 +150,9 @@ class BlockingConnection:
         """Close the socket. A second call does nothing."""
         self._socket.close()
 
-    def _receive_some(self) -> Reply | None:
+    def _receive_some(self, *, is_ahead: bool = False) -> Reply | None:
+        if self._reading is not None:
+            return self._with_file_rows(*self._reading)
         try:
             room = self._receiver.get_buffer()
             count = self._socket.recv_into(room)
@@ -151,13 +171,29 @@ class BlockingConnection:
         receiver = self._receiver
         self.is_spent = len(found) > 1 or receiver.partial or receiver.error is not None
         _, response, body = self._protocol.receive(found[0])
-        if self._asks_for_ranges and isinstance(response, FetchResponse):
-            try:
-                body = with_file_rows(response, body, self._memory)
-            except OSError as error:
-                self._local_reads.failed(self.address, error)
-                self._ask_for_rows()
-                return None
+        if not (
+            self._asks_for_ranges and isinstance(response, FetchResponse) and has_ranges(response)
+        ):
+            return self._checked(response, body)
+        reading = FileReading(FileRows(response, body, self._memory))
+        if not is_ahead:
+            return self._with_file_rows(response, reading)
+        self._reading = response, reading
+        self._local_reads.read_ahead(reading)
+        return None
+
+    def _with_file_rows(self, response: FetchResponse, reading: FileReading) -> Reply | None:
+        """The reply; None: its rows have to be sent, and are asked for."""
+        self._reading = None
+        try:
+            body = reading.finish()
+        except OSError as error:
+            self._local_reads.failed(self.address, error)
+            self._ask_for_rows()
+            return None
+        return self._checked(response, body)
+
+    def _checked(self, response: Response, body: memoryview) -> Reply:
         check_answer(self._request, response, len(body))
         return Reply(response, body)
 

@@ -60,6 +60,13 @@ class ConsumerBase:
                 return batch
         return None
 
+    def _next_many(self, timeout_s: float) -> Operation[list[ConsumerBatch]]:
+        """The next batch, and what is at hand behind it; empty where `_next` has none."""
+        batch = yield from self._next(timeout_s)
+        if batch is None:
+            return []
+        return [batch, *(yield from self._core.at_hand())]
+
     def _poll(self, timeout_s: float) -> Operation[ConsumerBatch | None]:
         work_s = max(timeout_s, POLL_WORK_S)
         return (yield from within(self._core.clock, work_s, self._next(timeout_s)))

@@ -27,8 +27,6 @@ from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
     InvalidArgument,
-    InvalidResponse,
-    OffsetOutOfRange,
     QuiverlogError,
     UnknownPartition,
     UnknownTopicId,
@@ -109,7 +107,7 @@ class ConsumerCore:
         yield from about(self.topic, self._cluster.retrying(self._open))
 
     def _open(self) -> Operation[None]:
-        topic = yield from self._cluster.topic(self.topic, fresh=True)
+        topic = yield from self._cluster.topic(self.topic, fresh=not self._options.is_settled)
         if self._options.topic_id and topic.topic_id != self._options.topic_id:
             raise UnknownTopicId(f"Topic {self.topic!r} is not the one that is read any more.")
         self._fetches.topic_id = topic.topic_id
@@ -175,6 +173,23 @@ class ConsumerCore:
             if wait_s:
                 yield Sleep(min(wait_s, left_s))
 
+    def at_hand(self) -> Operation[list[ConsumerBatch]]:
+        """What waits, up to the first batch whose decoding takes memory: rows that are not
+        compressed point into the answer.
+
+        What cannot be decoded is met by `next`.
+        """
+        batches: list[ConsumerBatch] = []
+        try:
+            while self._ready and not self._ready[0].header.is_compressed:
+                batch = yield from self._next_ready()
+                if batch is None:
+                    break
+                batches.append(batch)
+        except QuiverlogError as error:
+            logger.debug("the next call meets it again: %s", error)
+        return batches
+
     @property
     def is_at_end(self) -> bool:
         """Everything up to the ends was handed out (never, when following)."""
@@ -183,6 +198,7 @@ class ConsumerCore:
     def _next_ready(self) -> Operation[ConsumerBatch | None]:
         """Decode what waits. What fails stays where it is."""
         while self._ready:
+            yield from self._fetches.advance()
             stored = self._ready[0]
             batch: ConsumerBatch | None = None
             try:
@@ -277,7 +293,7 @@ class ConsumerCore:
                 continue
             except QuiverlogError as why:
                 partial = why
-            if self._moved_start(position, partial, fetched):
+            if position.moved_start(partial, fetched):
                 continue
             if self._skipped_damage(position, partial):
                 brought = True
@@ -308,7 +324,8 @@ class ConsumerCore:
             position.known_end = max(position.known_end, fetched.high_watermark)
         if not batches:
             if not source.is_follower:
-                self._check_stalled(position)
+                timeout_s = self._cluster.settings.request_timeout_s
+                position.check_stalled(self.topic, self.clock(), timeout_s)
             return False
         self._ready.extend(batches)
         assert batches[-1].next_offset > position.offset, "a reader that does not move spins"
@@ -318,36 +335,6 @@ class ConsumerCore:
         position.empty_since_s = None
         self._order.remove(position.partition)
         self._order.append(position.partition)
-        return True
-
-    def _check_stalled(self, position: Position) -> None:
-        """Rows exist and do not come: once is fairness among partitions, for long it is a fault."""
-        if position.offset >= position.known_end:
-            position.empty_since_s = None
-            return
-        now_s = self.clock()
-        timeout_s = self._cluster.settings.request_timeout_s
-        if position.empty_since_s is None:
-            position.empty_since_s = now_s
-        elif now_s - position.empty_since_s >= timeout_s:
-            position.empty_since_s = None
-            raise InvalidResponse(
-                f"{self.topic}-{position.partition} gave no rows at offset {position.offset} for "
-                f"{timeout_s:g} s, although there are rows up to {position.known_end}.",
-                topic=self.topic,
-                partition=position.partition,
-                offset=position.offset,
-            )
-
-    def _moved_start(
-        self, position: Position, error: QuiverlogError, fetched: FetchedPartition
-    ) -> bool:
-        """Retention moved the start between the question where it is and the first fetch."""
-        if not (isinstance(error, OffsetOutOfRange) and position.is_from_earliest):
-            return False
-        if fetched.log_start_offset <= position.offset:
-            return False
-        position.offset = position.delivered = fetched.log_start_offset
         return True
 
     def _skipped_damage(self, position: Position, error: QuiverlogError) -> bool:

@@ -16,7 +16,17 @@ from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, MIB
 from quiverlog.wire import messages as m
 
 from .answers import named
-from .commands import Abandon, Call, Finish, FinishAny, Operation, PendingReply, Reply, Start
+from .commands import (
+    Abandon,
+    Advance,
+    Call,
+    Finish,
+    FinishAny,
+    Operation,
+    PendingReply,
+    Reply,
+    Start,
+)
 from .consumer_options import ConsumerOptions
 from .consumer_positions import Position
 from .consumer_requests import FOLLOWER_TIMEOUT_S, Pauses, Request, Source
@@ -143,6 +153,11 @@ class Fetches:
         )
 
     # --- answers --------------------------------------------------------------------------------
+    def advance(self) -> Operation[None]:
+        """Earlier rows are used now: what comes meanwhile may be taken in."""
+        if self.requests:
+            yield Advance([request.pending for request in self.requests])
+
     def wait(self, deadline_s: float) -> Operation[PendingReply | None]:
         """The first request that is answered; None when it is time to look around."""
         began_s = self._clock()

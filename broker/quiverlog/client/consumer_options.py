@@ -49,6 +49,9 @@ class ConsumerOptions:
     """The topic that is meant; empty takes the one that has the name."""
     reader_schema: pa.Schema | None = None
     """What rows shall look like, whatever the topic's newest schema is."""
+    is_settled: bool = False
+    """`start` and `end` are offsets, of every partition in `partitions`, that were there a moment
+    ago: nobody is asked for them again."""
 
     def __post_init__(self) -> None:
         if self.follow and self.end is not None:
@@ -60,6 +63,11 @@ class ConsumerOptions:
             )
         if not isinstance(self.start, Mapping):
             at_us(self.start)
+        if self.is_settled:
+            assert self.partitions is not None
+            assert isinstance(self.start, Mapping)
+            assert isinstance(self.end, Mapping)
+            assert {*self.partitions} == {*self.start} == {*self.end}
         check_fetch_from(self.fetch_from, self.client_rack)
         if self.columns is not None and not self.columns:
             raise InvalidArgument("columns is empty: leave it out, or name at least one.")

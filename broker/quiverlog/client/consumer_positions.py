@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from quiverlog.errors import InvalidArgument, OffsetOutOfRange, error_from_code
+from quiverlog.errors import (
+    InvalidArgument,
+    InvalidResponse,
+    OffsetOutOfRange,
+    QuiverlogError,
+    error_from_code,
+)
 from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, TopicPartition
 from quiverlog.wire import messages as m
 
@@ -19,6 +25,7 @@ from .answers import named
 from .commands import Operation
 from .consumer_options import ConsumerOptions
 from .partition_questions import ask_leaders, at_us, offset_entry
+from .results import FetchedPartition
 from .routing import Cluster
 
 __all__ = ["Position", "PositionFinder"]
@@ -46,6 +53,35 @@ class Position:
     def is_done(self) -> bool:
         """True when every row up to `end` was asked for (never, when following)."""
         return self.end is not None and self.offset >= self.end
+
+    def check_stalled(self, topic: str, now_s: float, timeout_s: float) -> None:
+        """Rows exist and do not come: once is fairness among partitions, for long it is a fault.
+
+        Raises:
+            InvalidResponse: they have not come for `timeout_s`.
+        """
+        if self.offset >= self.known_end:
+            self.empty_since_s = None
+        elif self.empty_since_s is None:
+            self.empty_since_s = now_s
+        elif now_s - self.empty_since_s >= timeout_s:
+            self.empty_since_s = None
+            raise InvalidResponse(
+                f"{topic}-{self.partition} gave no rows at offset {self.offset} for "
+                f"{timeout_s:g} s, although there are rows up to {self.known_end}.",
+                topic=topic,
+                partition=self.partition,
+                offset=self.offset,
+            )
+
+    def moved_start(self, error: QuiverlogError, fetched: FetchedPartition) -> bool:
+        """Retention moved the start between the question where it is and the first fetch."""
+        if not (isinstance(error, OffsetOutOfRange) and self.is_from_earliest):
+            return False
+        if fetched.log_start_offset <= self.offset:
+            return False
+        self.offset = self.delivered = fetched.log_start_offset
+        return True
 
 
 class PositionFinder:
@@ -79,6 +115,8 @@ class PositionFinder:
             OffsetOutOfRange: a start lies beyond its partition's end.
         """
         starts = {p: self._start_of(p) for p in partitions}
+        if self._options.is_settled:
+            return {p: self._settled(p) for p in partitions}
         latest: dict[int, int] = {}
         if not self._options.follow or any(isinstance(s, datetime) for s in starts.values()):
             latest = yield from self.offsets(dict.fromkeys(partitions, LATEST))
@@ -103,6 +141,16 @@ class PositionFinder:
                 known_end=latest.get(p, 0),
             )
         return positions
+
+    def _settled(self, partition: int) -> Position:
+        start, end = self._options.start, self._options.end
+        assert isinstance(start, Mapping)
+        assert isinstance(end, Mapping)
+        offset = start[partition]
+        assert isinstance(offset, int)
+        return Position(
+            partition, offset, end[partition], delivered=offset, known_end=end[partition]
+        )
 
     def added(self, partitions: Sequence[int]) -> Operation[dict[int, Position]]:
         """Positions in partitions that a topic has gained: at their first rows, without an end."""

@@ -13,7 +13,18 @@ from typing import Any, TypeVar
 
 from quiverlog.errors import QuiverlogError, RequestTimedOut
 
-from .commands import Abandon, Call, CallMany, Command, Finish, FinishAny, Operation, Sleep, Start
+from .commands import (
+    Abandon,
+    Advance,
+    Call,
+    CallMany,
+    Command,
+    Finish,
+    FinishAny,
+    Operation,
+    Sleep,
+    Start,
+)
 
 __all__ = ["within"]
 
@@ -61,7 +72,7 @@ def _cut(command: Command, left_s: float) -> Command:
             return FinishAny(pending, max(0.0, min(timeout_s, left_s)))
         case Sleep(seconds):
             return Sleep(min(seconds, left_s))
-        case Finish() | Abandon():
+        case Finish() | Advance() | Abandon():
             return command
 
 

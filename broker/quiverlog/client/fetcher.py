@@ -18,7 +18,18 @@ from quiverlog.types import NO_EPOCH, TopicPartition
 from quiverlog.wire import messages as m
 
 from .answers import named
-from .commands import Abandon, Call, Finish, FinishAny, Operation, PendingReply, Reply, Sleep, Start
+from .commands import (
+    Abandon,
+    Advance,
+    Call,
+    Finish,
+    FinishAny,
+    Operation,
+    PendingReply,
+    Reply,
+    Sleep,
+    Start,
+)
 from .consumer_batch import ConsumerBatch
 from .consumer_requests import FOLLOWER_TIMEOUT_S, OVERDUE_S
 from .deadline import within
@@ -122,6 +133,11 @@ class FetchCore:
                 )
             yield from self._pause_if_early()
         return []
+
+    def advance(self) -> Operation[None]:
+        """Earlier rows are used now: what comes meanwhile may be taken in."""
+        if self.pending is not None:
+            yield Advance((self.pending,))
 
     def _take(self) -> Operation[list[StoredBatch]]:
         if self.pending is None:
@@ -322,7 +338,7 @@ class PartitionFetcher:
                 # Taken away only when decoded: a batch that cannot be is met by every call.
                 stored = self._batches[0]
                 try:
-                    batch = self._client.run(self._decoder.decode(stored))
+                    batch = self._client.run(self._decoded(stored))
                 except QuiverlogError:
                     if stored.follower == LEADER:
                         raise
@@ -336,6 +352,10 @@ class PartitionFetcher:
             if not found:
                 raise StopIteration
             self._batches.extend(found)
+
+    def _decoded(self, stored: StoredBatch) -> Operation[ConsumerBatch]:
+        yield from self._core.advance()
+        return (yield from self._decoder.decode(stored))
 
     def close(self) -> None:
         """Drop the request under way."""

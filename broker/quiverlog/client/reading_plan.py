@@ -108,6 +108,7 @@ def plan_read(
                 start={p: start for p, (start, _) in ranges.items()},
                 end={p: stop for p, (_, stop) in ranges.items()},
                 partitions=tuple(ranges),
+                is_settled=True,
             ),
         )
 

@@ -11,9 +11,9 @@ asks for it is told where its rows lie in these files instead (docs/adr/0068).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, NamedTuple
 
-from quiverlog.batch.header import BatchHeader, peek
 from quiverlog.errors import (
     CorruptLog,
     LogTruncated,
@@ -102,8 +102,10 @@ class FetchAnswer:
                     )
                     result = _failed(entry, self._lookup.unreadable_here(found, loaded.error))
                 else:
+                    reads = loaded.reads if loaded is not None else ()
+                    in_files = self.request.file_ranges
                     result, answers, replica = read_entry(
-                        self._lookup, entry, room, loaded.reads if loaded is not None else ()
+                        self._lookup, entry, room, reads, in_files=in_files
                     )
             except NotResident as cold:
                 try:
@@ -131,26 +133,24 @@ class FetchAnswer:
         answers: list[Answer],
         replica: Replica | None,
     ) -> None:
-        views = views_of(answers)
-        if views and self.byte_count and result.batch_bytes > self._bytes_max - self.byte_count:
+        if self.byte_count and result.batch_bytes > self._bytes_max - self.byte_count:
             # Only the first batch of the first partition with rows may exceed the bound.
-            views, result.batch_bytes = [], 0
+            answers, result.batch_bytes, result.file_ranges = [], 0, []
         assert len(self.response.partitions) == self.at, "results are in the order of the entries"
         self.response.partitions.append(result)
         self.at += 1
         if ends_wait(result):
             self.final = True
-        if views:
+        if answers:
             assert replica is not None
-            bytes_min = FILE_RANGE_BYTES_MIN * len(answers)
-            if self.request.file_ranges and result.batch_bytes >= bytes_min:
-                result.file_ranges = _file_ranges(answers)
             if result.file_ranges:
                 self.ranges_bytes += result.batch_bytes
             else:
-                self.body.extend(views)
+                self.body.extend(views_of(answers))
             self.byte_count += result.batch_bytes
-            self.rows.append((replica, result.batch_bytes, _rows_from(views, entry.offset)))
+            rows = answers[-1].next_offset - entry.offset
+            assert rows > 0, "what is read has the row that was asked for"
+            self.rows.append((replica, result.batch_bytes, rows))
             assert self.byte_count <= self._bytes_max or len(self.rows) == 1
 
     @property
@@ -199,8 +199,13 @@ def read_entry(
     entry: m.FetchPartition,
     bytes_max: int,
     just_read: JustRead = (),
+    *,
+    in_files: bool = False,
 ) -> tuple[m.FetchPartitionResult, list[Answer], Replica | None]:
     """What one entry gets. Errors are part of the result; `bytes_max` <= 0 reads nothing.
+
+    Args:
+        in_files: where it pays, the result has `file_ranges`, and the answers no views.
 
     Raises:
         NotResident: its rows, or their index, are not in memory.
@@ -210,7 +215,7 @@ def read_entry(
     answers: list[Answer] = []
     try:
         replica = lookup.replica(entry.topic_id, entry.partition, from_follower=entry.from_follower)
-        answers = _read_replica(replica, entry, bytes_max, result, just_read)
+        answers = _read_replica(replica, entry, bytes_max, result, just_read, in_files)
         if entry.offset >= result.high_watermark and not entry.from_follower:
             lookup.check_end(replica)
     except QuiverlogError as error:
@@ -247,6 +252,7 @@ def _read_replica(
     bytes_max: int,
     result: m.FetchPartitionResult,
     just_read: JustRead,
+    in_files: bool,
 ) -> list[Answer]:
     state = replica.state
     log = replica.log
@@ -270,17 +276,31 @@ def _read_replica(
     assert end <= high_watermark, "nobody sees rows that may vanish"
     if entry.offset >= end or bytes_max <= 0:
         return []
-    return log.read_answers(
-        entry.offset, bytes_max=bytes_max, end_offset=end, cold_ok=False, just_read=just_read
+    read = partial(
+        log.read_answers,
+        entry.offset,
+        bytes_max=bytes_max,
+        end_offset=end,
+        cold_ok=False,
+        just_read=just_read,
     )
+    if in_files and log.size_bytes >= FILE_RANGE_BYTES_MIN:
+        answers = read(in_files=True)
+        result.file_ranges = _file_ranges(answers)
+        if result.file_ranges or all(answer.views for answer in answers):
+            return answers
+    return read()
 
 
 def _file_ranges(answers: list[Answer]) -> list[m.FileRange]:
-    """Where the rows lie; empty where one of the files cannot be told of."""
+    """Where the rows lie; empty where they are few, or one of the files cannot be told of."""
+    total = sum(answer.byte_count for answer in answers)
+    if total < FILE_RANGE_BYTES_MIN * len(answers):
+        return []
     ranges = []
     for answer in answers:
         place = answer.segment.file.place()
-        if place is None:
+        if place is None or answer.views:
             return []
         assert answer.byte_count > 0, "a segment that was read gave rows"
         where = (answer.position, answer.byte_count, answer.last_header)
@@ -334,19 +354,3 @@ def out_of_range(replica: Replica, offset: int) -> OffsetOutOfRange:
         log_start_offset=start,
         high_watermark=end,
     )
-
-
-def _rows_from(views: list[memoryview], offset: int) -> int:
-    """Rows at or after `offset` in whole batches (for the counters).
-
-    The log hands out the last batch in a view of its own nearly always: the walk is one step.
-    """
-    first, tail = views[0], views[-1]
-    base_offset = peek(first)[0]
-    at, (_, _, total) = 0, peek(tail)
-    while at + total < len(tail):
-        at += total
-        total = peek(tail, at)[2]
-    rows = BatchHeader.unpack(tail, at).next_offset - max(offset, base_offset)
-    assert rows > 0, "what is read has the row that was asked for, or later ones"
-    return rows

@@ -18,24 +18,22 @@ from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, OffsetOutOfRange, QuiverlogError
 from quiverlog.limits import KIB
 from quiverlog.storage import header_walk, reading
-from quiverlog.storage.checks import LongWalk, Undiagnosed, Unverified, Verdict
+from quiverlog.storage.checks import LongWalk, Undiagnosed, Unverified
 from quiverlog.storage.epochs import LeaderEpochs
 from quiverlog.storage.index import NO_TIME
 from quiverlog.storage.index_cache import IndexCache
 from quiverlog.storage.log_config import LogConfig
 from quiverlog.storage.reading_jobs import (
-    DiagnoseJob,
     JustRead,
     LoadIndexJob,
     NotResident,
     ReadingJob,
     ReadJob,
-    ReadResult,
-    SkipOlderJob,
     VerifyJob,
     check_for,
     cursor_of,
     skip_for,
+    take_result,
 )
 from quiverlog.storage.recovery import RecoveryReport
 from quiverlog.storage.segment import Segment
@@ -120,6 +118,7 @@ class ReadableLog:
         end_offset: int,
         cold_ok: bool = True,
         just_read: JustRead = (),
+        in_files: bool = False,
     ) -> list[reading.Answer]:
         """Whole batches from the one that holds `offset` on, none that begins at `end_offset`.
 
@@ -129,6 +128,8 @@ class ReadableLog:
         Args:
             cold_ok: the disk may be waited for.
             just_read: jobs that are back. What has left memory since is read all the same.
+            in_files: answers have no views; their rows need not be in memory. The newest append's
+                may have some all the same.
 
         Raises:
             OffsetOutOfRange: not between log start and log end.
@@ -150,6 +151,20 @@ class ReadableLog:
                 return [newest]
         if offset >= end_offset:
             return []
+        ask = partial(self._ask, cold_ok=cold_ok, just_read=just_read)
+        return self._walk(offset, bytes_max, end_offset, in_files, ask)
+
+    def _walk(
+        self,
+        offset: int,
+        bytes_max: int,
+        end_offset: int,
+        in_files: bool,
+        ask: Callable[..., reading.Answer],
+    ) -> list[reading.Answer]:
+        """Segment after segment, until one has more than fits."""
+        assert offset < end_offset <= self.log_end_offset
+        spans = reading.header_spans if in_files else reading.spans
         bounds = (self.directory, self.log_start_offset, self.log_end_offset)
         number = self._segments.number_of(offset)
         answers: list[reading.Answer] = []
@@ -161,18 +176,17 @@ class ReadableLog:
                 raise self._segments.missing(number, *bounds)
             try:
                 asked = (segment, offset, bytes_max, end_offset)
-                read, spans = partial(reading.read, *asked), partial(reading.spans, *asked)
-                more = self._ask(segment, read, spans, cold_ok, just_read)
+                read = partial(reading.read, *asked, in_file=in_files)
+                more = ask(segment, read, partial(spans, *asked))
             except (NotResident, CorruptLog):
                 if answers:
                     break
                 raise
-            byte_count = more.byte_count
-            if answers and byte_count > bytes_max:
+            if answers and more.byte_count > bytes_max:
                 break
             answers.append(more)
-            bytes_max -= byte_count
-            if bytes_max <= 0:
+            bytes_max -= more.byte_count
+            if more.is_full or bytes_max <= 0:
                 break
             assert offset < more.next_offset <= segment.end_offset
             offset = more.next_offset
@@ -253,29 +267,11 @@ class ReadableLog:
         segment = job.segment
         if segment.dropped:
             segment.file.close()  # The job may have opened it again: that would keep its room.
-            return
-        if isinstance(result, LoadedIndex):
+        elif isinstance(result, LoadedIndex):
             assert isinstance(job, LoadIndexJob)
             self.complete_load(job, result)
-        elif isinstance(result, ReadResult):
-            assert isinstance(job, ReadJob)
-            assert result.unreadable_from <= job.position + job.size
-            if result.unreadable_from >= 0:
-                segment.distrust()  # Verify it before it is served.
-        elif isinstance(result, Verdict):
-            assert isinstance(job, VerifyJob)
-            assert result.good_end <= job.position + job.size
-            if result.good_end > job.position:
-                segment.verified(job.position, result.good_end)
-            segment.note_damages(result.damages)
-        elif isinstance(job, SkipOlderJob):
-            assert isinstance(result, tuple)
-            assert job.cursor[0] <= result[0] <= job.size, "a walk goes on"
-            job.cursor = result
         else:
-            assert isinstance(job, DiagnoseJob)
-            assert isinstance(result, tuple)
-            segment.note_damages(result)
+            take_result(job, result)
 
     def offset_for_timestamp(
         self,

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from quiverlog.batch.header import link
-from quiverlog.limits import BATCH_HEADER_BYTES
+from quiverlog.limits import BATCH_BYTES_MAX, BATCH_HEADER_BYTES, INDEX_INTERVAL_BYTES_MAX
 from quiverlog.storage.byte_source import ByteSource, FileBytes, is_unreadable
 from quiverlog.storage.checks import Undiagnosed, Unverified
 from quiverlog.storage.scan import Damage
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
-__all__ = ["Answer", "read", "read_newest", "spans", "views_of"]
+__all__ = ["Answer", "header_spans", "read", "read_newest", "spans", "views_of"]
 
 _COPY_BYTES_MAX: Final = 64 * 1024
 """Up to here one pread serves the walk and the answer."""
@@ -31,27 +31,20 @@ _BYTES_MASK: Final = 2**32 - 1
 
 
 class Answer(NamedTuple):
-    """Whole batches in order, the last of them in a view of its own; `next_offset` follows them.
+    """Whole batches in order, `byte_count` bytes of the file from `position` on.
 
-    `position`: where in the segment's file the first of them begins.
+    `views`: them, the last one in a view of its own; or none, and `last_header` is that one's: who
+    has asked reads the file. `next_offset` follows the last row. `is_full`: one more would have
+    been too many bytes.
     """
 
     segment: Segment
     position: int
-    views: list[memoryview]
+    byte_count: int
     next_offset: int
-
-    @property
-    def byte_count(self) -> int:
-        """Of all batches, which lie in the file one after the other."""
-        return sum(map(len, self.views))
-
-    @property
-    def last_header(self) -> bytes:
-        """The header of the last batch."""
-        header = bytes(self.views[-1][:BATCH_HEADER_BYTES])
-        assert len(header) == BATCH_HEADER_BYTES, "the last view is one batch"
-        return header
+    views: list[memoryview]
+    last_header: bytes = b""
+    is_full: bool = False
 
 
 def views_of(answers: Iterable[Answer]) -> list[memoryview]:
@@ -67,8 +60,13 @@ class _Batch(NamedTuple):
     next_offset: int
 
 
-def read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> Answer:
+def read(
+    segment: Segment, offset: int, bytes_max: int, end_offset: int, *, in_file: bool = False
+) -> Answer:
     """As `Log.read`, within one segment.
+
+    Args:
+        in_file: the answer has no views; only headers are looked at.
 
     Raises:
         CorruptLog: the batch at `offset` is known to be damaged.
@@ -78,7 +76,8 @@ def read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> Answ
     end_offset = _end_before_damage(segment, offset, end_offset)
     position, expected = _floor(segment, offset)
     size = segment.file.size
-    source = FileBytes(segment.file, size, window_bytes=_window_bytes(bytes_max))
+    window_bytes = _WALK_BYTES if in_file else _window_bytes(bytes_max)
+    source = FileBytes(segment.file, size, window_bytes=window_bytes)
     # The first batch of the answer holds `offset`; the walk to it begins at an index entry.
     first_row = expected
     first = _pass(segment, source, position, expected)
@@ -86,23 +85,28 @@ def read(segment: Segment, offset: int, bytes_max: int, end_offset: int) -> Answ
         first_row = first.next_offset
         first = _pass(segment, source, first.end, first_row)
     start = first.start
-    last = _last(segment, source, first, bytes_max, end_offset)
+    last, is_full = _last(segment, source, first, bytes_max, end_offset)
     # What was passed on the way counts, too: a size that lies leads into a column's bytes.
     good_end = segment.verified_end(position)
     if good_end < last.end:
         if good_end - start not in range(1, bytes_max):
             raise Unverified(position, last.end, expected, last.next_offset)
         # Only so much is known to be good: no more goes out.
-        last = _last(segment, source, first, good_end - start, end_offset)
+        last, _ = _last(segment, source, first, good_end - start, end_offset)
+        is_full = False
         if last.end > good_end:
             raise Unverified(position, last.end, expected, last.next_offset)
     assert start <= last.start < last.end <= size
     assert offset < last.next_offset <= segment.end_offset
+    told = segment, start, last.end - start, last.next_offset
+    if in_file:
+        header = bytes(source.read(last.start, BATCH_HEADER_BYTES))
+        assert len(header) == BATCH_HEADER_BYTES, "the walk has passed it"
+        return Answer(*told, [], header, is_full)
     window = _bytes_of(segment, source, Damage(start, last.end, first_row, last.next_offset))
-    if last.start == start:
-        return Answer(segment, start, [window], last.next_offset)
     at = last.start - start
-    return Answer(segment, start, [window[:at], window[at:]], last.next_offset)
+    views = [window[:at], window[at:]] if at else [window]
+    return Answer(*told, views, is_full=is_full)
 
 
 def _window_bytes(bytes_max: int) -> int:
@@ -113,15 +117,18 @@ def _window_bytes(bytes_max: int) -> int:
 
 def _last(
     segment: Segment, source: ByteSource, first: _Batch, bytes_max: int, end_offset: int
-) -> _Batch:
+) -> tuple[_Batch, bool]:
     """The last batch of an answer that begins with `first`, which goes out in any case.
+
+    And whether the next one is there, and would be too many bytes.
 
     Only a batch that was walked over can be the last one: where the index leads is believed when a
     batch begins there that joins up, and when it goes out, too.
     """
     last, limit = first, first.start + bytes_max
     if last.next_offset >= end_offset or last.end >= limit:
-        return last
+        return last, False
+    is_full = False
     position, expected = _jump(segment, last.end, last.next_offset, limit, end_offset)
     while expected < end_offset and position < source.size:
         try:
@@ -131,11 +138,12 @@ def _last(
         if batch is not None and batch.end <= limit:
             last = batch
         elif position == last.end:
+            is_full = batch is not None
             break  # What is good in front of it goes out; the next read tells.
         position, expected = last.end, last.next_offset
     assert first.end <= last.end
     assert last is first or last.end <= limit, "one batch may be too large, the first"
-    return last
+    return last, is_full
 
 
 def read_newest(segment: Segment, offset: int, bytes_max: int) -> Answer | None:
@@ -166,7 +174,7 @@ def read_newest(segment: Segment, offset: int, bytes_max: int) -> Answer | None:
         expected += step >> _ROWS_SHIFT
     window = memoryview(data)
     views = [window[first:last], window[last:]] if first < last else [window[first:]]
-    return Answer(segment, start + first, views, expected)
+    return Answer(segment, start + first, size - first, expected, views)
 
 
 def _floor(segment: Segment, offset: int) -> tuple[int, int]:
@@ -262,7 +270,8 @@ def spans(
     size = segment.file.size
     tail_at, tail_offset = segment.tail
     if 0 <= tail_offset <= offset:
-        yield tail_at, min(size - tail_at, max(bytes_max, BATCH_HEADER_BYTES))
+        # Its first batch goes out in any case, however large.
+        yield tail_at, min(size - tail_at, max(bytes_max, BATCH_BYTES_MAX))
         return
     _end_before_damage(segment, offset, end_offset)
     position, _ = _floor(segment, offset)
@@ -272,3 +281,32 @@ def spans(
     end = index.positions[after] if after < len(index) else size
     end = min(max(first_end, end), first_end + bytes_max) + _window_bytes(bytes_max)
     yield position, min(size, end) - position
+
+
+def header_spans(
+    segment: Segment, offset: int, bytes_max: int, end_offset: int
+) -> Iterator[tuple[int, int]]:
+    """(position, size) of the headers that `read` passes when its answer stays in the file.
+
+    A batch that begins farther behind an index entry than entries are apart has one of its own, so
+    only the beginning of what lies between two entries has headers.
+
+    Raises as `read`.
+    """
+    index = segment.load()
+    if segment.damages or not len(index) or 0 <= segment.tail[1] <= offset:
+        yield from spans(segment, offset, bytes_max, end_offset)  # few bytes, or a walk over many
+        return
+    position, _ = _floor(segment, offset)
+    last_entry = len(index) - 1
+    first = index.floor_position(position)
+    assert index.positions[first] <= position, "a walk begins at an entry, or where rows do"
+    limit = bytes_max + (index.positions[first + 1] if first < last_entry else segment.file.size)
+    last_row = index.floor_offset(max(0, end_offset - 1 - segment.base_offset))
+    low = min(index.floor_position(position + bytes_max), last_row) - 1
+    high = min(index.floor_position(limit), last_row)
+    for entry in sorted({first, *range(max(first, low), high + 1)}):
+        start = index.positions[entry]
+        end = index.positions[entry + 1] if entry < last_entry else segment.file.size
+        assert start < end <= segment.file.size
+        yield start, min(end - start, INDEX_INTERVAL_BYTES_MAX) + _WALK_BYTES

@@ -35,6 +35,7 @@ __all__ = [
     "check_for",
     "cursor_of",
     "skip_for",
+    "take_result",
 ]
 
 _READ_BYTES: Final = 256 * 1024
@@ -193,6 +194,31 @@ def skip_for(key: str, segment: Segment, at_us: int, walk: LongWalk) -> SkipOlde
     assert walk.position < file.size, "a walk ends at the end"
     at, damages = (walk.position, walk.offset), tuple(segment.damages)
     return SkipOlderJob(key, segment, file, file.size, at_us, at, damages)
+
+
+def take_result(job: ReadingJob, result: object) -> None:
+    """What a job has found out goes into its segment, which is in the log still."""
+    segment = job.segment
+    assert not segment.dropped
+    if isinstance(result, ReadResult):
+        assert isinstance(job, ReadJob)
+        assert result.unreadable_from <= job.position + job.size
+        if result.unreadable_from >= 0:
+            segment.distrust()  # Verify it before it is served.
+    elif isinstance(result, Verdict):
+        assert isinstance(job, VerifyJob)
+        assert result.good_end <= job.position + job.size
+        if result.good_end > job.position:
+            segment.verified(job.position, result.good_end)
+        segment.note_damages(result.damages)
+    elif isinstance(job, SkipOlderJob):
+        assert isinstance(result, tuple)
+        assert job.cursor[0] <= result[0] <= job.size, "a walk goes on"
+        job.cursor = result
+    else:
+        assert isinstance(job, DiagnoseJob)
+        assert isinstance(result, tuple)
+        segment.note_damages(result)
 
 
 def check_for(

@@ -1,0 +1,157 @@
+"""FETCH with `file_ranges` of rows that are not in memory: whoever asks reads them, the broker reads
+headers only (docs/adr/0068).
+
+The disk of these tests refuses a read on the loop of what is not in memory.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiverlog import errors
+from quiverlog.limits import KIB, MIB
+from quiverlog.node.fetch_answer import FILE_RANGE_BYTES_MIN
+from quiverlog.storage import reading
+from quiverlog.wire import messages as m
+from tests.support.node import NodeDriver, batch_of
+
+ROWS = (1, 10, 500, 3_000, 20_000)
+"""Of a batch: some hundred bytes to more than `FILE_RANGE_BYTES_MIN`."""
+HEADERS_BYTES_MAX = 6 * (64 + 8) * KIB
+"""Around the first batch and the last ones: what lies between two index entries, and a window."""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeDriver:
+    return NodeDriver(tmp_path)
+
+
+def read(ranges: list[m.FileRange]) -> bytes:
+    parts = [Path(r.path).read_bytes()[r.position : r.position + r.byte_count] for r in ranges]
+    return b"".join(parts)
+
+
+def cold_fetch(node: NodeDriver, topic: bytes, **options: Any) -> tuple[Any, bytes, list[Any]]:
+    """Nothing is in memory: the result, its body, and the jobs that were needed."""
+    node.disk.evict()
+    node.hold_jobs = True
+    asked = node.request(node.fetch_request(topic, max_wait_ms=0, file_ranges=True, **options))
+    jobs = []
+    while node.jobs or node.node.next_deadline_us() == 0:
+        if node.node.next_deadline_us() != 0:
+            jobs.append(node.jobs[0].job)
+        node.step()
+    node.hold_jobs = False
+    answer = node.answer(asked)
+    assert answer is not None
+    response, body = answer
+    return response.partitions[0], body, jobs
+
+
+def sizes(jobs: list[Any]) -> list[int]:
+    return [job.size for job in jobs if job.kind == "cold read"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("interval", [None, 64 * KIB])
+def test_only_headers_are_brought_into_memory(
+    node: NodeDriver, seed: int, interval: int | None
+) -> None:
+    draw = random.Random(seed)
+    configs = {"segment.bytes": str(2 * MIB)}
+    if interval:
+        configs["index.interval.bytes"] = str(interval)
+    topic = node.create(**configs)
+    for number in range(60):
+        node.produced(topic, batch_of([number] * draw.choice(ROWS)))
+    end = node.broker_end(topic)
+    told = 0
+    for _ in range(40):
+        options: dict[str, Any] = {
+            "offset": draw.randrange(end),
+            "entry_bytes_max": draw.choice((70_000, 300_000, 5 << 20)),
+            "end_offset": draw.choice((-1, draw.randrange(end))),
+        }
+        result, rest, jobs = cold_fetch(node, topic, **options)
+        sent, body = node.fetched(topic, **options)
+        assert result.batch_bytes == sent.batch_bytes == len(body)
+        if not result.file_ranges:
+            assert rest == body
+            continue
+        assert read(result.file_ranges) == body
+        segments = len(result.file_ranges) + 1  # and one that did not fit
+        assert sum(sizes(jobs)) <= segments * HEADERS_BYTES_MAX
+        told += len(body) > 600_000
+    assert told > 2, "of many bytes"
+
+
+def test_a_long_range_needs_two_small_reads(node: NodeDriver) -> None:
+    topic = node.create(**{"segment.bytes": str(64 * MIB)})
+    for number in range(20):
+        node.produced(topic, batch_of([number] * 60_000))
+    result, _, jobs = cold_fetch(node, topic, offset=0, entry_bytes_max=8 * MIB)
+    assert result.batch_bytes > 7 * MIB
+    assert len(sizes(jobs)) <= 4
+    assert sum(sizes(jobs)) <= HEADERS_BYTES_MAX
+
+
+def test_rows_that_are_sent_are_loaded_first(node: NodeDriver) -> None:
+    """Too few for a range in each file: they leave through the socket, which may not wait."""
+    topic = node.create(**{"segment.bytes": str(FILE_RANGE_BYTES_MIN)})
+    small = batch_of([1] * 5_000)
+    for _ in range(3):
+        node.produced(topic, small)
+    result, body, jobs = cold_fetch(node, topic, offset=0, entry_bytes_max=MIB)
+    assert (result.file_ranges, len(body)) == ([], len(small))
+    assert max(sizes(jobs)) >= len(small)
+
+
+def test_rows_that_nobody_has_checked_are_checked_before_they_are_told_of(
+    node: NodeDriver,
+) -> None:
+    topic = node.create()
+    for number in range(6):
+        node.produced(topic, batch_of([number] * 20_000))
+    node.crash()
+    (segment,) = node.node.broker.replicas[topic, 0].log.segments
+    path = Path(segment.path)
+    size = len(batch_of([0] * 20_000))
+    data = bytearray(path.read_bytes())
+    data[64 + 2 * size + size // 2] ^= 1  # in the rows of the third batch
+    path.write_bytes(bytes(data))
+    node.restart()
+    result, body, _ = cold_fetch(node, topic, offset=0, entry_bytes_max=8 * MIB)
+    assert sum(r.byte_count for r in result.file_ranges) in (0, 2 * size)
+    assert len(body) in (0, 2 * size)
+    assert result.batch_bytes == 2 * size
+    result, _, _ = cold_fetch(node, topic, offset=40_000, entry_bytes_max=8 * MIB)
+    assert result.error_code == errors.CorruptLog.code
+
+
+def test_an_answer_that_is_full_is_looked_for_once(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What did not fit then does not fit into what is left of the bound either."""
+    topic = node.create()
+    for number in range(6):
+        node.produced(topic, batch_of([number] * 20_000))
+    size = len(batch_of([0] * 20_000))
+    asked = []
+    real = reading.read
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        asked.append(arguments)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(reading, "read", counted)
+    for in_files in (False, True):
+        asked.clear()
+        result, _ = node.fetched(
+            topic, offset=0, entry_bytes_max=3 * size + 100, file_ranges=in_files
+        )
+        assert result.batch_bytes == 3 * size
+        assert len(asked) == 1
