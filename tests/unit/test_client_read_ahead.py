@@ -157,6 +157,7 @@ def test_without_a_thread_rows_are_read_by_who_needs_them(
     assert all(wishes(broker))
 
 
+@pytest.mark.usefixtures("always_ahead")
 def test_what_found_no_thread_is_read_by_none_later(
     broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

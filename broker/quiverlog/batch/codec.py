@@ -286,6 +286,8 @@ def read_rows(
     """
     message = batch[BATCH_HEADER_BYTES:]
     metadata = check_structure(message, header, stored)
+    if target.equals(stored):
+        return rows.read_rows(message, metadata, stored)
     wanted = set(target.names)
     columns = [index for index, name in enumerate(stored.names) if name in wanted]
     if not columns or len(columns) == len(stored):

@@ -266,7 +266,7 @@ class AsyncDriver:
             case CallMany(calls):
                 return await self._call_many(calls)
             case Advance():
-                return None  # the loop takes in what comes
+                return False  # the loop takes in what comes
             case Abandon(pending):
                 self.abandon(pending)
                 return None

@@ -142,8 +142,7 @@ class BlockingDriver:
             case CallMany(calls):
                 return self._call_many(calls)
             case Advance(pending_many):
-                self._advance(pending_many)
-                return None
+                return self._advance(pending_many)
             case Abandon(pending):
                 self.abandon(pending)
                 return None
@@ -248,11 +247,16 @@ class BlockingDriver:
             if time.monotonic() >= end_s:
                 return None
 
-    def _advance(self, pending_many: Sequence[PendingReply]) -> None:
+    def _advance(self, pending_many: Sequence[PendingReply]) -> bool:
+        """Take in what has come; False when all of it has."""
+        is_waiting = False
         for pending in pending_many:
             assert isinstance(pending, BlockingReply)
-            if pending.connection is not None:
-                self._receive(pending, pending.connection.advance)
+            connection = pending.connection
+            if connection is not None and not connection.has_answer:
+                self._receive(pending, connection.advance)
+                is_waiting = is_waiting or not (pending.is_ready or connection.has_answer)
+        return is_waiting
 
     def _receive(self, pending: BlockingReply, receive: Callable[[], Reply | None]) -> None:
         """Take in what there is. What goes wrong is kept, for who waits for the reply."""

@@ -119,8 +119,7 @@ class BlockingConnection:
 
     def advance(self) -> Reply | None:
         """What has arrived, without waiting: rows in files are read by a thread from now on."""
-        if self._reading is not None:
-            return None
+        assert self._reading is None, "there is no more to come"
         self._socket.settimeout(0.0)
         try:
             return self._receive_some(is_ahead=True)

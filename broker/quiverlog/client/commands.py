@@ -9,7 +9,7 @@ A driver must answer:
 - `Call` with a `Reply`; `CallMany` with a list of replies and errors, in the calls' order;
 - `Start` with a pending reply once the request is on its way; `Finish` with the `Reply` itself;
 - `FinishAny` with one of those given whose reply is there (or failed), or None when the time is up;
-- `Advance` with None, without waiting: what has come of those replies may be taken in;
+- `Advance` with False where another one would be in vain; it waits for nothing;
 - `Abandon` with None: nobody will ask for that reply;
 - `Sleep` with None, later.
 
@@ -112,7 +112,7 @@ class FinishAny:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Work on the replies of started requests while the program is busy with earlier ones.
+    """Take in what has come of started requests, while the program is busy with earlier replies.
 
     What a driver does with it is its own affair. Failures are kept for `Finish` and `FinishAny`.
     """

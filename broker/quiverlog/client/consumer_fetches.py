@@ -51,6 +51,8 @@ class Fetches:
     def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions) -> None:
         self.topic_id = b""
         self.requests: list[Request] = []
+        self._may_advance = False
+        """Something may have come of them."""
         self.pauses = Pauses(cluster.clock, cluster.jitter)
         spread = int(cluster.jitter() * 1_000)
         self.choice = ReplicaChoice(options.fetch_from, options.client_rack, spread)
@@ -112,6 +114,7 @@ class Fetches:
             named(error, self._topic, *offsets)
             raise
         self.requests.append(Request(pending, source, offsets, self._clock()))
+        self._may_advance = True
         return True
 
     def _source(self, topic: TopicInfo, partition: int) -> Source:
@@ -155,8 +158,8 @@ class Fetches:
     # --- answers --------------------------------------------------------------------------------
     def advance(self) -> Operation[None]:
         """Earlier rows are used now: what comes meanwhile may be taken in."""
-        if self.requests:
-            yield Advance([request.pending for request in self.requests])
+        if self._may_advance:
+            self._may_advance = yield Advance([request.pending for request in self.requests])
 
     def wait(self, deadline_s: float) -> Operation[PendingReply | None]:
         """The first request that is answered; None when it is time to look around."""

@@ -69,6 +69,8 @@ class FetchCore:
         self.position = start_offset
         """The offset after the last row that has arrived."""
         self.pending: PendingReply | None = None
+        self._may_advance = False
+        """Something may have come of it."""
         self._cluster = cluster
         self._topic = topic
         self._topic_id = topic_id
@@ -136,8 +138,8 @@ class FetchCore:
 
     def advance(self) -> Operation[None]:
         """Earlier rows are used now: what comes meanwhile may be taken in."""
-        if self.pending is not None:
-            yield Advance((self.pending,))
+        if self.pending is not None and self._may_advance:
+            self._may_advance = yield Advance((self.pending,))
 
     def _take(self) -> Operation[list[StoredBatch]]:
         if self.pending is None:
@@ -247,6 +249,7 @@ class FetchCore:
         timeout_s += FETCH_MAX_WAIT_MS_DEFAULT / 1000
         pending: PendingReply = yield Start(Call(address, request, timeout_s, channel="fetch"))
         self._sent_s = self._cluster.clock()
+        self._may_advance = True
         return pending
 
     def _recover(self, error: QuiverlogError) -> Operation[None]:
