@@ -1,4 +1,4 @@
-"""The blocking client reads the files of the next answer on a thread, while the rows before are used.
+"""The blocking client reads the files of the next answer on a thread, while earlier rows are used.
 
 The broker is the real node behind real sockets, on a real disk, in the test's process.
 """
@@ -207,7 +207,7 @@ def test_a_connection_that_ends_meanwhile_costs_no_row(broker: ScriptedBroker) -
     assert sorted(found) == EXPECTED
 
 
-# --- whoever stops does not wait for the thread, nor does it write where others read ---------------
+# --- whoever stops does not wait for the thread, nor does it write where others read --------------
 class Held:
     """The thread's reads wait until they are let go."""
 

@@ -1,4 +1,4 @@
-"""FETCH with `file_ranges` of rows that are not in memory: whoever asks reads them, the broker reads
+"""FETCH with `file_ranges` of rows that are not in memory: who asks reads them, the broker reads
 headers only (docs/adr/0068).
 
 The disk of these tests refuses a read on the loop of what is not in memory.
@@ -36,8 +36,13 @@ def read(ranges: list[m.FileRange]) -> bytes:
 
 
 def cold_fetch(node: NodeDriver, topic: bytes, **options: Any) -> tuple[Any, bytes, list[Any]]:
-    """Nothing is in memory: the result, its body, and the jobs that were needed."""
+    """As `fetch`, where nothing is in memory."""
     node.disk.evict()
+    return fetch(node, topic, **options)
+
+
+def fetch(node: NodeDriver, topic: bytes, **options: Any) -> tuple[Any, bytes, list[Any]]:
+    """The result, its body, and the jobs that were needed."""
     node.hold_jobs = True
     asked = node.request(node.fetch_request(topic, max_wait_ms=0, file_ranges=True, **options))
     jobs = []
@@ -155,3 +160,85 @@ def test_an_answer_that_is_full_is_looked_for_once(
         )
         assert result.batch_bytes == 3 * size
         assert len(asked) == 1
+
+
+# --- what the walk looks at is in memory, wherever it leads ---------------------------------------
+def test_small_batches_behind_a_large_one_need_few_reads(node: NodeDriver) -> None:
+    """Where an answer ends is not known before it is known where its first batch begins."""
+    topic = node.create(**{"segment.bytes": str(64 * MIB)})
+    node.produced(topic, batch_of([1] * 500_000))
+    for _ in range(60):
+        node.produced(topic, *[batch_of([2] * 500)] * 40)
+    for bytes_max in (5 * MIB, 8 * MIB, 64 * MIB):
+        result, _, jobs = cold_fetch(node, topic, offset=0, entry_bytes_max=bytes_max)
+        assert result.error_code == 0, result.error_message
+        assert result.batch_bytes > 4 * MIB
+        assert read(result.file_ranges) == node.fetched(topic, 0, entry_bytes_max=bytes_max)[1]
+        assert sum(sizes(jobs)) <= HEADERS_BYTES_MAX
+
+
+def test_an_answer_that_ends_where_checks_have_ended_waits_for_nothing(node: NodeDriver) -> None:
+    topic = node.create()
+    for number in range(40):
+        node.produced(topic, batch_of([number] * 3_000))
+    size = len(batch_of([0] * 3_000))
+    node.restart()
+    checked, _ = node.fetched(topic, 0, entry_bytes_max=9 * size)
+    assert checked.batch_bytes == 9 * size
+    result, _, _ = cold_fetch(node, topic, offset=0, entry_bytes_max=30 * size)
+    assert sum(r.byte_count for r in result.file_ranges) == result.batch_bytes == 9 * size
+
+
+def test_a_walk_from_the_beginning_of_a_damaged_segment(node: NodeDriver) -> None:
+    """The index was made again without the first rows, and nobody remembers why."""
+    topic = node.create()
+    for number in range(6):
+        node.produced(topic, batch_of([number] * 20_000))
+    (path,) = Path(node.config.data_dir).glob("**/t-0/*.log")
+    data = bytearray(path.read_bytes())
+    data[64] ^= 1
+    path.write_bytes(bytes(data))
+    node.crash()
+    node.produced(topic, batch_of([6] * 20_000))
+    node.restart()
+    result, _, _ = cold_fetch(node, topic, offset=0)
+    assert result.error_code == errors.CorruptLog.code
+    result, _, _ = cold_fetch(node, topic, offset=20_000)
+    assert result.file_ranges
+
+
+def test_few_rows_that_nobody_has_checked_are_not_read_on_the_loop(node: NodeDriver) -> None:
+    """Checksums of few bytes take less than a job, if these are in memory: some headers are."""
+    topic = node.create()
+    for number in range(200):
+        node.produced(topic, batch_of([number] * 100))
+    size = len(batch_of([0] * 100))
+    node.restart()
+    cold_fetch(node, topic, offset=0, entry_bytes_max=50_000)
+    offset = 100_000 // size * 100
+    result, body, jobs = fetch(node, topic, offset=offset, entry_bytes_max=50_000)
+    assert result.batch_bytes == len(body) > 45_000
+    assert "verify" in [job.kind for job in jobs]
+
+
+def test_an_index_that_leads_into_damage(node: NodeDriver) -> None:
+    """Rows in front of it are told of, though nobody has looked how far it reaches."""
+    topic = node.create()
+    for number in range(60):
+        node.produced(topic, batch_of([number] * 3_000))
+    size = len(batch_of([0] * 3_000))
+    node.stop()
+    (path,) = Path(node.config.data_dir).glob("**/t-0/*.log")
+    data = bytearray(path.read_bytes())
+    for number in range(30, 34):
+        data[64 + number * size] ^= 1
+    path.write_bytes(bytes(data))
+    node.start()
+    offset = 0
+    while offset < 30 * 3_000:
+        result, _, _ = cold_fetch(node, topic, offset=offset, entry_bytes_max=31 * size)
+        assert result.batch_bytes > 0, result.error_message
+        offset += result.batch_bytes // size * 3_000
+    assert offset == 30 * 3_000
+    result, _, _ = cold_fetch(node, topic, offset=offset)
+    assert result.error_code == errors.CorruptLog.code

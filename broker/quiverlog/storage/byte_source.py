@@ -10,6 +10,7 @@ more, because somebody has cut it: a source gives as many bytes as its size says
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from quiverlog.batch.checksum import crc32c
@@ -65,13 +66,23 @@ class FileBytes:
 
     Args:
         window_bytes: read so much at once, because a walk asks for its neighbours next.
+        before: told of (position, size) of each window in front of it, for whoever may not wait:
+            what it raises comes out of `read`.
     """
 
-    __slots__ = ("_file", "_start", "_whole", "_window", "_window_bytes", "size")
+    __slots__ = ("_before", "_file", "_start", "_whole", "_window", "_window_bytes", "size")
 
-    def __init__(self, file: File, size: int, *, window_bytes: int = _WINDOW_BYTES) -> None:
+    def __init__(
+        self,
+        file: File,
+        size: int,
+        *,
+        window_bytes: int = _WINDOW_BYTES,
+        before: Callable[[int, int], None] | None = None,
+    ) -> None:
         assert 0 <= size <= file.size
         self._file = file
+        self._before = before
         self._window_bytes = window_bytes
         self._window = memoryview(b"")
         self._start = 0
@@ -88,6 +99,8 @@ class FileBytes:
         at = position - self._start
         if at < 0 or at + size > len(self._window):
             wanted = min(max(size, self._window_bytes), self.size - position)
+            if self._before is not None:
+                self._before(position, wanted)
             data, self._whole = _read_around_errors(self._file, position, wanted)
             self._window = memoryview(data)
             assert len(self._window) == wanted, "a source gives as many bytes as its size says"

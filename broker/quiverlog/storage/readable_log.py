@@ -10,13 +10,12 @@ Invariants: log_start_offset <= log_end_offset; only rows between them are serve
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final, TypeVar
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, OffsetOutOfRange, QuiverlogError
-from quiverlog.limits import KIB
 from quiverlog.storage import header_walk, reading
 from quiverlog.storage.checks import LongWalk, Undiagnosed, Unverified
 from quiverlog.storage.epochs import LeaderEpochs
@@ -29,9 +28,11 @@ from quiverlog.storage.reading_jobs import (
     NotResident,
     ReadingJob,
     ReadJob,
-    VerifyJob,
     check_for,
     cursor_of,
+    is_at_hand,
+    is_done_at_once,
+    look_at_headers,
     skip_for,
     take_result,
 )
@@ -42,8 +43,6 @@ from quiverlog.storage.segments import Segments
 
 __all__ = ["ReadableLog"]
 
-_VERIFIED_AT_ONCE_BYTES: Final = 64 * KIB
-"""Checksums of so many bytes take less than the job that would compute them."""
 _CHECKS_MAX: Final = 6
 """For one question to one segment. Rows are verified, twice where stamps among them are wrong, the
 damage behind them is diagnosed, and the rows behind that verified, twice for the same reason."""
@@ -152,19 +151,23 @@ class ReadableLog:
         if offset >= end_offset:
             return []
         ask = partial(self._ask, cold_ok=cold_ok, just_read=just_read)
-        return self._walk(offset, bytes_max, end_offset, in_files, ask)
+        look = partial(look_at_headers, self.directory, cold_ok, just_read) if in_files else None
+        return self._walk(offset, bytes_max, end_offset, ask, look)
 
     def _walk(
         self,
         offset: int,
         bytes_max: int,
         end_offset: int,
-        in_files: bool,
         ask: Callable[..., reading.Answer],
+        look: Callable[..., None] | None,
     ) -> list[reading.Answer]:
-        """Segment after segment, until one has more than fits."""
+        """Segment after segment, until one has more than fits.
+
+        Args:
+            look: called in front of headers, where only these are looked at; None: at all.
+        """
         assert offset < end_offset <= self.log_end_offset
-        spans = reading.header_spans if in_files else reading.spans
         bounds = (self.directory, self.log_start_offset, self.log_end_offset)
         number = self._segments.number_of(offset)
         answers: list[reading.Answer] = []
@@ -176,8 +179,11 @@ class ReadableLog:
                 raise self._segments.missing(number, *bounds)
             try:
                 asked = (segment, offset, bytes_max, end_offset)
-                read = partial(reading.read, *asked, in_file=in_files)
-                more = ask(segment, read, partial(spans, *asked))
+                read = partial(reading.read, *asked)
+                if look is None:
+                    more = ask(segment, read, partial(reading.spans, *asked))
+                else:
+                    more = ask(segment, partial(read, before_headers=partial(look, segment)))
             except (NotResident, CorruptLog):
                 if answers:
                     break
@@ -207,14 +213,16 @@ class ReadableLog:
         self,
         segment: Segment,
         question: Callable[[], _Answer],
-        spans: Callable[[], Iterable[tuple[int, int]]],
+        spans: Callable[[], Iterable[tuple[int, int]]] = tuple,
+        *,
         cold_ok: bool,
         just_read: JustRead,
     ) -> _Answer:
         """The answer of one segment, whose index and bytes are there and verified by then.
 
         Args:
-            spans: (position, size) of the places that the question looks at.
+            spans: (position, size) of the places that the question looks at; none, where it asks
+                for itself.
 
         Raises:
             NotResident: only when not `cold_ok`.
@@ -227,25 +235,17 @@ class ReadableLog:
             try:
                 if not cold_ok:
                     for position, size in spans():
-                        self._check_resident(segment, position, size, done)
+                        if not is_at_hand(segment, position, size, done):
+                            job = ReadJob(self.directory, segment, segment.file, position, size)
+                            raise NotResident(job)
                 return question()
             except (Unverified, Undiagnosed) as missing:
                 check = check_for(self.directory, segment, self.epochs, missing, done)
-            at_once = isinstance(check, VerifyJob) and check.size <= _VERIFIED_AT_ONCE_BYTES
-            if not (cold_ok or at_once):
+            if not (cold_ok or is_done_at_once(check, done)):
                 raise NotResident(check)
             self.complete_read(check, check.run())
             done.append(check)
             assert len(done) < checks_max, "a check is asked for once"
-
-    def _check_resident(
-        self, segment: Segment, position: int, size: int, done: Sequence[ReadingJob]
-    ) -> None:
-        """Raises NotResident when reading these bytes would wait."""
-        if not segment.file.resident(position, size) and not any(
-            isinstance(job, ReadJob) and job.holds(position, size) for job in done
-        ):
-            raise NotResident(ReadJob(self.directory, segment, segment.file, position, size))
 
     def begin_load(self, offset: int | None = None) -> LoadIndexJob | None:
         """The load that an append (or a read at `offset`) would wait for; None: none."""
@@ -299,7 +299,7 @@ class ReadableLog:
             find = partial(header_walk.first_at_or_after, *asked, bounded=not cold_ok)
             spans = partial(header_walk.time_spans, *asked)
             try:
-                header = self._ask(segment, find, spans, cold_ok, just_read)
+                header = self._ask(segment, find, spans, cold_ok=cold_ok, just_read=just_read)
             except LongWalk as walk:
                 cold = NotResident(skip_for(self.directory, segment, at_us, walk))
                 cold.offset = max(start, segment.base_offset)
@@ -347,8 +347,8 @@ class ReadableLog:
                     segment,
                     partial(header_walk.measure, segment, start, end, bytes_max, total),
                     partial(header_walk.measure_spans, segment, start, end, bytes_max - total),
-                    cold_ok,
-                    just_read,
+                    cold_ok=cold_ok,
+                    just_read=just_read,
                 )
             except NotResident as cold:
                 cold.offset, cold.counted = start, total
@@ -385,7 +385,7 @@ class ReadableLog:
                 find = partial(header_walk.first_header, segment, start)
                 spans = partial(header_walk.first_header_spans, segment, start)
                 try:
-                    header = self._ask(segment, find, spans, cold_ok, just_read)
+                    header = self._ask(segment, find, spans, cold_ok=cold_ok, just_read=just_read)
                 except CorruptLog as error:
                     if error.message not in self.recovery.damages:  # Asked for every round.
                         self.recovery.damages.append(error.message)

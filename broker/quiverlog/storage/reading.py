@@ -9,18 +9,18 @@ and behind them go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from quiverlog.batch.header import link
-from quiverlog.limits import BATCH_BYTES_MAX, BATCH_HEADER_BYTES, INDEX_INTERVAL_BYTES_MAX
+from quiverlog.limits import BATCH_BYTES_MAX, BATCH_HEADER_BYTES
 from quiverlog.storage.byte_source import ByteSource, FileBytes, is_unreadable
 from quiverlog.storage.checks import Undiagnosed, Unverified
 from quiverlog.storage.scan import Damage
 from quiverlog.storage.segment import Segment
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
-__all__ = ["Answer", "header_spans", "read", "read_newest", "spans", "views_of"]
+__all__ = ["Answer", "read", "read_newest", "spans", "views_of"]
 
 _COPY_BYTES_MAX: Final = 64 * 1024
 """Up to here one pread serves the walk and the answer."""
@@ -61,12 +61,18 @@ class _Batch(NamedTuple):
 
 
 def read(
-    segment: Segment, offset: int, bytes_max: int, end_offset: int, *, in_file: bool = False
+    segment: Segment,
+    offset: int,
+    bytes_max: int,
+    end_offset: int,
+    *,
+    before_headers: Callable[[int, int], None] | None = None,
 ) -> Answer:
     """As `Log.read`, within one segment.
 
     Args:
-        in_file: the answer has no views; only headers are looked at.
+        before_headers: told of (position, size) in front of each look at headers. With it the
+            answer has no views: nothing else is looked at.
 
     Raises:
         CorruptLog: the batch at `offset` is known to be damaged.
@@ -76,8 +82,9 @@ def read(
     end_offset = _end_before_damage(segment, offset, end_offset)
     position, expected = _floor(segment, offset)
     size = segment.file.size
+    in_file = before_headers is not None
     window_bytes = _WALK_BYTES if in_file else _window_bytes(bytes_max)
-    source = FileBytes(segment.file, size, window_bytes=window_bytes)
+    source = FileBytes(segment.file, size, window_bytes=window_bytes, before=before_headers)
     # The first batch of the answer holds `offset`; the walk to it begins at an index entry.
     first_row = expected
     first = _pass(segment, source, position, expected)
@@ -85,14 +92,15 @@ def read(
         first_row = first.next_offset
         first = _pass(segment, source, first.end, first_row)
     start = first.start
-    last, is_full = _last(segment, source, first, bytes_max, end_offset)
+    last, is_full = _last(segment, source, first, bytes_max, end_offset, walks_far=not in_file)
     # What was passed on the way counts, too: a size that lies leads into a column's bytes.
     good_end = segment.verified_end(position)
     if good_end < last.end:
         if good_end - start not in range(1, bytes_max):
             raise Unverified(position, last.end, expected, last.next_offset)
         # Only so much is known to be good: no more goes out.
-        last, _ = _last(segment, source, first, good_end - start, end_offset)
+        good_bytes = good_end - start
+        last, _ = _last(segment, source, first, good_bytes, end_offset, walks_far=not in_file)
         is_full = False
         if last.end > good_end:
             raise Unverified(position, last.end, expected, last.next_offset)
@@ -116,11 +124,21 @@ def _window_bytes(bytes_max: int) -> int:
 
 
 def _last(
-    segment: Segment, source: ByteSource, first: _Batch, bytes_max: int, end_offset: int
+    segment: Segment,
+    source: ByteSource,
+    first: _Batch,
+    bytes_max: int,
+    end_offset: int,
+    *,
+    walks_far: bool,
 ) -> tuple[_Batch, bool]:
     """The last batch of an answer that begins with `first`, which goes out in any case.
 
     And whether the next one is there, and would be too many bytes.
+
+    Args:
+        walks_far: where the index leads astray, all batches are walked over. Else only `first` goes
+            out: so many headers are in memory only where the rows between them have to be.
 
     Only a batch that was walked over can be the last one: where the index leads is believed when a
     batch begins there that joins up, and when it goes out, too.
@@ -137,8 +155,8 @@ def _last(
             batch = None
         if batch is not None and batch.end <= limit:
             last = batch
-        elif position == last.end:
-            is_full = batch is not None
+        elif position == last.end or not walks_far:
+            is_full = batch is not None and position == last.end
             break  # What is good in front of it goes out; the next read tells.
         position, expected = last.end, last.next_offset
     assert first.end <= last.end
@@ -281,32 +299,3 @@ def spans(
     end = index.positions[after] if after < len(index) else size
     end = min(max(first_end, end), first_end + bytes_max) + _window_bytes(bytes_max)
     yield position, min(size, end) - position
-
-
-def header_spans(
-    segment: Segment, offset: int, bytes_max: int, end_offset: int
-) -> Iterator[tuple[int, int]]:
-    """(position, size) of the headers that `read` passes when its answer stays in the file.
-
-    A batch that begins farther behind an index entry than entries are apart has one of its own, so
-    only the beginning of what lies between two entries has headers.
-
-    Raises as `read`.
-    """
-    index = segment.load()
-    if segment.damages or not len(index) or 0 <= segment.tail[1] <= offset:
-        yield from spans(segment, offset, bytes_max, end_offset)  # few bytes, or a walk over many
-        return
-    position, _ = _floor(segment, offset)
-    last_entry = len(index) - 1
-    first = index.floor_position(position)
-    assert index.positions[first] <= position, "a walk begins at an entry, or where rows do"
-    limit = bytes_max + (index.positions[first + 1] if first < last_entry else segment.file.size)
-    last_row = index.floor_offset(max(0, end_offset - 1 - segment.base_offset))
-    low = min(index.floor_position(position + bytes_max), last_row) - 1
-    high = min(index.floor_position(limit), last_row)
-    for entry in sorted({first, *range(max(first, low), high + 1)}):
-        start = index.positions[entry]
-        end = index.positions[entry + 1] if entry < last_entry else segment.file.size
-        assert start < end <= segment.file.size
-        yield start, min(end - start, INDEX_INTERVAL_BYTES_MAX) + _WALK_BYTES

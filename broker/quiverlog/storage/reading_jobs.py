@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple
 
+from quiverlog.limits import INDEX_INTERVAL_BYTES_MAX
 from quiverlog.storage import checks, header_walk
 from quiverlog.storage.boundaries import Boundaries
 from quiverlog.storage.byte_source import is_unreadable
@@ -34,11 +35,18 @@ __all__ = [
     "VerifyJob",
     "check_for",
     "cursor_of",
+    "is_at_hand",
+    "is_done_at_once",
+    "look_at_headers",
     "skip_for",
     "take_result",
 ]
 
 _READ_BYTES: Final = 256 * 1024
+_HEADERS_BYTES: Final = INDEX_INTERVAL_BYTES_MAX + 8 * 1024
+"""What is brought into memory where headers are walked over: up to the next index entry."""
+_VERIFIED_AT_ONCE_BYTES: Final = 64 * 1024
+"""Checksums of so many bytes take less than the job that would compute them."""
 
 
 class NotResident(Exception):
@@ -180,6 +188,34 @@ class SkipOlderJob:
 ReadingJob = LoadIndexJob | ReadJob | VerifyJob | DiagnoseJob | SkipOlderJob
 JustRead = Collection[ReadingJob]
 """Jobs of this question that are back."""
+
+
+def is_at_hand(segment: Segment, position: int, size: int, just_read: JustRead) -> bool:
+    """True when reading these bytes waits for nothing, or a job has just read them."""
+    return segment.file.resident(position, size) or any(
+        isinstance(job, ReadJob) and job.segment is segment and job.holds(position, size)
+        for job in just_read
+    )
+
+
+def look_at_headers(
+    key: str, cold_ok: bool, just_read: JustRead, segment: Segment, position: int, size: int
+) -> None:
+    """About to look there. Which headers a walk meets is known when the ones before have been met.
+
+    Raises:
+        NotResident: that would wait, and is not `cold_ok`.
+    """
+    assert size <= _HEADERS_BYTES
+    if not cold_ok and not is_at_hand(segment, position, size, just_read):
+        raise NotResident(ReadJob(key, segment, segment.file, position, _HEADERS_BYTES))
+
+
+def is_done_at_once(check: VerifyJob | DiagnoseJob, just_read: JustRead) -> bool:
+    """True when the loop may do it itself: it has few bytes, and waits for none of them."""
+    if not isinstance(check, VerifyJob) or check.size > _VERIFIED_AT_ONCE_BYTES:
+        return False
+    return is_at_hand(check.segment, check.position, check.size, just_read)
 
 
 def cursor_of(just_read: JustRead, segment: Segment, at_us: int) -> Cursor | None:
