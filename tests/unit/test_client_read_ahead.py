@@ -80,7 +80,7 @@ def threads_alive() -> list[threading.Thread]:
 def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next answer has come, and its files are being read, before rows are decoded."""
     advanced = blocking_connection.BlockingConnection.advance
-    begun = local_reads.FileReading.begin
+    queued = local_reads.LocalReads.read_ahead
 
     def advance(self: blocking_connection.BlockingConnection) -> Any:
         reply = advanced(self)
@@ -89,14 +89,13 @@ def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
             reply = advanced(self)
         return reply
 
-    def begin(self: local_reads.FileReading, threads: Any) -> None:
-        begun(self, threads)
-        future = self._under_way
-        assert future is not None
-        until(lambda: future.running() or future.done())
+    def read_ahead(self: local_reads.LocalReads, reading: local_reads.FileReading) -> None:
+        queued(self, reading)
+        if self._queue is not None:
+            until(lambda: reading.is_begun)
 
     monkeypatch.setattr(blocking_connection.BlockingConnection, "advance", advance)
-    monkeypatch.setattr(local_reads.FileReading, "begin", begin)
+    monkeypatch.setattr(local_reads.LocalReads, "read_ahead", read_ahead)
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -261,7 +260,7 @@ def test_an_interrupt_while_the_thread_reads_harms_nobody(
     interrupts = [KeyboardInterrupt(), KeyboardInterrupt()]
 
     def finish(self: local_reads.FileReading) -> memoryview:
-        if self._under_way is not None and interrupts:
+        if self.is_begun and interrupts:
             assert held.began.wait(WAIT_S)
             raise interrupts.pop()
         return real(self)

@@ -5,12 +5,11 @@ Owns what a program sees of a consumer: an iterator, `poll`, `seek`, and who may
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self, TypeVar
 
-from quiverlog.errors import InvalidArgument
+from quiverlog.errors import InvalidArgument, QuiverlogError
 
 # blocking: from .arrow_stream import stream_of_consumer
 from .arguments import INT32, INT64, WAIT, checked
@@ -36,8 +35,9 @@ class AsyncConsumer(ConsumerBase):
         super().__init__(core)
         self._driver = driver
         self._opened = False
-        self._turn = threading.Lock()
-        """Held by the operation under way; tried, never waited for."""
+        self._turn = [None]
+        """Emptied by the operation under way; tried, never waited for. No lock: `acquire` may have
+        taken it when Ctrl-C comes, and nobody knows. A statement without a call is whole."""
         # blocking: self.open()
 
     async def open(self) -> Self:
@@ -65,11 +65,18 @@ class AsyncConsumer(ConsumerBase):
     async def _following(self) -> ConsumerBatch | None:
         """The next batch; None at the end."""
         await self.open()
-        while not self._closed:
-            batch = await self._run(self._next(ROUND_S))
-            if batch is not None or self._core.is_at_end:
-                return batch
-        return None
+        self._core.handed_out()
+        try:
+            while not self._closed:
+                batch = await self._run(self._next(ROUND_S))
+                if batch is not None or self._core.is_at_end:
+                    return batch
+            return None
+        except QuiverlogError:
+            raise  # instead of a batch
+        except BaseException:
+            self._core.take_back()
+            raise
 
     async def _following_many(self) -> list[ConsumerBatch]:
         """The next batches, whose rows take no more memory than the answer; empty at the end."""
@@ -87,7 +94,14 @@ class AsyncConsumer(ConsumerBase):
         A poll that must open a connection first may take up to a second, whatever its timeout.
         """
         await self.open()
-        return await self._run(self._poll(timeout))
+        self._core.handed_out()
+        try:
+            return await self._run(self._poll(timeout))
+        except QuiverlogError:
+            raise  # instead of a batch
+        except BaseException:
+            self._core.take_back()
+            raise
 
     @checked(partition=INT32, offset=INT64)
     async def seek(self, partition: int, offset: int) -> None:
@@ -118,22 +132,27 @@ class AsyncConsumer(ConsumerBase):
     # blocking: __arrow_c_stream__ = stream_of_consumer
 
     async def _run(self, operation: Operation[T]) -> T:
-        if not self._turn.acquire(blocking=False):
+        try:
+            del self._turn[0]
+        except IndexError:
             operation.close()
-            raise InvalidArgument(f"The consumer of {self.topic!r} is read by somebody else now.")
+            message = f"The consumer of {self.topic!r} is read by somebody else now."
+            raise InvalidArgument(message) from None
         try:
             return await self._driver.run(operation)
         finally:
-            self._turn.release()
+            self._turn += (None,)
             if self._closed:  # A `close` that came meanwhile left the requests to this operation.
                 await self._release()
 
     async def _release(self) -> None:
         """Drop the requests under way; an operation that waits for them does it at its end."""
-        if not self._turn.acquire(blocking=False):
+        try:
+            del self._turn[0]
+        except IndexError:
             return
         try:
             if self._core.requests and self._driver.is_usable:
                 await self._driver.run(self._abandon())
         finally:
-            self._turn.release()
+            self._turn += (None,)

@@ -5,12 +5,11 @@ Generated from `async_consumer.py` by scripts/generate_client.py; do not edit.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self, TypeVar
 
-from quiverlog.errors import InvalidArgument
+from quiverlog.errors import InvalidArgument, QuiverlogError
 
 from .arguments import INT32, INT64, WAIT, checked
 from .arrow_stream import stream_of_consumer
@@ -36,8 +35,9 @@ class Consumer(ConsumerBase):
         super().__init__(core)
         self._driver = driver
         self._opened = False
-        self._turn = threading.Lock()
-        """Held by the operation under way; tried, never waited for."""
+        self._turn = [None]
+        """Emptied by the operation under way; tried, never waited for. No lock: `acquire` may have
+        taken it when Ctrl-C comes, and nobody knows. A statement without a call is whole."""
         self.open()
 
     def open(self) -> Self:
@@ -65,11 +65,18 @@ class Consumer(ConsumerBase):
     def _following(self) -> ConsumerBatch | None:
         """The next batch; None at the end."""
         self.open()
-        while not self._closed:
-            batch = self._run(self._next(ROUND_S))
-            if batch is not None or self._core.is_at_end:
-                return batch
-        return None
+        self._core.handed_out()
+        try:
+            while not self._closed:
+                batch = self._run(self._next(ROUND_S))
+                if batch is not None or self._core.is_at_end:
+                    return batch
+            return None
+        except QuiverlogError:
+            raise  # instead of a batch
+        except BaseException:
+            self._core.take_back()
+            raise
 
     def _following_many(self) -> list[ConsumerBatch]:
         """The next batches, whose rows take no more memory than the answer; empty at the end."""
@@ -87,7 +94,14 @@ class Consumer(ConsumerBase):
         A poll that must open a connection first may take up to a second, whatever its timeout.
         """
         self.open()
-        return self._run(self._poll(timeout))
+        self._core.handed_out()
+        try:
+            return self._run(self._poll(timeout))
+        except QuiverlogError:
+            raise  # instead of a batch
+        except BaseException:
+            self._core.take_back()
+            raise
 
     @checked(partition=INT32, offset=INT64)
     def seek(self, partition: int, offset: int) -> None:
@@ -118,22 +132,27 @@ class Consumer(ConsumerBase):
     __arrow_c_stream__ = stream_of_consumer
 
     def _run(self, operation: Operation[T]) -> T:
-        if not self._turn.acquire(blocking=False):
+        try:
+            del self._turn[0]
+        except IndexError:
             operation.close()
-            raise InvalidArgument(f"The consumer of {self.topic!r} is read by somebody else now.")
+            message = f"The consumer of {self.topic!r} is read by somebody else now."
+            raise InvalidArgument(message) from None
         try:
             return self._driver.run(operation)
         finally:
-            self._turn.release()
+            self._turn += (None,)
             if self._closed:  # A `close` that came meanwhile left the requests to this operation.
                 self._release()
 
     def _release(self) -> None:
         """Drop the requests under way; an operation that waits for them does it at its end."""
-        if not self._turn.acquire(blocking=False):
+        try:
+            del self._turn[0]
+        except IndexError:
             return
         try:
             if self._core.requests and self._driver.is_usable:
                 self._driver.run(self._abandon())
         finally:
-            self._turn.release()
+            self._turn += (None,)

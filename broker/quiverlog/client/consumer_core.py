@@ -13,6 +13,8 @@ Invariants:
   from the front, every partition gets its turn.
 - A broker that answers long polls early and without rows is asked again after a growing pause; a
   partition that has rows and brings none for the request timeout is an error.
+- Ctrl-C leaves nothing half: it comes at calls and loops only, and there are none between changes
+  that belong together. A batch that it kept from the caller is taken back.
 - What a follower says of errors and ends is not believed: the leader is asked (replica_choice.py).
 """
 
@@ -70,6 +72,8 @@ class ConsumerCore:
         self._failures = 0
         self._failing_since_s: float | None = None
         self._look_again_s = 0.0
+        self._on_its_way: tuple[StoredBatch, int, int] | None = None
+        """The last batch, and `delivered` and `delivered_epoch` before it."""
         self._deferred: QuiverlogError | None = None
         """An error of one partition that came with rows of others: raised after these rows."""
 
@@ -98,8 +102,20 @@ class ConsumerCore:
         self._deferred = None  # an error that still holds comes with the next answer
         position.offset = position.delivered = offset
         position.last_epoch = position.delivered_epoch = NO_EPOCH
-        position.is_from_earliest = False
-        position.empty_since_s = None
+        position.is_from_earliest, position.empty_since_s = False, None
+
+    def handed_out(self) -> None:
+        """The caller has the last batch."""
+        self._on_its_way = None
+
+    def take_back(self) -> None:
+        """The caller was interrupted, and has not got the last batch: it is the next one again."""
+        if self._on_its_way:
+            stored, *before = self._on_its_way
+            if not (self._ready and self._ready[0] is stored):
+                self._ready.appendleft(stored)
+            position = self._positions[stored.partition]
+            position.delivered, position.delivered_epoch = before
 
     # --- opening --------------------------------------------------------------------------------
     def open(self) -> Operation[None]:
@@ -174,8 +190,7 @@ class ConsumerCore:
                 yield Sleep(min(wait_s, left_s))
 
     def at_hand(self) -> Operation[list[ConsumerBatch]]:
-        """What waits, up to the first batch whose decoding takes memory: rows that are not
-        compressed point into the answer.
+        """What waits, up to the first batch that is compressed: others point into the answer.
 
         What cannot be decoded is met by `next`.
         """
@@ -210,9 +225,10 @@ class ConsumerCore:
                 if not (isinstance(error, CorruptBatch) and self._options.skip_corrupt):
                     raise
                 logger.warning("stepping over rows (skip_corrupt): %s", error.message)
-            self._ready.popleft()
             position = self._positions[stored.partition]
             assert position.delivered < stored.next_offset <= position.offset
+            self._on_its_way = stored, position.delivered, position.delivered_epoch
+            self._ready.popleft()
             position.delivered = stored.next_offset
             position.delivered_epoch = stored.header.leader_epoch
             if batch is not None:
@@ -327,14 +343,13 @@ class ConsumerCore:
                 timeout_s = self._cluster.settings.request_timeout_s
                 position.check_stalled(self.topic, self.clock(), timeout_s)
             return False
-        self._ready.extend(batches)
-        assert batches[-1].next_offset > position.offset, "a reader that does not move spins"
-        position.offset = batches[-1].next_offset
-        position.last_epoch = batches[-1].header.leader_epoch
-        position.is_from_earliest = False
-        position.empty_since_s = None
-        self._order.remove(position.partition)
-        self._order.append(position.partition)
+        next_offset, epoch = batches[-1].next_offset, batches[-1].header.leader_epoch
+        assert next_offset > position.offset, "a reader that does not move spins"
+        order = [p for p in self._order if p != position.partition]
+        self._ready += batches  # no call from here on
+        position.offset, position.last_epoch = next_offset, epoch
+        position.is_from_earliest, position.empty_since_s = False, None
+        self._order = [*order, position.partition]
         return True
 
     def _skipped_damage(self, position: Position, error: QuiverlogError) -> bool:
@@ -381,5 +396,5 @@ class ConsumerCore:
             return
         new = [p.partition for p in topic.partitions if p.partition not in self._positions]
         if new:
-            self._positions.update((yield from self._finder.added(new)))
-            self._order.extend(new)
+            positions = {**self._positions, **(yield from self._finder.added(new))}
+            self._positions, self._order = positions, [*self._order, *new]

@@ -10,12 +10,14 @@ Must not know: connections, retries, how a file is read (file_rows.py), what row
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from queue import Empty, SimpleQueue
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -31,23 +33,44 @@ LEFT_ALONE_S: Final = 60.0
 
 logger = logging.getLogger("quiverlog")
 
+Queue: TypeAlias = "SimpleQueue[FileReading | None]"
+"""None ends the thread."""
+
 
 class FileReading:
-    """Rows that are read by a thread, if there is one for it, and by who waits for them."""
+    """Rows that are read by a thread, or by who needs them: whoever comes first.
 
-    __slots__ = ("_file_rows", "_under_way")
+    Made of bare locks: those of `concurrent.futures` are taken in Python, where Ctrl-C may come
+    between taking and noting it, and then the thread waits forever, and the end of the process for
+    the thread.
+    """
+
+    __slots__ = ("_failure", "_file_rows", "_is_begun", "_is_under_way")
 
     def __init__(self, file_rows: FileRows) -> None:
         self._file_rows = file_rows
-        self._under_way: Future[None] | None = None
+        self._failure: BaseException | None = None
+        self._is_begun = threading.Lock()
+        """Taken by who reads, and never given back."""
+        self._is_under_way = threading.Lock()
+        """Given back by the thread, when it has read."""
+        self._is_under_way.acquire()
 
-    def begin(self, threads: ThreadPoolExecutor) -> None:
-        """Have a thread read them.
+    def read_here(self) -> None:
+        """What the thread does. Failures are kept for who waits."""
+        if not self._is_begun.acquire(blocking=False):
+            return
+        try:
+            self._file_rows.read()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._is_under_way.release()
 
-        Raises:
-            RuntimeError: the system gives no thread.
-        """
-        self._under_way = threads.submit(self._file_rows.read)
+    @property
+    def is_begun(self) -> bool:
+        """Somebody reads, or has read."""
+        return self._is_begun.locked()
 
     def finish(self) -> memoryview:
         """The whole body. What no thread has begun by now is read here.
@@ -55,23 +78,30 @@ class FileReading:
         Raises:
             OSError: as for `FileRows.read`.
         """
-        if self._under_way is None or self._under_way.cancel():
+        if self._is_begun.acquire(blocking=False):
             self._file_rows.read()
         else:
-            self._under_way.result()
+            self._is_under_way.acquire()
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                try:
+                    raise failure
+                finally:
+                    del failure  # It holds this frame, and so the rows.
         return self._file_rows.rows
 
 
 class LocalReads:
     """Of which brokers the files are tried, and the thread of one client; threads may share it."""
 
-    __slots__ = ("_clock", "_is_closed", "_left_until_s", "_lock", "_threads")
+    __slots__ = ("__weakref__", "_clock", "_is_closed", "_left_until_s", "_lock", "_queue")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._left_until_s: dict[Address, float] = {}
         self._lock = threading.Lock()
-        self._threads: ThreadPoolExecutor | None = None
+        self._queue: Queue | None = None
+        """Of the thread, once there is one."""
         self._is_closed = False
 
     def are_tried(self, address: Address) -> bool:
@@ -88,23 +118,48 @@ class LocalReads:
         with self._lock:
             if self._is_closed:
                 return
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(1, thread_name_prefix="quiverlog-local-read")
-            try:
-                reading.begin(self._threads)
-            except RuntimeError as error:  # no thread is left, or the interpreter ends
-                logger.debug("nothing is read ahead: %s", error)
-                # It lies in the queue all the same, for a thread that begins when somebody else
-                # has read it already.
-                self._threads.shutdown(wait=False, cancel_futures=True)
-                self._threads = None
+            if self._queue is None:
+                try:
+                    self._queue = _begun_thread(self)
+                except RuntimeError as error:  # no thread is left, or the interpreter ends
+                    logger.debug("nothing is read ahead: %s", error)
+                    return
+            self._queue.put(reading)
 
     def close(self) -> None:
         """The thread ends after what it reads now, which is not waited for."""
         with self._lock:
             self._is_closed = True
-            if self._threads is not None:
-                self._threads.shutdown(wait=False, cancel_futures=True)
+            if self._queue is not None:
+                _end(self._queue)
+
+
+def _begun_thread(owner: LocalReads) -> Queue:
+    """What a new thread takes its work from, until its owner is closed or forgotten.
+
+    A daemon: what it reads at the end of the process nobody needs, and it holds nothing.
+
+    Raises:
+        RuntimeError: the system gives no thread.
+    """
+    queue: Queue = SimpleQueue()
+    name = "quiverlog-local-read"
+    threading.Thread(target=_read_all, args=(queue,), name=name, daemon=True).start()
+    weakref.finalize(owner, _end, queue).atexit = False
+    return queue
+
+
+def _read_all(queue: Queue) -> None:
+    while (reading := queue.get()) is not None:
+        reading.read_here()
+        del reading  # and its rows, while the next ones are waited for
+
+
+def _end(queue: Queue) -> None:
+    with contextlib.suppress(Empty):
+        while True:
+            queue.get_nowait()
+    queue.put(None)
 
 
 def asks_for_ranges(request: FetchRequest) -> FetchRequest:
