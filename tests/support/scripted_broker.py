@@ -166,6 +166,8 @@ class ScriptedBroker(Door):
         super().__init__(self, 0)
         self.leader_of: Callable[[int], int] = lambda _partition: 0
         """Partition -> the door that METADATA names as its leader."""
+        self.decides: Callable[[], int] = lambda: 0
+        """The door that METADATA names as the controller."""
         self.doors: list[Door] = [self]
         self._directory = tempfile.TemporaryDirectory(prefix="quiverlog-test-")
         self._loop = asyncio.new_event_loop()
@@ -275,6 +277,7 @@ class ScriptedBroker(Door):
 
     def show_doors(self, response: m.MetadataResponse) -> None:
         """The node knows one address; the cluster that this broker plays may have several."""
+        response.controller_id = self.decides()
         response.brokers = [m.BrokerEndpoint(d.node_id, "127.0.0.1", d.port) for d in self.doors]
         for topic in response.topics:
             for partition in topic.partitions:

@@ -13,7 +13,7 @@ import pytest
 
 from quiverlog.client import admin
 from quiverlog.client.answers import check_answer
-from quiverlog.client.commands import Call, Operation, Reply, Sleep
+from quiverlog.client.commands import Call, Finish, FinishAny, Operation, Reply, Sleep, Start
 from quiverlog.client.producer_runner import new_identity
 from quiverlog.client.results import Address
 from quiverlog.client.routing import Cluster, Settings
@@ -36,6 +36,14 @@ from quiverlog.wire.voters_messages import ChangeVotersRequest, ChangeVotersResp
 
 ONE, TWO, THREE = (Address(host, 9292) for host in ("one", "two", "three"))
 BROKERS = {1: ONE, 2: TWO, 3: THREE}
+
+
+class Asked:
+    """A request under way; `answer`: its reply, or how it failed."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.answer: Any = None
 
 
 class World:
@@ -61,11 +69,24 @@ class World:
         while True:
             result: Any = None
             try:
-                if isinstance(command, Call):
-                    result = self.answer(command)
-                else:
-                    assert isinstance(command, Sleep)
-                    self.now_s += command.seconds
+                match command:
+                    case Call():
+                        result = self.answer(command)
+                    case Start(call):
+                        result = Asked(call)
+                        try:
+                            result.answer = self.answer(call)
+                        except (ConnectionClosed, RequestTimedOut) as lost:
+                            result.answer = lost  # It was sent.
+                    case FinishAny(pending):
+                        result = pending[0]
+                    case Finish(Asked() as one):
+                        result = one.answer
+                        if isinstance(result, QuiverlogError):
+                            raise result
+                    case _:
+                        assert isinstance(command, Sleep)
+                        self.now_s += command.seconds
                 error = None
             except QuiverlogError as failure:
                 error = failure

@@ -1,7 +1,8 @@
 """A leader that says nothing and breaks no connection: clients go where the others send them.
 
 So does a machine without power, a network that is cut, a process that is stopped. Two doors of one
-broker play two brokers; the first one leads and becomes silent, then the second one leads.
+broker play two brokers; the first one leads and becomes silent, then the second one leads. So it is
+with the controller.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from quiverlog.client import (
     sender,
     silence,
 )
+from quiverlog.client.commands import FinishAny, Operation
+from quiverlog.client.deadline import within
 from quiverlog.client.fetcher import PartitionFetcher
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
@@ -188,3 +191,66 @@ def test_offsets_are_awaited_of_a_silent_leader_that_still_leads(broker: Scripte
             client.list_offsets("t", {0: "latest"})
     assert len(broker.seen(m.ListOffsetsRequest)) == 1
     assert 2 <= len(broker.doors[1].seen(m.MetadataRequest)) - before <= 2.0 / 0.3 + 1
+
+
+# --- who decides ----------------------------------------------------------------------------------
+def overthrow(broker: ScriptedBroker, request: type[m.Request]) -> None:
+    """The first door answers no such request; when it has been asked, the second one decides."""
+    broker.always(request, "hang")
+    before = len(broker.seen(request))
+    broker.decides = lambda: 1 if len(broker.seen(request)) > before else 0
+
+
+def test_a_producer_is_opened_by_the_next_controller(broker: ScriptedBroker, client: Any) -> None:
+    """Seen with containers: 30 s were given to a frozen controller, and then the producer up."""
+    overthrow(broker, m.InitProducerIdRequest)
+    with client.producer("t") as producer:
+        producer.send(rows(3))
+        producer.flush(timeout=BOUND_S)
+        assert producer.buffered_bytes == 0
+    assert len(broker.doors[1].seen(m.InitProducerIdRequest)) == 1
+
+
+def test_a_topic_is_created_by_the_next_controller_once(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    """The silent one has created it before it fell silent: the next one says that it is there."""
+    overthrow(broker, m.CreateTopicsRequest)
+    assert client.create_topic("new", SCHEMA).name == "new"
+    assert len(broker.doors[1].seen(m.CreateTopicsRequest)) == 1
+
+
+@pytest.mark.parametrize("kind", CLIENT_KINDS)
+def test_a_silent_controller_that_still_decides_is_asked_once(
+    broker: ScriptedBroker, kind: str
+) -> None:
+    """What it was asked may be under way: the others are asked who decides as long as it is."""
+    with connect(kind, broker.bootstrap, request_timeout=2.0) as client:
+        client.list_topics()
+        asked = len(broker.seen(m.InitProducerIdRequest))
+        looks = len(broker.doors[1].seen(m.MetadataRequest))
+        for request in (m.InitProducerIdRequest, m.MetadataRequest):
+            broker.always(request, "hang")
+        with pytest.raises(quiverlog.RequestTimedOut):
+            client.producer("t")
+        assert len(broker.seen(m.InitProducerIdRequest)) - asked == 1
+        found = len(broker.doors[1].seen(m.MetadataRequest)) - looks
+        assert 2 <= found <= 2.0 / 0.3 + 2
+
+
+def test_a_wait_for_answers_ends_with_its_operation() -> None:
+    """Whoever looks around and waits on did so without a pause, until the request had its end."""
+    now_s = 0.0
+
+    def waits() -> Operation[None]:
+        while (yield FinishAny((), 1.0)) is None:
+            pass
+
+    operation = within(lambda: now_s, 10.0, waits())
+    command = next(operation)
+    with pytest.raises(quiverlog.RequestTimedOut):
+        for _ in range(12):
+            assert isinstance(command, FinishAny)
+            now_s += command.timeout_s
+            command = operation.send(None)
+    assert now_s == 10.0

@@ -34,8 +34,9 @@ T = TypeVar("T")
 def within(clock: Callable[[], float], timeout_s: float, operation: Operation[T]) -> Operation[T]:
     """Run an operation so that it has ended `timeout_s` seconds from now.
 
-    When the time is up, its next question is answered with RequestTimedOut. A started request
-    keeps the timeout it was started with: it may outlive the operation that started it.
+    When the time is up, its next question is answered with RequestTimedOut, and so is a wait for
+    answers that have not come. A started request keeps the timeout it was started with: it may
+    outlive the operation that started it.
     """
     deadline_s = clock() + timeout_s
     answer: Any = None
@@ -48,11 +49,15 @@ def within(clock: Callable[[], float], timeout_s: float, operation: Operation[T]
             return result
         answer, failure = None, None
         left_s = deadline_s - clock()
-        if left_s <= 0 and isinstance(command, (Call, CallMany, Start, Sleep)):
+        is_over = left_s <= 0
+        if is_over and isinstance(command, (Call, CallMany, Start, Sleep)):
             failure = RequestTimedOut(f"No answer within {timeout_s:g} s.")
             continue
         try:
             answer = yield _cut(command, left_s)
+            if is_over and answer is None and isinstance(command, FinishAny):
+                # Whoever looked around and waited on would do so without a pause.
+                failure = RequestTimedOut(f"No answer within {timeout_s:g} s.")
         except QuiverlogError as error:
             failure = error
         except GeneratorExit:

@@ -168,13 +168,16 @@ class FetchCore:
 
     def _reply(self, pending: PendingReply, follower: int) -> Operation[Reply]:
         """The reply. Raises NotLeader: somebody else leads, and who was asked says nothing."""
-        while follower == LEADER and self._cluster.has_others:
-            if (yield FinishAny((pending,), OVERDUE_S)) is not None:
-                break
-            where = TopicPartition(self._topic, self._partition)
-            if (yield from is_deposed(self._cluster, pending.call.address, [where])):
-                yield Abandon(pending)
-                raise NotLeader(f"{pending.call.address} is silent, and leads no more.")
+        where = TopicPartition(self._topic, self._partition)
+        try:
+            while follower == LEADER and self._cluster.has_others:
+                if (yield FinishAny((pending,), OVERDUE_S)) is not None:
+                    break
+                if (yield from is_deposed(self._cluster, pending.call.address, [where])):
+                    raise NotLeader(f"{pending.call.address} is silent, and leads no more.")
+        except QuiverlogError:
+            yield Abandon(pending)
+            raise
         reply: Reply = yield Finish(pending)
         return reply
 

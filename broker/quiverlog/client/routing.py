@@ -46,6 +46,7 @@ from .metadata_looks import Look, ask_one, check, look, partition_info
 from .pauses import backoff_s, empty_pause_s, pause_s
 from .results import Address, ClusterMetadata, TopicInfo
 from .schema_history import check_history_size, history_from_wire
+from .silence import answer_of_controller
 
 if TYPE_CHECKING:
     from quiverlog.batch.schema import SchemaHistory
@@ -206,7 +207,8 @@ class Cluster:
 
         It may be another one than the picture says: whoever is asked then says so (NotController),
         and where it is. The next try goes there; if that is of no use either, or nothing was said,
-        the picture is renewed first. A single broker is asked like any.
+        the picture is renewed first. One that is silent is left once the others name another. A
+        single broker is asked like any.
         """
         was_told, self._is_controller_told = self._is_controller_told, False
         if self._is_controller_gone and not was_told:
@@ -217,7 +219,7 @@ class Cluster:
             reply = yield from self.call_any(request, is_read=False)
         else:
             try:
-                reply = yield self.call(address, request)
+                reply = yield from answer_of_controller(self, self.call(address, request))
             except (ConnectionFailed, ConnectionClosed, RequestTimedOut):
                 self._is_controller_gone = True
                 self._known.failed(address, self.addresses())

@@ -1,6 +1,6 @@
 """What is done about a leader that owes an answer: the others are asked whether it still leads.
 
-Owns the wait for several answers at once. A machine without power, a cable that is out and a
+So it is with the controller, who leads the metadata. Owns the wait for several answers at once. A machine without power, a cable that is out and a
 process that is stopped break no connection, so that silence alone says nothing: a leader may keep
 an answer back for good reasons. Once others name a successor, nothing is waited for any more.
 
@@ -10,7 +10,7 @@ Must not know: what is asked. It may be asked again elsewhere (a read, or what c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from quiverlog.errors import ConnectionFailed, NotLeader, QuiverlogError, RequestTimedOut
 from quiverlog.limits import LEADER_SILENCE_MS
@@ -29,9 +29,11 @@ from .commands import (
 )
 from .metadata_looks import partition_info
 from .results import Address
-from .routing import Cluster
 
-__all__ = ["answers_of_leaders", "is_deposed"]
+if TYPE_CHECKING:
+    from .routing import Cluster
+
+__all__ = ["answer_of_controller", "answers_of_leaders", "is_deposed"]
 
 _SILENCE_S: Final = LEADER_SILENCE_MS / 1000
 
@@ -57,6 +59,38 @@ def is_deposed(
         if cluster.metadata.is_led_elsewhere(info, address):
             return True
     return False
+
+
+def answer_of_controller(cluster: Cluster, call: Call) -> Operation[Reply]:
+    """What the broker answers that decides, as long as it does.
+
+    Raises:
+        ConnectionFailed: it was not asked.
+        RequestTimedOut: it was asked, and is silent. Another one decides by now, or the time is up.
+    """
+    pending = yield from _started(call)
+    try:
+        while (yield FinishAny((pending,), _SILENCE_S)) is None:
+            if (yield from _is_replaced(cluster, call.address)):
+                raise RequestTimedOut(f"{call.address} is silent, and decides no more.")
+    except QuiverlogError:
+        yield Abandon(pending)
+        raise
+    reply: Reply = yield Finish(pending)
+    return reply
+
+
+def _is_replaced(cluster: Cluster, address: Address) -> Operation[bool]:
+    """Ask the others whether somebody else decides than who has this address."""
+    cluster.suspect(address)
+    try:
+        yield from cluster.refresh([])
+    except QuiverlogError as error:
+        if not error.retriable:
+            raise
+        return False
+    metadata = cluster.metadata
+    return metadata.brokers.get(metadata.controller_id, address) != address
 
 
 def answers_of_leaders(
