@@ -29,6 +29,7 @@ from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
     InvalidArgument,
+    OffsetNotAvailable,
     QuiverlogError,
     UnknownPartition,
     UnknownTopicId,
@@ -43,6 +44,7 @@ from .consumer_options import ConsumerOptions
 from .consumer_positions import Position, PositionFinder
 from .consumer_requests import Request, Source
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
+from .gone_rows import first_gone
 from .metadata_looks import partition_info
 from .replica_choice import IN_SYNC_EVERY_S, LEADER
 from .results import FetchedPartition
@@ -102,7 +104,8 @@ class ConsumerCore:
         self._deferred = None  # an error that still holds comes with the next answer
         position.offset = position.delivered = offset
         position.last_epoch = position.delivered_epoch = NO_EPOCH
-        position.is_from_earliest, position.empty_since_s = False, None
+        position.is_from_earliest = position.may_be_gone = False
+        position.empty_since_s = None
 
     def handed_out(self) -> None:
         """The caller has the last batch."""
@@ -149,7 +152,7 @@ class ConsumerCore:
         """The next batch; None at the end, or when `timeout_s` have passed.
 
         Raises:
-            OffsetOutOfRange: the rows at a position are not kept any more.
+            OffsetOutOfRange: the rows at a position are not kept any more, or were lost.
             LogTruncated: rows that were read were lost with an earlier leader.
             UnknownTopicId: the topic was deleted.
             CorruptBatch: rows cannot be decoded; again at every call, until `seek`.
@@ -172,6 +175,7 @@ class ConsumerCore:
                 pending = yield from self._fetches.wait(deadline_s)
                 if pending is not None:
                     yield from self._receive(pending)
+                    yield from self._look_for_ends()
                     # Under way while these rows are used.
                     yield from self._fetches.start(self._positions, self._order)
             except UnknownTopicId as error:
@@ -302,6 +306,10 @@ class ConsumerCore:
             position = self._positions[fetched.partition]
             try:
                 has_rows = self._take(position, fetched, request.source)
+                if not (has_rows or brought):  # Else others have filled the answer.
+                    shown, settings = fetched.high_watermark, self._cluster.settings
+                    limit_s = settings.request_timeout_s
+                    position.check_stalled(self.topic, shown, self.clock(), limit_s)
                 self._fetches.choice.leader_answered(
                     fetched.partition, brought=has_rows, now_s=self.clock()
                 )
@@ -339,18 +347,28 @@ class ConsumerCore:
         if not source.is_follower:
             position.known_end = max(position.known_end, fetched.high_watermark)
         if not batches:
-            if not source.is_follower:
-                timeout_s = self._cluster.settings.request_timeout_s
-                position.check_stalled(self.topic, self.clock(), timeout_s)
             return False
         next_offset, epoch = batches[-1].next_offset, batches[-1].header.leader_epoch
         assert next_offset > position.offset, "a reader that does not move spins"
         order = [p for p in self._order if p != position.partition]
         self._ready += batches  # no call from here on
         position.offset, position.last_epoch = next_offset, epoch
-        position.is_from_earliest, position.empty_since_s = False, None
+        position.is_from_earliest = position.may_be_gone = False
+        position.empty_since_s = None
         self._order = [*order, position.partition]
         return True
+
+    def _look_for_ends(self) -> Operation[None]:
+        """Where rows may be gone, the leader says whether they are. Raises OffsetOutOfRange."""
+        topic_id, positions = self._fetches.topic_id, self._positions.values()
+        try:
+            gone = yield from first_gone(self._cluster, self.topic, topic_id, positions)
+        except OffsetNotAvailable:  # It was waited for long enough.
+            self._failing_since_s = self.clock() - self._cluster.settings.request_timeout_s
+            raise
+        if gone is not None and not self._ready:
+            raise gone
+        self._deferred = self._deferred or gone
 
     def _skipped_damage(self, position: Position, error: QuiverlogError) -> bool:
         """Go on behind rows that the broker itself cannot read, where the caller said so."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 from quiverlog.errors import (
     InvalidArgument,
@@ -30,6 +30,8 @@ from .routing import Cluster
 
 __all__ = ["Position", "PositionFinder"]
 
+_EMPTY_ANSWERS_MIN: Final = 3
+
 
 @dataclass(slots=True)
 class Position:
@@ -47,25 +49,39 @@ class Position:
     known_end: int = 0
     """Rows below are known to exist."""
     empty_since_s: float | None = None
-    """Since when answers bring no rows although there are some."""
+    """Since when answers bring no rows although there are some, and `empty_answers`: how many."""
+    empty_answers: int = 0
+    may_be_gone: bool = False
+    """The leader shows no rows here, for long, although there were some."""
 
     @property
     def is_done(self) -> bool:
         """True when every row up to `end` was asked for (never, when following)."""
         return self.end is not None and self.offset >= self.end
 
-    def check_stalled(self, topic: str, now_s: float, timeout_s: float) -> None:
-        """Rows exist and do not come: once is fairness among partitions, for long it is a fault.
+    def check_stalled(
+        self, topic: str, high_watermark: int, now_s: float, timeout_s: float
+    ) -> None:
+        """Rows exist and do not come, though nothing else fills the leader's answers.
+
+        The program may be away between two answers, so that time alone says nothing. Where the
+        leader shows no such rows, `may_be_gone` is set.
 
         Raises:
-            InvalidResponse: they have not come for `timeout_s`.
+            InvalidResponse: it shows them, and they have not come for `timeout_s`.
         """
         if self.offset >= self.known_end:
             self.empty_since_s = None
-        elif self.empty_since_s is None:
-            self.empty_since_s = now_s
-        elif now_s - self.empty_since_s >= timeout_s:
-            self.empty_since_s = None
+            self.may_be_gone = False
+            return
+        if self.empty_since_s is None:
+            self.empty_since_s, self.empty_answers = now_s, 0
+        self.empty_answers += 1
+        if now_s - self.empty_since_s < timeout_s or self.empty_answers < _EMPTY_ANSWERS_MIN:
+            return
+        self.empty_since_s = None
+        self.may_be_gone = high_watermark <= self.offset
+        if not self.may_be_gone:
             raise InvalidResponse(
                 f"{topic}-{self.partition} gave no rows at offset {self.offset} for "
                 f"{timeout_s:g} s, although there are rows up to {self.known_end}.",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from quiverlog.errors import NotLeader, OffsetNotAvailable, QuiverlogError
+from quiverlog.errors import NotLeader, QuiverlogError
 from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
 from quiverlog.types import NO_EPOCH, TopicPartition
 from quiverlog.wire import messages as m
@@ -34,6 +34,7 @@ from .consumer_batch import ConsumerBatch
 from .consumer_requests import FOLLOWER_TIMEOUT_S, OVERDUE_S
 from .deadline import within
 from .decoding import BatchDecoder, StoredBatch, fetch_error, stored_batches
+from .gone_rows import why_none
 from .meant_topic import meant_topic
 from .metadata_looks import partition_info
 from .replica_choice import IN_SYNC_EVERY_S, LEADER, FetchFrom, ReplicaChoice
@@ -129,9 +130,11 @@ class FetchCore:
             if batches:
                 return batches
             if self._cluster.clock() >= self._deadline_s:
-                raise OffsetNotAvailable(
-                    f"{self._topic}-{self._partition} gave no rows at offset {self.position} for "
-                    f"{timeout_s:g} s; rows up to {self._end} were expected."
+                where = TopicPartition(self._topic, self._partition)
+                raise (
+                    yield from why_none(
+                        self._cluster, where, self._topic_id, self.position, self._end
+                    )
                 )
             yield from self._pause_if_early()
         return []

@@ -1,8 +1,9 @@
 """What is done about a leader that owes an answer: the others are asked whether it still leads.
 
-So it is with the controller, who leads the metadata. Owns the wait for several answers at once. A machine without power, a cable that is out and a
-process that is stopped break no connection, so that silence alone says nothing: a leader may keep
-an answer back for good reasons. Once others name a successor, nothing is waited for any more.
+So it is with the controller, who leads the metadata. Owns the wait for several answers at once. A
+machine without power, a cable that is out and a process that is stopped break no connection, so
+that silence alone says nothing: a leader may keep an answer back for good reasons. Once others name
+a successor, nothing is waited for any more.
 
 Must not know: what is asked. It may be asked again elsewhere (a read, or what can be repeated).
 """

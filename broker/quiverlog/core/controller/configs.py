@@ -124,7 +124,8 @@ _DEFS: Final = (
         "false",
         "Whether a replica may lead that is neither in sync nor known to have all that readers saw,"
         " where no other lives: `true` gives up rows for being there. Readers hear of the rows that"
-        " are gone (LOG_TRUNCATED), the broker's log and metrics tell of each such election.",
+        " are gone (LOG_TRUNCATED of those that they had read, OFFSET_OUT_OF_RANGE of those up to"
+        " their end), the broker's log and metrics tell of each such election.",
         choices=("false", "true"),
     ),
     Setting(
