@@ -107,6 +107,88 @@ def test_a_damaged_header_makes_nobody_look_for_the_schema_it_names(
     assert [b.base_offset for b in client.consumer("t", skip_corrupt=True)] == [0, 20]
 
 
+def spoiling(*, alone: bool = False, **fields: int) -> Answer:
+    """The header of the second batch is damaged. `alone`: each answer has one batch."""
+
+    def change(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+        broken = bytearray(body)
+        sizes = []
+        for header, view in split_batches(memoryview(broken)):
+            sizes.append(len(view))
+            if header.base_offset == BAD.start:
+                header._replace(**fields).pack_into(view)
+        sent = bytes(broken)
+        if alone and sizes:
+            response.partitions[0].batch_bytes = sizes[0]
+            sent = sent[: sizes[0]]
+        return response, sent
+
+    return Answer(change)
+
+
+DAMAGE: list[dict[str, int]] = [
+    {"leader_epoch": 2**20},
+    {"leader_epoch": -7},
+    {"row_count": 5},
+    {"row_count": 15},
+    {"row_count": 2, "leader_epoch": 2**20},
+    {"crc32c": 0},
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=str)
+def test_a_damaged_number_in_a_header_costs_the_rows_of_its_batch_only(
+    broker: ScriptedBroker, client: Any, damage: dict[str, int]
+) -> None:
+    """That the broker broke the protocol was said of a bit that its disk had turned."""
+    broker.always(m.FetchRequest, spoiling(**damage))
+    with client.consumer("t") as consumer:
+        assert consumer.poll(timeout=5).base_offset == 0
+        with pytest.raises(quiverlog.CorruptBatch, match=r"t-0.*\[10, 20\)") as caught:
+            consumer.poll(timeout=5)
+        assert caught.value.details["next_offset"] == BAD.stop
+    assert [b.base_offset for b in client.consumer("t", skip_corrupt=True)] == [0, 20]
+    cut = client.consumer("t", start={0: 3}, end={0: 23}, skip_corrupt=True)
+    assert [(b.base_offset, len(b)) for b in cut] == [(3, 7), (20, 3)]
+
+
+@pytest.mark.parametrize("count", [5, 15, 10_000, 0, 2**31])
+def test_nobody_steps_over_as_many_rows_as_a_damaged_header_says(
+    broker: ScriptedBroker, client: Any, count: int
+) -> None:
+    """No batch came behind it that would show where it ends."""
+    broker.always(m.FetchRequest, spoiling(alone=True, row_count=count))
+    found = []
+    with client.consumer("t", skip_corrupt=True) as consumer:
+        with pytest.raises(quiverlog.CorruptBatch, match="t-0") as caught:
+            found.extend(b.base_offset for b in consumer)
+        assert found == [0]
+        assert "next_offset" not in caught.value.details
+        assert caught.value.details["offset"] == consumer.positions[0] == BAD.start
+
+
+def test_a_batch_that_comes_alone_is_stepped_over_where_its_rows_count_as_many(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    broker.always(m.FetchRequest, spoiling(alone=True, crc32c=0))
+    assert [b.base_offset for b in client.consumer("t", skip_corrupt=True)] == [0, 20]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=str)
+def test_a_fetcher_says_which_rows_a_damaged_header_costs(
+    broker: ScriptedBroker, damage: dict[str, int]
+) -> None:
+    broker.always(m.FetchRequest, spoiling(**damage))
+    with (
+        quiverlog.connect(broker.bootstrap) as client,
+        PartitionFetcher(client, "t", 0, 0, 30) as fetcher,
+    ):
+        assert next(fetcher).base_offset == 0
+        with pytest.raises(quiverlog.CorruptBatch) as caught:
+            next(fetcher)
+    assert (caught.value.details["offset"], caught.value.details["next_offset"]) == (10, 20)
+
+
 def test_damage_that_the_broker_reports_is_stepped_over_too(
     broker: ScriptedBroker, client: Any
 ) -> None:

@@ -226,7 +226,9 @@ class ConsumerCore:
                 if stored.follower != LEADER:
                     self._read_again(stored, error)
                     continue
-                if not (isinstance(error, CorruptBatch) and self._options.skip_corrupt):
+                if not (self._options.skip_corrupt and isinstance(error, CorruptBatch)):
+                    raise
+                if "next_offset" not in error.details:
                     raise
                 logger.warning("stepping over rows (skip_corrupt): %s", error.message)
             position = self._positions[stored.partition]

@@ -8,7 +8,8 @@ Invariants:
 
 - Batches cover the rows from the offset that was asked for on, without a gap and without a row
   twice; an answer that does not is refused whole, so that no row is skipped silently.
-- Whatever cannot be decoded is a CorruptBatch that names topic, partition and offsets.
+- Whatever cannot be decoded is a CorruptBatch that names topic, partition and offsets. Where a
+  batch ends whose checksum is wrong is said only if not its header alone says so.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quiverlog.batch.codec import check_crc, decode_batch, split_batches
 from quiverlog.batch.header import MAGIC, BatchHeader
+from quiverlog.batch.ipc_metadata import claimed_size
 from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
@@ -29,7 +31,8 @@ from quiverlog.errors import (
     UnknownTopicId,
     error_from_code,
 )
-from quiverlog.limits import BATCH_ROWS_MAX
+from quiverlog.limits import BATCH_HEADER_BYTES, BATCH_ROWS_MAX
+from quiverlog.types import NO_EPOCH
 
 from .answers import OFFSET_MAX, named
 from .commands import Operation
@@ -47,7 +50,10 @@ __all__ = ["BatchDecoder", "StoredBatch", "stored_batches"]
 
 
 class StoredBatch(NamedTuple):
-    """A batch as it came, and the part of it that was asked for. `follower`: who sent it."""
+    """A batch as it came, and the part of it that was asked for. `follower`: who sent it.
+
+    `is_followed`: another batch begins where this one ends. `damage`: why it is not to be decoded.
+    """
 
     partition: int
     header: BatchHeader
@@ -55,6 +61,8 @@ class StoredBatch(NamedTuple):
     start: int
     end: int
     follower: int = LEADER
+    is_followed: bool = False
+    damage: str = ""
 
     @property
     def next_offset(self) -> int:
@@ -72,7 +80,7 @@ def stored_batches(
     """The batches of one partition that hold rows in [start, end).
 
     Raises:
-        CorruptBatch: the bytes are not whole batches.
+        CorruptBatch: the bytes are not whole batches, and none is in front of them.
         InvalidResponse: the first batch does not hold row `start`, or one does not follow another.
     """
     assert start >= 0
@@ -80,21 +88,36 @@ def stored_batches(
     expected = start
     try:
         for header, view in split_batches(fetched.body):
+            if found:
+                found[-1] = _followed(found[-1], header.base_offset, end)
+                expected = found[-1].header.next_offset
             if end is not None and header.base_offset >= end:
                 break
-            _check_batch(header, fetched, expected, is_first=not found)
-            upper = header.next_offset if end is None else min(end, header.next_offset)
+            _check_batch(header, view, fetched, expected, is_first=not found)
+            damage = ""
+            if not 0 <= header.leader_epoch <= fetched.leader_epoch:
+                # No checksum covers it, and nobody is to be asked about an epoch that never was.
+                damage = f"leader epoch {header.leader_epoch} is not one of its leaders'."
+                header = header._replace(leader_epoch=NO_EPOCH)
+            first = max(expected, header.base_offset)
             found.append(
                 StoredBatch(
                     fetched.partition,
                     header,
                     view,
-                    max(expected, header.base_offset),
-                    upper,
+                    first,
+                    _cut(header, end),
                     follower,
+                    False,
+                    damage,
                 )
             )
             expected = header.next_offset
+    except CorruptBatch as error:
+        if not found:  # Else what is in front of it goes out; the next answer begins with it.
+            error.details.setdefault("offset", expected)
+            named(error, topic, fetched.partition)
+            raise
     except QuiverlogError as error:
         error.details.setdefault("offset", expected)
         named(error, topic, fetched.partition)
@@ -102,10 +125,46 @@ def stored_batches(
     return found
 
 
+def _cut(header: BatchHeader, end: int | None) -> int:
+    return header.next_offset if end is None else min(end, header.next_offset)
+
+
+def _followed(before: StoredBatch, base_offset: int, end: int | None) -> StoredBatch:
+    """The batch in front of the one that begins with row `base_offset`.
+
+    A count of rows that leads elsewhere is damaged where the checksum is wrong that covers it.
+    """
+    header = before.header
+    rows = base_offset - header.base_offset
+    if rows != header.row_count:
+        if base_offset <= before.start or rows > BATCH_ROWS_MAX or _is_whole(before.view, header):
+            return before
+        header = header._replace(row_count=rows)
+    return before._replace(header=header, end=_cut(header, end), is_followed=True)
+
+
+def _is_whole(view: memoryview, header: BatchHeader) -> bool:
+    try:
+        check_crc(view, header)
+    except CorruptBatch:
+        return False
+    return True
+
+
 def _check_batch(
-    header: BatchHeader, fetched: FetchedPartition, expected: int, *, is_first: bool
+    header: BatchHeader,
+    view: memoryview,
+    fetched: FetchedPartition,
+    expected: int,
+    *,
+    is_first: bool,
 ) -> None:
-    """Raise CorruptBatch unless a batch's header agrees with the answer that it came in."""
+    """Raise unless a batch's header agrees with the answer that it came in.
+
+    Raises:
+        CorruptBatch: it is damaged.
+        InvalidResponse: the batch is whole, and does not belong there.
+    """
     if header.magic != MAGIC or not 0 < header.row_count <= BATCH_ROWS_MAX:
         raise CorruptBatch(
             f"what came at offset {expected} is no batch of this format (magic {header.magic}, "
@@ -113,16 +172,14 @@ def _check_batch(
         )
     base, after = header.base_offset, header.next_offset
     fits = base <= expected < after if is_first else base == expected
+    is_shown = after <= min(fetched.high_watermark, OFFSET_MAX)
+    if (base < 0 or not fits or not is_shown) and not _is_whole(view, header):
+        raise CorruptBatch(f"the batch that came at offset {expected} is damaged.")
     if base < 0 or not fits:
         raise InvalidResponse(f"rows [{base}, {after}) came where row {expected} was to come.")
-    if after > min(fetched.high_watermark, OFFSET_MAX):
+    if not is_shown:
         raise InvalidResponse(
             f"rows [{base}, {after}) came from above the high watermark {fetched.high_watermark}."
-        )
-    if not 0 <= header.leader_epoch <= fetched.leader_epoch:
-        raise InvalidResponse(
-            f"rows [{base}, {after}) have leader epoch {header.leader_epoch}, the leader's is "
-            f"{fetched.leader_epoch}."
         )
 
 
@@ -186,6 +243,8 @@ class BatchDecoder:
             CorruptBatch: names topic, partition and the batch's offsets (`offset`, `next_offset`).
         """
         header = stored.header
+        if stored.damage:
+            raise self._corrupt(stored, stored.damage)
         history = self._history
         if history is None or header.schema_id not in history:
             self._check_crc(stored)
@@ -231,7 +290,7 @@ class BatchDecoder:
 
     def _corrupt(self, stored: StoredBatch, why: str) -> CorruptBatch:
         base, after = stored.header.base_offset, stored.header.next_offset
-        return CorruptBatch(
+        error = CorruptBatch(
             f"{self._topic}-{stored.partition}: the stored batch with the rows [{base}, {after}) "
             f"cannot be decoded: {why}",
             topic=self._topic,
@@ -239,6 +298,11 @@ class BatchDecoder:
             offset=base,
             next_offset=after,
         )
+        if not _end_is_known(stored):
+            # To step over as many rows as a damaged header says might skip good ones.
+            del error.details["next_offset"]
+            error.message += " Nothing confirms how many rows it has, so nobody can step over it."
+        return error
 
     def _newer_history(self, needed_id: int) -> Operation[SchemaHistory]:
         def attempt() -> Operation[SchemaHistory]:
@@ -254,6 +318,15 @@ class BatchDecoder:
             named(error, self._topic)
             raise
         return self._history
+
+
+def _end_is_known(stored: StoredBatch) -> bool:
+    """The header's count of rows is covered by a good checksum, or the rows' own count agrees."""
+    header = stored.header
+    if stored.is_followed or _is_whole(stored.view, header):
+        return True
+    claimed = claimed_size(stored.view[BATCH_HEADER_BYTES:])
+    return claimed is not None and claimed[1] == header.row_count
 
 
 def fetch_error(fetched: FetchedPartition, topic: str, offset: int) -> QuiverlogError | None:
