@@ -27,14 +27,12 @@ from collections.abc import Sequence
 
 from quiverlog.errors import (
     CorruptBatch,
-    CorruptLog,
     InvalidArgument,
     OffsetNotAvailable,
     QuiverlogError,
     UnknownPartition,
     UnknownTopicId,
 )
-from quiverlog.types import NO_EPOCH
 
 from .answers import about, named
 from .commands import Operation, PendingReply, Sleep
@@ -102,10 +100,7 @@ class ConsumerCore:
             raise InvalidArgument(f"seek: {offset!r} is not an offset from 0 on.")
         self._ready = deque(b for b in self._ready if b.partition != partition)
         self._deferred = None  # an error that still holds comes with the next answer
-        position.offset = position.delivered = offset
-        position.last_epoch = position.delivered_epoch = NO_EPOCH
-        position.is_from_earliest = position.may_be_gone = False
-        position.empty_since_s = None
+        position.seek(offset)
 
     def handed_out(self) -> None:
         """The caller has the last batch."""
@@ -309,8 +304,10 @@ class ConsumerCore:
             try:
                 has_rows = self._take(position, fetched, request.source)
                 if not (has_rows or brought):  # Else others have filled the answer.
-                    shown, settings = fetched.high_watermark, self._cluster.settings
-                    limit_s = settings.request_timeout_s
+                    shown, limit_s = (
+                        fetched.high_watermark,
+                        self._cluster.settings.request_timeout_s,
+                    )
                     position.check_stalled(self.topic, shown, self.clock(), limit_s)
                 self._fetches.choice.leader_answered(
                     fetched.partition, brought=has_rows, now_s=self.clock()
@@ -321,7 +318,7 @@ class ConsumerCore:
                 partial = why
             if position.moved_start(partial, fetched):
                 continue
-            if self._skipped_damage(position, partial):
+            if self._options.skip_corrupt and position.skipped_damage(partial):
                 brought = True
                 continue
             # What other partitions brought is kept, and handed out before the error is raised. An
@@ -372,17 +369,6 @@ class ConsumerCore:
             raise gone
         self._deferred = self._deferred or gone
 
-    def _skipped_damage(self, position: Position, error: QuiverlogError) -> bool:
-        """Go on behind rows that the broker itself cannot read, where the caller said so."""
-        after = error.details.get("next_offset")
-        if not (self._options.skip_corrupt and isinstance(error, CorruptLog)):
-            return False
-        if not isinstance(after, int) or after <= position.offset:
-            return False
-        logger.warning("stepping over rows (skip_corrupt): %s", error.message)
-        position.offset = position.delivered = after
-        return True
-
     def _after_failure(self, error: QuiverlogError, round_began_s: float) -> float:
         """Raise what time will not heal, and what it has not healed; or the pause in seconds."""
         if self._failing_since_s is None:
@@ -397,13 +383,9 @@ class ConsumerCore:
         return pause_s(error, self._failures, self._cluster.jitter())
 
     def _look_every_s(self) -> float:
-        if self._follows_all:
+        if self._options.follows_all:
             return NEW_PARTITIONS_EVERY_S
         return IN_SYNC_EVERY_S if self._fetches.choice.wants_followers else math.inf
-
-    @property
-    def _follows_all(self) -> bool:
-        return self._options.follow and self._options.partitions is None
 
     def _look_around(self) -> Operation[None]:
         """A topic may have grown: its new partitions are read from their first row on."""
@@ -412,7 +394,7 @@ class ConsumerCore:
         self._look_again_s = self.clock() + self._look_every_s()
         yield from self._cluster.refresh([self.topic])
         topic = yield from self._fetches.current_topic()
-        if not self._follows_all:
+        if not self._options.follows_all:
             return
         new = [p.partition for p in topic.partitions if p.partition not in self._positions]
         if new:

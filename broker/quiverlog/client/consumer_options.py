@@ -53,6 +53,11 @@ class ConsumerOptions:
     """`start` and `end` are offsets, of every partition in `partitions`, that were there a moment
     ago: nobody is asked for them again."""
 
+    @property
+    def follows_all(self) -> bool:
+        """Partitions that the topic gains are read, too."""
+        return self.follow and self.partitions is None
+
     def __post_init__(self) -> None:
         if self.follow and self.end is not None:
             raise InvalidArgument("follow=True has no end: leave `end` out.")

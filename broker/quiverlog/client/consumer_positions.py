@@ -6,12 +6,14 @@ takes. Must not know how rows are read from there on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
 
 from quiverlog.errors import (
+    CorruptLog,
     InvalidArgument,
     InvalidResponse,
     OffsetOutOfRange,
@@ -31,6 +33,8 @@ from .routing import Cluster
 __all__ = ["Position", "PositionFinder"]
 
 _EMPTY_ANSWERS_MIN: Final = 3
+
+logger = logging.getLogger("quiverlog")
 
 
 @dataclass(slots=True)
@@ -58,6 +62,22 @@ class Position:
     def is_done(self) -> bool:
         """True when every row up to `end` was asked for (never, when following)."""
         return self.end is not None and self.offset >= self.end
+
+    def seek(self, offset: int) -> None:
+        """Go on from there, whatever was read before."""
+        self.offset = self.delivered = offset
+        self.last_epoch = self.delivered_epoch = NO_EPOCH
+        self.is_from_earliest = self.may_be_gone = False
+        self.empty_since_s = None
+
+    def skipped_damage(self, error: QuiverlogError) -> bool:
+        """Go on behind rows that the broker itself cannot read; False for any other error."""
+        after = error.details.get("next_offset")
+        if not isinstance(error, CorruptLog) or not isinstance(after, int) or after <= self.offset:
+            return False
+        logger.warning("stepping over rows (skip_corrupt): %s", error.message)
+        self.offset = self.delivered = after
+        return True
 
     def check_stalled(
         self, topic: str, high_watermark: int, now_s: float, timeout_s: float
