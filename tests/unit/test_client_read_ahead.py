@@ -5,6 +5,7 @@ The broker is the real node behind real sockets, on a real disk, in the test's p
 
 from __future__ import annotations
 
+import collections
 import errno
 import os
 import subprocess
@@ -13,13 +14,15 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import quiverlog
 from quiverlog.client import blocking_connection, file_rows, local_reads
 from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.client.receive_memory import ArrowMemory
 from quiverlog.wire import messages as m
-from tests.support.local_reads import EXPECTED, System, filled_broker, wishes
+from tests.support.local_reads import BATCH_ROWS, EXPECTED, System, filled_broker, wishes
 from tests.support.scripted_broker import Cut, ScriptedBroker
 from tests.support.until import until
 
@@ -137,6 +140,32 @@ def test_a_call_that_fails_there_costs_an_answer_and_no_row(
     asked = wishes(broker)
     assert not any(asked[asked.index(False) :]), "rows are asked for from then on"
     until(lambda: descriptors() <= opened, "the broker's ends are closed, too")
+
+
+@pytest.mark.parametrize("by", ["read", "consumer"])
+@pytest.mark.usefixtures("always_ahead")
+def test_two_answers_are_held_at_most(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """The one whose rows are handed out, and the one that is read ahead; not the one before."""
+    take = ArrowMemory.take
+    held: list[int] = []
+
+    def counted(self: ArrowMemory, size: int) -> memoryview:
+        room = take(self, size)
+        held.append(pa.total_allocated_bytes())
+        return room
+
+    monkeypatch.setattr(ArrowMemory, "take", counted)
+    with quiverlog.connect(broker.bootstrap) as client:
+        before = pa.total_allocated_bytes()
+        rows: Any = client.read("t", fetch_bytes=SMALL)
+        if by == "consumer":
+            rows = client.consumer("t", start="earliest", follow=False, fetch_bytes=SMALL)
+        collections.deque(rows, maxlen=0)
+    answer_bytes = BATCH_ROWS * 8
+    assert len(held) > 2
+    assert max(held) - before in range(answer_bytes, 5 * answer_bytes // 2)
 
 
 @pytest.mark.parametrize("reader", READERS)

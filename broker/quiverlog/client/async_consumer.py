@@ -51,6 +51,7 @@ class AsyncConsumer(ConsumerBase):
         try:
             while (batch := await self._following()) is not None:
                 yield batch
+                batch = None  # so that its answer is not held when the one after the next comes
         finally:
             await self._release()
 
@@ -81,6 +82,7 @@ class AsyncConsumer(ConsumerBase):
     async def _following_many(self) -> list[ConsumerBatch]:
         """The next batches, whose rows take no more memory than the answer; empty at the end."""
         await self.open()
+        self._core.handed_out()
         while not self._closed:
             batches = await self._run(self._next_many(ROUND_S))
             if batches or self._core.is_at_end:

@@ -6,6 +6,7 @@ frame. What is read was settled before (reading_plan.py).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -68,12 +69,13 @@ class AsyncReading:
         self._tell(rows_read)
         core = ConsumerCore(self._cluster, plan.topic, plan.options)
         async with AsyncConsumer(core, self._driver) as consumer:
-            while batches := await consumer._following_many():
-                for batch in batches:
-                    rows_read += len(batch)
-                    rows = plan.shaped(batch)
+            while batches := deque(await consumer._following_many()):
+                while batches:  # Nobody here holds them when the answer after the next comes.
+                    rows_read += len(batches[0])
+                    rows = plan.shaped(batches.popleft())
                     if rows.num_rows:
                         yield rows
+                    del rows
                     self._tell(rows_read)
 
     async def to_arrow(self) -> pa.Table:

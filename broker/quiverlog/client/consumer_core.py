@@ -299,16 +299,15 @@ class ConsumerCore:
     def _receive_rows(self, request: Request, parts: Sequence[FetchedPartition]) -> None:
         failure: QuiverlogError | None = None
         brought = False
+        limit_s = self._cluster.settings.request_timeout_s
         for fetched in parts:
             position = self._positions[fetched.partition]
             try:
                 has_rows = self._take(position, fetched, request.source)
                 if not (has_rows or brought):  # Else others have filled the answer.
-                    shown, limit_s = (
-                        fetched.high_watermark,
-                        self._cluster.settings.request_timeout_s,
+                    position.check_stalled(
+                        self.topic, fetched.high_watermark, self.clock(), limit_s
                     )
-                    position.check_stalled(self.topic, shown, self.clock(), limit_s)
                 self._fetches.choice.leader_answered(
                     fetched.partition, brought=has_rows, now_s=self.clock()
                 )

@@ -5,6 +5,7 @@ Generated from `async_reading.py` by scripts/generate_client.py; do not edit.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,12 +68,13 @@ class Reading:
         self._tell(rows_read)
         core = ConsumerCore(self._cluster, plan.topic, plan.options)
         with Consumer(core, self._driver) as consumer:
-            while batches := consumer._following_many():
-                for batch in batches:
-                    rows_read += len(batch)
-                    rows = plan.shaped(batch)
+            while batches := deque(consumer._following_many()):
+                while batches:  # Nobody here holds them when the answer after the next comes.
+                    rows_read += len(batches[0])
+                    rows = plan.shaped(batches.popleft())
                     if rows.num_rows:
                         yield rows
+                    del rows
                     self._tell(rows_read)
 
     def to_arrow(self) -> pa.Table:
