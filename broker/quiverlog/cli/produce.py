@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import click
 
 from quiverlog.cli.failures import CommandFailed, ExitCode, explain
 from quiverlog.cli.lean_imports import lean_imports
-from quiverlog.cli.new_topic import new_topic_options, schema_from_options
+from quiverlog.cli.new_topic import new_topic_options
 from quiverlog.cli.options import (
     INT32_MAX,
     bootstrap_option,
@@ -22,16 +21,14 @@ from quiverlog.cli.options import (
     format_option,
     open_client,
     topic_option,
-    was_given,
 )
 from quiverlog.cli.output import human_bytes, human_count, print_json, print_table
 from quiverlog.cli.produce_progress import Progress, shown_progress
-from quiverlog.errors import QuiverlogError, UnknownTopic
+from quiverlog.cli.produce_topic import TargetTopic
+from quiverlog.errors import QuiverlogError
 from quiverlog.limits import MIB
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from quiverlog.cli.read_files import Source
     from quiverlog.client.client import Client
 
@@ -44,7 +41,6 @@ _BATCH_BYTES = 4 * MIB
 _BATCH_ROWS = 262_144
 """What a file brings at once becomes one batch: a request costs both sides as much as 100 KiB of
 rows do. Of a pipe the linger decides."""
-_CREATING = ("partitions", "replication_factor", "key", "config")
 _FAILED_WAIT_S = 10.0
 """After a failure, so long for the sends that are still on their way."""
 _INTERRUPTED_WAIT_S = 5.0
@@ -74,7 +70,11 @@ _INTERRUPTED_WAIT_S = 5.0
     help="A CSV field that stands for no value; may be repeated. [default: empty]",
 )
 @click.option("--delimiter", default=",", show_default=True, metavar="CHAR", help="Of a CSV file.")
-@click.option("--create", is_flag=True, help="Create the topic if it is not there.")
+@click.option(
+    "--create",
+    is_flag=True,
+    help="Create the topic if it is not there, as soon as the first rows can be sent.",
+)
 @new_topic_options("With --create. ", " Inferred when not given.")
 @config_option
 @click.option(
@@ -116,27 +116,26 @@ def produce(
         raise click.UsageError("--delimiter is one character.")
     if input_format == "auto":
         format_by_name(file)  # refuses a suffix before anything is opened
-    with open_client(bootstrap, timeout_s=timeout_s) as client:
-        schema = _schema_to_read_with(client, topic, create)
-        with open_source(
+    options = {"partition": partition, "compression": compression, "durability": durability}
+    given = {name: value for name, value in options.items() if value is not None}
+    outcome = _Outcome()
+    with (
+        open_client(bootstrap, timeout_s=timeout_s) as client,
+        TargetTopic(client, topic, create) as target,
+        open_source(
             file,
             input_format,
-            schema=schema,
+            schema=target.schema,
             columns=columns,
             null_values=null_values,
             delimiter=delimiter,
-        ) as source:
-            if create["create"] and not _create_topic(
-                client, topic, schema or source.schema, create
-            ):
-                _report(topic, _Outcome(), output_format)
-                return
-            options = {"partition": partition, "compression": compression, "durability": durability}
-            given = {name: value for name, value in options.items() if value is not None}
-            outcome = _Outcome()
+        ) as source,
+    ):
+        if target.make_for(source, given):
+            outcome.started_s = time.monotonic()
             shown = shown_progress(file, source, outcome.rows_so_far, is_quiet=quiet)
             with shown as progress:
-                _send(client, topic, source, given, progress, outcome)
+                _send(client, target, source, given, progress, outcome)
     _report(topic, outcome, output_format)
 
 
@@ -146,76 +145,6 @@ def _import_reader_and_client() -> None:
         import quiverlog.cli.read_csv
         import quiverlog.cli.read_files
         import quiverlog.client.client  # noqa: F401
-
-
-def _schema_to_read_with(client: Client, topic: str, create: dict[str, Any]) -> pa.Schema | None:
-    """The columns to read the file with: the topic's, or those of the new topic; None: infer."""
-    asked = schema_from_options(create["schema"], create["schema_file"])
-    if asked is not None and not create["create"]:
-        raise click.UsageError(
-            "--schema needs --create; a topic's columns change by `topic alter`."
-        )
-    if topic in client.metadata([topic]).topics:
-        current: pa.Schema = client.schemas(topic).current
-        _check_contradictions(client, topic, current, asked, create)
-        return current
-    if not create["create"]:
-        raise UnknownTopic(f"There is no topic {topic!r}; --create makes it.", topic=topic)
-    return asked
-
-
-def _check_contradictions(
-    client: Client,
-    topic: str,
-    current: pa.Schema,
-    asked: pa.Schema | None,
-    create: dict[str, Any],
-) -> None:
-    """What was said of a new topic must be true of one that is there: it would change nothing."""
-    given = {name for name in _CREATING if was_given(name)}
-    if not given and asked is None:
-        return
-    detail = client.describe_topic(topic)
-    configs = {key: config.value for key, config in detail.configs.items()}
-    truths: list[tuple[bool, str, str]] = []
-    if "partitions" in given:
-        count = len(detail.partitions)
-        truths.append((create["partitions"] != count, "--partitions", str(count)))
-    if "replication_factor" in given:
-        factor = detail.replication_factor
-        truths.append((create["replication_factor"] != factor, "--replication-factor", str(factor)))
-    if "key" in given:
-        key = list(detail.key_columns)
-        truths.append((list(create["key"]) != key, "--key", ",".join(key) or "no key"))
-    if asked is not None:
-        truths.append((not asked.equals(current), "--schema", "other columns"))
-    for name, value in create["config"].items():
-        if name not in configs:
-            raise click.UsageError(f"--config {name}: topics have no such configuration.")
-        truths.append((configs[name] != value, f"--config {name}", str(configs[name])))
-    for is_other, option, truth in truths:
-        if is_other:
-            raise click.UsageError(
-                f"{option}: topic {topic!r} exists and has {truth}. Leave the option out; "
-                "`quiverlog topic alter` changes a topic."
-            )
-
-
-def _create_topic(client: Client, topic: str, schema: pa.Schema, create: dict[str, Any]) -> bool:
-    """False when there are no columns to make it of: the input was empty."""
-    if not len(schema):
-        print(f"quiverlog: no rows and no columns: {topic} was not created.", file=sys.stderr)
-        return False
-    client.create_topic(
-        topic,
-        schema,
-        partitions=create["partitions"],
-        replication_factor=create["replication_factor"],
-        key=create["key"],
-        config=create["config"],
-        if_not_exists=True,
-    )
-    return True
 
 
 class _Outcome:
@@ -255,7 +184,7 @@ class _Outcome:
 
 def _send(
     client: Client,
-    topic: str,
+    target: TargetTopic,
     source: Source,
     options: dict[str, Any],
     progress: Progress,
@@ -265,7 +194,7 @@ def _send(
     with lean_imports():  # not before: the first blocks of a file are parsed meanwhile
         import quiverlog.client.producer  # noqa: F401
     with client.producer(
-        topic, batch_bytes=_BATCH_BYTES, batch_rows=_BATCH_ROWS, **options
+        target.name, batch_bytes=_BATCH_BYTES, batch_rows=_BATCH_ROWS, **options
     ) as producer:
         try:
             for batch in source.batches:
@@ -278,20 +207,20 @@ def _send(
             while futures:
                 outcome.add(futures.popleft().result())
         except (CommandFailed, QuiverlogError) as error:
-            raise _with_rows_stored(error, outcome, futures, topic) from error
+            raise _with_what_is_left(error, outcome, futures, target) from error
         except KeyboardInterrupt as error:
             with contextlib.suppress(QuiverlogError):
                 producer.flush(_INTERRUPTED_WAIT_S)
-            failure = _interrupted(outcome, futures, topic)
+            failure = _interrupted(outcome, futures, target)
             producer.abort()  # a flush at the end would wait for what did not come in time
             raise failure from error
         progress.show(source.progress.done)
     outcome.seconds = time.monotonic() - outcome.started_s
 
 
-def _interrupted(outcome: _Outcome, futures: deque[Any], topic: str) -> CommandFailed:
+def _interrupted(outcome: _Outcome, futures: deque[Any], target: TargetTopic) -> CommandFailed:
     missing = _collect(outcome, futures, 0.0)  # the flush has waited
-    stored = f"{human_count(outcome.rows)} rows are stored in {topic} and acknowledged"
+    stored = f"{human_count(outcome.rows)} rows are stored in {target.name} and acknowledged"
     unsure = "; what was sent after them was not acknowledged in time" if missing else ""
     return CommandFailed(f"interrupted: {stored}{unsure}.", ExitCode.INTERRUPTED)
 
@@ -308,16 +237,19 @@ def _collect(outcome: _Outcome, futures: deque[Any], seconds: float) -> int:
     return missing
 
 
-def _with_rows_stored(
-    error: Exception, outcome: _Outcome, futures: deque[Any], topic: str
+def _with_what_is_left(
+    error: Exception, outcome: _Outcome, futures: deque[Any], target: TargetTopic
 ) -> Exception:
     """A file that breaks off half way leaves rows behind: the person must know how many."""
-    _collect(outcome, futures, _FAILED_WAIT_S)
-    if not outcome.rows:
+    missing = _collect(outcome, futures, _FAILED_WAIT_S)
+    if outcome.rows:
+        left = f"{human_count(outcome.rows)} rows were stored in {target.name} before that."
+    elif target.is_made:
+        left = target.told_when_empty(is_sure=not missing)
+    else:
         return error
     text, code = explain(error)
-    stored = f"{human_count(outcome.rows)} rows were stored in {topic} before that."
-    return CommandFailed(f"{text.rstrip('.')}. {stored}", code)
+    return CommandFailed(f"{text.rstrip('.')}. {left}", code)
 
 
 def _report(topic: str, outcome: _Outcome, output_format: str) -> None:

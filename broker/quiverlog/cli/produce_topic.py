@@ -1,0 +1,192 @@
+"""The topic that `produce` writes to: what must be true of one that is there, and a new one.
+
+Owns when a new topic is made. It is made as late as can be, when its first rows were read and found
+to fit: a file that cannot be read, and Ctrl-C before its first row, leave none behind. It is never
+deleted again: others may have found it by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+from quiverlog.cli.failures import CommandFailed, ExitCode
+from quiverlog.cli.new_topic import schema_from_options
+from quiverlog.cli.options import was_given
+from quiverlog.errors import TopicExists, UnknownTopic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from quiverlog.cli.read_files import Source
+    from quiverlog.client.client import Client
+
+__all__ = ["TargetTopic"]
+
+_CREATING = ("partitions", "replication_factor", "key", "config")
+
+
+class TargetTopic:
+    """The topic, for the time of a `with`, which tells what Ctrl-C left of a new one.
+
+    `schema` has the columns to read the file with: the topic's, or those that a new one shall have;
+    None infers them. `is_made`: this command has created it.
+    """
+
+    def __init__(self, client: Client, name: str, create: dict[str, Any]) -> None:
+        """
+        Args:
+            create: the options that describe a new topic, by their names.
+
+        Raises:
+            UnknownTopic: it is not there, and shall not be created.
+            click.UsageError: the options are not true of the topic that is there.
+        """
+        self._client = client
+        self.name = name
+        self._create = create
+        self._is_asked_for = False
+        self.is_made = False
+        asked = schema_from_options(create["schema"], create["schema_file"])
+        if asked is not None and not create["create"]:
+            raise click.UsageError(
+                "--schema needs --create; a topic's columns change by `topic alter`."
+            )
+        self._is_new = name not in client.metadata([name]).topics
+        if not self._is_new:
+            current = client.schemas(name).current
+            self._check_contradictions(current, asked)
+            asked = current
+        elif not create["create"]:
+            raise UnknownTopic(f"There is no topic {name!r}; --create makes it.", topic=name)
+        self.schema: pa.Schema | None = asked
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not (self._is_new and isinstance(error, KeyboardInterrupt)):
+            return
+        if self.is_made:
+            what = self.told_when_empty(is_sure=False)
+        else:
+            may = "may have been" if self._is_asked_for else "was not"
+            what = f"no row was sent, and topic {self.name!r} {may} created."
+        raise CommandFailed(f"interrupted: {what}", ExitCode.INTERRUPTED) from error
+
+    def make_for(self, source: Source, sending: dict[str, Any]) -> bool:
+        """Create the topic, if it is a new one, when the first rows of the source are ready.
+
+        Args:
+            source: its `batches` are begun and put back.
+            sending: how rows will be sent, by the names of `Client.producer`.
+
+        Returns:
+            False when there are no columns to make it of: the input was empty.
+
+        Raises:
+            CommandFailed, SchemaMismatch: the first rows cannot be read, or do not fit.
+            click.UsageError: no row of the new topic could be sent so.
+        """
+        if not self._is_new:
+            return True
+        self._check_sending(sending)
+        schema = self.schema or source.schema
+        if not len(schema):
+            print(
+                f"quiverlog: no rows and no columns: {self.name} was not created.", file=sys.stderr
+            )
+            return False
+        first = next((batch for batch in source.batches if batch.num_rows), None)
+        if first is not None:
+            self._check_rows(first, schema)
+            source.batches = itertools.chain([first], source.batches)
+        self._is_asked_for = True
+        with contextlib.suppress(TopicExists):  # another has made it since: it is not ours
+            self._client.create_topic(
+                self.name,
+                schema,
+                partitions=self._create["partitions"],
+                replication_factor=self._create["replication_factor"],
+                key=self._create["key"],
+                config=self._create["config"],
+            )
+            self.is_made = True
+        return True
+
+    def told_when_empty(self, *, is_sure: bool) -> str:
+        """A sentence for the person who gets a new topic and no rows in it."""
+        if not is_sure:
+            return f"Topic {self.name!r} was created, and no row in it was acknowledged."
+        return f"The new topic is empty: `quiverlog topic delete {self.name}` removes it."
+
+    def _check_sending(self, sending: dict[str, Any]) -> None:
+        partitions, partition = self._create["partitions"], sending.get("partition", 0)
+        if partition >= partitions:
+            raise click.UsageError(
+                f"--partition {partition}: the new topic has partitions 0 to {partitions - 1}; "
+                "--partitions says how many."
+            )
+        copies, config = self._create["replication_factor"], self._create["config"]
+        if copies == 1 and sending.get("durability") == "replicated" and "durability" not in config:
+            raise click.UsageError(
+                "--durability replicated: the new topic has one copy of each row; "
+                "--replication-factor says how many."
+            )
+
+    def _check_rows(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
+        """As the producer will look at them, who needs the topic to be there."""
+        from quiverlog.batch.schema import check_schema, normalize_schema
+        from quiverlog.client.convert import Converter
+
+        stored = normalize_schema(schema)
+        check_schema(stored)
+        Converter(stored, self.name).batches(batch)
+
+    def _check_contradictions(self, current: pa.Schema, asked: pa.Schema | None) -> None:
+        """What was said of a new topic must be true of one that is there: it changes nothing."""
+        given = {name for name in _CREATING if was_given(name)}
+        if not given and asked is None:
+            return
+        for is_other, option, truth in self._truths(given, current, asked):
+            if is_other:
+                raise click.UsageError(
+                    f"{option}: topic {self.name!r} exists and has {truth}. Leave the option out; "
+                    "`quiverlog topic alter` changes a topic."
+                )
+
+    def _truths(
+        self, given: set[str], current: pa.Schema, asked: pa.Schema | None
+    ) -> list[tuple[bool, str, str]]:
+        """What was said, by its option: whether the topic is another, and what it has."""
+        create = self._create
+        detail = self._client.describe_topic(self.name)
+        configs = {key: config.value for key, config in detail.configs.items()}
+        truths: list[tuple[bool, str, str]] = []
+        if "partitions" in given:
+            count = len(detail.partitions)
+            truths.append((create["partitions"] != count, "--partitions", str(count)))
+        if "replication_factor" in given:
+            factor = detail.replication_factor
+            is_other = create["replication_factor"] != factor
+            truths.append((is_other, "--replication-factor", str(factor)))
+        if "key" in given:
+            key = list(detail.key_columns)
+            truths.append((list(create["key"]) != key, "--key", ",".join(key) or "no key"))
+        if asked is not None:
+            truths.append((not asked.equals(current), "--schema", "other columns"))
+        for name, value in create["config"].items():
+            if name not in configs:
+                raise click.UsageError(f"--config {name}: topics have no such configuration.")
+            truths.append((configs[name] != value, f"--config {name}", str(configs[name])))
+        return truths
