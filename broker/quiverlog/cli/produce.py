@@ -71,6 +71,13 @@ _INTERRUPTED_WAIT_S = 5.0
 )
 @click.option("--delimiter", default=",", show_default=True, metavar="CHAR", help="Of a CSV file.")
 @click.option(
+    "--encoding",
+    default="utf-8",
+    show_default=True,
+    metavar="NAME",
+    help="Of text, e.g. latin1, cp1252 or utf-16.",
+)
+@click.option(
     "--create",
     is_flag=True,
     help="Create the topic if it is not there, as soon as the first rows can be sent.",
@@ -93,6 +100,7 @@ def produce(
     columns: list[str] | None,
     null_values: tuple[str, ...],
     delimiter: str,
+    encoding: str,
     quiet: bool,
     bootstrap: str,
     timeout_s: float,
@@ -129,6 +137,7 @@ def produce(
             columns=columns,
             null_values=null_values,
             delimiter=delimiter,
+            encoding=encoding,
         ) as source,
     ):
         if target.make_for(source, given):

@@ -12,7 +12,7 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -21,6 +21,7 @@ import pyarrow.csv as csv
 import pyarrow.types as t
 
 from quiverlog.cli.ahead import done_ahead
+from quiverlog.cli.encodings import no_utf8
 from quiverlog.cli.file_blocks import FileBlocks
 from quiverlog.cli.json_values import from_text, is_text_in_csv
 from quiverlog.cli.read_text import BOM, Batches, CountingFile, TextOptions, blocks_of, check_record
@@ -37,6 +38,7 @@ _Text = bytes | memoryview
 """Whole lines: a view where they lie in memory of `FileBlocks`, which is given back."""
 _ROW: Final = re.compile(r"[Rr]ow #(\d+)")
 _NO_TYPES: Final[Mapping[str, pa.DataType]] = MappingProxyType({})
+_NO_UTF8: Final = "invalid UTF8"
 _LINE_END: Final = re.compile(rb"\r\n?|\n")
 
 
@@ -126,8 +128,10 @@ class _Reader:
             return self._table(b"") if self._names else None
 
     def _checked(self, first: pa.Table, text: bytes) -> pa.Table:
-        """Of whole numbers that no integer type holds pyarrow makes rounded ones by itself."""
+        """pyarrow by itself makes rounded numbers of whole ones that no integer type holds, and
+        bytes of text in another encoding."""
         told = self._types
+        _check_utf8(first, told)
         rounded = [
             f.name
             for f, column in zip(first.schema, first.columns, strict=True)
@@ -188,6 +192,8 @@ class _Reader:
         return table
 
     def _header(self, line: bytes) -> list[str]:
+        if (wrong := no_utf8(line)) is not None:
+            raise pa.ArrowInvalid(f"the line with the names of the columns: {wrong}")
         header = csv.read_csv(io.BytesIO(line), parse_options=self._parsing())
         names: list[str] = header.column_names
         return names
@@ -206,6 +212,16 @@ class _Reader:
         return table
 
     def _parsed(self, text: _Text, conversion: csv.ConvertOptions) -> pa.Table:
+        try:
+            return self._by_arrow(text, conversion)
+        except pa.ArrowInvalid as error:
+            if _NO_UTF8 in str(error):  # without the byte, and sometimes without the row
+                texts = [name for name, kind in self._types.items() if t.is_string(kind)]
+                as_bytes = self._conversion(dict.fromkeys(texts, pa.binary()))
+                _check_utf8(self._by_arrow(text, as_bytes))
+            raise
+
+    def _by_arrow(self, text: _Text, conversion: csv.ConvertOptions) -> pa.Table:
         return csv.read_csv(
             pa.BufferReader(text),
             read_options=csv.ReadOptions(
@@ -277,6 +293,16 @@ def _check_infinities(name: str, column: pa.ChunkedArray, written: pa.ChunkedArr
     numbers = texts.filter(pc.match_substring_regex(texts, "[0-9]"))
     if len(numbers):
         raise pa.ArrowInvalid(f"column {name!r}: {numbers[0]} is too large for {column.type}")
+
+
+def _check_utf8(table: pa.Table, told: Container[str] = ()) -> None:
+    """Where nobody has told that bytes are wanted, those are found that are no text."""
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        is_wrong = t.is_binary(column.type) and name not in told
+        values = column.to_pylist() if is_wrong else ()
+        for number, value in enumerate(values, 1):
+            if value is not None and (wrong := no_utf8(value)) is not None:
+                raise pa.ArrowInvalid(f"row #{number}: column {name!r}: {wrong}")
 
 
 def _is_beyond_integers(column: pa.ChunkedArray) -> bool:

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
+import click
 import pyarrow as pa
 
+from quiverlog.cli.encodings import codec_of, in_utf8, recoded
 from quiverlog.cli.failures import PARSER_ERRORS, CommandFailed, unreadable
 from quiverlog.cli.formats import compression_of, kind_of
 from quiverlog.cli.read_text import Batches, CountingFile, TextOptions, read_json, read_lines
@@ -73,6 +75,7 @@ def open_source(
     columns: list[str] | None = None,
     null_values: tuple[str, ...] = ("",),
     delimiter: str = ",",
+    encoding: str = "utf-8",
 ) -> Iterator[Source]:
     """Open a file, or stdin for `-`, for the time of a `with`.
 
@@ -82,14 +85,17 @@ def open_source(
         schema: the topic's columns; None infers them from the file.
         columns: take only these columns of the file.
         null_values: CSV fields that stand for no value.
+        encoding: of text.
 
     Raises:
-        click.UsageError: the name's suffix is not known, and the format was not given.
+        click.UsageError: the name's suffix is not known, and the format was not given; the encoding
+            is not known, or the file is no text.
         OSError: the file cannot be read.
         CommandFailed: it is not what its name or the option says.
     """
     if file_format == "auto":
         file_format = format_by_name(path) or "auto"
+    codec = codec_of(encoding)
     opened, size, streamed = _open_binary(path)
     binary = opened
     try:
@@ -98,9 +104,14 @@ def open_source(
                 unpacked = _unpacked(opened, path)
                 if unpacked is not None:
                     binary, size = unpacked, None
+            if codec is not None and file_format in (*_OF_TEXT, "lines"):
+                binary, size = in_utf8(binary, codec), None
+            elif file_format in _OF_TEXT:
                 _check_encoding(binary, path)
             if file_format == "auto":
                 file_format = _recognise(binary)
+            if codec is not None and file_format not in (*_OF_TEXT, "lines"):
+                raise click.UsageError(f"--encoding is for text; {path} is {file_format}.")
             options = TextOptions(schema, columns, null_values, delimiter, streamed)
             source = _OPENERS[file_format](binary, options)
         except _UNREADABLE as error:
@@ -190,7 +201,7 @@ def _unpacked(binary: io.BufferedReader, path: str) -> io.BufferedReader | None:
 def _check_encoding(binary: io.BufferedReader, path: str) -> None:
     if binary.peek(_PEEK_BYTES).startswith(_UTF16) and not binary.peek(4).startswith(_ARROW_STREAM):
         name = "stdin" if path == "-" else path
-        raise CommandFailed(f"{name} is UTF-16; text is read as UTF-8: iconv -f UTF-16 -t UTF-8.")
+        raise CommandFailed(f"{name} is UTF-16, and was to be read as UTF-8: {recoded('utf-16')}.")
 
 
 def _recognise(binary: io.BufferedReader) -> str:
@@ -200,7 +211,9 @@ def _recognise(binary: io.BufferedReader) -> str:
     if head.startswith(_PARQUET):
         return "parquet"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    return "json" if text.startswith(b"{") else "csv"
+    # An array is refused with a hint; taken for CSV it would be the names of columns.
+    is_array = text.startswith(b"[") and text[1:].lstrip()[:1] in (b"", b"{", b"]")
+    return "json" if is_array or text.startswith(b"{") else "csv"
 
 
 def _unreadable(path: str, file_format: str, error: Exception) -> CommandFailed:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from quiverlog.cli.encodings import no_utf8
 from quiverlog.cli.json_values import decode_column, lines_decoder
 from quiverlog.limits import FRAME_BYTES_MAX
 
@@ -38,6 +39,8 @@ _BLOCK_BYTES: Final = 4 << 20
 _PIPE_BYTES: Final = 1 << 20
 RECORD_BYTES_MAX: Final = FRAME_BYTES_MAX
 """A row that no frame has room for cannot be sent; to wait for its end would fill the memory."""
+_ENDS_EARLY: Final = "truncated"
+_ONE_LINE: Final = " (a row is one line: `jq -c .` makes lines of objects that take several)"
 BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -112,14 +115,26 @@ def read_lines(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, B
     schema = pa.schema({name: kind})
 
     def batches() -> Batches:
+        number = 0
         for block in blocks_of(source, options):
             lines = block.split(b"\n")
             if not lines[-1]:
                 lines.pop()  # what follows the last line's end is no line
             values = pa.array([line.removesuffix(b"\r") for line in lines], pa.binary())
+            if pa.types.is_string(kind):
+                _check_lines(lines, number)
             yield pa.record_batch([values.cast(kind)], schema=schema)
+            number += len(lines)
 
     return schema, batches()
+
+
+def _check_lines(lines: list[bytes], before: int) -> None:
+    if no_utf8(b"\n".join(lines)) is None:
+        return
+    for number, line in enumerate(lines, before + 1):
+        if (wrong := no_utf8(line)) is not None:
+            raise pa.ArrowInvalid(f"line {number}: {wrong}")
 
 
 def _lines_column(topic: pa.Schema | None) -> tuple[str, pa.DataType]:
@@ -145,6 +160,11 @@ def read_json(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Ba
     """
     blocks = blocks_of(source, options)
     first = next(blocks, b"").removeprefix(BOM)
+    if first.lstrip().startswith(b"["):
+        raise pa.ArrowInvalid(
+            "it is one array, and rows are read line by line, each an object: "
+            "`jq -c '.[]'` makes lines of it"
+        )
     blocks = _chain(first, blocks)
     if options.schema is not None:
         types = options.types()
@@ -206,7 +226,10 @@ class _JsonReader:
                 except RecursionError:
                     raise pa.ArrowInvalid(f"line {number}: it is nested too deeply") from None
                 except (ValueError, msgspec.MsgspecError) as error:
-                    raise pa.ArrowInvalid(f"line {number} is no JSON: {error}") from error
+                    if (wrong := no_utf8(line)) is not None:
+                        raise pa.ArrowInvalid(f"line {number}: {wrong}") from error
+                    hint = _ONE_LINE if _ENDS_EARLY in str(error) else ""
+                    raise pa.ArrowInvalid(f"line {number} is no JSON: {error}{hint}") from error
 
     def _line_of(self, block: bytes, is_it: Callable[[Any], bool]) -> int:
         return next(number for number, row in self._one_by_one(block) if is_it(row))
