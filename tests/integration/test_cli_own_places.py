@@ -56,3 +56,21 @@ def test_a_template_takes_columns_by_name_and_refuses_hidden_places(
     assert consumed(broker, capfd, "--template", "%{_offset} %{_topic} %p") == "500 mine 0\n"
     code = main(["consume", "own", "--template", "%o", "-b", broker.bootstrap])
     assert (code, "'_offset' of its own" in capfd.readouterr().err) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "--metadata adds it to each row"),
+        (("--metadata",), "--metadata adds it: leave it out of --columns"),
+    ],
+)
+def test_places_among_the_columns_are_told_where_they_come_from(
+    broker: BrokerProcess, capfd: Any, words: tuple[str, ...], says: str
+):
+    code = main(["consume", "own", "--columns", "id,_timestamp", *words, "-b", broker.bootstrap])
+    err = capfd.readouterr().err
+    assert code == ExitCode.FAILED
+    assert f"_timestamp is no column of topic 'own': {says}." in err
+    chosen = consumed(broker, capfd, "--format", "json", "--columns", "_offset")
+    assert json.loads(chosen) == {"_offset": 500}

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -160,10 +161,26 @@ def test_ctrl_c_ends_a_query_that_would_take_for_ever(broker, tmp_path, is_promp
             os.close(theirs)
 
 
-def test_a_name_that_a_result_has_twice(broker, capfd):
-    code, _, err = answer(broker, capfd, "select 1 a, 2 a", "--format", "json")
-    assert (code, "'a' is there more than once" in err) == (ExitCode.FAILED, True), err
+def test_a_name_that_a_result_has_twice(broker, capfd, tmp_path):
+    """As DuckDB itself names the columns of a data frame; a table shows what was asked for."""
+    query = "select 1 a, 2 a, 3 a_1, 4 a_1, 5 a"
+    numbered = {"a": 1, "a_1": 2, "a_1_1": 3, "a_1_2": 4, "a_2": 5}
+    assert list(duckdb.sql(query).df()) == list(numbered)
+    assert lines(broker, capfd, query) == [numbered]
+    for name in ("x.csv", "x.parquet", "x.arrow"):
+        assert answer(broker, capfd, query, "-o", str(tmp_path / name))[0] == 0
+    assert lines(broker, capfd, f"from '{tmp_path / 'x.parquet'}'") == [numbered]
+    assert lines(broker, capfd, f"from '{tmp_path / 'x.csv'}'") == [numbered]
     assert answer(broker, capfd, "select 1 a, 2 a")[1] == "a  a\n1  2\n"
+
+
+def test_all_columns_of_a_join(broker, capfd):
+    query = 'select * from flights f join "my-topic" m using (_offset) where f.delay = 3'
+    (row,) = lines(broker, capfd, query)
+    names = ["carrier", "delay", "_partition", "_offset", "_timestamp"]
+    again = ["carrier_1", "delay_1", "_partition_1", "_timestamp_1"]
+    assert list(row) == [*names, *again]
+    assert (row["carrier"], row["delay_1"], row["_partition_1"]) == ("UA", 3.0, 0)
 
 
 def test_the_prompt(broker):
@@ -232,3 +249,14 @@ def test_nanoseconds_are_refused_by_their_column(broker, capfd, tmp_path, form):
     assert code == ExitCode.FAILED
     assert "Column 'at' (timestamp[ns]) has a value that timestamp[us] cannot hold" in err
     assert "internal error" not in err
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "table", "parquet", "arrow"])
+@pytest.mark.parametrize("value", ["time '24:00:00'", "[time '24:00:00']", "{'x': time '24:00'}"])
+def test_the_end_of_a_day_is_refused_by_its_column(broker, capfd, tmp_path, form, value):
+    """Only DuckDB has it: Arrow and Parquet end at 23:59:59.999999."""
+    words = ("--format", form, "-o", str(tmp_path / "x"))
+    code, _, err = answer(broker, capfd, f"select {value} as at", *words)
+    assert (code, "Column 'at'" in err, "::text" in err) == (ExitCode.FAILED, True, True), err
+    assert answer(broker, capfd, "select time '23:59:59.999999' as at", *words)[0] == 0
+    assert answer(broker, capfd, f"select {value}::text as at", *words)[0] == 0

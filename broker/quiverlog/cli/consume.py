@@ -327,6 +327,11 @@ def _shown(wish: _Wish, current: pa.Schema) -> pa.Schema:
     schema = current
     if wish.columns is not None:
         unknown = [name for name in wish.columns if name not in schema.names]
+        if unknown and unknown[0] in PLACE_SCHEMA.names:
+            hint = "adds it: leave it out of --columns" if wish.metadata else "adds it to each row"
+            raise InvalidArgument(
+                f"{unknown[0]} is no column of topic {wish.topic!r}: --metadata {hint}."
+            )
         if unknown:
             raise InvalidArgument(
                 f"Topic {wish.topic!r} has no column {unknown[0]!r}; it has "

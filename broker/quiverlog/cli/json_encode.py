@@ -17,7 +17,7 @@ import pyarrow.types as t
 
 from quiverlog.cli.failures import CommandFailed
 
-__all__ = ["encodable", "json_lines", "json_text", "to_text"]
+__all__ = ["encodable", "has_time", "json_lines", "json_text", "to_text"]
 
 Convert = Callable[[Any], Any]
 
@@ -29,7 +29,7 @@ def encodable(column: pa.Array, name: str) -> list[Any]:
         CommandFailed: a value has no notation; names the column and what to use.
     """
     try:
-        plain = column.cast(_with_times_as_text(column.type)) if _has_time(column.type) else column
+        plain = column.cast(_with_times_as_text(column.type)) if has_time(column.type) else column
         values: list[Any] = plain.to_pylist()
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise _unwritable(name, column.type, error) from error
@@ -72,10 +72,11 @@ def to_text(column: pa.Array, name: str) -> pa.Array:
     return pa.array([None if x is None else json_text(x) for x in values], pa.string())
 
 
-def _has_time(kind: pa.DataType) -> bool:
+def has_time(kind: pa.DataType) -> bool:
+    """Whether values have times of day in them, at any depth."""
     if t.is_time(kind):
         return True
-    return any(_has_time(kind.field(i).type) for i in range(kind.num_fields))
+    return any(has_time(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _with_times_as_text(kind: pa.DataType) -> pa.DataType:

@@ -76,8 +76,10 @@ def sql(
     these three narrow what is fetched: `where _timestamp > now() - interval 1 hour` reads the last
     hour. A topic's own column of such a name goes before it. Names with other signs than letters,
     digits and _ stand in double quotes; of names that differ only in case DuckDB calls the second
-    `name_1`. Types that a topic cannot have, spans of time for example, are written as DuckDB's
-    text. Ctrl-C ends the query, at the prompt nothing else. Needs DuckDB: pip install duckdb.
+    `name_1`. A name that a result has twice is written as `name` and `name_1`, but for a table, as
+    in DuckDB's data frames. Types that a topic cannot have, spans of time for example, are written
+    as DuckDB's text. Ctrl-C ends the query, at the prompt nothing else. Needs DuckDB (the extra
+    `sql`).
 
     \b
     quiverlog sql "select carrier, avg(delay) from flights group by 1" --watch 2s
@@ -209,7 +211,7 @@ class _Session:
         assert self.kind.format is not None
         if self.output == "-" and self.kind.format not in _FOR_PEOPLE and sys.stdout.isatty():
             raise CommandFailed(f"{self.kind.format} is not for terminals: give --output.")
-        schema = written_schema(reader.schema)
+        schema = written_schema(reader.schema, has_unique_names=self.kind.format != "table")
         is_cut = self.output == "-" and sys.stdout.isatty() and not self.is_wide
         with open_sink(
             self.output, self.kind.format, schema, compression=self.kind.compression, is_cut=is_cut

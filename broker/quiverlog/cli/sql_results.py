@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from quiverlog.batch.arrow_types import normalize_type
 from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.json_encode import has_time
 
 __all__ = ["as_written", "with_text", "written_schema"]
 
@@ -61,24 +62,49 @@ def _castable(kind: Any, as_text: frozenset[str]) -> Any:
     return duckdb.list_type(child)
 
 
-def written_schema(schema: pa.Schema) -> pa.Schema:
-    """The types of a topic for those that only DuckDB has, as far as there are any."""
+def written_schema(schema: pa.Schema, *, has_unique_names: bool) -> pa.Schema:
+    """The types of a topic for those that only DuckDB has, as far as there are any.
+
+    Args:
+        has_unique_names: a name that is there again gets a number, as in DuckDB's data frames: two
+            topics that are joined both have a `_partition`.
+    """
     wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
+    names = _unique(schema.names) if has_unique_names else schema.names
     return pa.schema(
-        [f.with_type(wider.get(f.type) or normalize_type(f.type)) for f in schema],
+        [
+            f.with_name(name).with_type(wider.get(f.type) or normalize_type(f.type))
+            for f, name in zip(schema, names, strict=True)
+        ]
     )
+
+
+def _unique(names: list[str]) -> list[str]:
+    """`a`, `a_1`, `a_2`; a number that is another column's name already is passed over."""
+    taken: dict[str, int] = {}
+    for name in names:
+        new, number = name, taken.get(name, 0)
+        while new in taken:
+            number += 1
+            new = f"{name}_{number}"
+        taken[name] = number
+        taken[new] = 0
+    return list(taken)
 
 
 def as_written(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The rows in these types.
 
     Raises:
-        CommandFailed: one has a value that the type cannot hold, nanoseconds for example.
+        CommandFailed: one has a value that the type cannot hold, nanoseconds for example, or 24:00
+            as a time of day.
     """
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
         try:
             columns.append(column.cast(field.type))
+            if has_time(field.type):  # a cast takes any number for one
+                columns[-1].validate(full=True)
         except pa.ArrowException as error:
             said = str(error).splitlines()[0].rstrip(".")
             raise CommandFailed(
