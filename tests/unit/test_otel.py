@@ -27,6 +27,23 @@ METHODS = [
     (AsyncConnection, "request"),
 ]
 
+INSTRUMENT = """
+import quiverlog.otel
+try:
+    quiverlog.otel.instrument()
+except quiverlog.InvalidArgument as error:
+    print(error)
+"""
+"""The end of a program that says why it cannot."""
+
+
+def printed(program: str) -> str:
+    """What a program in a process of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
@@ -94,16 +111,8 @@ class Absent:
         if name == "opentelemetry":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
-import quiverlog.otel
-try:
-    quiverlog.otel.instrument()
-except quiverlog.InvalidArgument as error:
-    print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.startswith("instrument needs opentelemetry: pip install ")
+    assert printed(program + INSTRUMENT).startswith("instrument needs opentelemetry: pip install ")
 
 
 def test_a_package_of_the_same_namespace_is_not_enough() -> None:
@@ -111,19 +120,12 @@ def test_a_package_of_the_same_namespace_is_not_enough() -> None:
     program = """
 import sys
 sys.modules["opentelemetry.trace"] = None
-import quiverlog.otel
 from quiverlog import installing
 installing._is_installed = lambda name: False
-try:
-    quiverlog.otel.instrument()
-except quiverlog.InvalidArgument as error:
-    print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "opentelemetry-api" in done.stdout
-    assert "opentelemetry-sdk" in done.stdout
+    advice = printed(program + INSTRUMENT)
+    assert "opentelemetry-api" in advice
+    assert "opentelemetry-sdk" in advice
 
 
 def test_a_program_without_traces_imports_nothing_of_them() -> None:
@@ -137,7 +139,4 @@ with ScriptedBroker() as broker, quiverlog.connect(broker.bootstrap) as client:
     assert client.read("t").to_arrow().num_rows == 1
 print([name for name in sys.modules if "otel" in name or "opentelemetry" in name])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert printed(program).strip() == "[]"
