@@ -1,5 +1,6 @@
 #!/bin/sh
-# Build the web site of docs/ into site/; see mkdocs.yml.
+# Build the web site of docs/ into site/; see mkdocs.yml. tests/unit/test_site.py holds the docstrings
+# of its reference to what their parser reads without a warning.
 #
 #   scripts/site.sh            build; fails where a page or an anchor that is linked does not exist
 #   scripts/site.sh serve      build, serve on this machine, and read every change in build/site-docs

@@ -17,6 +17,13 @@ def right() -> int:
         return batch.next_offset
 
 
+def right_choices(client: quiverlog.Client) -> None:
+    client.producer("flights", compression="zstd", durability="replicated_flushed")
+    client.producer("flights", compression=quiverlog.Compression.LZ4)
+    client.producer("flights", durability=quiverlog.Durability.FLUSHED)
+    client.producer("flights", compression=None, durability=None)
+
+
 def right_of_the_guide(client: quiverlog.Client) -> None:
     """The snippet that goes on behind rows that cannot be read."""
     consumer = client.consumer("flights", start="earliest", follow=False)
@@ -39,6 +46,8 @@ def wrong(client: quiverlog.Client) -> None:
     client.consumer("flights", fetch_from="anybody")  # wrong: arg-type
     client.consumer("flights", columns=5)  # wrong: arg-type
     client.producer(topic=b"flights")  # wrong: arg-type
+    client.producer("flights", compression="zippo")  # wrong: arg-type
+    client.producer("flights", durability="flash")  # wrong: arg-type
     client.list_topic()  # wrong: attr-defined
     for batch in client.consumer("flights"):
         batch.partition.upper()  # wrong: attr-defined

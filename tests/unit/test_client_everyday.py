@@ -68,6 +68,20 @@ def test_what_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch
         bootstrap_addresses(None)
 
 
+# --- durability -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("weaker", ["memory", quiverlog.Durability.MEMORY])
+def test_a_weaker_durability_than_the_topic_s_is_refused_however_it_is_written(
+    client: Any, weaker: Any
+) -> None:
+    """MEMORY has the number 0, which must not be taken for nothing said."""
+    client.create_topic("t", SCHEMA, config={"durability": "flushed"})
+    with (
+        pytest.raises(quiverlog.UnsupportedDurability, match="a request may only ask for more"),
+        client.producer("t", durability=weaker) as producer,
+    ):
+        producer.send(rows(1))
+
+
 # --- next -----------------------------------------------------------------------------------------
 def test_next_gives_one_batch_after_the_other_and_ends(client: Any) -> None:
     client.create_topic("t", SCHEMA)

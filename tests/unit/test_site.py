@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from scripts.site import ROOT, lay_out
 
 CONFIG = (ROOT / "mkdocs.yml").read_text()
@@ -30,3 +32,20 @@ def test_what_is_built_has_no_link_above_itself(tmp_path: Path) -> None:
 def test_nothing_is_asked_of_other_servers() -> None:
     assert "font: false" in CONFIG
     assert "://" not in CONFIG
+
+
+def test_docstrings_of_the_reference_are_read_without_a_warning(caplog) -> None:
+    """What its parser cannot read is told while the site is built, and missing in the site."""
+    griffe = pytest.importorskip("griffe")
+    names = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    loader = griffe.GriffeLoader(search_paths=[str(ROOT / "broker")])
+    loader.load("quiverlog")
+    waiting = [loader.modules_collection[name] for name in names]
+    read = 0
+    while waiting:
+        thing = waiting.pop()
+        waiting += [each for each in thing.all_members.values() if not each.name.startswith("_")]
+        if thing.docstring is not None:
+            read += len(thing.docstring.parse("google"))
+    assert read > 100
+    assert [record.getMessage() for record in caplog.records] == []

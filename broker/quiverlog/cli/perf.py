@@ -180,7 +180,11 @@ class _Acknowledgements:
 @click.option(
     "--partitions", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), default=1, show_default=True
 )
-@click.option("--durability", type=click.Choice(["memory", "flushed", "replicated"]))
+@click.option(
+    "--durability",
+    type=click.Choice(["memory", "flushed", "replicated", "replicated_flushed"]),
+    help="Wait for more than the topic asks for.",
+)
 @click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), default="none")
 @_common
 def perf_produce(
@@ -259,7 +263,11 @@ def perf_consume(
 @perf.command(name="latency")
 @click.option("--rows", type=click.IntRange(1, INT64_MAX), default=1_000, show_default=True)
 @_duration_option
-@click.option("--durability", type=click.Choice(["memory", "flushed", "replicated"]))
+@click.option(
+    "--durability",
+    type=click.Choice(["memory", "flushed", "replicated", "replicated_flushed"]),
+    help="Wait for more than the topic asks for.",
+)
 @_common
 def perf_latency(
     topic: str,

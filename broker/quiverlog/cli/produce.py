@@ -88,7 +88,11 @@ _INTERRUPTED_WAIT_S = 5.0
     "--partition", type=click.IntRange(0, INT32_MAX), help="Send all rows to this partition."
 )
 @click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Of the batches.")
-@click.option("--durability", type=click.Choice(["memory", "flushed", "replicated"]))
+@click.option(
+    "--durability",
+    type=click.Choice(["memory", "flushed", "replicated", "replicated_flushed"]),
+    help="Wait for more than the topic asks for.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 @bootstrap_option
 @format_option()

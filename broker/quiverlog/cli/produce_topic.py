@@ -137,10 +137,11 @@ class TargetTopic:
                 f"--partition {partition}: the new topic has partitions 0 to {partitions - 1}; "
                 "--partitions says how many."
             )
-        copies, config = self._create["replication_factor"], self._create["config"]
-        if copies == 1 and sending.get("durability") == "replicated" and "durability" not in config:
+        level, config = sending.get("durability", ""), self._create["config"]
+        needs_copies = level.startswith("replicated") and "durability" not in config
+        if needs_copies and self._create["replication_factor"] == 1:
             raise click.UsageError(
-                "--durability replicated: the new topic has one copy of each row; "
+                f"--durability {level}: the new topic has one copy of each row; "
                 "--replication-factor says how many."
             )
 

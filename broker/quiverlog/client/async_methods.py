@@ -113,8 +113,9 @@ class AsyncMethods:
             validate_only: check everything, create nothing, return None.
 
         Raises:
-            TopicExists, InvalidTopicName, InvalidSchema, InvalidPartitions,
-            InvalidReplicationFactor, InvalidConfig.
+            TopicExists: unless `if_not_exists`.
+            InvalidTopicName, InvalidSchema, InvalidPartitions, InvalidConfig: what is wrong.
+            InvalidReplicationFactor: there are not so many brokers.
         """
         return await self.run(
             admin.create_topic(
@@ -166,7 +167,8 @@ class AsyncMethods:
             The id of the topic's current schema.
 
         Raises:
-            UnknownTopic, InvalidConfig, InvalidPartitions, IncompatibleSchema, InvalidSchema.
+            UnknownTopic: it is not there.
+            InvalidConfig, InvalidPartitions, IncompatibleSchema, InvalidSchema: nothing is changed.
         """
         return await self.run(
             admin.alter_topic(
@@ -253,7 +255,7 @@ class AsyncMethods:
             The metadata version: a broker that knows it, or a newer one, does as it says.
 
         Raises:
-            UnknownConfig, InvalidConfig, UnknownBroker.
+            UnknownConfig, InvalidConfig, UnknownBroker: nothing is changed.
             ConfigNeedsRestart: the key does not change while a broker runs.
         """
         return await self.run(configs.alter_configs(self.cluster, changes, broker))

@@ -112,8 +112,9 @@ class BlockingMethods:
             validate_only: check everything, create nothing, return None.
 
         Raises:
-            TopicExists, InvalidTopicName, InvalidSchema, InvalidPartitions,
-            InvalidReplicationFactor, InvalidConfig.
+            TopicExists: unless `if_not_exists`.
+            InvalidTopicName, InvalidSchema, InvalidPartitions, InvalidConfig: what is wrong.
+            InvalidReplicationFactor: there are not so many brokers.
         """
         return self.run(
             admin.create_topic(
@@ -165,7 +166,8 @@ class BlockingMethods:
             The id of the topic's current schema.
 
         Raises:
-            UnknownTopic, InvalidConfig, InvalidPartitions, IncompatibleSchema, InvalidSchema.
+            UnknownTopic: it is not there.
+            InvalidConfig, InvalidPartitions, IncompatibleSchema, InvalidSchema: nothing is changed.
         """
         return self.run(
             admin.alter_topic(
@@ -250,7 +252,7 @@ class BlockingMethods:
             The metadata version: a broker that knows it, or a newer one, does as it says.
 
         Raises:
-            UnknownConfig, InvalidConfig, UnknownBroker.
+            UnknownConfig, InvalidConfig, UnknownBroker: nothing is changed.
             ConfigNeedsRestart: the key does not change while a broker runs.
         """
         return self.run(configs.alter_configs(self.cluster, changes, broker))

@@ -22,7 +22,6 @@ from quiverlog.limits import (
     PRODUCER_BUFFER_BYTES_DEFAULT,
     PRODUCER_LINGER_MS_DEFAULT,
 )
-from quiverlog.types import Compression, Durability
 
 from .arguments import (
     ANYTHING,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from .consumer_options import End, StartAt
     from .producer import Producer
     from .producer_host import ProducerHost
+    from .producer_types import CompressionChoice, DurabilityChoice
     from .reading import Reading
     from .reading_plan import ReadProgress
     from .replica_choice import FetchFrom
@@ -177,8 +177,8 @@ class Client(BlockingMethods):
         batch_rows: int = PRODUCER_BATCH_ROWS_DEFAULT,
         batch_bytes: int = PRODUCER_BATCH_BYTES_DEFAULT,
         linger: float = PRODUCER_LINGER_MS_DEFAULT / 1000,
-        compression: Compression | str | None = None,
-        durability: Durability | str | None = None,
+        compression: CompressionChoice | None = None,
+        durability: DurabilityChoice | None = None,
         buffer_bytes: int = PRODUCER_BUFFER_BYTES_DEFAULT,
         delivery_timeout: float = DELIVERY_TIMEOUT_MS_DEFAULT / 1000,
         idempotent: bool = True,
@@ -187,17 +187,18 @@ class Client(BlockingMethods):
         """Open a producer: `with client.producer(...) as producer` flushes at the end.
 
         Args:
-            batch_rows, batch_bytes: a batch is sent when it holds so many rows or bytes ...
+            batch_rows: a batch is sent when it holds so many rows, ...
+            batch_bytes: ... so many bytes, ...
             linger: ... or is so old, in seconds; 0 sends at once.
-            compression: "none", "lz4" or "zstd"; None takes the topic's advice.
-            durability: wait for more than the topic asks for ("memory", "flushed", "replicated").
+            compression: None takes the topic's advice.
+            durability: wait for more than the topic asks for.
             buffer_bytes: rows that are not acknowledged; above it `send` waits.
             delivery_timeout: seconds after which rows that are not acknowledged have failed.
             idempotent: rows are stored once, in order, however often a request was repeated.
             partition: send everything to this partition.
 
         Raises:
-            UnknownTopic, UnknownPartition, InvalidArgument.
+            UnknownTopic, UnknownPartition, InvalidArgument: at once.
         """
         # Here, not at the top: questions about topics must not pay for pyarrow and threads.
         from .producer import Producer
@@ -276,9 +277,12 @@ class Client(BlockingMethods):
             client_rack: where this program runs, as the brokers' `rack` says it.
 
         Raises:
-            UnknownTopic, UnknownPartition, InvalidArgument. While iterating: OffsetOutOfRange
-            (names the valid range), LogTruncated, UnknownTopicId (it was deleted), CorruptBatch
-            (names the rows), InvalidResponse.
+            UnknownTopic, UnknownPartition, InvalidArgument: at once.
+            OffsetOutOfRange: while iterating, as all below; names the valid range.
+            LogTruncated: rows that were read are no longer in the log.
+            UnknownTopicId: the topic was deleted.
+            CorruptBatch: rows cannot be decoded; names them.
+            InvalidResponse: a broker broke the protocol.
         """
         from .consumer import Consumer
         from .consumer_core import ConsumerCore
@@ -340,11 +344,14 @@ class Client(BlockingMethods):
                 `_offset` and `_timestamp`. Both may use columns that are not asked for.
             partitions: only these.
             progress: True writes a line to stderr; a function is given a `ReadProgress`.
-            fetch_bytes, skip_corrupt, fetch_from, client_rack: as in `consumer`.
+            fetch_bytes: as in `consumer`, and so are the last three.
+            skip_corrupt: step over batches that cannot be decoded.
+            fetch_from: whose rows are read.
+            client_rack: where this program runs.
 
         Raises:
-            UnknownTopic, UnknownPartition, OffsetOutOfRange, InvalidArgument. While reading: as
-            `consumer`.
+            UnknownTopic, UnknownPartition, OffsetOutOfRange, InvalidArgument: at once. While rows
+                are read, what `consumer` raises.
         """
         from .consumer_options import consumer_options
         from .progress_line import progress_of

@@ -43,8 +43,9 @@ def scan_polars(
     Args:
         bootstrap: as in `connect`; a client is opened for each reading.
         client: an open client, instead.
-        start, end: as in `Client.read`. Conditions on `_partition`, `_offset` and `_timestamp` with
+        start: as in `Client.read`. Conditions on `_partition`, `_offset` and `_timestamp` with
             constants narrow what is fetched as well.
+        end: as in `Client.read`.
     """
     polars = extra("polars", "scan_polars")
     plugins = extra("polars.io.plugins", "scan_polars")

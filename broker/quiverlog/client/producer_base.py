@@ -20,7 +20,13 @@ from .commands import Operation
 from .convert import Converter
 from .producer_core import ProducerCore
 from .producer_runner import new_identity
-from .producer_types import EncodedBatch, Identity, ProducerOptions
+from .producer_types import (
+    CompressionChoice,
+    DurabilityChoice,
+    EncodedBatch,
+    Identity,
+    ProducerOptions,
+)
 from .routing import Cluster
 from .unsent import watch
 
@@ -48,8 +54,8 @@ def producer_options(
     batch_rows: int,
     batch_bytes: int,
     linger: float,
-    compression: Compression | str | None,
-    durability: Durability | str | None,
+    compression: CompressionChoice | None,
+    durability: DurabilityChoice | None,
     buffer_bytes: int,
     delivery_timeout: float,
     idempotent: bool,
@@ -57,7 +63,8 @@ def producer_options(
 ) -> Callable[[Compression], ProducerOptions]:
     """Check the arguments; the topic's advice on compression is added when it is known."""
     codec = None if compression is None else _member(Compression, compression, "compression")
-    level = _member(Durability, durability or Durability.TOPIC_DEFAULT, "durability")
+    asked = Durability.TOPIC_DEFAULT if durability is None else durability
+    level = _member(Durability, asked, "durability")
     delivery_us = round(delivery_timeout * 1_000_000)
     request_us = min(delivery_us, round(cluster.settings.request_timeout_s * 1_000_000))
 

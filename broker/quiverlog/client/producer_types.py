@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from quiverlog.batch.codec import Encoded
 from quiverlog.errors import InvalidArgument
@@ -13,6 +13,8 @@ from quiverlog.wire import messages as m
 from .delivery import Delivery, RowsDelivery
 
 __all__ = [
+    "CompressionChoice",
+    "DurabilityChoice",
     "EncodedBatch",
     "Identity",
     "ProduceCall",
@@ -21,6 +23,11 @@ __all__ = [
     "Work",
 ]
 
+CompressionChoice: TypeAlias = Compression | Literal["none", "lz4", "zstd"]
+DurabilityChoice: TypeAlias = (
+    Durability | Literal["memory", "flushed", "replicated", "replicated_flushed"]
+)
+"""As programs may write them; type checkers find a name that is none of these."""
 Receiver: TypeAlias = Delivery | RowsDelivery
 """Who is told what becomes of a piece of a batch."""
 
