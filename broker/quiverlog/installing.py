@@ -7,11 +7,19 @@ themselves, with the bounds that this installation's metadata gives them.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Final
 
-__all__ = ["install_line"]
+__all__ = ["install_all", "install_line"]
+
+_MADE_BY_UV: Final = re.compile(r"^uv\s*=", re.MULTILINE)
+_OF_UVX: Final = re.compile(r"(archive|environments)-v\d+")
+"""Where in its cache uv keeps environments that last for one command."""
 
 _OF_EXTRA: Final = re.compile(
     r"(?P<name>[\w.-]+)(?:\[[^]]*\])?(?P<bounds>[^;]*);\s*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"]"
@@ -27,9 +35,34 @@ def install_line(extra: str, missing: str) -> str:
         extra: a name from `[project.optional-dependencies]`, "" for none.
         missing: the module that was found to be missing; named alone where the extra is not known.
     """
-    top = missing.partition(".")[0]
-    wanted = _wanted(extra, top) or [top]
-    return "pip install " + " ".join(map(shlex.quote, wanted))
+    return install_all([(extra, missing)])
+
+
+def install_all(missing: Iterable[tuple[str, str]]) -> str:
+    """One command for several of them: pairs as the arguments of `install_line`."""
+    wanted: dict[str, None] = {}
+    for extra, module in missing:
+        top = module.partition(".")[0]
+        wanted |= dict.fromkeys(_wanted(extra, top) or [top])
+    return _command([shlex.quote(each) for each in wanted])
+
+
+def _command(wanted: list[str]) -> str:
+    """In the words of what has made this environment: one of uv's has no pip, and what is added to
+    that of `uvx` is gone with its cache."""
+    if not _is_made_by_uv(sys.prefix) or find_spec("pip") is not None:
+        return "pip install " + " ".join(wanted)
+    if any(_OF_UVX.fullmatch(part) for part in sys.prefix.split(os.sep)):
+        return f"uvx {' '.join(f'--with {each}' for each in wanted)} ... (the rest as it was)"
+    return f"uv pip install --python {shlex.quote(sys.prefix)} " + " ".join(wanted)
+
+
+def _is_made_by_uv(prefix: str) -> bool:
+    try:
+        with open(os.path.join(prefix, "pyvenv.cfg"), errors="replace") as file:
+            return _MADE_BY_UV.search(file.read()) is not None
+    except OSError:  # no virtual environment at all
+        return False
 
 
 def _wanted(extra: str, missing: str) -> list[str]:

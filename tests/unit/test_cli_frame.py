@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def test_the_bootstrap_address_comes_from_the_environment_too(capsys, monkeypatc
         (QuiverlogError("odd"), 70, "odd"),
         (FileNotFoundError(2, "No such file or directory", "a.csv"), 1, "a.csv: No such file"),
         (ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib"), 1,
-         "matplotlib is missing: pip install "),
+         "matplotlib is missing: "),
         (ModuleNotFoundError("No module named 'x'", name="x"), 70, "internal error"),
         (RuntimeError("surprise"), 70, "RuntimeError: surprise"),
     ],
@@ -276,7 +277,7 @@ def test_a_client_without_click_is_told_what_to_install():
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "needs click: pip install " in done.stderr
+    assert re.search(r"needs click: .*pip install .*click", done.stderr)
     assert "pip install quiverlog" not in done.stderr
     assert "Traceback" not in done.stderr
 

