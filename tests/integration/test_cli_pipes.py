@@ -154,7 +154,7 @@ def test_closed_streams_are_no_internal_error(cli, broker, topic):
     where = f"-b {broker.bootstrap}"
     program = f"{sys.executable} -m quiverlog"
     for command, code in (
-        (f"{program} produce - -t {topic} {where} <&-", 0),
+        (f"{program} produce - -t {topic} {where} <&-", 1),
         (f"{program} consume {topic} {where} >&-", 1),
         (f"{program} consume {topic} --format json {where} >&-", None),
         (f"{program} consume {topic} --format arrow {where} >&-", 1),

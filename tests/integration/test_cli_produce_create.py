@@ -72,6 +72,15 @@ def test_columns_without_rows_still_make_a_topic(cli: Command, tmp_path: Path) -
     assert "nothing" not in topics(cli)
 
 
+def test_a_tab_may_be_written_as_shells_leave_it(cli: Command, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("id\tname\n1\ta,b\n")
+    assert (
+        cli.json("produce", str(path), "-t", "tab", "--create", "--delimiter", "\\t")["rows"] == 1
+    )
+    assert cli.rows("tab") == [{"id": 1, "name": "a,b"}]
+
+
 def test_types_that_a_topic_has_not_are_those_that_it_is_given(
     cli: Command, tmp_path: Path
 ) -> None:

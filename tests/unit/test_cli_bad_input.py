@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +16,11 @@ from quiverlog.batch.schema_text import format_type
 from quiverlog.cli import main
 from quiverlog.cli.failures import CommandFailed, ExitCode, report
 from quiverlog.cli.output import print_fields, print_json, print_table
+from quiverlog.cli.read_files import open_source
+from quiverlog.cli.streams import prepare_streams
 from quiverlog.cli.where_to_read import parse_point
 from quiverlog.cli.write_files import open_sink
+from tests.support.scripted_broker import ScriptedBroker
 
 NOISE = random.Random(7).randbytes(3_000)
 TOO_LARGE = "9" * 30
@@ -91,6 +95,10 @@ def test_a_schema_file_without_end_is_not_read_to_its_end(capsys):
         ["consume", "-t", "t", "--from", f"0={TOO_LARGE}"],
         ["consume", "-t", "t", "--from", f"{TOO_LARGE}=0"],
         ["produce", "-t", "t", "--partition", TOO_LARGE, __file__],
+        *(
+            ["produce", "-t", "t", "rows.csv", "--delimiter", bad]
+            for bad in ("", ",,", "é", '"', "\n")
+        ),
     ],
     ids=lambda words: " ".join(words)[:60],
 )
@@ -104,6 +112,12 @@ def test_a_value_that_makes_no_sense_is_2(capsys, words):
 
 def test_the_largest_numbers_are_taken():
     assert parse_point(f"{2**31 - 1}={2**63 - 1}", "--from") == {2**31 - 1: 2**63 - 1}
+
+
+@pytest.fixture
+def broker_address() -> Iterator[str]:
+    with ScriptedBroker() as broker:
+        yield broker.bootstrap
 
 
 PROGRAM = "import sys; from quiverlog.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -131,7 +145,7 @@ def test_a_closed_stdout_is_one_line_and_1(tmp_path, command):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
-@pytest.mark.parametrize("command", ["completion bash", "--help"])
+@pytest.mark.parametrize("command", ["completion bash", "--help", "--version"])
 def test_a_full_disk_behind_stdout_is_one_line_and_1(command):
     done = shell(f"QUIVERLOG {command} > /dev/full")
     assert (done.returncode, done.stderr.count("\n")) == (ExitCode.FAILED, 1), done.stderr
@@ -140,6 +154,26 @@ def test_a_full_disk_behind_stdout_is_one_line_and_1(command):
 def test_a_closed_stderr_does_not_put_errors_into_the_output():
     done = shell("QUIVERLOG topic nosuch 2>&-")
     assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
+
+
+@pytest.mark.parametrize("file_format", ["auto", "csv", "json", "lines", "arrow", "parquet"])
+def test_a_closed_stdin_is_no_empty_file(monkeypatch, file_format):
+    """As Python gives it to a command; what `<&-` makes of a pipe that was meant."""
+    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.setattr("sys.stdout", sys.stdout)
+    monkeypatch.setattr("sys.stderr", sys.stderr)
+    prepare_streams()
+    with (
+        pytest.raises(CommandFailed, match=r"stdin cannot be read .*: standard input is closed"),
+        open_source("-", file_format) as source,
+    ):
+        list(source.batches)
+
+
+def test_a_closed_stdin_is_no_empty_query(broker_address):
+    done = shell(f"QUIVERLOG sql -b {broker_address} <&-")
+    assert (done.returncode, done.stdout) == (ExitCode.FAILED, ""), done.stderr
+    assert "standard input is closed" in done.stderr
 
 
 def test_a_closed_stdin_is_an_answer_that_nobody_gives():

@@ -90,3 +90,13 @@ def test_whole_numbers_that_no_integer_holds_are_not_rounded(tmp_path: Path, num
 def test_a_large_number_among_fractions_is_a_double(tmp_path: Path) -> None:
     assert rows_of(tmp_path, b"n\n1.5\n9223372036854775808\n") == [{"n": 1.5}, {"n": 2.0**63}]
     assert rows_of(tmp_path, b"n\n1e300\ninf\n") == [{"n": 1e300}, {"n": float("inf")}]
+
+
+@pytest.mark.parametrize("content", [b"id", b"id\n", b"\nid", b"\xef\xbb\xbfid\r\n"], ids=repr)
+def test_a_single_name_is_a_header_without_rows(tmp_path: Path, content: bytes) -> None:
+    """Without a line's end, too."""
+    file = tmp_path / "rows.csv"
+    file.write_bytes(content)
+    with open_source(str(file)) as source:
+        assert (source.schema.names, list(source.batches)) == (["id"], [])
+    assert rows_of(tmp_path, content, schema=SCHEMA) == []

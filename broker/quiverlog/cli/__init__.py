@@ -28,7 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Scripts ask this often: it shall not even cost the import of click.
         from quiverlog.version import VERSION
 
-        print(f"quiverlog {VERSION}")
+        try:
+            print(f"quiverlog {VERSION}", flush=True)
+        except OSError as error:
+            print(f"quiverlog: {error.strerror}", file=sys.stderr)
+            return 1
         return 0
     try:
         from quiverlog.cli.app import run

@@ -96,6 +96,8 @@ def unreadable(name: str, what: str, error: BaseException, *, next_step: str = "
     said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     if isinstance(error, RecursionError):
         said = "it is nested too deeply"
+    elif isinstance(error, OSError) and error.strerror:
+        said = error.strerror  # without the number, which is for programs
     return CommandFailed(f"{name} cannot be read as {what}: {said}. {next_step}".rstrip())
 
 

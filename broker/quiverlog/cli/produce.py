@@ -69,7 +69,13 @@ _INTERRUPTED_WAIT_S = 5.0
     metavar="TEXT",
     help="A CSV field that stands for no value; may be repeated. [default: empty]",
 )
-@click.option("--delimiter", default=",", show_default=True, metavar="CHAR", help="Of a CSV file.")
+@click.option(
+    "--delimiter",
+    default=",",
+    show_default=True,
+    metavar="CHAR",
+    help="Of a CSV file; \\t is a tab.",
+)
 @click.option(
     "--encoding",
     default="utf-8",
@@ -124,8 +130,11 @@ def produce(
     _import_reader_and_client()
     from quiverlog.cli.read_files import format_by_name, open_source
 
-    if len(delimiter) != 1:
-        raise click.UsageError("--delimiter is one character.")
+    delimiter = "\t" if delimiter == "\\t" else delimiter
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
+        raise click.UsageError(
+            "--delimiter is one character of ASCII, \\t for a tab, and no quote or line's end."
+        )
     if input_format == "auto":
         format_by_name(file)  # refuses a suffix before anything is opened
     options = {"partition": partition, "compression": compression, "durability": durability}

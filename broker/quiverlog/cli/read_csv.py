@@ -194,7 +194,8 @@ class _Reader:
     def _header(self, line: bytes) -> list[str]:
         if (wrong := no_utf8(line)) is not None:
             raise pa.ArrowInvalid(f"the line with the names of the columns: {wrong}")
-        header = csv.read_csv(io.BytesIO(line), parse_options=self._parsing())
+        # Of one value without a line's end pyarrow says that the text is empty.
+        header = csv.read_csv(io.BytesIO(line + b"\n"), parse_options=self._parsing())
         names: list[str] = header.column_names
         return names
 

@@ -37,10 +37,21 @@ class _ClosedOutput(io.RawIOBase):
         raise OSError(errno.EBADF, "standard output is closed: send it to a file or a pipe")
 
 
+class _ClosedInput(io.RawIOBase):
+    """Stands for a closed standard input: no rows were given, which is not the same as none."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, _buffer: Any, /) -> int:
+        raise OSError(errno.EBADF, "standard input is closed: give it a file or a pipe")
+
+
 def prepare_streams() -> None:
     """Give closed streams stand-ins, by their numbers; escape what cannot be encoded or shown."""
     if sys.stdin is None:
-        sys.stdin = _null("r")
+        _null("r")  # keeps number 0 from the next file
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(_ClosedInput()), "utf-8")
     if sys.stdout is None:
         _null("w")  # keeps number 1 from the next file
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(_ClosedOutput()), "utf-8")
