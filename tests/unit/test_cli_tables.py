@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -64,6 +65,23 @@ def test_a_pipe_gets_whole_names(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["TOPIC", "KEY", "CONFIG"], [names])
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.split() == names
+
+
+@pytest.mark.parametrize("columns", [1, 5, 20, 40, 80])
+def test_no_word_is_cut_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    """A number in two pieces is another one."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", "24")
+    heads = ["PARTITION", "TOPIC", "LAST OFFSET"]
+    print_table(heads, [["7", "n" * 30, 123456789012], ["8", "-", "a b"]], right=["LAST OFFSET"])
+    printed = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
+    lines = [line.rstrip() for line in printed.splitlines()]
+    words = " ".join(lines).split()
+    assert {"PARTITION", "n" * 30, "123456789012", "OFFSET", "a", "b"} <= set(words)
+    assert len(max(lines, key=len)) <= max(columns, 9 + 30 + 12 + 2 * 3 + 2)
 
 
 def test_a_cell_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,8 @@ __all__ = [
     "print_table",
 ]
 
+_GAP: Final = 3
+"""Between two columns of a table."""
 _PIPE_WIDTH: Final = 1 << 20
 """A table is no wider than its cells; a line that is broken is nothing to search in."""
 
@@ -57,19 +59,34 @@ def print_json(value: object) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()
 ) -> None:
-    """A table without lines between its rows. `right` names the columns of numbers."""
+    """A table without lines between its rows. `right` names the columns of numbers.
+
+    In a narrow terminal cells are broken at blanks, and no word is cut: a number in two pieces is
+    another number, and half a name is nothing to copy. The terminal breaks lines that remain long.
+    """
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text  # Of a plain string rich would take [red] and :smile: out.
 
+    cells = [[_cell(value) for value in row] for row in rows]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in columns:
+    least = _GAP * (len(columns) - 1)
+    for number, name in enumerate(columns):
+        column = [_cell(name), *(row[number] for row in cells)]
+        width = max(cell_len(word) for text in column for word in text.split(" "))
         table.add_column(
-            Text(_cell(name)), justify="right" if name in right else "left", overflow="fold"
+            Text(column[0]),
+            justify="right" if name in right else "left",
+            min_width=width,
+            no_wrap=not any(" " in text for text in column),
         )
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
-    console().print(table)
+        least += width
+    for row in cells:
+        table.add_row(*map(Text, row))
+    target = console()
+    target.width = max(target.width, least)
+    target.print(table, crop=False)
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
