@@ -9,6 +9,7 @@ import pytest
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.errors import NotController
 from quiverlog.node.effects import SendToPeer
+from quiverlog.node.registrar import Registrar
 from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
@@ -63,6 +64,19 @@ def test_a_broker_that_is_cut_off_stops_leading_before_it_is_fenced(members: Mem
     assert members.run_until(lambda: may_lead(two)) <= 1_500
     assert [one.node.why_fenced for one in members.up] == ["", "", ""]
     assert live(members, 2) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("confirmed_ms", [0, 700])
+def test_a_session_counts_from_when_the_quorum_has_heard_the_controller(
+    members: Members, monkeypatch: pytest.MonkeyPatch, confirmed_ms: int
+) -> None:
+    """Rule 16 of docs/replication.md: who is elected next counts from then, too."""
+    monkeypatch.setattr(Registrar, "_confirmed_ms", lambda _self, _now: confirmed_ms)
+    members.run(2_500)
+    two = members.by_id[2]
+    members.cut.add(frozenset((1, 2)))
+    stopped_ms = members.run_until(lambda: not may_lead(two))
+    assert 1_550 <= stopped_ms + confirmed_ms <= 2_000
 
 
 def test_a_broker_that_is_back_may_lead_when_it_has_the_metadata(

@@ -14,6 +14,7 @@ from quiverlog.errors import (
     CorruptFrame,
     DuplicateNodeId,
     InvalidRequest,
+    NotController,
     QuiverlogError,
     StaleBrokerEpoch,
     WrongCluster,
@@ -33,6 +34,8 @@ from tests.support.node import NodeDriver
 CLUSTER = "the-cluster"
 BETWEEN = 7
 """A connection that came to the listener between brokers."""
+ANSWERED_US = 3_000_000
+"""When another controller has answered last."""
 ENDPOINTS = [b.RegisteredListener("default", "two.example", 9292)]
 
 
@@ -284,25 +287,64 @@ def test_a_broker_alone_asks_nobody_and_has_no_timer(tmp_path: Path) -> None:
     assert live(alone) == [0]
 
 
-@pytest.mark.parametrize("quorum_us", [1_000_000, 3_400_000])
-def test_the_controller_before_has_a_session_after_the_quorum_heard_it(
-    node: NodeDriver, quorum_us: int
-) -> None:
-    """Rule 16 of docs/replication.md: its session rests on the answers of a majority."""
-    answered_us, now = 3_000_000, Now(4_000_000, 4_000_000)
-    epoch = ask(node, registering()).broker_epoch
-    ask(node, beat(epoch))
-    assert 2 in live(node)
+def deciding(
+    node: NodeDriver, *, led_before_us: int = 0, confirmed_us: int | None = 0
+) -> Registrar:
+    """The controller's side, over a quorum that says this of its leader."""
     broker = node.node.broker
-    registrar = Registrar(
+    raft = Namespace(led_before_us=led_before_us, majority_confirmed_us=confirmed_us)
+    quorum = Namespace(leading_term=9, is_leading=True, raft=raft)
+    return Registrar(
         node.config,
-        cast(Quorum, Namespace(leading_term=9, raft=Namespace(leader_heard_us=quorum_us))),
+        cast(Quorum, quorum),
         broker.metadata,
         broker.outbox,
         lambda: bytes(16),
-        lambda: {2: answered_us},
+        lambda: {2: ANSWERED_US},
         lambda: False,
     )
-    registrar.tick(now)
+
+
+@pytest.mark.parametrize("led_before_us", [1_000_000, 3_400_000])
+def test_the_controller_before_has_a_session_after_the_quorum_heard_it(
+    node: NodeDriver, led_before_us: int
+) -> None:
+    """Rule 16 of docs/replication.md: its session rests on the answers of a majority."""
+    unfenced(node)
+    assert 2 in live(node)
+    registrar = deciding(node, led_before_us=led_before_us)
+    registrar.tick(Now(4_000_000, 4_000_000))
     session_us = node.config.broker_session_ms * 1000
-    assert registrar.next_us() == max(answered_us, quorum_us) + session_us
+    assert registrar.next_us() == max(ANSWERED_US, led_before_us) + session_us
+
+
+@pytest.mark.parametrize(
+    ("confirmed_us", "said_ms"),
+    [(4_000_000, 0), (3_999_500, 1), (3_250_000, 750), (0, 4_000), (1 << 62, 0)],
+)
+def test_a_broker_is_told_how_long_ago_the_quorum_has_heard_the_controller(
+    node: NodeDriver, confirmed_us: int, said_ms: int
+) -> None:
+    """Rule 16 of docs/replication.md: rounded up, as the session counts from then."""
+    epoch = unfenced(node)
+    registrar = deciding(node, confirmed_us=confirmed_us)
+    answer = registrar.beat(beat(epoch), Now(4_000_000, 4_000_000))
+    assert answer.confirmed_ms == said_ms
+    assert answer.is_caught_up
+
+
+def test_a_moment_too_long_ago_for_the_answer_is_told_as_one_that_ends_every_session(
+    node: NodeDriver,
+) -> None:
+    epoch = unfenced(node)
+    registrar = deciding(node, confirmed_us=0)
+    days_us = 50 * 86_400_000_000
+    answer = registrar.beat(beat(epoch), Now(days_us, days_us))
+    assert answer.confirmed_ms == 2**31 - 1
+
+
+def test_who_leads_the_quorum_no_more_answers_no_heartbeat(node: NodeDriver) -> None:
+    epoch = unfenced(node)
+    registrar = deciding(node, confirmed_us=None)
+    with pytest.raises(NotController):
+        registrar.beat(beat(epoch), Now(4_000_000, 4_000_000))

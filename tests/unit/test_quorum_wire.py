@@ -84,6 +84,26 @@ def test_every_kind_arrives_as_it_was_sent(cls: type[Any], data: st.DataObject) 
     assert unpack(request, body) == [message]
 
 
+@pytest.mark.parametrize(
+    ("message", "added"),
+    [
+        (
+            r.VoteResponse(source=SOURCE, target=SOURCE, term=3, granted=True, silent_us=9),
+            "silent_us",
+        ),
+        (r.Heartbeat(source=SOURCE, target=SOURCE, term=3, commit=2, sent_us=9), "sent_us"),
+        (r.HeartbeatResponse(source=SOURCE, target=SOURCE, term=3, sent_us=9), "sent_us"),
+    ],
+)
+def test_who_does_not_know_a_field_yet_says_nothing_with_it(message: r.Message, added: str) -> None:
+    """Brokers of earlier releases vote and answer as ever."""
+    (packed,) = pack("c", [message])
+    request, body = sent(packed)
+    as_ever = msgspec.to_builtins(request.messages[0])[:-1]
+    earlier = msgspec.structs.replace(request, messages=[msgspec.convert(as_ever, q.QuorumMessage)])
+    assert unpack(earlier, body) == [msgspec.structs.replace(message, **{added: 0})]
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(messages(), max_size=12))
 def test_many_messages_keep_their_order_for_each_node(sent_messages: list[r.Message]) -> None:

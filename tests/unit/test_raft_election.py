@@ -208,6 +208,70 @@ def test_refusals_and_strangers_elect_nobody() -> None:
         assert replica.raft.role is Role.CANDIDATE
 
 
+# --- until when others have led ------------------------------------------------------------------
+def vote_of(replica: Replica, candidate: int, term: int, index: int = 0) -> m.VoteResponse:
+    """What it says to a candidate whose log is as long as that."""
+    ask = m.Vote(
+        source=key(candidate),
+        target=replica.key,
+        term=term,
+        last_index=index,
+        last_term=index and 1,
+    )
+    found = replica.step(ask).settle().take(m.VoteResponse)[0]
+    assert isinstance(found, m.VoteResponse)
+    assert found.granted
+    return found
+
+
+def test_a_voter_says_for_how_long_it_has_heard_no_leader() -> None:
+    replica = Replica(0, term=1)
+    replica.now_us = 300
+    replica.step(heartbeat(1, term=1))
+    replica.now_us = 1_000
+    assert vote_of(replica, 2, 2).silent_us == 700
+
+
+def test_who_has_begun_anew_says_that_it_may_have_heard_one_until_then() -> None:
+    replica = Replica(0, term=1)
+    replica.now_us = 250
+    assert vote_of(replica, 2, 2).silent_us == 250
+
+
+def test_who_has_led_counts_that_as_having_heard_a_leader() -> None:
+    """The leader may be the only voter that those who have answered it share with those who elect
+    another one."""
+    replica = leader().wait(900)
+    assert vote_of(replica, 2, 2, 1).silent_us == 0
+
+
+def test_a_leader_knows_until_when_those_before_may_have_been_confirmed() -> None:
+    """Rule 16 of docs/replication.md: as the voter says that has heard one last, not as this one
+    has heard it."""
+    replica = Replica(0, members=voters(0, 1, 2, 3, 4)).wait(1_000)
+    for ask in replica.take(m.PreVote):
+        replica.step(grant(ask))
+    replica.settle().wait(50)
+    for source, silent_us in ((1, 200), (2, 900), (3, 0)):
+        vote = m.VoteResponse(
+            source=key(source), target=key(0), term=1, granted=True, silent_us=silent_us
+        )
+        replica.step(vote)
+    assert replica.raft.role is Role.LEADER
+    assert replica.raft.led_before_us == 850, "the third vote came when it led"
+
+
+@pytest.mark.parametrize("silent_us", [0, 1 << 62])
+def test_a_moment_of_which_a_voter_speaks_is_none_of_its_future_or_before_all_time(
+    silent_us: int,
+) -> None:
+    """0 is what brokers of earlier releases say: they may have heard one just now."""
+    replica = Replica(0).wait(1_000)
+    replica.step(grant(replica.take(m.PreVote)[0])).settle()
+    vote = m.VoteResponse(source=key(1), target=key(0), term=1, granted=True, silent_us=silent_us)
+    assert replica.step(vote).raft.led_before_us == (0 if silent_us else replica.now_us)
+
+
 def test_a_message_for_another_disk_is_not_answered() -> None:
     """What that disk promised is not known here (KIP-853). (Rule 30.)"""
     ask = m.Vote(source=key(1), target=ReplicaKey(0, "old"), term=1, last_index=0, last_term=0)

@@ -33,14 +33,60 @@ def test_a_leader_that_stood_still_steps_down_before_it_believes_what_had_waited
     replica.now_us += 1_500_000
     replica.step(alive(1), alive(2))
     assert replica.raft.role is Role.FOLLOWER
-    assert replica.raft.majority_heard_us is None
+    assert replica.raft.majority_confirmed_us is None
 
 
-def test_a_leader_knows_since_when_a_majority_may_be_gone() -> None:
+def beats(replica: Replica, *targets: int) -> list[m.Message]:
+    """The heartbeats that are due now, answered; by these followers, whenever that arrives."""
+    replica.take()
+    sent_us = replica.wait(100).now_us
+    asked = [one for one in replica.take(m.Heartbeat) if one.target in map(key, targets)]
+    assert [one.sent_us for one in asked if isinstance(one, m.Heartbeat)] == [sent_us] * len(
+        targets
+    )
+    answers: list[m.Message] = []
+    for one in asked:
+        follower = Replica(one.target.node_id, members=dict(replica.raft.voters), term=1)
+        answers += follower.step(one).settle().take(m.HeartbeatResponse)
+    return answers
+
+
+def test_a_leader_is_confirmed_as_of_when_the_heartbeats_were_sent_that_are_answered() -> None:
+    """Rule 16 of docs/replication.md: an answer that is late says nothing of when it comes."""
     replica = leader(members=voters(0, 1, 2, 3, 4))
-    heard_us = replica.wait(100).step(alive(1), alive(2)).now_us
-    replica.wait(200).step(alive(3))
-    assert replica.raft.majority_heard_us == heard_us
+    assert replica.raft.majority_confirmed_us == 0, "nobody has answered yet"
+    early = beats(replica, 1, 2)
+    early_us = replica.now_us
+    replica.step(*beats(replica, 3)).wait(300)
+    assert replica.raft.majority_confirmed_us == 0, "it and one of five"
+    assert replica.step(*early).raft.majority_confirmed_us == early_us
+
+
+def test_answers_that_are_overtaken_take_nothing_back() -> None:
+    replica = leader()
+    early, late = beats(replica, 1), beats(replica, 1)
+    late_us = replica.now_us
+    replica.step(*late, *early, *early)
+    assert replica.raft.majority_confirmed_us == late_us
+
+
+def test_an_answer_from_another_time_is_no_later_than_now() -> None:
+    replica = leader()
+    replica.wait(100).step(
+        m.HeartbeatResponse(source=key(1), target=key(0), term=1, sent_us=1 << 60)
+    )
+    assert replica.raft.majority_confirmed_us == replica.now_us
+
+
+def test_who_does_not_say_what_it_answers_has_answered_at_once() -> None:
+    """Brokers of earlier releases."""
+    replica = leader()
+    assert replica.wait(100).step(alive(1)).raft.majority_confirmed_us == replica.now_us
+
+
+def test_the_only_voter_needs_nobody_to_confirm_it() -> None:
+    replica = leader(members=voters(0))
+    assert (replica.raft.majority_confirmed_us or 0) > replica.wait(5_000).now_us
 
 
 def test_an_observer_keeps_nobody_in_office() -> None:

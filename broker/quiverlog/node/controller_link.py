@@ -60,9 +60,9 @@ class ControllerLink:
         return self._quorum.is_leading
 
     @property
-    def majority_heard_us(self) -> int | None:
-        """When most voters were heard last by this node, which leads them; None: it does not."""
-        return self._quorum.raft.majority_heard_us
+    def majority_confirmed_us(self) -> int | None:
+        """See `Raft`."""
+        return self._quorum.raft.majority_confirmed_us
 
     def ask(
         self, request: Request, then: Then, now: Now, *, timeout_ms: int = PEER_ANSWER_MS_DEFAULT

@@ -35,6 +35,7 @@ from quiverlog.wire.broker_messages import (
 __all__ = ["Registrar"]
 
 _INCARNATION_BYTES: Final = 16
+_LONG_AGO_MS: Final = 2**31 - 1
 
 
 class Registrar:
@@ -102,11 +103,12 @@ class Registrar:
         self._due_us = machine.sessions.next_us()
 
     def _last_heard(self) -> dict[int, int]:
-        """Of the controller before: its session rests on the answers of the quorum (`may_lead`), so
-        it has not ended before a session after this node gave it one."""
-        quorum_us = self._quorum.raft.leader_heard_us
-        assert quorum_us >= 0
-        return {node_id: max(us, quorum_us) for node_id, us in self._heard().items()}
+        """Of the controller before, which need not find out who decides now. Nobody is fenced too
+        soon by that, whichever of the earlier ones it is: no session that one of them has given
+        outlasts the moment by which the quorum has heard it by more than its length."""
+        led_before_us = self._quorum.raft.led_before_us
+        assert led_before_us >= 0
+        return {node_id: max(us, led_before_us) for node_id, us in self._heard().items()}
 
     def _follow_quorum(self, now: Now) -> Registrations | None:
         """The machine, while this node decides."""
@@ -196,7 +198,16 @@ class Registrar:
             is_fenced=verdict.is_fenced,
             may_stop=verdict.may_stop,
             session_ms=self._config.broker_session_ms,
+            confirmed_ms=self._confirmed_ms(now),
         )
+
+    def _confirmed_ms(self, now: Now) -> int:
+        """How long ago a majority has surely heard this controller; rounded up."""
+        confirmed_us = self._quorum.raft.majority_confirmed_us
+        if confirmed_us is None:
+            raise NotController
+        age_us = max(0, now.mono_us - confirmed_us)
+        return min(-(-age_us // 1000), _LONG_AGO_MS)
 
     @property
     def full_disks(self) -> frozenset[int]:

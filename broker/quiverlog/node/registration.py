@@ -10,8 +10,10 @@ broker that is the controller, registered and not fenced, says nothing to anybod
 ```
 
 A leader that has not been answered for a session must take itself for fenced. Its session begins
-when a heartbeat is sent, the controller's when it arrives, so the leader stops first. An answer to
-who has been fenced, and may not know it yet, begins none.
+when a heartbeat is sent, the controller's when it arrives, so the leader stops first. It also ends
+a session after the quorum has heard the controller that has answered: the next one that the quorum
+elects waits as long, and need not know whom this one has answered. An answer to who has been
+fenced, and may not know it yet, begins none.
 
 Must not know: what follows from fencing, what a leader stops doing (standing.py).
 """
@@ -182,7 +184,7 @@ class Registration:
             return True
         if self._is_fenced or self._is_replaced:
             return False
-        if self._led != self._link.leads:
+        if self._led != self._link.leads or now.mono_us >= self._lease_us:
             self._follow_leadership(now)
         return now.mono_us < self._lease_us
 
@@ -245,13 +247,15 @@ class Registration:
             self._send(now)
 
     def _follow_leadership(self, now: Now) -> None:
-        """Who decides speaks for what it leads for a session after a majority was heard: another
+        """Who decides speaks for what it leads for a session after a majority has heard it: another
         controller that is elected then waits as long before it gives this broker up."""
         leads = self._link.leads
-        heard_us = self._link.majority_heard_us if leads else None
+        confirmed_us = self._link.majority_confirmed_us if leads else None
         assert self._session_us > 0
-        if heard_us is not None:
-            self._lease_us = heard_us + self._session_us
+        if confirmed_us is not None:
+            # Later than now, where nobody else has a vote: somebody may be given one.
+            confirmed_us = min(confirmed_us, now.mono_us)
+            self._lease_us = max(self._lease_us, confirmed_us + self._session_us)
         if self._led and not leads:
             self._next_us = now.mono_us
         self._led = leads
@@ -312,7 +316,8 @@ class Registration:
         self._next_us = sent_us + self._session_us // BROKER_HEARTBEATS_PER_SESSION
         if isinstance(answer, BrokerHeartbeatResponse):
             if answer.is_caught_up:
-                self._lease_us = max(self._lease_us, sent_us + self._session_us)
+                begin_us = sent_us - answer.confirmed_ms * 1000
+                self._lease_us = max(self._lease_us, begin_us + self._session_us)
             self.may_stop = self._stop_us is not None and answer.may_stop
         if self._epoch < 0 or self._is_fenced or self._stop_us is not None:
             # What it waits for comes with the metadata, in a moment.

@@ -93,10 +93,13 @@ class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
 
 
 class BrokerHeartbeatResponse(Response, array_like=True, gc=False):
-    """What the controller knows of the broker. `session_ms`: silent for so long it is fenced."""
+    """What the controller knows of the broker. `session_ms`: silent for so long it is fenced.
+    `confirmed_ms`: so long ago the quorum is known to have heard the controller; the session begins
+    so much before the heartbeat."""
 
     API: ClassVar[Api] = Api.BROKER_HEARTBEAT
     is_caught_up: bool = False
     is_fenced: bool = True
     may_stop: bool = False
     session_ms: UInt31 = 0
+    confirmed_ms: UInt31 = 0

@@ -87,9 +87,12 @@ class QuorumVote(Part, array_like=True, gc=False, tag=3):
 
 
 class QuorumVoteResponse(Part, array_like=True, gc=False, tag=4):
+    """`silent_us`: for so long the sender had heard no leader, and was none."""
+
     target_directory: DirectoryId = ""
     term: UInt63 = 0
     granted: bool = False
+    silent_us: UInt63 = 0
 
 
 class QuorumEntry(Part, array_like=True, gc=False):
@@ -124,16 +127,21 @@ class QuorumAppendResponse(Part, array_like=True, gc=False, tag=6):
 
 
 class QuorumHeartbeat(Part, array_like=True, gc=False, tag=7):
+    """`sent_us`: by a clock of the sender that nobody else reads; 0: it does not say."""
+
     target_directory: DirectoryId = ""
     term: UInt63 = 0
     commit: UInt63 = 0
+    sent_us: UInt63 = 0
 
 
 class QuorumHeartbeatResponse(Part, array_like=True, gc=False, tag=8):
-    """Says that the sender is alive in this term, and nothing about its log."""
+    """Says that the sender is alive in this term, and nothing about its log. `sent_us`: that of the
+    heartbeat which it answers."""
 
     target_directory: DirectoryId = ""
     term: UInt63 = 0
+    sent_us: UInt63 = 0
 
 
 class QuorumVoter(Part, array_like=True, gc=False):

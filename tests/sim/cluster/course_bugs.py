@@ -112,9 +112,23 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "a controller's session is counted from its last answer to a heartbeat",
         "node.registrar:Registrar._last_heard",
-        "max(us, quorum_us)",
+        "max(us, led_before_us)",
         "us",
         shape=course("lonely controller", nodes=3),
+    ),
+    make_bug(
+        "a controller counts the session of the one before from what it has heard itself",
+        "core.raft.election:Election.lead",
+        "self.led_before_us = max(self._granted.values())",
+        "self.led_before_us = self.heard_us",
+        shape=course("half heard", nodes=3),
+    ),
+    make_bug(
+        "a session counts from the heartbeat, however long ago the quorum has heard the controller",
+        "node.registration:Registration._answered",
+        "begin_us = sent_us - answer.confirmed_ms * 1000",
+        "begin_us = sent_us",
+        shape=course("minority", nodes=5),
     ),
     make_bug(
         "whoever leads without a known log waits for its directory",

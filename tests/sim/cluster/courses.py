@@ -255,6 +255,38 @@ class Courses(MoveCourses, DiskCourses):
         self.cut(decides, *(host for host in self.cluster.hosts if host is not decides))
         yield 30 * _PAUSE_US
 
+    def half_heard(self) -> Course:
+        """Who decides leads a partition, too; one broker hears it no more, then none does, and the
+        first one decides: the others have heard it for longer."""
+        yield from self.until(self.cluster.all_in_sync)
+        decides = self.controller()
+        if decides.node_id not in self.partition().replicas:
+            self.move_controller()
+            raise Over
+        yield from self.lead(decides)
+        yield 2 * _PAUSE_US  # All have heard of it.
+        deaf, *others = (host for host in self.cluster.hosts if host is not decides)
+        self.cut(decides, deaf)
+        yield self.rng.randrange(8 * _PAUSE_US, 16 * _PAUSE_US)
+        self.cut(decides, *others)
+        yield 30 * _PAUSE_US
+
+    def minority(self) -> Course:
+        """Who decides, and who leads a partition, are cut off together; what the others have said
+        to who decides before arrives late, so that it takes itself for heard."""
+        yield from self.until(self.cluster.all_in_sync)
+        decides = self.controller()
+        leaders = [n for n in self.partition().replicas if n != decides.node_id]
+        leader = self.cluster.hosts[self.rng.choice(leaders)]
+        yield from self.lead(leader)
+        others = [host for host in self.cluster.hosts if host not in (decides, leader)]
+        for host in others:
+            self.late(host, decides, LATE_US)
+        yield 10 * _PAUSE_US
+        self.deaf(decides, *others)
+        self.cut(leader, *others)
+        yield 40 * _PAUSE_US
+
     def late_news(self) -> Course:
         """Some broker hears of what is decided later than clients do, who may ask it."""
         decides = self.controller()
@@ -308,6 +340,8 @@ COURSES: Final[dict[str, Callable[[Courses], Course]]] = {
     "earlier rows": Courses.earlier_rows,
     "stalled stop": Courses.stalled_stop,
     "lonely controller": Courses.lonely_controller,
+    "half heard": Courses.half_heard,
+    "minority": Courses.minority,
     "late news": Courses.late_news,
     "newborn": Courses.newborn,
     "names": Courses.names,

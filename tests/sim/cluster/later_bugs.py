@@ -56,8 +56,8 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "stale leader acknowledging",
         "node.registration:Registration._answered",
-        "self._lease_us = max(self._lease_us, sent_us + self._session_us)",
-        "self._lease_us = max(self._lease_us, sent_us + 9 * self._session_us)",
+        "self._lease_us = max(self._lease_us, begin_us + self._session_us)",
+        "self._lease_us = max(self._lease_us, begin_us + 9 * self._session_us)",
         shape=UNHEARD,
     ),
     make_bug(

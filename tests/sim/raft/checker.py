@@ -10,6 +10,7 @@ to its decisions: it sees logs, roles, commit indexes, messages and plates.
 - commit: never falls in a life, and what a leader commits is on the plates of a majority
 - voters: a leader's log has at most one change that is not committed
 - check-quorum: a leader that hears no majority is none after a bounded time
+- confirmed leaders: none was confirmed after the moment that a later one takes for the last
 - promises: what a message promises is on the plate when it is sent
 - snapshots: stand for what was applied, and that was committed
 """
@@ -66,6 +67,8 @@ class Checker:
         self._votes: dict[tuple[ReplicaKey, int], ReplicaKey] = {}
         self._seen: dict[int, _Seen] = {}
         self._buried: dict[ReplicaKey, Plate] = {}
+        self._confirmed_us: dict[int, int] = {}
+        self._led_before_us: dict[int, int] = {}
 
     # --- what happened -------------------------------------------------------------------------
     def started(self, host: Host) -> None:
@@ -200,6 +203,29 @@ class Checker:
             if last <= raft.log.commit:
                 raise Violation(f"node {host.node_id} leads, and its removal is committed")
         self._check_quorum(host, seen)
+        self._check_confirmed(host)
+
+    def _check_confirmed(self, host: Host) -> None:
+        """Whatever a leader has promised for a while after it was confirmed, a later one knows when
+        that ends: moments are compared by the clock of the world."""
+        raft = host.raft
+        assert raft is not None
+        found_us = raft.majority_confirmed_us
+        assert found_us is not None, "it leads"
+        term, clock_us = raft.term, host.skew_us
+        confirmed_us = min(found_us, host.now_us) - clock_us
+        is_new = term not in self._led_before_us
+        if is_new:
+            self._led_before_us[term] = raft.led_before_us - clock_us
+        if not is_new and confirmed_us <= self._confirmed_us[term]:
+            return
+        self._confirmed_us[term] = confirmed_us
+        earlier_us = max((us for one, us in self._confirmed_us.items() if one < term), default=0)
+        before_us = [us for one, us in self._led_before_us.items() if one > term]
+        if is_new and earlier_us > self._led_before_us[term]:
+            raise Violation(f"a leader before term {term} was confirmed later than that one takes")
+        if before_us and confirmed_us > min(before_us):
+            raise Violation(f"the leader of term {term} is confirmed later than the next one takes")
 
     def _check_complete(self, host: Host) -> None:
         raft = host.raft

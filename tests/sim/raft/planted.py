@@ -196,6 +196,28 @@ BUGS: tuple[Bug, ...] = (
         "return _NEVER_US",
     ),
     make_bug(
+        "a leader counts from what it has heard itself of those before",
+        "core.raft.election:Election.lead",
+        "self.led_before_us = max(self._granted.values())",
+        "self.led_before_us = self.heard_us",
+        shape={**_CAROUSEL, "buggy_everywhere": True},
+    ),
+    make_bug(
+        "who has led says that it has heard no leader",
+        "core.raft.election:Election.follow",
+        "if leader is not None or has_led:",
+        "if leader is not None:",
+        seed=4,
+        shape={**_CAROUSEL, "nodes": 3, "voters": 3, "buggy_everywhere": True},
+    ),
+    make_bug(
+        "a leader is confirmed when an answer comes",
+        "core.raft.progress:Progress.confirmed",
+        "min(sent_us or now_us, now_us)",
+        "now_us",
+        seed=23,
+    ),
+    make_bug(
         "two voter changes at once",
         "core.raft.membership:Membership.check_change",
         "if self.index > log.commit:",

@@ -17,6 +17,11 @@ Pre-vote (thesis 9.6, KIP-996): before it begins a term, a candidate asks whethe
 Nobody who has heard the leader within an election timeout says yes, so a replica that comes back
 from behind a partition, or that was removed without knowing it, disturbs nobody.
 
+A vote says for how long its giver has heard no leader, and was none. Whoever led before, and was
+confirmed by a majority, shares a voter with those that elect the next one: none of them was
+confirmed after `led_before_us`. So who leads knows when that ends which an earlier leader has
+promised for a while after it was confirmed (docs/adr/0031).
+
 Invariants: the term never falls; one vote in a term; a candidate's requests and its own vote wait
 until term, vote and the log that it boasts of are durable: after a crash it might come back
 with a shorter log and still collect votes that were given to the longer one.
@@ -79,6 +84,7 @@ class Election:
         "hard_state",
         "heard_us",
         "leader",
+        "led_before_us",
         "role",
     )
 
@@ -104,7 +110,10 @@ class Election:
         self.role = Role.FOLLOWER
         self.leader: ReplicaKey | None = None
         self.heard_us = now_us
-        self._granted: set[ReplicaKey] = set()
+        """When a leader was heard last, this replica itself among them, or it began."""
+        self.led_before_us = now_us
+        """No earlier leader was confirmed by a majority after that; of a leader."""
+        self._granted: dict[ReplicaKey, int] = {}
         self.deadline_us = 0
         self._wait(now_us)
         assert self.deadline_us > now_us
@@ -143,9 +152,10 @@ class Election:
         assert leader != self._key, "nobody follows itself"
         if term > self.term:
             self._change(HardState(term, None))
+        has_led = self.role is Role.LEADER
         self._become(Role.FOLLOWER)
         self.leader = leader
-        if leader is not None:
+        if leader is not None or has_led:
             self.heard_us = now_us
         self._wait(now_us)
         assert self.term >= self._log.last.term, "no entry is of a term that has not begun"
@@ -199,8 +209,7 @@ class Election:
         assert last.term < self.term, "nobody has appended in a term that begins"
         for voter in self._membership.voters:
             if voter == self._key:
-                own = VoteResponse(source=self._key, target=voter, term=self.term, granted=True)
-                self._outbox.send_durable(own, last.index)
+                self._outbox.send_durable(self._vote(voter, now_us, granted=True), last.index)
                 continue
             vote = Vote(
                 source=self._key,
@@ -217,21 +226,25 @@ class Election:
             return False
         return message.granted and self._count(message.source)
 
-    def on_vote_response(self, message: VoteResponse) -> bool:
+    def on_vote_response(self, message: VoteResponse, now_us: int) -> bool:
         """True when the election is won."""
         if self.role is not Role.CANDIDATE or message.term != self.term:
             return False
-        return message.granted and self._count(message.source)
+        # It was sent earlier than now, so what it speaks of was earlier, too.
+        heard_us = max(0, now_us - message.silent_us)
+        return message.granted and self._count(message.source, heard_us)
 
-    def _count(self, voter: ReplicaKey) -> bool:
+    def _count(self, voter: ReplicaKey, heard_us: int = 0) -> bool:
+        """`heard_us`: of a vote, when its giver may have heard another leader last."""
         if self._membership.is_voter(voter):
-            self._granted.add(voter)
+            self._granted[voter] = max(heard_us, self._granted.get(voter, 0))
         return votes_suffice(self._granted, len(self._membership.voters))
 
     def lead(self) -> None:
         """The election is won."""
         assert self.hard_state.vote == self._key, "a leader has voted for itself in its term"
         assert votes_suffice(self._granted, len(self._membership.voters))
+        self.led_before_us = max(self._granted.values())
         self._become(Role.LEADER)
         self.leader = self._key
 
@@ -267,10 +280,18 @@ class Election:
             assert self.role not in (Role.CANDIDATE, Role.LEADER), "it has voted for itself"
             self._change(HardState(self.term, message.source))
             self._wait(now_us)
-        response = VoteResponse(
-            source=self._key, target=message.source, term=self.term, granted=granted
-        )
+        response = self._vote(message.source, now_us, granted=granted)
         self._outbox.send_durable(response)
+
+    def _vote(self, target: ReplicaKey, now_us: int, *, granted: bool) -> VoteResponse:
+        assert self.heard_us <= now_us
+        return VoteResponse(
+            source=self._key,
+            target=target,
+            term=self.term,
+            granted=granted,
+            silent_us=now_us - self.heard_us,
+        )
 
     def _is_newer_than(self, message: PreVote | Vote) -> bool:
         """The election restriction (paper, section 5.4.1): a winner has every committed entry."""

@@ -135,7 +135,9 @@ class Follower:
             if message.commit > self._log.last_index and self._membership.is_voter(self._key):
                 self.forgotten = {self._key: message.commit}
             self._log.commit_to(min(message.commit, self._acknowledged(message.term)))
-        response = HeartbeatResponse(source=self._key, target=message.source, term=message.term)
+        response = HeartbeatResponse(
+            source=self._key, target=message.source, term=message.term, sent_us=message.sent_us
+        )
         self._outbox.send_durable(response)
 
     def _acknowledged(self, term: int) -> int:

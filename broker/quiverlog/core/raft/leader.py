@@ -152,7 +152,7 @@ class Leader:
         if isinstance(message, AppendResponse):
             return self._replication.on_append_response(progress, message)
         if isinstance(message, HeartbeatResponse):
-            self._replication.on_heartbeat_response(progress)
+            self._replication.on_heartbeat_response(progress, message, now_us)
             return False
         if not self._sender.on_response(progress, message, now_us):
             return False
@@ -173,11 +173,11 @@ class Leader:
 
     # --- time and sending ------------------------------------------------------------------------
     @property
-    def majority_heard_us(self) -> int:
-        """See `Raft.majority_heard_us`."""
-        heard_us = self._replication.majority_heard_us
-        assert heard_us >= 0
-        return heard_us
+    def majority_confirmed_us(self) -> int:
+        """See `Raft.majority_confirmed_us`."""
+        confirmed_us = self._replication.majority_confirmed_us
+        assert confirmed_us >= 0
+        return confirmed_us
 
     @property
     def quorum_deadline_us(self) -> int:

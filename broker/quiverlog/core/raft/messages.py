@@ -152,6 +152,8 @@ class Vote(_Message, frozen=True, kw_only=True):
 
 class VoteResponse(_Message, frozen=True, kw_only=True):
     granted: bool
+    silent_us: int = 0
+    """For so long the sender had heard no leader, and was none; 0 also where it does not say."""
 
 
 class Append(_Message, frozen=True, kw_only=True):
@@ -175,13 +177,18 @@ class AppendResponse(_Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True):
-    """`commit` is at most what the target has acknowledged."""
+    """`commit` is at most what the target has acknowledged. `sent_us`: by the leader's clock, which
+    nobody else reads; 0: it does not say."""
 
     commit: int
+    sent_us: int = 0
 
 
 class HeartbeatResponse(_Message, frozen=True, kw_only=True):
-    """Says that the sender is alive in this term, and nothing about its log."""
+    """Says that the sender is alive in this term, and nothing about its log. `sent_us`: that of the
+    heartbeat which it answers."""
+
+    sent_us: int = 0
 
 
 class SnapshotChunk(_Message, frozen=True, kw_only=True):

@@ -83,6 +83,7 @@ class Progress:
         "_probe_sent",
         "_refused_at_match",
         "commit_sent",
+        "confirmed_us",
         "heard_us",
         "key",
         "match",
@@ -99,6 +100,8 @@ class Progress:
         self.state = ProgressState.PROBE
         # A new leader gives everybody a full timeout before it doubts its majority.
         self.heard_us = now_us
+        self.confirmed_us = 0
+        """When the newest heartbeat was sent that it has answered."""
         self.commit_sent = 0
         """The newest commit index that an append has carried there."""
         self.transfer: SnapshotSend | None = None
@@ -146,6 +149,12 @@ class Progress:
             self.next = sent.last_index + 1
 
     # --- answers -------------------------------------------------------------------------------
+    def confirmed(self, sent_us: int, now_us: int) -> None:
+        """The follower has answered a heartbeat of that moment. One that does not say which (an
+        earlier release) is taken to have answered the last one, and at once."""
+        assert sent_us >= 0
+        self.confirmed_us = max(self.confirmed_us, min(sent_us or now_us, now_us))
+
     def accepted(self, index: int) -> None:
         """The follower's log is equal up to `index`, durably. Answers may come twice, or late."""
         self.match = max(self.match, index)

@@ -160,14 +160,15 @@ class Raft:
         return {} if self._leader is None else self._leader.heard_us
 
     @property
-    def majority_heard_us(self) -> int | None:
-        """Until when this leader surely led: a majority was heard then. None: it does not lead."""
-        return None if self._leader is None else self._leader.majority_heard_us
+    def majority_confirmed_us(self) -> int | None:
+        """A majority has heard this leader then, or later: whoever is elected next finds a moment
+        that is no earlier in `led_before_us`. None: it does not lead."""
+        return None if self._leader is None else self._leader.majority_confirmed_us
 
     @property
-    def leader_heard_us(self) -> int:
-        """When another one was heard last that leads, or led before this one."""
-        return self._election.heard_us
+    def led_before_us(self) -> int:
+        """Of a leader: no leader of an earlier term was confirmed by a majority after that."""
+        return self._election.led_before_us
 
     @property
     def log(self) -> LogView:
@@ -209,7 +210,7 @@ class Raft:
             if self._election.on_pre_vote_response(message):
                 self._election.campaign(now_us)
         elif isinstance(message, VoteResponse):
-            if self._election.on_vote_response(message):
+            if self._election.on_vote_response(message, now_us):
                 self._lead(now_us)
         elif isinstance(message, TimeoutNow):
             if message.term == self.term and message.source == self.leader != self.key:

@@ -29,6 +29,7 @@ from quiverlog.core.raft.messages import (
     Entry,
     EntryKind,
     Heartbeat,
+    HeartbeatResponse,
     ProposalRefused,
     RaftConfig,
     Refusal,
@@ -248,8 +249,11 @@ class Replication:
         self._hand_over_when_ready()
         return self.advance_commit()
 
-    def on_heartbeat_response(self, progress: Progress) -> None:
+    def on_heartbeat_response(
+        self, progress: Progress, message: HeartbeatResponse, now_us: int
+    ) -> None:
         """The follower lives; find out whether what was sent to it has arrived."""
+        progress.confirmed(message.sent_us, now_us)
         progress.probe_again()
         self.wants_to_send = True
         if progress.is_unacknowledged:
@@ -288,7 +292,11 @@ class Replication:
                 assert progress.match <= self._log.last_index
                 commit = min(progress.match, self._log.commit)
                 heartbeat = Heartbeat(
-                    source=self._key, target=progress.key, term=self._term, commit=commit
+                    source=self._key,
+                    target=progress.key,
+                    term=self._term,
+                    commit=commit,
+                    sent_us=now_us,
                 )
                 self._outbox.send(heartbeat)
         if self._transfer is not None and now_us >= self._transfer.deadline_us:
@@ -303,14 +311,22 @@ class Replication:
     @property
     def majority_heard_us(self) -> int:
         """When a majority of the voters, with this one, was heard last."""
+        return self._reached({key: one.heard_us for key, one in self.progress.items()})
+
+    @property
+    def majority_confirmed_us(self) -> int:
+        """A majority of the voters, with this one, has heard this leader then, or later."""
+        return self._reached({key: one.confirmed_us for key, one in self.progress.items()})
+
+    def _reached(self, moments: dict[ReplicaKey, int]) -> int:
         if self._membership.is_only_voter(self._key):
             return _NEVER_US
         voters = self._membership.voters
         assert voters, "who leads was elected"
-        heard = [p.heard_us for key, p in self.progress.items() if key in voters]
+        reached = [us for key, us in moments.items() if key in voters]
         if self._key in voters:
-            heard.append(_NEVER_US)
-        return reached_by_majority(heard)
+            reached.append(_NEVER_US)
+        return reached_by_majority(reached)
 
     @property
     def deadline_us(self) -> int:
