@@ -5,7 +5,7 @@ to its decisions: it sees logs, roles, commit indexes, messages and plates.
 
 - election safety: one leader in a term, one vote of a replica in a term, also across crashes
 - log matching: an index and a term say everything about an entry and all before it
-- leader completeness: who is elected has every entry that was committed before
+- leader completeness: who is elected has every entry that was committed in an earlier term
 - state machine safety: the state machines at one index are the same
 - commit: never falls in a life, and what a leader commits is on the plates of a majority
 - voters: a leader's log has at most one change that is not committed
@@ -61,6 +61,8 @@ class Checker:
         self.leaders: dict[int, ReplicaKey] = {}
         self.committed: dict[int, tuple[int, _FINGERPRINT]] = {}
         self.commit = 0
+        self.commits: dict[int, int] = {}
+        """Term of a leader -> up to where it was the first to commit."""
         self.acknowledged_count = 0
         self._entries: dict[tuple[int, int], tuple[_FINGERPRINT, int | None]] = {}
         self._digests: dict[int, bytes] = {0: b""}
@@ -231,13 +233,15 @@ class Checker:
         raft = host.raft
         assert raft is not None
         log = raft.log
-        for index in range(self.commit, 0, -1):
+        # One that stood still finds votes of long ago when others lead a newer term already.
+        commit = max((index for term, index in self.commits.items() if term < raft.term), default=0)
+        for index in range(commit, 0, -1):
             if index < log.first_index:
                 break
             if log.term(index) != self.committed[index][0]:
                 raise Violation(f"the leader of term {raft.term} lacks the committed {index}")
-        if log.last_index < self.commit:
-            raise Violation(f"the leader of term {raft.term} ends before {self.commit}")
+        if log.last_index < commit:
+            raise Violation(f"the leader of term {raft.term} ends before {commit}")
 
     def _check_quorum(self, host: Host, seen: _Seen) -> None:
         raft = host.raft
@@ -274,7 +278,7 @@ class Checker:
                 raise Violation(f"two entries were committed at {index}")
         if log.commit > self.commit:
             self._check_majority(host, log.commit)
-            self.commit = log.commit
+            self.commit = self.commits[raft.term] = log.commit
 
     def _check_majority(self, host: Host, index: int) -> None:
         """Whoever is the first to commit: a majority of its voters has it on the plate."""

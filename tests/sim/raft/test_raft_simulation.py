@@ -5,15 +5,22 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
+from types import SimpleNamespace as Namespace
+from typing import cast
 
 import pytest
 
+from quiverlog.core.raft.messages import EntryKind
 from tests.sim.bug import Bug
 from tests.sim.bugs import hunt
+from tests.sim.checker import Violation
 from tests.sim.mutations import NotThere
 
+from .checker import Checker
+from .host import Host
 from .planted import BUGS, UNPROVEN
 from .run import RunResult, simulate
+from .world import World
 
 _SEEDS = 16
 _CHUNK = 4
@@ -57,6 +64,23 @@ def test_every_promise_is_kept_by_seeds_that_nobody_has_run() -> None:
     """A failure names its seed and the command that shows it again."""
     for _ in range(_FRESH_SEEDS):
         simulate(random.randrange(10_000, 2**31), duration_ms=_DURATION_MS)
+
+
+def test_who_is_elected_late_need_not_have_what_a_newer_term_has_decided() -> None:
+    """Seed 31335: one stood still, and found the votes of its term when the next one had begun."""
+    checker = Checker(cast(World, Namespace()))
+    checker.committed = {n: (term, (EntryKind.DATA, b"")) for n, term in ((1, 2), (2, 4), (3, 4))}
+    checker.commits, checker.commit = {2: 1, 4: 3}, 3
+
+    def elected(term: int, *terms: int) -> Host:
+        log = Namespace(first_index=1, last_index=len(terms), term=dict(enumerate(terms, 1)).get)
+        return cast(Host, Namespace(raft=Namespace(term=term, log=log)))
+
+    checker._check_complete(elected(3, 2, 3))
+    checker._check_complete(elected(5, 2, 4, 4, 5))
+    for wrong in (elected(3), elected(3, 1), elected(5, 2, 4), elected(5, 2, 4, 3)):
+        with pytest.raises(Violation):
+            checker._check_complete(wrong)
 
 
 def test_the_runs_are_not_vacuous() -> None:
