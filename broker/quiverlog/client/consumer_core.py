@@ -189,10 +189,7 @@ class ConsumerCore:
                 yield Sleep(min(wait_s, left_s))
 
     def at_hand(self) -> Operation[list[ConsumerBatch]]:
-        """What waits, up to the first batch that is compressed: others point into the answer.
-
-        What cannot be decoded is met by `next`.
-        """
+        """What waits, without what is compressed (the rest is in memory), or met by `next` again."""
         batches: list[ConsumerBatch] = []
         try:
             while self._ready and not self._ready[0].header.is_compressed:
