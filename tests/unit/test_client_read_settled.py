@@ -60,7 +60,7 @@ def test_rows_that_are_gone_are_missed_within_the_timeout(broker: ScriptedBroker
         reading = client.read("t")
         plan = reading._plan
         reading._plan = replace(plan, options=replace(plan.options, end={0: 32}))
-        with pytest.raises(quiverlog.InvalidResponse, match="no rows at offset 30"):
+        with pytest.raises(quiverlog.OffsetOutOfRange, match=r"\[30, 32\) are not there any more"):
             reading.to_arrow()
 
 

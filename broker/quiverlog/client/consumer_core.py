@@ -189,7 +189,7 @@ class ConsumerCore:
                 yield Sleep(min(wait_s, left_s))
 
     def at_hand(self) -> Operation[list[ConsumerBatch]]:
-        """What waits, without what is compressed (the rest is in memory), or met by `next` again."""
+        """What waits, up to a batch that cannot be decoded, or is compressed: that takes memory."""
         batches: list[ConsumerBatch] = []
         try:
             while self._ready and not self._ready[0].header.is_compressed:
