@@ -24,6 +24,10 @@ from tests.support.places import directory_on_disk
 if TYPE_CHECKING:
     import asyncio
 
+# Programs that tests start buffer what they print, as at a user's: whoever has this variable set
+# would not see what is left to the interpreter's end.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 NO_TESTS_RAN = pytest.ExitCode.NO_TESTS_COLLECTED
 
 # No deadlines: two processes share two cores with a JVM, and a slow example is not a wrong one.

@@ -8,6 +8,7 @@ pyarrow are only imported by the command that needs them.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 
@@ -31,8 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             print(f"quiverlog {VERSION}", flush=True)
         except OSError as error:
-            print(f"quiverlog: {error.strerror}", file=sys.stderr)
-            return 1
+            # What it holds has nowhere to go; the interpreter would try once more at its end.
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+            if not isinstance(error, BrokenPipeError):
+                print(f"quiverlog: {error.strerror}", file=sys.stderr)
+                return 1
         return 0
     try:
         from quiverlog.cli.app import run
