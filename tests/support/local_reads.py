@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import quiverlog
 from quiverlog.wire import messages as m
@@ -23,8 +24,10 @@ __all__ = [
     "EXPECTED",
     "ROWS",
     "System",
+    "broker_fixture",
     "changing",
     "filled_broker",
+    "filled_fixture",
     "ids",
     "now_at",
     "wishes",
@@ -45,6 +48,20 @@ def filled_broker() -> Iterator[ScriptedBroker]:
                 producer.send(pa.table({"id": EXPECTED[:50_000]}), partition=0)
                 producer.send(pa.table({"id": EXPECTED[50_000:]}), partition=1)
         yield broker
+
+
+@pytest.fixture(scope="module", name="filled")
+def filled_fixture() -> Iterator[ScriptedBroker]:
+    with filled_broker() as broker:
+        yield broker
+
+
+@pytest.fixture(name="broker")
+def broker_fixture(filled: ScriptedBroker) -> Iterator[ScriptedBroker]:
+    """The module's broker, which has heard nothing and has no faults."""
+    filled.requests.clear()
+    yield filled
+    filled.heal()
 
 
 def ids(client: Any) -> list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -20,29 +20,17 @@ from quiverlog.client.results import Address
 from quiverlog.errors import UnknownTopicId
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import connect
-from tests.support.local_reads import (
+from tests.support.local_reads import (  # noqa: F401 (fixtures)
     BATCH_ROWS,
     EXPECTED,
     ROWS,
     System,
-    filled_broker,
+    broker_fixture,
+    filled_fixture,
     ids,
     wishes,
 )
 from tests.support.scripted_broker import ScriptedBroker
-
-
-@pytest.fixture(scope="module")
-def filled() -> Iterator[ScriptedBroker]:
-    with filled_broker() as broker:
-        yield broker
-
-
-@pytest.fixture
-def broker(filled: ScriptedBroker) -> Iterator[ScriptedBroker]:
-    filled.requests.clear()
-    yield filled
-    filled.heal()
 
 
 def read_bytes(broker: ScriptedBroker) -> int:

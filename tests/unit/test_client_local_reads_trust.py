@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +21,19 @@ from quiverlog.errors import InvalidResponse
 from quiverlog.limits import BATCH_ALIGNMENT_BYTES
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import connect
-from tests.support.local_reads import (
+from tests.support.local_reads import (  # noqa: F401 (fixtures)
     BATCH_ROWS,
     EXPECTED,
     ROWS,
     System,
+    broker_fixture,
     changing,
-    filled_broker,
+    filled_fixture,
     ids,
     now_at,
     wishes,
 )
 from tests.support.scripted_broker import Answer, ScriptedBroker
-
-
-@pytest.fixture(scope="module")
-def filled() -> Iterator[ScriptedBroker]:
-    with filled_broker() as broker:
-        yield broker
-
-
-@pytest.fixture
-def broker(filled: ScriptedBroker) -> Iterator[ScriptedBroker]:
-    filled.requests.clear()
-    yield filled
-    filled.heal()
 
 
 def segment_of(broker: ScriptedBroker, topic_id: bytes) -> Path:

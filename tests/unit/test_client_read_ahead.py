@@ -22,7 +22,14 @@ from quiverlog.client import blocking_connection, file_rows, local_reads
 from quiverlog.client.fetcher import PartitionFetcher
 from quiverlog.client.receive_memory import ArrowMemory
 from quiverlog.wire import messages as m
-from tests.support.local_reads import BATCH_ROWS, EXPECTED, System, filled_broker, wishes
+from tests.support.local_reads import (  # noqa: F401 (fixtures)
+    BATCH_ROWS,
+    EXPECTED,
+    System,
+    broker_fixture,
+    filled_fixture,
+    wishes,
+)
 from tests.support.scripted_broker import Cut, ScriptedBroker
 from tests.support.until import until
 
@@ -30,19 +37,6 @@ THREAD = "quiverlog-local-read"
 SMALL = 64 * 1024
 """Bytes of a fetch: one batch in each."""
 WAIT_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def filled() -> Iterator[ScriptedBroker]:
-    with filled_broker() as broker:
-        yield broker
-
-
-@pytest.fixture
-def broker(filled: ScriptedBroker) -> Iterator[ScriptedBroker]:
-    filled.requests.clear()
-    yield filled
-    filled.heal()
 
 
 def by_read(client: quiverlog.Client) -> list[int]:
