@@ -10,6 +10,7 @@ without traces neither imports nor calls anything of this. Needs the extra `otel
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +32,8 @@ __all__ = ["instrument", "uninstrument"]
 _OPERATIONS: Final = {ProduceRequest: "produce", FetchRequest: "fetch"}
 _originals: list[tuple[type, str, Any]] = []
 """What was taken away: class, name of the method, the method."""
+_lock: Final = threading.Lock()
+"""Two threads that instrument at once would put a span around each span."""
 
 
 def instrument(tracer_provider: TracerProvider | None = None) -> None:
@@ -42,22 +45,24 @@ def instrument(tracer_provider: TracerProvider | None = None) -> None:
     Raises:
         InvalidArgument: OpenTelemetry is not installed.
     """
-    if _originals:
-        return
-    api = extra("opentelemetry.trace", "instrument")
-    spans = _Spans(api.get_tracer("quiverlog", VERSION, tracer_provider), api)
-    _replace(BlockingConnection, "send", spans.around_send)
-    for name in ("receive", "receive_ready"):
-        _replace(BlockingConnection, name, spans.around_receive)
-    _replace(BlockingConnection, "close", spans.around_close)
-    _replace(AsyncConnection, "request", spans.around_request)
+    with _lock:
+        if _originals:
+            return
+        api = extra("opentelemetry.trace", "instrument")
+        spans = _Spans(api.get_tracer("quiverlog", VERSION, tracer_provider), api)
+        _replace(BlockingConnection, "send", spans.around_send)
+        for name in ("receive", "receive_ready"):
+            _replace(BlockingConnection, name, spans.around_receive)
+        _replace(BlockingConnection, "close", spans.around_close)
+        _replace(AsyncConnection, "request", spans.around_request)
 
 
 def uninstrument() -> None:
     """No more spans; the methods are those they were."""
-    while _originals:
-        owner, name, method = _originals.pop()
-        setattr(owner, name, method)
+    with _lock:
+        while _originals:
+            owner, name, method = _originals.pop()
+            setattr(owner, name, method)
 
 
 def _replace(owner: type, name: str, around: Callable[[Any], Any]) -> None:

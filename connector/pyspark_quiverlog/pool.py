@@ -2,7 +2,8 @@
 
 Spark keeps its Python workers for the next tasks (and ends them after a minute of rest or a failed
 task), so what is cached here in a module global lives as long as it is useful. Workers are forked:
-an entry is only good in the process that made it, and nothing is opened at import.
+an entry is only good in the process that made it, a child begins with none, and nothing is opened
+at import.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ class Endpoint(NamedTuple):
 
 
 class _Pool:
-    """The clients and producers of the process `pid`."""
+    """The clients and producers of this process; threads may share it."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.lock = threading.Lock()
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        """While a client or a producer is opened: two threads would open two, and lose one."""
         self.clients: dict[Endpoint, Client] = {}
         self.producers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         """Endpoint, topic and settings -> (what the topic was then, the producer)."""
 
 
-_pool: _Pool | None = None
+_pool = _Pool()
 
 
-def _current() -> _Pool:
+def _start_anew() -> None:
+    """In a forked child: the parent's sockets are not ours; forget them, and do not close them."""
     global _pool
-    pid = os.getpid()
-    if _pool is None or _pool.pid != pid:
-        # After a fork the parent's sockets are not ours: forget them, and do not close them.
-        _pool = _Pool(pid)
-    return _pool
+    _pool = _Pool()
+
+
+os.register_at_fork(after_in_child=_start_anew)
 
 
 def endpoint(options: ReadOptions | WriteOptions) -> Endpoint:
@@ -68,7 +69,7 @@ def client(where: Endpoint) -> Client:
     Raises:
         ConnectionFailed: no broker answers; the text names the addresses.
     """
-    pool = _current()
+    pool = _pool
     with pool.lock:
         found = pool.clients.get(where)
         if found is None:
@@ -93,22 +94,23 @@ def producer(where: Endpoint, topic: str, **settings: Any) -> Any:
         UnknownTopic: there is none of this name.
     """
     key = _producer_key(where, topic, settings)
-    pool = _current()
-    info = client(where).metadata([topic]).topics.get(topic)
-    version = info and (info.topic_id, info.schema_id, len(info.partitions))
-    known, found = pool.producers.get(key, (None, None))
-    if found is not None and known != version:
-        drop_producer(found)
-        found = None
-    if found is None:
-        found = client(where).producer(topic, **settings)
-        pool.producers[key] = (version, found)
-    return found
+    pool = _pool
+    with pool.lock:
+        info = client(where).metadata([topic]).topics.get(topic)
+        version = info and (info.topic_id, info.schema_id, len(info.partitions))
+        known, found = pool.producers.get(key, (None, None))
+        if found is not None and known != version:
+            drop_producer(found)
+            found = None
+        if found is None:
+            found = client(where).producer(topic, **settings)
+            pool.producers[key] = (version, found)
+        return found
 
 
 def has_producer(where: Endpoint, topic: str, **settings: Any) -> bool:
     """Whether an earlier task left one in this process; it may be out of date."""
-    return _producer_key(where, topic, settings) in _current().producers
+    return _producer_key(where, topic, settings) in _pool.producers
 
 
 def _producer_key(where: Endpoint, topic: str, settings: dict[str, Any]) -> tuple[Any, ...]:
@@ -117,8 +119,9 @@ def _producer_key(where: Endpoint, topic: str, settings: dict[str, Any]) -> tupl
 
 def drop_producer(found: Any) -> None:
     """Forget a producer whose state is in doubt; the next task opens a new one."""
-    pool = _current()
-    for key in [k for k, (_, p) in pool.producers.items() if p is found]:
-        del pool.producers[key]
+    pool = _pool
+    with pool.lock:
+        for key in [k for k, (_, p) in pool.producers.items() if p is found]:
+            del pool.producers[key]
     with contextlib.suppress(Exception):  # its failure is already on its way up
         found.close()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,7 +113,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[FakeClient]:
         return made[-1]
 
     monkeypatch.setattr("quiverlog.connect", connect)
-    monkeypatch.setattr(pool, "_pool", None)
+    monkeypatch.setattr(pool, "_pool", pool._Pool())
     return made
 
 
@@ -141,13 +142,43 @@ def test_a_topic_that_changed_gets_a_new_producer(connections: list[FakeClient])
     assert pool.producer(WHERE, "u", linger=1) is not other
 
 
-def test_a_forked_child_opens_its_own(connections: list[FakeClient]) -> None:
-    pool.client(WHERE)
-    parent = pool._pool
-    assert parent is not None
-    parent.pid = os.getpid() + 1  # as a fork would leave it
-    pool.client(WHERE)
-    assert len(connections) == 2
+def test_threads_share_a_producer(
+    connections: list[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would open one, and the pool forget all but the last, with its thread and its rows."""
+    is_opening, another_opens = threading.Event(), threading.Event()
+    plain = FakeClient.producer
+
+    def slow(self: FakeClient, topic: str, **settings: Any) -> Any:
+        if is_opening.is_set():
+            another_opens.set()
+        is_opening.set()
+        another_opens.wait(0.3)
+        return plain(self, topic, **settings)
+
+    monkeypatch.setattr(FakeClient, "producer", slow)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: pool.producer(WHERE, "t", linger=1), range(2))
+    assert first is second
+    assert len(connections) == 1
+    assert len(connections[0].made) == 1
+
+
+def test_a_forked_child_opens_its_own() -> None:
+    assert (
+        python(
+            "import os, warnings\n"
+            "from pyspark_quiverlog import pool\n"
+            "warnings.simplefilter('ignore')\n"
+            "pool._pool.clients['w'] = 1\n"
+            "parent = pool._pool\n"
+            "with parent.lock:\n"
+            "    child = os.fork()\n"
+            "    if child == 0: os._exit(pool._pool is parent or len(pool._pool.clients))\n"
+            "print(os.waitpid(child, 0)[1], pool._pool is parent)"
+        )
+        == "0 True"
+    )
 
 
 def test_what_travels_to_a_task_is_small() -> None:

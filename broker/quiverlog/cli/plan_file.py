@@ -37,6 +37,9 @@ class _Plan(msgspec.Struct):
     version: int = 1
 
 
+_DECODER: Final = msgspec.json.Decoder(_Plan)
+
+
 def plan_text(moves: Sequence[Move]) -> str:
     """The file of a plan, one partition a line."""
     lines = ",\n".join(
@@ -79,7 +82,7 @@ def _decoded(file: Path) -> _Plan:
     if len(text) > PLAN_BYTES_MAX:
         raise CommandFailed(f"{file} has more than {PLAN_BYTES_MAX} bytes.")
     try:
-        plan = msgspec.json.decode(text, type=_Plan)
+        plan = _DECODER.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CommandFailed(f"{file} is no plan: {error}.") from None
     if plan.version != 1:

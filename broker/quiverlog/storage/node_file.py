@@ -41,6 +41,9 @@ class NodeFile(msgspec.Struct, kw_only=True):
     crc32c: int | None = None
 
 
+_DECODER: Final = msgspec.json.Decoder(NodeFile)
+
+
 def _checksum(node: NodeFile) -> int:
     """Of the values, so that it does not matter how the file is laid out."""
     return crc32c(f"{node.cluster_id}\n{node.node_id}\n{node.directory_id}".encode())
@@ -92,7 +95,7 @@ def load_node(
         _write(disk, path, node)
         return node, True
     try:
-        node = msgspec.json.decode(disk.read_file(file), type=NodeFile)
+        node = _DECODER.decode(disk.read_file(file))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _restore(file, f"is damaged ({error})") from error
     except OSError as error:

@@ -74,6 +74,10 @@ class PartitionFile(msgspec.Struct, kw_only=True):
     name: str = ""
 
 
+_DECODER: Final = msgspec.json.Decoder(PartitionFile)
+"""Made here: partitions are opened by threads, and msgspec describes a type in one thread only."""
+
+
 def is_partition_name(name: str) -> bool:
     """True for what may be `<topic>-<partition>`."""
     return _PARTITION_NAME.fullmatch(name) is not None
@@ -129,7 +133,7 @@ def read_topic_id(disk: Disk, directory: str) -> bytes | None:
     """
     path = f"{directory}/{PARTITION_FILE}"
     try:
-        file = msgspec.json.decode(disk.read_file(path), type=PartitionFile)
+        file = _DECODER.decode(disk.read_file(path))
         topic_id = bytes.fromhex(file.topic_id)
     except (FileNotFoundError, NotADirectoryError):
         return b""
@@ -145,7 +149,7 @@ def names_itself(disk: Disk, directory: str, name: str) -> bool:
     """True when the file in a partition's directory has the directory's name, or none."""
     try:
         data = disk.read_file(f"{directory}/{PARTITION_FILE}")
-        return msgspec.json.decode(data, type=PartitionFile).name in (printable(name), "")
+        return _DECODER.decode(data).name in (printable(name), "")
     except (OSError, msgspec.MsgspecError):
         return False
 

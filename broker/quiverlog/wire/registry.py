@@ -1,7 +1,8 @@
 """Which request and response belong to an API number, and which versions are spoken.
 
-One table; a decoder is made for the first message that needs it. Adding an API means adding its two
-classes to `messages` (those between brokers have files of their own) and one line here.
+One table; a decoder is made for the first message that needs it, under `first_use.MAKING`. Adding
+an API means adding its two classes to `messages` (those between brokers have files of their own)
+and one line here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from quiverlog.first_use import MAKING
 from quiverlog.limits import HEADER_BYTES_MAX
 
 from . import broker_messages as b
@@ -33,8 +35,8 @@ _Message = TypeVar("_Message")
 
 
 class LateDecoder(Generic[_Message]):
-    """Decodes one type. To make all of them takes 9 ms, and nobody needs them all: a broker hears
-    no answers to clients, and a client no requests.
+    """Decodes one type. To make all of them takes 9 ms, and no process needs them all: a broker
+    reads no answers to clients, and a client no requests.
 
     Attributes:
         decode: made when it is first looked up.
@@ -50,7 +52,8 @@ class LateDecoder(Generic[_Message]):
     def __getattr__(self, name: str) -> Callable[[bytes | bytearray | memoryview], _Message]:
         if name != "decode":
             raise AttributeError(name)
-        self.decode = msgspec.msgpack.Decoder(self._kind).decode
+        with MAKING:  # A thread that has waited makes its own again, of types that are whole.
+            self.decode = msgspec.msgpack.Decoder(self._kind).decode
         return self.decode
 
 
