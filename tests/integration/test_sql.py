@@ -21,6 +21,7 @@ from quiverlog.cli import main
 from quiverlog.cli.failures import ExitCode
 from tests.integration.test_cli_pipes import SCRIPT, until
 from tests.support.broker import BrokerProcess
+from tests.support.sql_attacks import STATEMENTS, laid_out
 
 pytestmark = pytest.mark.process
 
@@ -43,8 +44,8 @@ def answer(broker: BrokerProcess, capfd: Any, *words: str) -> tuple[int, str, st
     return code, captured.out, captured.err
 
 
-def lines(broker: BrokerProcess, capfd: Any, query: str) -> list[Any]:
-    code, out, err = answer(broker, capfd, query, "--format", "json")
+def lines(broker: BrokerProcess, capfd: Any, query: str, *words: str) -> list[Any]:
+    code, out, err = answer(broker, capfd, query, "--format", "json", *words)
     assert code == 0, err
     return [json.loads(line) for line in out.splitlines()]
 
@@ -88,11 +89,32 @@ def test_formats_and_files(broker, capfd, tmp_path):
     assert answer(broker, capfd, query, "--format", "csv")[1] == '"carrier","s"\n"DL",20\n"UA",25\n'
     path = tmp_path / "late.parquet"
     assert answer(broker, capfd, query, "-o", str(path))[0] == 0
-    assert lines(broker, capfd, f"from '{path}'") == lines(broker, capfd, query)
+    assert lines(broker, capfd, f"from '{path}'", "--files") == lines(broker, capfd, query)
     assert "carrier" in answer(broker, capfd, query)[1], "a table"
     assert lines(broker, capfd, "select 1::utinyint u, 'a'::enum('a', 'b') e") == [
         {"u": 1, "e": "a"}
     ]
+
+
+@pytest.mark.parametrize("statement", STATEMENTS[::8])  # all of them: test_sql_database.py
+def test_a_query_reaches_topics_alone(broker, capfd, tmp_path, monkeypatch, statement):
+    monkeypatch.chdir(tmp_path)
+    before = laid_out(tmp_path)
+    code, out, err = answer(broker, capfd, statement.format(tmp_path))
+    assert (code in (ExitCode.USAGE, ExitCode.FAILED), out, err.count("\n")) == (True, "", 1), err
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_the_refusal_says_what_to_do(broker, capfd, tmp_path):
+    laid_out(tmp_path)
+    for query in (f"from '{tmp_path}/in.csv'", "set memory_limit='1TB'", "load httpfs"):
+        code, _, err = answer(broker, capfd, query)
+        assert (code, "--files" in err) == (ExitCode.USAGE, True), err
+    query = f"select x from '{tmp_path}/in.csv' join flights on delay = y"
+    assert lines(broker, capfd, query, "--files") == [{"x": 1}]
+    own = tmp_path / "own.csv"  # the command's own output is not the query's
+    assert answer(broker, capfd, "select 1 as x", "-o", str(own))[0] == 0
+    assert own.read_text().split() == ['"x"', "1"]
 
 
 @pytest.mark.parametrize("query", ["selct 1", "select nope from flights", "from no_such_topic"])
@@ -143,7 +165,7 @@ def test_ctrl_c_ends_a_query_that_would_take_for_ever(broker, tmp_path, is_promp
         f"copy (select 1) to '{begun}';"
         "select count(*) from b x, b y where x.n < y.n;"
     )
-    words = ["sql", "-b", broker.bootstrap, *([] if is_prompt else [query])]
+    words = ["sql", "--files", "-b", broker.bootstrap, *([] if is_prompt else [query])]
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", SCRIPT, *words]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
@@ -169,8 +191,8 @@ def test_a_name_that_a_result_has_twice(broker, capfd, tmp_path):
     assert lines(broker, capfd, query) == [numbered]
     for name in ("x.csv", "x.parquet", "x.arrow"):
         assert answer(broker, capfd, query, "-o", str(tmp_path / name))[0] == 0
-    assert lines(broker, capfd, f"from '{tmp_path / 'x.parquet'}'") == [numbered]
-    assert lines(broker, capfd, f"from '{tmp_path / 'x.csv'}'") == [numbered]
+    assert lines(broker, capfd, f"from '{tmp_path / 'x.parquet'}'", "--files") == [numbered]
+    assert lines(broker, capfd, f"from '{tmp_path / 'x.csv'}'", "--files") == [numbered]
     assert answer(broker, capfd, "select 1 a, 2 a")[1] == "a  a\n1  2\n"
 
 

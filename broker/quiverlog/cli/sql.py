@@ -32,6 +32,9 @@ _ARROW = ("arrow", "arrow-file")
 _FOR_PEOPLE = ("table", "json", "csv", "tsv", "lines")
 _QUERY_CHARS_MAX: Final = 1 << 20
 _BATCH_ROWS: Final = 1 << 16
+_FILES_HINT: Final = (
+    "A query reaches topics alone: --files lets it use files, the network, extensions and settings."
+)
 _PROMPT: Final = "quiverlog> "
 _MORE: Final = "      ...> "
 
@@ -58,6 +61,11 @@ _MORE: Final = "      ...> "
     help="Ask again after so long (2s, 1m, 500ms), until Ctrl-C.",
 )
 @click.option("--wide", is_flag=True, help="Cut nothing in a terminal's table.")
+@click.option(
+    "--files",
+    is_flag=True,
+    help="Let the query read and write files, use the network and load extensions of DuckDB.",
+)
 @bootstrap_option
 @debug_option
 def sql(
@@ -66,6 +74,7 @@ def sql(
     output: str,
     watch: float | None,
     wide: bool,
+    files: bool,
     bootstrap: str,
     timeout_s: float,
 ) -> None:
@@ -78,8 +87,9 @@ def sql(
     digits and _ stand in double quotes; of names that differ only in case DuckDB calls the second
     `name_1`. A name that a result has twice is written as `name` and `name_1`, but for a table, as
     in DuckDB's data frames. Types that a topic cannot have, spans of time for example, are written
-    as DuckDB's text. Ctrl-C ends the query, at the prompt nothing else. Needs DuckDB (the extra
-    `sql`).
+    as DuckDB's text. The query reaches topics alone, neither files nor the network, unless --files
+    is given: only then do you have to trust its text. Ctrl-C ends the query, at the prompt nothing
+    else. Needs DuckDB (the extra `sql`).
 
     \b
     quiverlog sql "select carrier, avg(delay) from flights group by 1" --watch 2s
@@ -87,7 +97,7 @@ def sql(
     kind = _kind(output, output_format)
     if watch is not None and (query is None or output != "-" or kind.format not in _FOR_PEOPLE):
         raise click.UsageError("--watch is for a query, and for text on stdout.")
-    with open_client(bootstrap, timeout_s=timeout_s) as client, _session(client) as session:
+    with open_client(bootstrap, timeout_s=timeout_s) as client, _session(client, files) as session:
         session.output, session.kind, session.is_wide = output, kind, wide
         if query is not None:
             session.ask_again_and_again(query, watch)
@@ -112,10 +122,10 @@ def _piped() -> str:
 
 
 @contextlib.contextmanager
-def _session(client: Client) -> Any:
+def _session(client: Client, files: bool) -> Any:
     from quiverlog.client.topic_tables import open_database
 
-    database = open_database(client, ())
+    database = open_database(client, (), files=files)
     try:
         yield _Session(client, database)
     finally:
@@ -149,7 +159,10 @@ class _Session:
                 self._write(reader)
         except duckdb.Error as error:
             said = one_line(str(error).split("\n\n")[0])
-            is_wrong = isinstance(error, duckdb.ProgrammingError)
+            is_closed = isinstance(error, duckdb.PermissionException) or "been locked" in said
+            if is_closed:
+                said = f"{said.rstrip('.')}. {_FILES_HINT}"
+            is_wrong = is_closed or isinstance(error, duckdb.ProgrammingError)
             raise CommandFailed(said, ExitCode.USAGE if is_wrong else ExitCode.FAILED) from error
 
     def ask_again_and_again(self, query: str, every_s: float | None) -> None:

@@ -12,17 +12,21 @@ if TYPE_CHECKING:
 __all__ = ["database_of"]
 
 
-def database_of(client: Client) -> DuckDBPyConnection:
+def database_of(client: Client, *, files: bool = False) -> DuckDBPyConnection:
     """A connection of DuckDB in which every topic that there is now is a table.
 
     Tables have the topic's columns, and `_partition`, `_offset` and `_timestamp`. Columns that a
     query does not use are not decoded; conditions on these three narrow what is fetched. Close it
     before the client.
 
+    Args:
+        files: let queries use files, the network and DuckDB's extensions, and change any setting.
+            By default their text reaches tables alone; `register` makes one of a data frame.
+
     Raises:
         InvalidArgument: duckdb is not installed.
     """
     from .topic_tables import open_database
 
-    database: DuckDBPyConnection = open_database(client)
+    database: DuckDBPyConnection = open_database(client, files=files)
     return database

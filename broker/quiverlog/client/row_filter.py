@@ -17,6 +17,7 @@ from quiverlog.errors import InvalidArgument
 
 from .arguments import shown
 from .extras import extra
+from .sql_database import connect_duckdb
 
 __all__ = ["RowFilter", "SqlFilter", "check_condition", "filter_of", "mentioned"]
 
@@ -40,10 +41,8 @@ class SqlFilter:
 
     def __init__(self, expression: str, schema: pa.Schema) -> None:
         """Raises InvalidArgument: no condition on these columns, or DuckDB is not installed."""
-        duckdb = extra("duckdb", "where: SQL")
-        self._error: type[Exception] = duckdb.Error
-        self._database: Any = duckdb.connect(config={"enable_external_access": "false"})
-        self._database.execute("set timezone='UTC'").fetchall()
+        self._database: Any = connect_duckdb("where: SQL")
+        self._error: type[Exception] = extra("duckdb", "where: SQL").Error
         # On a line of its own, so that a comment at its end stays one.
         self._project = f"(\n{expression}\n) as chosen"
         self.chosen(_empty(schema))

@@ -17,8 +17,8 @@ import pyarrow.dataset as ds
 
 from quiverlog.errors import UnknownTopic
 
-from .extras import extra
 from .place import table_schema
+from .sql_database import connect_duckdb
 
 if TYPE_CHECKING:
     from .client import Client
@@ -60,10 +60,14 @@ class _Scan:
         return pa.RecordBatchReader.from_batches(self._reading.schema, iter(self._reading))
 
 
-def open_database(client: Client, topics: Iterable[str] | None = None) -> Any:
-    """A connection of DuckDB, in memory, in which these topics are tables; None takes all."""
-    database = extra("duckdb", "SQL").connect()
-    database.execute("set timezone='UTC'").fetchall()
+def open_database(
+    client: Client, topics: Iterable[str] | None = None, *, files: bool = False
+) -> Any:
+    """A connection of DuckDB, in memory, in which these topics are tables; None takes all.
+
+    `files` is that of `connect_duckdb`.
+    """
+    database = connect_duckdb("SQL", files=files)
     register_topics(database, client, client.list_topics() if topics is None else topics)
     return database
 
