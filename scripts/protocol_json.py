@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quiverlog import errors, limits
+from quiverlog.wire.apis import ADMINISTRATION
 from quiverlog.wire.messages import CORRELATION_ID_MAX, Message
 from quiverlog.wire.registry import APIS
 from scripts.protocol_model import (
@@ -51,6 +52,7 @@ def render() -> str:
                 "version_min": spec.version_min,
                 "version_max": spec.version_max,
                 "between_brokers": spec.between_brokers,
+                "administration": spec.api in ADMINISTRATION,
                 "entry_errors": sorted({kind.code for kind in ENTRY_ERRORS[spec.api]}),
                 "request": _struct(spec.request),
                 "response": _struct(spec.response),
@@ -72,7 +74,7 @@ def _wire_errors() -> list[type[errors.QuiverlogError]]:
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, errors.QuiverlogError)
     }
-    return [kind for code, kind in sorted(kinds.items()) if code < 80]
+    return [kind for code, kind in sorted(kinds.items()) if code < 1000 and not 80 <= code <= 83]
 
 
 def _error(kind: type[errors.QuiverlogError]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin, get_
 import msgspec
 
 from quiverlog import errors as e
+from quiverlog.wire.apis import ADMINISTRATION
 from quiverlog.wire.messages import Api, Message, Part
 from quiverlog.wire.quorum_messages import QuorumMessage
 from quiverlog.wire.registry import APIS
@@ -540,6 +541,8 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     Api.REPORT_LOG_ENDS: (e.NotController, e.StaleBrokerEpoch, e.WrongListener),
     Api.QUORUM: (e.DuplicateNodeId, e.WrongCluster, e.WrongNode, e.WrongListener),
 }
+for _api in ADMINISTRATION:
+    ENTRY_ERRORS[_api] += (e.ListenerWithoutAdministration,)
 """In an entry of the answer; for APIs whose answer has no entries, in the answer as a whole."""
 
 

@@ -56,6 +56,7 @@ __all__ = [
     "InvalidTimestamp",
     "InvalidTopicName",
     "InvalidVoterChange",
+    "ListenerWithoutAdministration",
     "LogTruncated",
     "NotController",
     "NotEnoughReplicas",
@@ -555,6 +556,12 @@ class AddressInUse(QuiverlogError):
 class UnsupportedFormat(QuiverlogError):
     code = 83
     hint = "The file was written by a newer quiverlog: upgrade this one."
+
+
+# --- listeners ---------------------------------------------------------------------------------
+class ListenerWithoutAdministration(QuiverlogError):
+    code = 135
+    hint = "`listeners.<name>.administration` says where a broker is administered."
 
 
 # --- the client's own: never on the wire ----------------------------------------------------

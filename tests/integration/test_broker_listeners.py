@@ -7,7 +7,7 @@ import re
 import pytest
 
 import quiverlog
-from quiverlog.errors import WrongCluster, WrongListener
+from quiverlog.errors import ListenerWithoutAdministration, WrongCluster, WrongListener
 from quiverlog.wire import messages as m
 from quiverlog.wire.quorum_messages import QuorumRequest
 from tests.support.broker import BrokerProcess
@@ -35,3 +35,21 @@ def test_each_listener_tells_its_own_address() -> None:
                     client.ask(QuorumRequest())
             with quiverlog.connect(f"{address[0]}:{address[1]}") as client:
                 assert client.list_topics() == []
+
+
+def test_administration_is_refused_where_the_listener_has_none() -> None:
+    config = {
+        "listeners.internal.bind": "127.0.0.1:0",
+        "listeners.default.administration": "false",
+    }
+    with BrokerProcess(config=config) as broker:
+        found = re.search(r"internal (127\.0\.0\.1:\d+)", broker.log_text)
+        assert found is not None, broker.log_text
+        with quiverlog.connect(broker.bootstrap) as client:
+            client.create_topic("t", "n long")
+            with pytest.raises(ListenerWithoutAdministration, match=f"at 'internal' .{found[1]}"):
+                client.delete_topic("t")
+            assert client.list_topics() == ["t"]
+        with quiverlog.connect(found[1]) as client:
+            client.delete_topic("t")
+            assert client.list_topics() == []

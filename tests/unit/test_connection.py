@@ -100,6 +100,13 @@ def test_what_the_broker_does_not_speak_is_not_sent() -> None:
     assert connection.in_flight == 0
 
 
+def test_administration_that_hello_does_not_name_is_sent() -> None:
+    """The listener refuses it: its words say where to ask, which HELLO does not."""
+    connection = greeted(apis=api_ranges(between_brokers=False, administration=False))
+    connection.send(messages.DeleteTopicsRequest())
+    assert connection.in_flight == 1
+
+
 def test_the_brokers_frame_bound_holds() -> None:
     connection = greeted(frame_bytes_max=1000)
     with pytest.raises(FrameTooLarge, match="1000"):

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from quiverlog.addresses import Address
-from quiverlog.errors import InvalidConfig
+from quiverlog.errors import InvalidConfig, ListenerWithoutAdministration
 from quiverlog.node.events import ConnectionOpened
 from quiverlog.server.config import load_config
 from quiverlog.server.listener_config import LISTENERS_MAX, ListenerConfig
 from quiverlog.server.reload import compare_configs
 from quiverlog.wire import messages as m
+from quiverlog.wire.apis import ADMINISTRATION
+from quiverlog.wire.registry import APIS
 from tests.support.node import NodeDriver
 
 INTERNAL = """
@@ -52,6 +54,17 @@ def test_a_listener_from_the_file_the_environment_and_flags(tmp_path: Path) -> N
         ({"listeners.a.bind": "127.0.0.1:9292"}, "cannot share port 9292"),
         ({"listeners.a.bind": "0.0.0.0:9293"}, "`http.listen` and `listeners.a.bind` cannot"),
         ({"listeners.a.bind": "h:1", "listeners.a.advertise": "h:0"}, "port 0 can only go"),
+        ({"listeners.a.administration": "true"}, "`listeners.a.bind` is missing"),
+        ({"listeners.default.administration": "no"}, "is 'no', allowed are true, false"),
+        ({"listeners.default.administration": "false"}, "no listener is left at which"),
+        (
+            {
+                "listeners.a.bind": "h:1",
+                "listeners.a.administration": "false",
+                "listeners.default.administration": "false",
+            },
+            "--set listeners.a.administration, --set listeners.default.administration: no list",
+        ),
         ({"inter.broker.listener": "none"}, "no listener is called 'none'"),
         ({f"listeners.a{n}.bind": "h:0" for n in range(LISTENERS_MAX + 1)}, "at most 8"),
     ],
@@ -70,6 +83,11 @@ def test_a_variable_of_a_listener_that_is_no_key_is_refused() -> None:
 def test_listeners_change_at_the_next_start() -> None:
     found = compare_configs(load_config(), load_config(flags={"listeners.a.bind": "h:1"}))
     assert found.restart == ("listeners",)
+    flags = {"listeners.a.bind": "h:1"}
+    for name in ("a", "default"):
+        refusing = load_config(flags={**flags, f"listeners.{name}.administration": "false"})
+        assert refusing.listeners_without_administration == {name}
+        assert compare_configs(load_config(flags=flags), refusing).restart == ("listeners",)
 
 
 def test_metadata_names_the_address_of_the_listener_that_was_asked(tmp_path: Path) -> None:
@@ -84,3 +102,45 @@ def test_metadata_names_the_address_of_the_listener_that_was_asked(tmp_path: Pat
     for connection, where in ((1, ("outside", 1)), (7, ("inside", 2))):
         answer, _ = node.call(m.MetadataRequest(), connection=connection)
         assert [(b.host, b.port) for b in answer.brokers] == [where]
+
+
+def test_administration_in_the_file_and_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "quiverlog.toml"
+    path.write_text(f"{INTERNAL}[listeners.default]\nadministration = false\n")
+    assert load_config(path).listeners_without_administration == {"default"}
+    environ = {"QUIVERLOG_LISTENERS_DEFAULT_ADMINISTRATION": "true"}
+    assert load_config(path, environ=environ).listeners_without_administration == set()
+
+
+ADMINISTRATIVE = {
+    *("CHANGE_VOTERS", "DECOMMISSION_BROKER", "ALTER_CONFIGS", "UPDATE_FEATURES", "DELETE_TOPICS"),
+    *("DELETE_RECORDS", "ELECT_LEADERS", "REASSIGN_PARTITIONS"),
+}
+
+
+def test_a_listener_without_administration_serves_all_else(tmp_path: Path) -> None:
+    node = NodeDriver(
+        tmp_path,
+        listeners={"default": Address("outside", 1), "internal": Address("inside", 2)},
+        listeners_without_administration=frozenset(("default",)),
+    )
+    node.send(ConnectionOpened(7, "10.0.0.3:4", "internal"))
+    told = {}
+    for connection in (1, 7):
+        answer, _ = node.call(m.HelloRequest(), connection=connection)
+        told[connection] = {one.api for one in answer.apis}
+    assert {APIS[api].api.name for api in told[7] - told[1]} >= ADMINISTRATIVE
+    assert {api.name for api in ADMINISTRATION} == ADMINISTRATIVE
+    refused = set()
+    for spec in APIS.values():
+        if not spec.between_brokers:
+            answer, _ = node.call(spec.request(), connection=1)
+            if answer.error_code == ListenerWithoutAdministration.code:
+                refused.add(spec.api.name)
+                assert answer.error_message == (
+                    f"the listener 'default' of broker 0 serves no {spec.api.name}:"
+                    " ask at 'internal' (inside:2)."
+                )
+            answer, _ = node.call(spec.request(), connection=7)
+            assert answer.error_code != ListenerWithoutAdministration.code
+    assert refused == ADMINISTRATIVE

@@ -51,6 +51,8 @@ class NodeConfig:
     advertised_port: int = 9292
     listeners: Mapping[str, Address] = field(default_factory=dict)
     """What those who ask at a listener are told to connect to, if it is not the address above."""
+    listeners_without_administration: frozenset[str] = frozenset()
+    """Those that refuse `wire.apis.ADMINISTRATION`."""
     inter_broker_listener: str = LISTENER_DEFAULT
     """Where brokers speak among themselves: no other listener serves the APIs between brokers."""
     rack: str = ""

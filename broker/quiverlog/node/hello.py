@@ -1,6 +1,7 @@
 """HELLO: who this broker is, and what is spoken on the connection that asks.
 
-Owns the answer. What is served to brokers alone is named only at the listener where they meet.
+Owns the answer. What is served to brokers alone is named only at the listener where they meet,
+and administration where it is served.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
     assert isinstance(request, m.HelloRequest)
     if len(request.client_id) > CLIENT_ID_CHARS_MAX:
         raise InvalidRequest(f"a client id has at most {CLIENT_ID_CHARS_MAX} characters.")
+    listener = broker.clients.listener_of(event.connection_id)
     response = m.HelloResponse(
         cluster_id=broker.directory.cluster_id,
         node_id=broker.config.node_id,
         roles=list(broker.config.roles),
         software_version=broker.config.software_version,
-        apis=api_ranges(between_brokers=serves_brokers(broker, event.connection_id)),
+        apis=api_ranges(
+            between_brokers=serves_brokers(broker, event.connection_id),
+            administration=listener not in broker.config.listeners_without_administration,
+        ),
         frame_bytes_max=broker.config.frame_bytes_max,
     )
     if request.version > m.HelloRequest.VERSION:

@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
+from quiverlog.addresses import Address
 from quiverlog.errors import (
     CorruptFrame,
     FrameTooLarge,
+    ListenerWithoutAdministration,
     NotNegotiated,
     QuiverlogError,
     StorageFault,
@@ -56,6 +58,7 @@ from quiverlog.node.waiting_bytes import waiting_bytes
 from quiverlog.storage.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
+from quiverlog.wire.apis import ADMINISTRATION
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
 
@@ -333,6 +336,8 @@ class Node:
 
     def _start_steps(self, event: RequestReceived, now: Now) -> None:
         broker = self.broker
+        if event.request.API in ADMINISTRATION:
+            self._check_administration(event)
         held_bytes = waiting_bytes(event)
         broker.tasks.check_room(event.connection_id, held_bytes)
         call = Call(event.connection_id, event.request, now, held_bytes=held_bytes)
@@ -344,6 +349,22 @@ class Node:
                 call.on_end(now)
             raise
         broker.tasks.start(call, steps, bare=True)
+
+    def _check_administration(self, event: RequestReceived) -> None:
+        """Raises ListenerWithoutAdministration, naming the listeners that serve it."""
+        config = self.broker.config
+        listener = self.broker.clients.listener_of(event.connection_id)
+        if listener not in config.listeners_without_administration:
+            return
+        others = ", ".join(
+            f"{name!r} ({Address(host, port)})"
+            for name, host, port in config.endpoints
+            if name not in config.listeners_without_administration
+        )
+        raise ListenerWithoutAdministration(
+            f"the listener {listener!r} of broker {config.node_id} serves no"
+            f" {event.request.API.name}: ask at {others}."
+        )
 
     def _fail(self, event: RequestReceived, error: QuiverlogError) -> None:
         """The request as a whole becomes an error."""

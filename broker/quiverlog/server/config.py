@@ -103,6 +103,7 @@ class BrokerConfig:
     topic_defaults: Mapping[str, str]
     listeners: Mapping[str, ListenerConfig]
     """Those with a name; `default` is `listen` and `advertise`."""
+    listeners_without_administration: frozenset[str]
     given: Mapping[str, Given]
     """All that somebody said, by key, as text."""
 
@@ -184,7 +185,7 @@ def _typed(settings: Mapping[str, _Given]) -> BrokerConfig:
                 raise InvalidConfig(f"{source} {error}") from None
     for key in CONFIG_KEYS.values():
         values.setdefault(key.field, key.parse(key.default))
-    values["listeners"] = parse_listeners(of_listeners)
+    values["listeners"], values["listeners_without_administration"] = parse_listeners(of_listeners)
     _refuse_contradictions(values, topic_defaults, settings)
     given = {name: Given(text_of(one.value), one.kind) for name, one in settings.items()}
     return BrokerConfig(topic_defaults=topic_defaults, given=given, **values)

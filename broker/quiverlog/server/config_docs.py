@@ -73,10 +73,14 @@ _LISTENER_HEAD = f"""
 `listen` and `advertise` are the listener `default`. A broker may have up to {LISTENERS_MAX} more,
 each with a name of at most 31 small letters and digits, a letter first, for networks that see it
 under other addresses.
-METADATA names the broker's address of the listener at which it was asked. In the file:
+METADATA names the broker's address of the listener at which it was asked. A listener that clients
+reach need not serve what takes a cluster or its rows apart (`administration`). In the file:
 
 ```toml
 inter.broker.listener = "internal"
+
+[listeners.default]
+administration = false
 
 [listeners.internal]
 bind = "10.0.0.1:9294"
@@ -123,7 +127,10 @@ def render() -> str:
         ("key", "why"),
         (
             *((f"`{one.key}`", one.because) for one in CONFIG_KEYS.values() if one.because),
-            (f"`{LISTENERS_PREFIX}<name>.*`", "their sockets are open"),
+            (
+                f"`{LISTENERS_PREFIX}<name>.*`",
+                "their sockets are open, and HELLO has named their APIs",
+            ),
         ),
     )
     return (

@@ -1,8 +1,8 @@
-"""The named listeners of a broker's configuration: `listeners.<name>.bind`, `.advertise`.
+"""The listeners of a broker's configuration: `listeners.<name>.bind`, `.administration`, ...
 
 Owns what a listener may be called, its keys, and what listeners may not say together. The listener
-`default` is what the keys `listen` and `advertise` say; it is always there. (The certificates of a
-listener would be further keys of it.)
+`default` is always there; where it is, the keys `listen` and `advertise` say. (The certificates of
+a listener would be further keys of it.)
 
 Must not know: where a value was given, sockets.
 """
@@ -17,12 +17,14 @@ from quiverlog.addresses import Address
 from quiverlog.errors import InvalidConfig
 from quiverlog.node.config import LISTENER_DEFAULT
 from quiverlog.settings import InvalidValue, Kind, Setting, SettingsTable
+from quiverlog.wire.apis import ADMINISTRATION
 
 __all__ = [
     "LISTENERS_MAX",
     "LISTENERS_PREFIX",
     "LISTENER_KEYS",
     "ListenerConfig",
+    "Listeners",
     "listener_key",
     "parse_listeners",
     "refuse_shared_ports",
@@ -30,6 +32,7 @@ __all__ = [
 
 LISTENERS_PREFIX: Final = "listeners."
 LISTENERS_MAX: Final = 8
+_ADMINISTRATION: Final = ", ".join(api.name for api in sorted(ADMINISTRATION))
 LISTENER_KEYS: Final = SettingsTable(
     (
         Setting(
@@ -45,6 +48,16 @@ LISTENER_KEYS: Final = SettingsTable(
             "What those who ask at this listener are told to connect to. Empty: what `bind` says,"
             " or the machine's host name where that is every address.",
         ),
+        Setting(
+            "administration",
+            Kind.CHOICE,
+            "true",
+            f"`false`: {_ADMINISTRATION} are refused at this listener"
+            " (LISTENER_WITHOUT_ADMINISTRATION, which names those that serve them). CREATE_TOPICS"
+            " and ALTER_TOPIC are served: sinks use them. The listener `default` has this key as"
+            " well.",
+            choices=("true", "false"),
+        ),
     )
 )
 _NAME: Final = re.compile(r"[a-z][a-z0-9]{0,30}")
@@ -58,6 +71,14 @@ class ListenerConfig(NamedTuple):
     advertise: Address | None = None
 
 
+class Listeners(NamedTuple):
+    """What the configuration says of listeners."""
+
+    named: dict[str, ListenerConfig]
+    """All but `default`."""
+    without_administration: frozenset[str]
+
+
 def listener_key(name: str) -> tuple[str, str] | None:
     """(listener, its key) of a configuration key; None: it belongs to no listener."""
     if not name.startswith(LISTENERS_PREFIX):
@@ -66,14 +87,15 @@ def listener_key(name: str) -> tuple[str, str] | None:
     return listener, key
 
 
-def parse_listeners(given: Mapping[str, tuple[object, str]]) -> dict[str, ListenerConfig]:
-    """The named listeners, by name.
+def parse_listeners(given: Mapping[str, tuple[object, str]]) -> Listeners:
+    """What these keys say together.
 
     Args:
         given: by configuration key, a value and who said it.
 
     Raises:
-        InvalidConfig: a name or key that there is not, a value that is none, too many of them.
+        InvalidConfig: a name or key that there is not, a value that is none, too many of them,
+            no listener that serves administration.
     """
     found: dict[str, dict[str, Any]] = {}
     sources: dict[str, str] = {}
@@ -87,13 +109,20 @@ def parse_listeners(given: Mapping[str, tuple[object, str]]) -> dict[str, Listen
                 f"{source}: a listener has `{keys}`, and a name of 1 to 31 small letters and"
                 " digits, a letter first."
             )
-        if listener == LISTENER_DEFAULT:
+        if listener == LISTENER_DEFAULT and key in ("bind", "advertise"):
             raise InvalidConfig(f"{source}: `listen` and `advertise` say where the default is.")
         try:
             found.setdefault(listener, {})[key] = LISTENER_KEYS[key].parse(value)
         except InvalidValue as error:
             raise InvalidConfig(f"{source} {error}") from None
         sources[listener] = source
+    refused = frozenset(n for n, keys in found.items() if keys.get("administration") == "false")
+    found.pop(LISTENER_DEFAULT, None)
+    if refused >= {LISTENER_DEFAULT, *found}:
+        raise InvalidConfig(
+            f"{', '.join(sources[name] for name in sorted(refused))}: no listener is left at which"
+            " the broker can be administered."
+        )
     if len(found) > LISTENERS_MAX:
         raise InvalidConfig(f"{len(found)} listeners are named, at most {LISTENERS_MAX} may be.")
     listeners = {}
@@ -105,7 +134,7 @@ def parse_listeners(given: Mapping[str, tuple[object, str]]) -> dict[str, Listen
         if advertise is not None and advertise.port == 0 and bind.port != 0:
             raise InvalidConfig(f"{sources[listener]}: port 0 can only go with port 0 of `bind`.")
         listeners[listener] = ListenerConfig(bind, advertise)
-    return listeners
+    return Listeners(listeners, refused)
 
 
 def refuse_shared_ports(

@@ -26,6 +26,7 @@ def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> Node
         advertised_host=host,
         advertised_port=port,
         listeners=dict(advertised),
+        listeners_without_administration=config.listeners_without_administration,
         inter_broker_listener=config.inter_broker_listener,
         rack=config.rack,
         roles=config.process_roles,

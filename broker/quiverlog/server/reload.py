@@ -43,6 +43,10 @@ def with_values(config: BrokerConfig, values: Mapping[str, str]) -> BrokerConfig
     return dataclasses.replace(config, **typed)
 
 
+def _of_listeners(config: BrokerConfig) -> object:
+    return dict(config.listeners), config.listeners_without_administration
+
+
 def compare_configs(running: BrokerConfig, found: BrokerConfig) -> Reload:
     """What becomes of `running` when `found` is read."""
     changed: dict[str, tuple[object, object]] = {}
@@ -64,7 +68,7 @@ def compare_configs(running: BrokerConfig, found: BrokerConfig) -> Reload:
         if pair[0] != pair[1]:
             changed[TOPIC_DEFAULTS_PREFIX + key] = pair
     values["topic_defaults"] = new_defaults
-    if dict(running.listeners) != dict(found.listeners):
+    if _of_listeners(running) != _of_listeners(found):
         restart.append("listeners")
     config = dataclasses.replace(running, **values)  # type: ignore[arg-type]
     return Reload(config, changed, tuple(restart))

@@ -1,13 +1,16 @@
 """The numbers of the requests, which never change and are never used again.
 
-Must not know: what a request holds, who answers it.
+Owns which of them are administration, too: what a listener for clients may refuse.
+
+Must not know: what a request holds, which part of a broker answers it.
 """
 
 from __future__ import annotations
 
 import enum
+from typing import Final
 
-__all__ = ["Api"]
+__all__ = ["ADMINISTRATION", "FOR_CLIENTS", "Api"]
 
 
 class Api(enum.IntEnum):
@@ -44,3 +47,39 @@ class Api(enum.IntEnum):
     UPDATE_FEATURES = 62
     DESCRIBE_REPLICAS = 63
     DECOMMISSION_BROKER = 64
+
+
+ADMINISTRATION: Final = frozenset(
+    (
+        Api.DELETE_TOPICS,
+        Api.DELETE_RECORDS,
+        Api.CHANGE_VOTERS,
+        Api.ELECT_LEADERS,
+        Api.REASSIGN_PARTITIONS,
+        Api.ALTER_CONFIGS,
+        Api.UPDATE_FEATURES,
+        Api.DECOMMISSION_BROKER,
+    )
+)
+"""Refused at a listener with `listeners.<name>.administration=false`."""
+
+FOR_CLIENTS: Final = frozenset(
+    (
+        Api.HELLO,
+        Api.METADATA,
+        Api.PRODUCE,
+        Api.FETCH,
+        Api.LIST_OFFSETS,
+        Api.INIT_PRODUCER_ID,
+        Api.CREATE_TOPICS,  # Sinks create the topic that they write to, and widen it.
+        Api.ALTER_TOPIC,
+        Api.DESCRIBE_TOPICS,
+        Api.TOPIC_SCHEMAS,
+        Api.EPOCH_END_OFFSETS,
+        Api.DESCRIBE_RANGES,
+        Api.DESCRIBE_CLUSTER,
+        Api.DESCRIBE_CONFIGS,
+        Api.DESCRIBE_REPLICAS,
+    )
+)
+"""Served at every listener. What is in neither set is for brokers alone (`registry`)."""

@@ -22,6 +22,7 @@ from quiverlog.errors import (
 from quiverlog.limits import FRAME_BYTES_MAX
 
 from . import frames
+from .apis import ADMINISTRATION
 from .messages import (
     CORRELATION_ID_MAX,
     ApiRange,
@@ -140,6 +141,8 @@ class ClientConnection:
 
     def _check_spoken(self, request: Request, apis: dict[int, ApiRange]) -> None:
         offered = apis.get(int(request.API))
+        if offered is None and request.API in ADMINISTRATION:
+            return  # The listener may not serve it: the broker's refusal says which one does.
         if offered is None:
             raise UnknownApi(f"the broker does not offer {request.API.name}.")
         if not offered.version_min <= request.VERSION <= offered.version_max:

@@ -28,6 +28,7 @@ from . import quorum_messages as q
 from . import reassignment_messages as n
 from . import replica_messages as r
 from . import voters_messages as v
+from .apis import ADMINISTRATION, FOR_CLIENTS
 
 __all__ = ["APIS", "ApiSpec", "LateDecoder", "api_ranges"]
 
@@ -155,16 +156,22 @@ APIS: dict[int, ApiSpec] = {
 }
 
 assert set(APIS) == {int(api) for api in m.Api}, "every API has a line in the table"
+assert not FOR_CLIENTS & ADMINISTRATION
+assert {s.api for s in APIS.values() if not s.between_brokers} == FOR_CLIENTS | ADMINISTRATION, (
+    "a new API is for clients, administration, or between brokers"
+)
 
 
-def api_ranges(*, between_brokers: bool) -> list[m.ApiRange]:
+def api_ranges(*, between_brokers: bool, administration: bool = True) -> list[m.ApiRange]:
     """The API versions that HELLO answers with.
 
     Args:
         between_brokers: those that brokers alone are served as well.
+        administration: those of `ADMINISTRATION` as well.
     """
     return [
         m.ApiRange(int(s.api), s.version_min, s.version_max)
         for s in APIS.values()
-        if between_brokers or not s.between_brokers
+        if (between_brokers or not s.between_brokers)
+        and (administration or s.api not in ADMINISTRATION)
     ]
