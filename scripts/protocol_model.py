@@ -127,7 +127,8 @@ MEANINGS: Final[dict[str, str]] = {
     "MetadataResponse.topics": "one entry per topic, or unknown name or id; repeated ones have one",
     "NewTopic.configs": "configuration of the topic, see docs/config.md",
     "NewTopic.partitions": "how many; -1: the broker's default",
-    "NewTopic.replication_factor": "copies of each partition; -1: the broker's default",
+    "NewTopic.replication_factor": "copies of each partition; -1: 3, or one on each live"
+    " broker where these are fewer",
     "AlterPartition.broker_epochs": "the broker epochs of `in_sync_replicas`; -1: not heard yet",
     "AlterPartition.in_sync_replicas": "node ids that shall be in sync, the leader among them",
     "AlterPartition.leader_epoch": "the partition's leader epoch that the leader knows",

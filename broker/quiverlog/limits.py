@@ -84,6 +84,8 @@ SCHEMA_HISTORY_BYTES_MAX: Final = 32 * MIB
 """All schemas of a topic together: every broker and client holds them in memory."""
 KEY_COLUMNS_MAX: Final = 16
 REPLICATION_FACTOR_MAX: Final = 15
+REPLICATION_FACTOR_DEFAULT: Final = 3
+"""Where none is asked for; fewer where fewer brokers can take replicas."""
 
 # --- batches ----------------------------------------------------------------------------------
 BATCH_HEADER_BYTES: Final = 64

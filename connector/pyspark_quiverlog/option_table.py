@@ -384,9 +384,10 @@ _SETTINGS: Final = (
     Setting(
         "createTopic.replicationFactor",
         Kind.INTEGER,
-        "1",
+        None,
         "Replicas of each partition of a topic that is created.",
         minimum=1,
+        default_doc="3, or one on each broker where fewer live",
         label="count",
         where=Use.WRITE,
         attribute="create_replication",

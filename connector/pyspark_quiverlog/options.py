@@ -92,7 +92,7 @@ class WriteOptions:
     create_topic: bool
     create_partitions: int
     create_key: tuple[str, ...] | None
-    create_replication: int
+    create_replication: int | None
     batch_rows: int
     batch_bytes: int
     delivery_timeout: float

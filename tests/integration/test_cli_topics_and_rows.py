@@ -83,12 +83,14 @@ def rows_csv(tmp_path: Path) -> Path:
 def test_the_life_of_a_topic(cli: Command, topic: str):
     made = cli.json("topic", "create", topic, "--schema", SCHEMA, "-p", "3", "--key", "id",
                     "-c", "retention.ms=3600000")  # fmt: skip
-    assert made == [{"name": topic, "created": True}]
+    shape = {"partitions": 3, "replication_factor": 1, "durability": "flushed"}
+    assert made == [{"name": topic, "created": True, **shape}]
     code, err = cli.fails("topic", "create", topic, "--schema", SCHEMA)
     assert (code, err.count("\n")) == (ExitCode.FAILED, 1)
     assert "TOPIC_EXISTS 23" in err
     assert (
-        cli("topic", "create", topic, "--schema", SCHEMA, "--if-not-exists") == f"exists {topic}\n"
+        cli("topic", "create", topic, "--schema", SCHEMA, "--if-not-exists")
+        == f"exists {topic}: 3 partitions, 1 replica, durability flushed\n"
     )
 
     (listed,) = [t for t in cli.json("topic", "list") if t["name"] == topic]

@@ -60,7 +60,7 @@ def test_a_cluster_as_it_should_be_lets_any_of_its_brokers_go() -> None:
     assert is_healthy(found)
     assert findings(found) == []
     assert all(may_restart(found, one.node_id).may_restart for one in found.brokers)
-    assert status_json(found)["is_healthy"] is True
+    assert status_json(found, [])["is_healthy"] is True
     assert spare_voters(found) == 1
 
 
@@ -158,7 +158,7 @@ def test_what_makes_a_cluster_unhealthy_is_said(
     found: ClusterDetail, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not is_healthy(found)
-    print_status(found)
+    print_status(found, [])
     shown = capsys.readouterr().out
     assert said in shown
     assert "healthy     no" in shown

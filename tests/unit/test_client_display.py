@@ -35,8 +35,8 @@ def test_topics_say_what_they_are_and_their_ids_are_hex(broker: ScriptedBroker) 
     with quiverlog.connect(broker.bootstrap) as client:
         info = client.create_topic("t", SCHEMA, partitions=2, key="id")
         assert info is not None
-        told = f"TopicInfo('t', 2 partitions, key (id), schema 1, id {info.topic_id.hex()})"
-        assert repr(info) == told
+        told = "TopicInfo('t', 2 partitions, replicas 1, key (id), schema 1, id"
+        assert repr(info) == f"{told} {info.topic_id.hex()})"
         detail = repr(client.describe_topic("t"))
         assert "0 rows in 2 partitions, id long, name string, score double" in detail
         assert detail.endswith(f"id {info.topic_id.hex()})")

@@ -30,7 +30,7 @@ def test_a_topic_is_made_only_where_that_is_asked_for() -> None:
     assert write().create_topic is False
     made = write(createTopic="true", **{"createTopic.partitions": "3", "createTopic.key": "a, b"})
     assert (made.create_topic, made.create_partitions, made.create_key) == (True, 3, ("a", "b"))
-    assert made.create_replication == 1
+    assert made.create_replication is None, "the cluster's default"
     for option in ("partitions", "key", "replicationFactor"):
         with pytest.raises(InvalidOption, match=f"`createTopic.{option}`.*set `createTopic`"):
             write(**{f"createTopic.{option}": "2"})

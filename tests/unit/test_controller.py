@@ -188,6 +188,45 @@ def test_only_brokers_that_live_and_stay_get_partitions() -> None:
         create_topic(image, replication_factor=3, **options)
 
 
+@pytest.mark.parametrize(
+    ("brokers", "expected"), [([5], 1), ([5, 6], 2), ([5, 6, 7], 3), ([5, 6, 7, 8], 3)]
+)
+def test_as_many_replicas_as_brokers_and_three_at_most(brokers: list[int], expected: int) -> None:
+    image = Image({})
+    image.replay_entry(create(image, replication_factor=-1, brokers=brokers, partitions=4))
+    topic = image.topics["flights"]
+    assert {len(one.replicas) for one in topic.partitions} == {topic.replication_factor}
+    assert topic.replication_factor == expected
+    safe = Durability.REPLICATED if expected > 1 else Durability.FLUSHED
+    assert (topic.config.durability, topic.config.min_in_sync_replicas) == (safe, min(expected, 2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"fenced": True}, {"in_shutdown": True}, {"decommissioning": True}],
+    ids=["fenced", "stopping", "leaving"],
+)
+def test_a_broker_that_can_take_no_replica_does_not_count(change: dict[str, bool]) -> None:
+    image = Image({})
+    register(image, [1, 2, 3])
+    image.replay(BrokerChangeRecord(2, -1, **change))
+    options: dict[str, Any] = {"name": "t", "schema": serialize_schema(SCHEMA), "partitions": 2}
+    options |= {"key_columns": [], "configs": {}, "now_us": 1, "entropy": entropy}
+    records = create_topic(image, replication_factor=-1, **options)
+    assert {frozenset(one) for one in replicas_of(records)} == {frozenset((1, 3))}
+
+
+def test_no_broker_that_can_take_a_replica_is_told_as_such() -> None:
+    with pytest.raises(InvalidReplicationFactor, match="1 replicas are wanted"):
+        create(Image({}), replication_factor=-1, brokers=[])
+
+
+@pytest.mark.parametrize("factor", [-2, 0, 16])
+def test_no_other_number_stands_for_the_default(factor: int) -> None:
+    with pytest.raises(InvalidReplicationFactor, match=f"factor of {factor} was asked for"):
+        create(Image({}), replication_factor=factor)
+
+
 def test_a_topic_does_not_grow_while_too_few_brokers_are_left() -> None:
     image = Image({})
     image.replay_entry(create(image, replication_factor=3, brokers=[0, 1, 2], partitions=3))

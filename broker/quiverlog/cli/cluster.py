@@ -50,14 +50,15 @@ def describe(bootstrap: str, timeout_s: float, output_format: str) -> None:
 def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
     """Show whether the cluster is healthy and what to do next; exit code 1 if it is not."""
     from quiverlog.cli.cluster_detail import print_status, status_json
-    from quiverlog.cli.cluster_health import is_healthy
+    from quiverlog.cli.cluster_health import is_healthy, with_fewer_replicas
 
     with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
         found = described(client)
+        few = with_fewer_replicas(found, client.metadata().topics.values())
     if output_format == "json":
-        print_json(status_json(found))
+        print_json(status_json(found, few))
     else:
-        print_status(found)
+        print_status(found, few)
     if not is_healthy(found):
         raise click.exceptions.Exit(ExitCode.FAILED)
 

@@ -8,11 +8,23 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from quiverlog.cli.cluster_health import findings, is_healthy, spare_voters
+from quiverlog.cli.cluster_health import (
+    Finding,
+    fewer_replicas,
+    findings,
+    is_healthy,
+    replicas_possible,
+    spare_voters,
+)
 from quiverlog.cli.output import print_fields, print_table
 
 if TYPE_CHECKING:
-    from quiverlog.client.results import BrokerDetail, ClusterDetail, QuorumReplicaDetail
+    from quiverlog.client.results import (
+        BrokerDetail,
+        ClusterDetail,
+        QuorumReplicaDetail,
+        TopicInfo,
+    )
 
 __all__ = [
     "brokers_json",
@@ -86,7 +98,16 @@ def _role(found: ClusterDetail, one: QuorumReplicaDetail) -> str:
 
 
 # --- status -------------------------------------------------------------------------------------
-def status_json(found: ClusterDetail) -> dict[str, object]:
+def status_findings(found: ClusterDetail, few: list[TopicInfo]) -> list[Finding]:
+    """What is not as it should be, and which topics have fewer replicas than they could."""
+    said = findings(found)
+    if few:
+        text, command = fewer_replicas(found, few)
+        said.append(Finding(f"{text} To raise the first: {command}", is_warning=True))
+    return said
+
+
+def status_json(found: ClusterDetail, few: list[TopicInfo]) -> dict[str, object]:
     """Whether all is well, and why not."""
     return {
         "cluster_id": found.cluster_id,
@@ -101,14 +122,16 @@ def status_json(found: ClusterDetail) -> dict[str, object]:
         "under_min_in_sync": found.under_min_in_sync,
         "offline": found.offline,
         "moving": found.moving,
+        "replicas_possible": replicas_possible(found),
+        "topics_with_fewer_replicas": [{"name": one.name, "replicas": one.replicas} for one in few],
         "findings": [
             {"severity": "warning" if one.is_warning else "problem", "text": one.text}
-            for one in findings(found)
+            for one in status_findings(found, few)
         ],
     }
 
 
-def print_status(found: ClusterDetail) -> None:
+def print_status(found: ClusterDetail, few: list[TopicInfo]) -> None:
     """One screen: is it healthy, and what to do next."""
     decides = "nobody decides" if found.controller is None else f"broker {found.controller} decides"
     voters = f"{len(found.voters)} voter{'s' * (len(found.voters) != 1)}"
@@ -129,7 +152,7 @@ def print_status(found: ClusterDetail) -> None:
             "partitions": ", ".join([partitions, *(counted or ["all in sync"])]),
         }
     )
-    said = findings(found)
+    said = status_findings(found, few)
     print("\nWhat to do:" if said else "\nNothing to do.")
     for one in said:
         print(f"- {one.text}")

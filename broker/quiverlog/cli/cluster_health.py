@@ -9,15 +9,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-if TYPE_CHECKING:
-    from quiverlog.client.results import BrokerDetail, ClusterDetail, QuorumReplicaDetail
+from quiverlog.limits import REPLICATION_FACTOR_DEFAULT
 
-__all__ = ["Finding", "RestartVerdict", "findings", "is_healthy", "may_restart", "spare_voters"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quiverlog.client.results import (
+        BrokerDetail,
+        ClusterDetail,
+        QuorumReplicaDetail,
+        TopicInfo,
+    )
+
+__all__ = [
+    "Finding",
+    "RestartVerdict",
+    "fewer_replicas",
+    "findings",
+    "is_healthy",
+    "may_restart",
+    "replicas_possible",
+    "spare_voters",
+    "with_fewer_replicas",
+]
 
 VOTER_SILENT_S: Final = 1.0
 """A voter answers ten times in a second; who has not for so long is taken for gone."""
 VOTER_LAG_MAX: Final = 1_000
 """Entries that a voter may lack and still be counted on: it takes over in a moment."""
+_TOPICS_NAMED_MAX: Final = 3
 
 
 class Finding(NamedTuple):
@@ -168,6 +188,38 @@ def _is_counted_on(found: ClusterDetail, voter: QuorumReplicaDetail) -> bool:
     if found.told_by != found.controller or voter.silent_s is None or voter.lag is None:
         return True
     return voter.silent_s < VOTER_SILENT_S and voter.lag <= VOTER_LAG_MAX
+
+
+# --- topics -------------------------------------------------------------------------------------
+def replicas_possible(found: ClusterDetail) -> int:
+    """How many replicas a topic gets that is made now, without being asked."""
+    able = [
+        one
+        for one in found.brokers
+        if one.takes_partitions
+        and not one.fenced
+        and not one.in_shutdown
+        and not one.decommissioning
+    ]
+    return min(REPLICATION_FACTOR_DEFAULT, len(able))
+
+
+def with_fewer_replicas(found: ClusterDetail, topics: Iterable[TopicInfo]) -> list[TopicInfo]:
+    """The topics that have fewer than one that is made now, by their names."""
+    few = [one for one in topics if 0 < one.replicas < replicas_possible(found)]
+    return sorted((one for one in few if not one.is_internal), key=lambda one: one.name)
+
+
+def fewer_replicas(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str]:
+    """What is said of them, and the command that raises the first; there is one."""
+    named = ", ".join(f"{one.name} ({one.replicas})" for one in few[:_TOPICS_NAMED_MAX])
+    more = f" and {len(few) - _TOPICS_NAMED_MAX:,} more" if len(few) > _TOPICS_NAMED_MAX else ""
+    command = f"quiverlog topic alter {few[0].name} --replication-factor {replicas_possible(found)}"
+    said = (
+        f"Topics with fewer replicas than the {replicas_possible(found)} that this cluster has "
+        f"brokers for: {named}{more}."
+    )
+    return said, command
 
 
 # --- one broker ---------------------------------------------------------------------------------

@@ -263,11 +263,13 @@ def _judge_workers(
 
 # --- brokers --------------------------------------------------------------------------------------
 def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
+    from quiverlog.cli.cluster_health import fewer_replicas, with_fewer_replicas
     from quiverlog.errors import QuiverlogError
 
     try:
         with open_client(bootstrap, timeout_s=timeout_s, client_id="quiverlog-doctor") as client:
             metadata = client.metadata()
+            found = client.describe_cluster()
     except QuiverlogError as error:
         return [
             Finding(
@@ -287,6 +289,9 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     ]
     for node_id, address in sorted(metadata.brokers.items()):
         findings.append(_advertised(node_id, str(address), timeout_s))
+    few = with_fewer_replicas(found, metadata.topics.values())
+    if few:
+        findings.append(Finding("replicas", WARNING, *fewer_replicas(found, few)))
     return findings
 
 

@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from quiverlog.cli.options import columns_callback
-from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
+from quiverlog.limits import (
+    PARTITIONS_PER_TOPIC_MAX,
+    REPLICATION_FACTOR_DEFAULT,
+    REPLICATION_FACTOR_MAX,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["new_topic_options", "schema_from_options"]
+    from quiverlog.client.results import TopicInfo
+
+__all__ = ["REPLICATION_FACTOR_SHOWN", "new_topic_options", "said_of", "schema_from_options"]
+
+REPLICATION_FACTOR_SHOWN = f"{REPLICATION_FACTOR_DEFAULT}, or one on each broker where fewer live"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -51,8 +59,7 @@ def new_topic_options(note: str = "", schema_note: str = "") -> Callable[[_Comma
             "--replication-factor",
             "-r",
             type=click.IntRange(1, REPLICATION_FACTOR_MAX),
-            default=1,
-            show_default=True,
+            show_default=REPLICATION_FACTOR_SHOWN,
             help=f"{note}Copies of each row.",
         ),
         click.option(
@@ -69,6 +76,13 @@ def new_topic_options(note: str = "", schema_note: str = "") -> Callable[[_Comma
         return command
 
     return decorate
+
+
+def said_of(info: TopicInfo) -> str:
+    """What became of a new topic: how safe its rows are, without being asked."""
+    partitions = f"{len(info.partitions)} partition{'s' * (len(info.partitions) != 1)}"
+    copies = f"{info.replicas} replica{'s' * (info.replicas != 1)}"
+    return f"{partitions}, {copies}, durability {info.durability.label}"
 
 
 def schema_from_options(schema: str | None, schema_file: Path | None) -> pa.Schema | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +18,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.new_topic import REPLICATION_FACTOR_SHOWN, said_of
 from quiverlog.cli.options import (
     INT64_MAX,
     Seconds,
     bootstrap_option,
+    config_option,
     debug_option,
     format_option,
     open_client,
 )
 from quiverlog.cli.output import human_count, print_fields, print_json
-from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX
+from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,10 +106,58 @@ def _rows(count: int, row_bytes: int) -> pa.RecordBatch:
     return pa.record_batch([ids, moments, ids.cast(pa.float64()), payload], schema=_schema())
 
 
-def _ensure_topic(client: Client, topic: str, partitions: int) -> None:
-    client.create_topic(topic, _schema(), partitions=partitions, if_not_exists=True)
+def _ensure_topic(
+    client: Client,
+    topic: str,
+    *,
+    durability: str | None,
+    partitions: int,
+    replication_factor: int | None,
+    config: dict[str, str],
+) -> None:
+    """The topic is there, and can be written to as is asked for. What it is like is told."""
+    before = client.metadata([topic]).topics
+    client.create_topic(
+        topic,
+        _schema(),
+        partitions=partitions,
+        replication_factor=replication_factor,
+        config=config,
+        if_not_exists=True,
+    )
+    info = client.metadata([topic]).topics[topic]
     if not client.schemas(topic).current.equals(_schema()):
         raise CommandFailed(f"Topic {topic!r} has other columns: let perf make one of its own.")
+    if (durability or "").startswith("replicated") and info.replicas == 1:
+        raise CommandFailed(
+            f"--durability {durability}: topic {topic!r} has one replica. "
+            f"`quiverlog topic alter {topic} --replication-factor N` gives it more, on as many "
+            "brokers; or let perf make one of its own."
+        )
+    verb = "uses" if before else "created"
+    print(f"quiverlog: {verb} {topic}: {said_of(info)}.", file=sys.stderr)
+
+
+def _of_new_topic(command: Callable[..., Any]) -> Callable[..., Any]:
+    for decorate in (
+        config_option,
+        click.option(
+            "--replication-factor",
+            "-r",
+            type=click.IntRange(1, REPLICATION_FACTOR_MAX),
+            show_default=REPLICATION_FACTOR_SHOWN,
+            help="Of a topic that is made: copies of each row.",
+        ),
+        click.option(
+            "--partitions",
+            type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX),
+            default=1,
+            show_default=True,
+            help="Of a topic that is made.",
+        ),
+    ):
+        command = decorate(command)
+    return command
 
 
 def _latencies(latencies_s: Sequence[float]) -> dict[str, float]:
@@ -177,9 +228,7 @@ class _Acknowledgements:
 @_duration_option
 @click.option("--row-bytes", type=click.IntRange(24, 65_536), default=100, show_default=True)
 @click.option("--batch-rows", type=click.IntRange(1, 65_536), default=8_192, show_default=True)
-@click.option(
-    "--partitions", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), default=1, show_default=True
-)
+@_of_new_topic
 @click.option(
     "--durability",
     type=click.Choice(["memory", "flushed", "replicated", "replicated_flushed"]),
@@ -193,19 +242,19 @@ def perf_produce(
     duration_s: float,
     row_bytes: int,
     batch_rows: int,
-    partitions: int,
     durability: str | None,
     compression: str,
     bootstrap: str,
     timeout_s: float,
     output_format: str,
+    **create: Any,
 ) -> None:
     """Append made-up rows; prints rates and the time from send to acknowledgement."""
     options: dict[str, Any] = {"compression": compression, "batch_rows": batch_rows, "linger": 0.0}
     if durability is not None:
         options["durability"] = durability
     with open_client(bootstrap, timeout_s=timeout_s) as client:
-        _ensure_topic(client, topic, partitions)
+        _ensure_topic(client, topic, durability=durability, **create)
         batch = _rows(batch_rows, row_bytes)
         with client.producer(topic, **options) as producer:
             waiting = _Acknowledgements()
@@ -263,6 +312,7 @@ def perf_consume(
 @perf.command(name="latency")
 @click.option("--rows", type=click.IntRange(1, INT64_MAX), default=1_000, show_default=True)
 @_duration_option
+@_of_new_topic
 @click.option(
     "--durability",
     type=click.Choice(["memory", "flushed", "replicated", "replicated_flushed"]),
@@ -277,13 +327,14 @@ def perf_latency(
     bootstrap: str,
     timeout_s: float,
     output_format: str,
+    **create: Any,
 ) -> None:
     """Send one row at a time and wait until a consumer has it."""
     options: dict[str, Any] = {"partition": 0, "linger": 0.0}
     if durability is not None:
         options["durability"] = durability
     with open_client(bootstrap, timeout_s=timeout_s) as client:
-        _ensure_topic(client, topic, 1)
+        _ensure_topic(client, topic, durability=durability, **create)
         end = client.list_offsets(topic, at={0: "latest"})[0] or 0
         with (
             client.producer(topic, **options) as producer,

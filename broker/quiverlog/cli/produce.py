@@ -142,7 +142,7 @@ def produce(
     outcome = _Outcome()
     with (
         open_client(bootstrap, timeout_s=timeout_s) as client,
-        TargetTopic(client, topic, create) as target,
+        TargetTopic(client, topic, create, is_quiet=quiet) as target,
         open_source(
             file,
             input_format,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from quiverlog.cli.failures import CommandFailed, ExitCode
-from quiverlog.cli.new_topic import schema_from_options
+from quiverlog.cli.new_topic import said_of, schema_from_options
 from quiverlog.cli.options import was_given
 from quiverlog.errors import TopicExists, UnknownTopic
 
@@ -38,10 +38,13 @@ class TargetTopic:
     None infers them. `is_made`: this command has created it.
     """
 
-    def __init__(self, client: Client, name: str, create: dict[str, Any]) -> None:
+    def __init__(
+        self, client: Client, name: str, create: dict[str, Any], *, is_quiet: bool = False
+    ) -> None:
         """
         Args:
             create: the options that describe a new topic, by their names.
+            is_quiet: do not say what a new topic is like.
 
         Raises:
             UnknownTopic: it is not there, and shall not be created.
@@ -49,6 +52,7 @@ class TargetTopic:
         """
         self._client = client
         self.name = name
+        self._is_quiet = is_quiet
         self._create = create
         self._is_asked_for = False
         self.is_made = False
@@ -113,7 +117,7 @@ class TargetTopic:
             source.batches = itertools.chain([first], source.batches)
         self._is_asked_for = True
         with contextlib.suppress(TopicExists):  # another has made it since: it is not ours
-            self._client.create_topic(
+            made = self._client.create_topic(
                 self.name,
                 schema,
                 partitions=self._create["partitions"],
@@ -122,6 +126,8 @@ class TargetTopic:
                 config=self._create["config"],
             )
             self.is_made = True
+            if made is not None and not self._is_quiet:
+                print(f"quiverlog: created {self.name}: {said_of(made)}.", file=sys.stderr)
         return True
 
     def told_when_empty(self, *, is_sure: bool) -> str:
@@ -139,7 +145,15 @@ class TargetTopic:
             )
         level, config = sending.get("durability", ""), self._create["config"]
         needs_copies = level.startswith("replicated") and "durability" not in config
-        if needs_copies and self._create["replication_factor"] == 1:
+        if not needs_copies:
+            return
+        factor = self._create["replication_factor"]
+        if factor is None and len(self._client.metadata([self.name]).brokers) == 1:
+            raise click.UsageError(
+                f"--durability {level}: the new topic has one copy of each row, as there is one "
+                "live broker."
+            )
+        if factor == 1:
             raise click.UsageError(
                 f"--durability {level}: the new topic has one copy of each row; "
                 "--replication-factor says how many."

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.new_topic import new_topic_options, schema_from_options
+from quiverlog.cli.new_topic import new_topic_options, said_of, schema_from_options
 from quiverlog.cli.options import (
     INT32_MAX,
     INT64_MAX,
@@ -30,6 +30,9 @@ from quiverlog.cli.partition import elect_leaders
 from quiverlog.cli.reassign import change_factor
 from quiverlog.cli.topic_detail import detail_json, join, print_detail
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
+
+if TYPE_CHECKING:
+    from quiverlog.client.results import TopicInfo
 
 __all__ = ["topic"]
 
@@ -52,7 +55,7 @@ def create(
     schema: str | None,
     schema_file: Path | None,
     partitions: int,
-    replication_factor: int,
+    replication_factor: int | None,
     key: list[str] | None,
     config: dict[str, str],
     if_not_exists: bool,
@@ -66,8 +69,9 @@ def create(
         raise click.UsageError("Give the topic's columns with --schema or --schema-file.")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         before = set(client.list_topics()) if if_not_exists else set()
+        made: dict[str, TopicInfo] = {}
         for name in names:
-            client.create_topic(
+            info = client.create_topic(
                 name,
                 columns,
                 partitions=partitions,
@@ -76,11 +80,23 @@ def create(
                 config=config,
                 if_not_exists=if_not_exists,
             )
+            assert info is not None, "it was not a mere validation"
+            made[name] = info
     if output_format == "json":
-        print_json([{"name": name, "created": name not in before} for name in names])
+        print_json(
+            [{"name": name, "created": name not in before, **_shape(made[name])} for name in names]
+        )
         return
     for name in names:
-        print(f"{'exists' if name in before else 'created'} {name}")
+        print(f"{'exists' if name in before else 'created'} {name}: {said_of(made[name])}")
+
+
+def _shape(info: TopicInfo) -> dict[str, object]:
+    return {
+        "partitions": len(info.partitions),
+        "replication_factor": info.replicas,
+        "durability": info.durability.label,
+    }
 
 
 def _given(**options: Any) -> dict[str, Any]:

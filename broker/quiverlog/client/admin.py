@@ -104,7 +104,7 @@ def create_topic(
     schema: pa.Schema | str,
     *,
     partitions: int,
-    replication_factor: int,
+    replication_factor: int | None,
     key: str | Sequence[str] | None,
     config: Mapping[str, Scalar] | None,
     if_not_exists: bool,
@@ -113,14 +113,15 @@ def create_topic(
     """Create a topic; None after a mere validation."""
     if not isinstance(name, str):
         raise InvalidArgument(f"A topic's name is text, not {name!r}.")
-    for what, number in (("partitions", partitions), ("replication_factor", replication_factor)):
+    factor = -1 if replication_factor is None else replication_factor
+    for what, number in (("partitions", partitions), ("replication_factor", factor)):
         if not isinstance(number, int):
             raise InvalidArgument(f"{what}={number!r} is not a whole number.")
     new = m.NewTopic(
         name=name,
         schema=schema_bytes(schema),
         partitions=partitions,
-        replication_factor=replication_factor,
+        replication_factor=factor,
         key_columns=list(_names(key)),
         configs=_configs(config),
     )

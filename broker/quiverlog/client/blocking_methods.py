@@ -82,7 +82,7 @@ class BlockingMethods:
         name=NAME,
         schema=ANYTHING,
         partitions=INT32,
-        replication_factor=INT32,
+        replication_factor=optional(INT32),
         key=optional(sequence(NAME)),
         config=optional(SETTINGS),
         if_not_exists=BOOLEAN,
@@ -94,7 +94,7 @@ class BlockingMethods:
         schema: pa.Schema | str,
         *,
         partitions: int = 1,
-        replication_factor: int = 1,
+        replication_factor: int | None = None,
         key: str | Sequence[str] | None = None,
         config: Mapping[str, admin.Scalar] | None = None,
         if_not_exists: bool = False,
@@ -106,6 +106,8 @@ class BlockingMethods:
             schema: the columns of its rows, as a pyarrow.Schema or as text like
                 `"id long, name string not null"`; "raw" (key, value, headers, timestamp) for
                 opaque payloads.
+            replication_factor: copies of each row; None is three, or as many as there are live
+                brokers where these are fewer. `replicas` of the result says how many.
             key: column names; rows with equal keys go to the same partition.
             config: the topic's settings, see docs/config.md.
             if_not_exists: a topic that has the name already is left as it is, without an error.

@@ -64,11 +64,16 @@ class TopicInfo:
     partitions: tuple[PartitionInfo, ...]
     is_internal: bool = False
 
+    @property
+    def replicas(self) -> int:
+        """Copies of each row: of the partition that has the fewest."""
+        return min((len(one.replicas) for one in self.partitions), default=0)
+
     def __repr__(self) -> str:
         key = f"key ({names(self.key_columns)}), " if self.key_columns else ""
         return (
-            f"TopicInfo({self.name!r}, {len(self.partitions)} partitions, {key}"
-            f"schema {self.schema_id}, id {self.topic_id.hex()})"
+            f"TopicInfo({self.name!r}, {len(self.partitions)} partitions, "
+            f"replicas {self.replicas}, {key}schema {self.schema_id}, id {self.topic_id.hex()})"
         )
 
     def _repr_html_(self) -> str:

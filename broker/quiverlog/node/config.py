@@ -70,7 +70,6 @@ class NodeConfig:
     topic_defaults: Mapping[str, str] = field(default_factory=dict)
     """Defaults of topic configuration that differ from the table's (`core.controller.configs`)."""
     partitions_default: int = 1
-    replication_factor_default: int = 1
     disk_reserve_bytes: int = DISK_RESERVE_BYTES_DEFAULT
     flushes_in_flight_max: int = 4
     """Logs that are flushed at the same time: more only queue up in the disk."""

@@ -112,11 +112,7 @@ def _decide_create(broker: Broker, call: Call, new: m.NewTopic) -> list[Record]:
         name=new.name,
         schema=new.schema,
         partitions=config.partitions_default if new.partitions == -1 else new.partitions,
-        replication_factor=(
-            config.replication_factor_default
-            if new.replication_factor == -1
-            else new.replication_factor
-        ),
+        replication_factor=new.replication_factor,
         key_columns=new.key_columns,
         configs=new.configs,
         now_us=call.now.wall_us,
@@ -144,7 +140,14 @@ def _created(broker: Broker, call: Call, result: m.TopicResult) -> Generator[Wai
     topic = broker.metadata.image.topics_by_id.get(result.topic_id)
     if topic is None:
         return  # Its end was decided meanwhile.
-    broker.outbox.log("info", "topic created", topic=result.name, partitions=len(topic.partitions))
+    broker.outbox.log(
+        "info",
+        "topic created",
+        topic=result.name,
+        partitions=len(topic.partitions),
+        replicas=topic.replication_factor,
+        min_in_sync=topic.config.min_in_sync_replicas,
+    )
     yield broker.assignment.opened(topic.topic_id, call.now)
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["DemoCluster"]
 
 _STOP_S = 30.0
-REPLICATION_FACTOR_MAX = 3
-"""More copies than three show nothing that three do not."""
 
 
 class DemoCluster:
@@ -31,7 +29,6 @@ class DemoCluster:
 
     def __init__(self, directory: Path, count: int) -> None:
         assert count >= 1
-        self._count = count
         with _failures_told():
             self._cluster = LocalCluster.create(directory, racks=racks_of(count))
         self.killed: LocalBroker | None = None
@@ -45,11 +42,6 @@ class DemoCluster:
     def bootstrap(self) -> str:
         """Addresses of all brokers, one that was killed among them: clients skip it."""
         return self._cluster.bootstrap
-
-    @property
-    def replication_factor(self) -> int:
-        """Of the demo's topics."""
-        return min(self._count, REPLICATION_FACTOR_MAX)
 
     @property
     def living(self) -> list[LocalBroker]:

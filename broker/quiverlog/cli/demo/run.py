@@ -90,7 +90,7 @@ def run_demo(options: DemoOptions) -> int:
         from quiverlog.client.client import connect
 
         with connect(cluster.bootstrap, client_id="quiverlog-demo") as client:
-            replay = _replay(client, tables, cluster, console)
+            replay = _replay(client, tables, console)
             spark = _run_spark(client, tables, cluster, directory, options, console)
             back, delays = _read_back(client, options)
         code = _verdict(tables, delays, spark, [replay, spark.leg, back], options, console)
@@ -167,17 +167,13 @@ def _bar(console: Console, name: str, total: int) -> Iterator[Any]:
         yield lambda done: progress.update(task, completed=done)
 
 
-def _replay(
-    client: Client, tables: dict[str, pa.Table], cluster: DemoCluster, console: Console
-) -> Leg:
-    copies = cluster.replication_factor
+def _replay(client: Client, tables: dict[str, pa.Table], console: Console) -> Leg:
     for spec in (*SOURCES, DELAYS):
         client.create_topic(
             spec.name,
             spec.schema,
             partitions=spec.partitions,
             key=list(spec.key),
-            replication_factor=copies,
         )
     for spec in SOURCES[1:]:
         with client.producer(spec.name) as producer:

@@ -27,6 +27,7 @@ from quiverlog.core.controller.configs import (
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.placement import Place, place
 from quiverlog.core.controller.records import (
+    BrokerRecord,
     ConfigRecord,
     PartitionRecord,
     ProducerIdBlockRecord,
@@ -52,6 +53,7 @@ from quiverlog.limits import (
     KEY_COLUMNS_MAX,
     PARTITIONS_PER_BROKER_MAX,
     PARTITIONS_PER_TOPIC_MAX,
+    REPLICATION_FACTOR_DEFAULT,
     REPLICATION_FACTOR_MAX,
     SCHEMA_BYTES_MAX,
     SCHEMA_HISTORY_BYTES_MAX,
@@ -117,7 +119,8 @@ def create_topic(
 
     Args:
         schema: an Arrow IPC schema message.
-        partitions, replication_factor: resolved, no -1.
+        partitions: resolved, no -1.
+        replication_factor: -1 for the default of this cluster (adr/0076).
         now_us: wall clock.
         entropy: source of the topic id's random bytes.
 
@@ -131,6 +134,8 @@ def create_topic(
     if len(image.topics) >= TOPICS_MAX:
         raise PolicyViolation(f"there are {len(image.topics)} topics, which is the most allowed.")
     _check_partitions(partitions)
+    if replication_factor == -1:
+        replication_factor = max(1, min(REPLICATION_FACTOR_DEFAULT, len(_takers(image))))
     if not 1 <= replication_factor <= REPLICATION_FACTOR_MAX:
         raise InvalidReplicationFactor(
             f"a replication factor of {replication_factor} was asked for, allowed are 1 to"
@@ -251,13 +256,18 @@ def _partition_records(
     ]
 
 
-def _with_room(image: Image, replication_factor: int) -> list[Place]:
-    """The brokers that can take partitions; as many at least as a partition needs."""
-    live = [
+def _takers(image: Image) -> list[BrokerRecord]:
+    """The brokers that live, stay, and hold partitions."""
+    return [
         one
         for one in image.live_brokers()
         if one.takes_partitions and not one.in_shutdown and not one.decommissioning
     ]
+
+
+def _with_room(image: Image, replication_factor: int) -> list[Place]:
+    """The brokers that can take partitions; as many at least as a partition needs."""
+    live = _takers(image)
     if len(live) < replication_factor:
         raise InvalidReplicationFactor(
             f"{replication_factor} replicas are wanted; brokers that can take one: {len(live)}."
