@@ -87,8 +87,8 @@ _KEYS: Final = (
         "cluster.id",
         _TEXT,
         "",
-        "The cluster to which the data directory must belong, of at most"
-        f" {limits.CLUSTER_ID_CHARS_MAX} characters. Empty: whatever it says, or a new one.",
+        f"The cluster of the data directory, of at most {limits.CLUSTER_ID_CHARS_MAX} characters."
+        " Empty: what it says, or a new one; a lone broker lets no other [join](cluster.md).",
         because="it is written into the data directory",
     ),
     Setting(

@@ -492,7 +492,10 @@ class WrongNode(QuiverlogError):
 
 class WrongListener(QuiverlogError):
     code = 72
-    hint = "Brokers speak among themselves at the listener that `inter.broker.listener` names."
+    hint = (
+        "Brokers speak among themselves at the listener that `inter.broker.listener` names, and"
+        " with a single broker only when it was started with `cluster.id`."
+    )
 
 
 class InvalidFetchSession(QuiverlogError):

@@ -170,6 +170,7 @@ def test_a_directory_from_before_there_were_quorums_becomes_the_first_of_three(
         answer = client.ask(m.MetadataRequest(topics=None))
     before = {topic.name for topic in answer.topics}
     first.stop()
+    first.config["cluster.id"] = answer.cluster_id  # A broker that is one of several says which.
     three = Three(stack, first, answer.cluster_id)
     assert before
     three.decide("new", list(three.ids))

@@ -42,8 +42,8 @@ class Copies:
     """See the module docstring. Rows are acknowledged in memory; both replicas are in sync."""
 
     def __init__(self, tmp_path: Path, **configs: str) -> None:
-        self.leader = NodeDriver(tmp_path / "leader", node_id=LEADER)
-        self.copy = _CopyDriver(tmp_path / "copy", node_id=COPY)
+        self.leader = NodeDriver(tmp_path / "leader", node_id=LEADER, cluster_id="c")
+        self.copy = _CopyDriver(tmp_path / "copy", node_id=COPY, cluster_id="c")
         self._waiting: dict[int, SendToPeer] = {}
         configs.setdefault("durability", "memory")
         self.topic = self.leader.create(**configs)

@@ -48,7 +48,7 @@ def change(node: NodeDriver, topic: bytes, **fields: Any) -> None:
 
 def led(tmp_path: Path) -> tuple[NodeDriver, bytes]:
     """A node that leads a partition with a follower, both in sync; rows need both."""
-    node = NodeDriver(tmp_path / "leader", node_id=LEADER)
+    node = NodeDriver(tmp_path / "leader", node_id=LEADER, cluster_id="c")
     topic = node.create(durability="memory")
     node.node.broker.metadata.image.topics["t"].replication_factor = 2
     change(node, topic, replicas=BOTH, in_sync_replicas=BOTH, leader_id=LEADER, leader_epoch=3)
@@ -61,7 +61,7 @@ class Copier:
     def __init__(self, tmp_path: Path, leader: NodeDriver, topic: bytes) -> None:
         self.leader = leader
         self.key = (topic, 0)
-        self.node = NodeDriver(tmp_path / "copy", node_id=COPY)
+        self.node = NodeDriver(tmp_path / "copy", node_id=COPY, cluster_id="c")
         assert self.node.create(durability="memory") == topic
         change(
             self.node, topic, replicas=BOTH, in_sync_replicas=BOTH, leader_id=LEADER, leader_epoch=3
@@ -302,7 +302,7 @@ def test_news_of_a_partition_whose_rows_are_being_read_asks_the_disk_for_nothing
     tmp_path: Path,
 ) -> None:
     """What was asked for is not there yet: that says nothing of what the disk holds."""
-    node = NodeDriver(tmp_path, node_id=LEADER)
+    node = NodeDriver(tmp_path, node_id=LEADER, cluster_id="c")
     topic = node.create(durability="memory", **{"segment.ms": "1000"})
     for value in range(3):
         node.produced(topic, batch_of([value]))

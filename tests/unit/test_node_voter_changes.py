@@ -11,14 +11,17 @@ from quiverlog.core.controller.records import BrokerRecord
 from quiverlog.core.raft import messages as m
 from quiverlog.core.raft.messages import RaftConfig, ReplicaKey
 from quiverlog.node.config import NodeConfig
+from quiverlog.node.jobs import Then
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.quorum import Quorum
+from quiverlog.node.reach import Reach
 from quiverlog.node.voter_changes import VoterChanges
 from quiverlog.types import Now
 from tests.support.raft import Replica, accepted, alive, key, leader
 
+AT = (("default", "h", 1),)
 FRESH = ReplicaKey(2, "fresh")
 HEARTBEAT_US = 3_000_000
 SLOW = RaftConfig(election_timeout_us=22_500_000, heartbeat_us=HEARTBEAT_US)
@@ -37,11 +40,16 @@ def heard(heartbeats: int) -> Replica:
     return replica
 
 
+def reached(_key: ReplicaKey, endpoint: str, now: Now, then: Then) -> None:
+    assert endpoint == "h:1"
+    then(None, None, now)
+
+
 def look(replica: Replica) -> set[ReplicaKey]:
     """The voters after the plan was looked at."""
     disks = (key(0), key(1), FRESH)
     records = [
-        BrokerRecord(n, b"i", "h", 1, "", (), 7, directory_id=disk, wants_vote=True)
+        BrokerRecord(n, b"i", "h", 1, "", AT, 7, directory_id=disk, wants_vote=True)
         for n, disk in disks
     ]
     quorum = Namespace(
@@ -53,7 +61,9 @@ def look(replica: Replica) -> set[ReplicaKey]:
         cast(Quorum, quorum),
         cast(Metadata, Namespace(image=Namespace(brokers={one.node_id: one for one in records}))),
         Outbox(NodeMetrics()),
+        cast(Reach, Namespace(check=reached)),
     )
+    changes.tick(Now(replica.now_us, 0))
     changes.tick(Now(replica.now_us, 0))
     replica.pump()
     return set(replica.raft.voters)

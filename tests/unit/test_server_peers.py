@@ -351,7 +351,7 @@ def test_a_broker_that_serves_no_quorum_yet_is_asked_again(run: Run) -> None:
         inbox._receiver = None
         c.tell(1)
         await c.until(lambda: c.metrics.peer_failures)
-        assert c.metrics.peer_failures == {"unknown_api": 1}
+        assert c.metrics.peer_failures == {"wrong_listener": 1}
         inbox._receiver = lambda messages, now: arrived.extend(messages)
 
         async def tell() -> bool:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from quiverlog.errors import WrongListener
 from quiverlog.node.broker import Broker
-from quiverlog.node.quorum_requests import serves_brokers
+from quiverlog.node.quorum_requests import check_serves_brokers
 from quiverlog.node.tasks import Call, Steps
 from quiverlog.wire.messages import Response
 from quiverlog.wire.replica_messages import AlterPartitionRequest
@@ -21,9 +20,7 @@ def handle_alter_partition(broker: Broker, call: Call) -> Steps:
     """Answer when what is taken holds."""
     request = call.request
     assert isinstance(request, AlterPartitionRequest)
-    if not serves_brokers(broker, call.connection_id):
-        listener = broker.clients.listener_of(call.connection_id)
-        raise WrongListener(f"the listener {listener!r} of this broker serves no ALTER_PARTITION.")
+    check_serves_brokers(broker, call.connection_id, request.API.name)
     decisions = broker.in_sync_decisions
     response = yield lambda then: decisions.decide(request, then, call.now)
     return cast("Response", response)

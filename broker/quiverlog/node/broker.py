@@ -318,6 +318,7 @@ class Broker:
             lambda: self.offline_replicas.is_untold,
             lambda: self.admission.disk_full,
             lambda key, offset, now: self.replication.deleted_below(key, offset, now),
+            self.whereabouts,
         )
 
     def _decide_in_sync(self, request: m.Request, then: Then, now: Now) -> None:

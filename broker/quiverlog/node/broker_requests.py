@@ -6,10 +6,10 @@ logs, is answered in the call that brings it: it waits for no job, no row and no
 
 from __future__ import annotations
 
-from quiverlog.errors import BrokerShuttingDown, QuiverlogError, WrongCluster, WrongListener
+from quiverlog.errors import BrokerShuttingDown, QuiverlogError, WrongCluster
 from quiverlog.node.broker import Broker
 from quiverlog.node.events import RequestReceived
-from quiverlog.node.quorum_requests import serves_brokers
+from quiverlog.node.quorum_requests import check_serves_brokers
 from quiverlog.types import Now
 from quiverlog.wire.broker_messages import (
     BrokerHeartbeatRequest,
@@ -27,10 +27,7 @@ def _check_listener(broker: Broker, connection_id: int, request: Request) -> Non
     assert connection_id >= 0
     if not broker.membership.is_active:
         raise BrokerShuttingDown
-    if not serves_brokers(broker, connection_id):
-        listener = broker.clients.listener_of(connection_id)
-        name = request.API.name
-        raise WrongListener(f"the listener {listener!r} of this broker serves no {name}.")
+    check_serves_brokers(broker, connection_id, request.API.name)
 
 
 def _check(

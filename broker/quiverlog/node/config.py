@@ -106,6 +106,18 @@ class NodeConfig:
     """All that the process was given, by key: what others are told of it."""
 
     @property
+    def lets_others_join(self) -> bool:
+        """True when the configuration says that this broker is, or is to be, one of several: whom
+        to ask, which cluster, or where brokers meet. One that is told nothing of it may stand in
+        any network, and whoever reaches it is a client."""
+        return bool(
+            self.cluster_id
+            or self.controllers
+            or self.moved_controllers
+            or self.inter_broker_listener != LISTENER_DEFAULT
+        )
+
+    @property
     def endpoints(self) -> tuple[tuple[str, str, int], ...]:
         """Name, host and port of each listener, as others are told to connect to it."""
         told = {LISTENER_DEFAULT: Address(self.advertised_host, self.advertised_port)}

@@ -2,7 +2,6 @@
 what each tells of its logs where nobody leads.
 
 Owns nothing but these three, put together, and the voters that change by themselves.
-Owns nothing but these, put together.
 """
 
 from __future__ import annotations
@@ -17,9 +16,11 @@ from quiverlog.node.metadata import Metadata
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.peers import Peers
 from quiverlog.node.quorum import Quorum
+from quiverlog.node.reach import Reach
 from quiverlog.node.registrar import Registrar
 from quiverlog.node.registration import Registration
 from quiverlog.node.voter_changes import VoterChanges
+from quiverlog.node.whereabouts import Whereabouts
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.types import Now
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
@@ -38,10 +39,11 @@ class Membership:
         local: who takes what else is asked of the controller, where this node decides.
         holds_back, is_disk_full: see `Registration`.
         deleted: see `LogEndReports`.
+        whereabouts: of the other brokers.
     """
 
     __slots__ = (
-        "_is_active", "controller", "log_end_decisions", "log_end_reports", "registrar",
+        "_is_active", "controller", "log_end_decisions", "log_end_reports", "reach", "registrar",
         "registration", "voter_changes",
     )  # fmt: skip
 
@@ -58,6 +60,7 @@ class Membership:
         holds_back: Callable[[], bool],
         is_disk_full: Callable[[], bool],
         deleted: Callable[[tuple[bytes, int], int, Now], None],
+        whereabouts: Whereabouts,
     ) -> None:
         self._is_active = False
         self.registrar = Registrar(
@@ -98,7 +101,8 @@ class Membership:
             outbox,
         )
 
-        self.voter_changes = VoterChanges(config, quorum, metadata, outbox)
+        self.reach = Reach(config, peers, whereabouts, directory)
+        self.voter_changes = VoterChanges(config, quorum, metadata, outbox, self.reach)
 
     @property
     def full_disks(self) -> frozenset[int]:

@@ -16,13 +16,38 @@ from quiverlog.node.quorum_wire import unpack
 from quiverlog.types import Now
 from quiverlog.wire.quorum_messages import QuorumRequest, QuorumResponse
 
-__all__ = ["handle_quorum", "serves_brokers"]
+__all__ = ["check_serves_brokers", "handle_quorum", "serves_brokers"]
 
 
 def serves_brokers(broker: Broker, connection_id: int) -> bool:
     """True on a connection on which the APIs between brokers are served."""
     listener = broker.clients.listener_of(connection_id)
-    return listener == broker.config.inter_broker_listener and broker.quorum_inbox.is_served
+    if listener != broker.config.inter_broker_listener or not broker.quorum_inbox.is_served:
+        return False
+    return broker.config.lets_others_join or _has_others(broker)
+
+
+def _has_others(broker: Broker) -> bool:
+    """True where the metadata name other brokers. No client can bring that about: what makes a
+    single broker know others is served between brokers only."""
+    node_id = broker.config.node_id
+    if any(voter.node_id != node_id for voter in broker.quorum.raft.voters):
+        return True
+    return any(other != node_id for other in broker.metadata.image.brokers)
+
+
+def check_serves_brokers(broker: Broker, connection_id: int, api: str) -> None:
+    """Raises WrongListener where the APIs between brokers are not served."""
+    if serves_brokers(broker, connection_id):
+        return
+    listener = broker.clients.listener_of(connection_id)
+    if listener == broker.config.inter_broker_listener and broker.quorum_inbox.is_served:
+        cluster_id = broker.directory.cluster_id
+        raise WrongListener(
+            f"this broker is a cluster of its own and serves no {api}. For others to join, start it"
+            f" with `cluster.id` = {cluster_id!r}, its cluster."
+        )
+    raise WrongListener(f"the listener {listener!r} of this broker serves no {api}.")
 
 
 def _check_node_id(broker: Broker, source: ReplicaKey, endpoint: str) -> None:
@@ -50,9 +75,7 @@ def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
     """Check whom the request means, and hand its messages on."""
     request = event.request
     assert isinstance(request, QuorumRequest)
-    if not serves_brokers(broker, event.connection_id):
-        listener = broker.clients.listener_of(event.connection_id)
-        raise WrongListener(f"the listener {listener!r} of this broker serves no QUORUM.")
+    check_serves_brokers(broker, event.connection_id, request.API.name)
     cluster_id, node_id = broker.directory.cluster_id, broker.config.node_id
     if request.cluster_id != cluster_id:
         raise WrongCluster(f"the request is for {request.cluster_id!r}, this is {cluster_id!r}.")
@@ -66,4 +89,5 @@ def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
     )
     broker.quorum_inbox.take(messages, now)
     _check_node_id(broker, source, request.source_endpoint)
-    broker.outbox.respond(event.connection_id, request.correlation_id, QuorumResponse())
+    response = QuorumResponse(directory_id=broker.directory.directory_id)
+    broker.outbox.respond(event.connection_id, request.correlation_id, response)

@@ -21,7 +21,6 @@ from quiverlog.errors import (
     OffsetOutOfRange,
     QuiverlogError,
     StorageFault,
-    WrongListener,
 )
 from quiverlog.limits import (
     FETCH_MAX_WAIT_MS_MAX,
@@ -36,7 +35,7 @@ from quiverlog.node.copy_sessions import CopySessions
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.lookup import Lookup
 from quiverlog.node.purgatory import Waiter
-from quiverlog.node.quorum_requests import serves_brokers
+from quiverlog.node.quorum_requests import check_serves_brokers
 from quiverlog.node.replica import Replica
 from quiverlog.node.waits import Waits
 from quiverlog.storage.reading_jobs import NotResident
@@ -246,9 +245,7 @@ def handle_replica_fetch(broker: Broker, event: RequestReceived, now: Now) -> No
     """See the module docstring."""
     request = event.request
     assert isinstance(request, ReplicaFetchRequest)
-    if not serves_brokers(broker, event.connection_id):
-        listener = broker.clients.listener_of(event.connection_id)
-        raise WrongListener(f"the listener {listener!r} of this broker serves no REPLICA_FETCH.")
+    check_serves_brokers(broker, event.connection_id, request.API.name)
     if len(request.partitions) > REPLICA_FETCH_ENTRIES_MAX:
         raise InvalidRequest(
             f"{len(request.partitions)} partitions, allowed are {REPLICA_FETCH_ENTRIES_MAX}."

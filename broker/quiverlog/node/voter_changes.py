@@ -1,8 +1,9 @@
 """Voters that change by themselves, where this node leads the quorum.
 
 Owns when the plan (voter_plan.py) is looked at, and what has to be true before a change is begun:
-whoever gets a vote follows closely, and a majority of those who keep theirs is heard. What the Raft
-refuses, and what is not true yet, is tried again half a second later. A change by command counts
+whoever gets a vote follows closely, was reached where it is registered (reach.py), and a majority
+of those who keep theirs is heard. What the Raft refuses, and what is not true yet, is tried again
+half a second later. A change by command counts
 like any other: one is under way at a time.
 
 A quorum of one with nobody else registered has no deadline here.
@@ -16,31 +17,50 @@ from functools import partial
 from typing import Final
 
 from quiverlog.core.raft.log import Place
-from quiverlog.core.raft.messages import ProposalRefused
+from quiverlog.core.raft.messages import ProposalRefused, ReplicaKey
+from quiverlog.limits import RAFT_OBSERVERS_MAX
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.quorum import Quorum
-from quiverlog.node.voter_plan import Kind, Planned, plan
+from quiverlog.node.reach import Reach
+from quiverlog.node.voter_plan import Kind, Planned, endpoint_of, plan
 from quiverlog.types import Now
 
 __all__ = ["VoterChanges"]
 
 _RETRY_US: Final = 500_000
+_REACHED_US: Final = 5_000_000
+"""So long it counts that a replica was reached."""
+
+_Where = tuple[ReplicaKey, str]
+"""A replica, and the endpoint at which it is to be reached."""
 
 
 class VoterChanges:
     """See the module docstring."""
 
-    __slots__ = ("_config", "_due_us", "_metadata", "_outbox", "_quorum", "_term")
+    __slots__ = (
+        "_asked", "_config", "_due_us", "_metadata", "_outbox", "_quorum", "_reach", "_reached_us",
+        "_term", "_told",
+    )  # fmt: skip
 
     def __init__(
-        self, config: NodeConfig, quorum: Quorum, metadata: Metadata, outbox: Outbox
+        self,
+        config: NodeConfig,
+        quorum: Quorum,
+        metadata: Metadata,
+        outbox: Outbox,
+        reach: Reach,
     ) -> None:
         self._config = config
         self._quorum = quorum
         self._metadata = metadata
         self._outbox = outbox
+        self._reach = reach
+        self._asked: set[_Where] = set()
+        self._reached_us: dict[_Where, int] = {}  # Who is to get a vote, and when it was reached.
+        self._told = ""
         self._term = 0  # In which the plan was looked at.
         self._due_us: int | None = None
 
@@ -75,7 +95,7 @@ class VoterChanges:
             return
         self._due_us = now.mono_us + _RETRY_US
         assert self._term == quorum.leading_term
-        if self._may_begin(planned, now):
+        if self._may_begin(planned, now) and self._are_reached(planned, now):
             try:
                 place = self._propose(planned, now)
             except ProposalRefused:
@@ -88,6 +108,35 @@ class VoterChanges:
             return False
         # The disk is gone for good. Who stays is heard, and can decide and add the new one.
         return planned.kind is not Kind.REMOVE or raft.is_silent(planned.key, now.mono_us)
+
+    def _are_reached(self, planned: Planned, now: Now) -> bool:
+        """Those who are to vote were reached just now; those who were not are asked."""
+        brokers, listener = self._metadata.image.brokers, self._config.inter_broker_listener
+        wanted = [(key, endpoint_of(brokers[key.node_id], listener)) for key in planned.follow]
+        if planned.kind is Kind.MOVE:
+            wanted.append((planned.key, planned.endpoint))
+        since_us = now.mono_us - _REACHED_US
+        fresh = {one: us for one, us in self._reached_us.items() if us >= since_us}
+        self._reached_us = {one: fresh[one] for one in wanted if one in fresh}
+        missing = [one for one in wanted if one not in fresh]
+        for one in missing:
+            if one not in self._asked:
+                self._asked.add(one)
+                self._reach.check(*one, now, partial(self._answered, one))
+        assert len(self._asked) <= RAFT_OBSERVERS_MAX
+        return not missing
+
+    def _answered(
+        self, where: _Where, _result: object, error: BaseException | None, now: Now
+    ) -> None:
+        self._asked.discard(where)
+        if error is None:
+            self._told = ""
+            self._reached_us[where] = now.mono_us
+            self._due_us = 0
+        elif str(error) != self._told:
+            self._told = str(error)
+            self._outbox.log("warning", "voters not changed", why=self._told)
 
     def _propose(self, planned: Planned, now: Now) -> Place:
         """Raises ProposalRefused."""

@@ -21,7 +21,7 @@ from quiverlog.core.controller.records import BrokerRecord
 from quiverlog.core.raft.messages import ReplicaKey, Voters
 from quiverlog.limits import QUORUM_AUTO_VOTERS_MAX
 
-__all__ = ["Kind", "Planned", "plan"]
+__all__ = ["Kind", "Planned", "endpoint_of", "plan"]
 
 
 class Kind(enum.Enum):
@@ -82,7 +82,7 @@ def _joining(voters: Voters, live: Mapping[int, BrokerRecord], listener: str) ->
         if one.wants_vote
         and one.directory_id
         and node_id not in nodes
-        and _at(one, listener)
+        and endpoint_of(one, listener)
         and not one.decommissioning
     ]
     wanted = 2 if len(voters) % 2 else 1
@@ -90,7 +90,7 @@ def _joining(voters: Voters, live: Mapping[int, BrokerRecord], listener: str) ->
         return None
     assert (len(voters) + wanted) % 2, "an odd number survives as much as the next even one"
     follow = tuple(_key(one) for one in found[:wanted])
-    return Planned(Kind.ADD, follow[0], _at(found[0], listener), follow)
+    return Planned(Kind.ADD, follow[0], endpoint_of(found[0], listener), follow)
 
 
 def _moved(voters: Voters, live: Mapping[int, BrokerRecord], listener: str) -> Planned | None:
@@ -99,13 +99,13 @@ def _moved(voters: Voters, live: Mapping[int, BrokerRecord], listener: str) -> P
     for voter, endpoint in sorted(voters.items()):
         broker = live.get(voter.node_id)
         if broker is not None and broker.directory_id == voter.directory_id:
-            now_at = _at(broker, listener)
+            now_at = endpoint_of(broker, listener)
             if now_at and now_at != endpoint:
                 return Planned(Kind.MOVE, voter, now_at)
     return None
 
 
-def _at(broker: BrokerRecord, listener: str) -> str:
+def endpoint_of(broker: BrokerRecord, listener: str) -> str:
     """Where other brokers reach it; empty: it has not said."""
     endpoints = {name: str(Address(host, port)) for name, host, port in broker.listeners}
     return endpoints.get(listener, "")

@@ -66,6 +66,11 @@ def handle_change_voters(broker: Broker, call: Call) -> Steps:
         if not broker.quorum.check_leading(call.now):
             raise NotController
         key = _replica_of(broker, asked, change)
+        if change is VoterChange.ADD:
+            endpoint = _endpoint_of(broker, key)
+            yield partial(broker.membership.reach.check, key, endpoint, call.now)
+            if _endpoint_of(broker, key) != endpoint:
+                raise VoterNotReady(f"node {key.node_id} has moved from {endpoint}.")
         if change is VoterChange.REMOVE:
             # Before anything is decided about who stays.
             with _refusals():
@@ -138,13 +143,19 @@ def _place(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now) -> Pl
     raft = broker.quorum.raft
     if change is VoterChange.REMOVE:
         return raft.remove_voter(key, now.mono_us)
-    said = broker.whereabouts.said_by(key.node_id)
-    assert said is not None
-    if not said.is_controller:
-        raise InvalidVoterChange(f"node {key.node_id} does not have the role `controller`.")
     # A quorum of one has written down no address of its own.
     own = str(broker.config.endpoint)
-    return raft.add_voter(key, str(said.address), now.mono_us, own_endpoint=own)
+    return raft.add_voter(key, _endpoint_of(broker, key), now.mono_us, own_endpoint=own)
+
+
+def _endpoint_of(broker: Broker, key: ReplicaKey) -> str:
+    """Where a replica that is to vote says it is. It may have stopped to say so meanwhile."""
+    said = broker.whereabouts.said_by(key.node_id)
+    if said is None or said.key != key:
+        raise VoterNotReady(f"node {key.node_id} does not follow the metadata log any more.")
+    if not said.is_controller:
+        raise InvalidVoterChange(f"node {key.node_id} does not have the role `controller`.")
+    return str(said.address)
 
 
 def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:

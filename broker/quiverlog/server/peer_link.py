@@ -29,7 +29,9 @@ from quiverlog.errors import (
     DuplicateNodeId,
     PeerUnreachable,
     QuiverlogError,
+    UnknownApi,
     WrongCluster,
+    WrongListener,
     WrongNode,
     error_class,
 )
@@ -160,6 +162,8 @@ class PeerLink:
             self._heard_s = self._context.loop.time()  # The silence begins with the question.
         try:
             conversation.send(effect)
+        except UnknownApi:
+            self._not_spoken(conversation, effect)
         except QuiverlogError as error:
             # What it does not speak now it may speak after its next start: HELLO tells.
             if effect.token != NO_TOKEN:
@@ -167,6 +171,18 @@ class PeerLink:
             conversation.end(error)
         except OSError as error:  # Under way, as far as the conversation knows: its end tells.
             conversation.end(PeerUnreachable(f"it cannot be written to: {_reason(error)}."))
+
+    def _not_spoken(self, conversation: Conversation, effect: SendToPeer) -> None:
+        """The broker is the right one, and does not speak with brokers there."""
+        error = WrongListener(
+            f"{self.address} serves no {effect.request.API.name}: its broker is still starting, or"
+            " this is not the listener where brokers meet, or it was started without `cluster.id`"
+            f" and is a cluster of its own (`cluster.id` = {self._context.cluster_id!r} lets others"
+            " join)."
+        )
+        if effect.token != NO_TOKEN:
+            self._context.later(PeerClosed(self.peer, (effect.token,), error))
+        conversation.end(error)
 
     def _connect_soon(self) -> None:
         loop = self._context.loop

@@ -26,7 +26,7 @@ from quiverlog.limits import (
     QUORUM_VOTERS_MAX,
 )
 
-from .messages import Api, Part, Request, Response, UInt31
+from .messages import Api, Int32, Part, Request, Response, UInt31
 
 __all__ = [
     "QUORUM_CONTAINERS_MAX",
@@ -218,9 +218,17 @@ class QuorumRequest(Request, array_like=True, gc=False):
 
 
 class QuorumResponse(Response, array_like=True, gc=False):
-    """Without an error the messages were received, which says nothing of what becomes of them."""
+    """Without an error the messages were received, which says nothing of what becomes of them.
+
+    `directory_id`: of the broker that answers. `leader_id`, `leader_directory`, `leader_endpoint`:
+    the leader of the quorum as the answering broker follows it (-1: none), and its address among
+    brokers (empty: unknown)."""
 
     API: ClassVar[Api] = Api.QUORUM
+    directory_id: DirectoryId = ""
+    leader_id: Int32 = -1
+    leader_directory: DirectoryId = ""
+    leader_endpoint: Endpoint = ""
 
 
 QUORUM_CONTAINERS_MAX: Final = 2 + 2 * QUORUM_MESSAGES_MAX + QUORUM_ENTRIES_MAX + QUORUM_VOTERS_MAX
