@@ -55,6 +55,7 @@ __all__ = [
     "InvalidSchema",
     "InvalidTimestamp",
     "InvalidTopicName",
+    "InvalidValue",
     "InvalidVoterChange",
     "ListenerWithoutAdministration",
     "LogTruncated",
@@ -91,6 +92,7 @@ __all__ = [
     "UnsupportedDurability",
     "UnsupportedFeatureLevel",
     "UnsupportedFormat",
+    "UnsupportedValue",
     "UnsupportedVersion",
     "VoterChangePending",
     "VoterNotReady",
@@ -630,3 +632,13 @@ class ForkedClient(QuiverlogError):
 class InvalidResponse(QuiverlogError):
     code = 1010
     hint = "The broker broke the protocol; nothing of its answer was used. See the broker's log."
+
+
+class InvalidValue(SchemaMismatch):
+    code = 1020
+    hint = "Nothing of it was sent."
+
+
+class UnsupportedValue(QuiverlogError):
+    code = 1021
+    hint = "Take the rows as Arrow (`batch.data`, `to_arrow`), or leave the column out (`columns`)."

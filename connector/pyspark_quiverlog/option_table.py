@@ -277,7 +277,8 @@ _SETTINGS: Final = (
         "failOnCorruptData",
         Kind.OTHER,
         "true",
-        "When stored rows cannot be decoded, or the broker finds them damaged: fail and name "
+        "When stored rows cannot be decoded, hold a value that is none of their column's type, or "
+        "are found damaged by the broker: fail and name "
         "topic, partition and offsets, or log them and step over them. `failOnDataLoss` does not "
         "cover this.",
         read=parse_boolean,

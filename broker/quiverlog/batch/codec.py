@@ -44,8 +44,9 @@ from .header import (
     BatchHeader,
     peek,
 )
+from .held_values import first_wrong_value
 from .normalize import conform
-from .structure import check_structure
+from .structure import check_structure, plan_of
 
 __all__ = [
     "Encoded",
@@ -246,15 +247,20 @@ def decode_batch(
     *,
     verify_crc: bool = True,
     reader_schema: pa.Schema | None = None,
+    start: int = 0,
+    stop: int | None = None,
 ) -> pa.RecordBatch:
-    """Decode one stored batch into the reader's schema.
+    """Decode one stored batch, or rows of it, into the reader's schema.
 
     Args:
         columns: only these, in this order; None takes all.
         reader_schema: what the rows shall look like; None takes the newest schema of the topic.
+        start: the first of the rows, counted in the batch.
+        stop: the row after the last one.
 
     Raises:
-        CorruptBatch: the CRC does not match, or the bytes are not what the header says.
+        CorruptBatch: the CRC does not match, the bytes are not what the header says, or one of the
+            rows has a value that the column's stored type does not hold (`column`, `row`).
         UnknownSchema: the batch's schema is not in `schemas`.
         InvalidArgument: no such column.
         IncompatibleSchema: the batch's schema does not widen to `reader_schema`.
@@ -273,7 +279,27 @@ def decode_batch(
         target = project(reader_schema, columns)
     if reader_schema is not None:
         schemas.check_readable(header.schema_id, reader_schema)
-    return conform(read_rows(batch, header, stored, target), target)
+    data = read_rows(batch, header, stored, target)
+    if start or (stop is not None and stop < header.row_count):
+        data = data.slice(start, None if stop is None else stop - start)
+    _check_values(data, stored, target, start)
+    return conform(data, target)
+
+
+def _check_values(data: pa.RecordBatch, stored: pa.Schema, target: pa.Schema, start: int) -> None:
+    """Before they are cast: a value that its type does not hold may look well in a wider one."""
+    wanted = set(target.names)
+    for name in plan_of(stored).questionable & wanted:
+        column = data.column(name) if name in data.schema.names else None
+        wrong = None if column is None else first_wrong_value(column)
+        if column is not None and wrong is not None:
+            row = start + wrong.row
+            raise CorruptBatch(
+                f"column {name!r} ({column.type}) of row {row} holds {wrong.shown}, which "
+                f"{wrong.why}.",
+                column=name,
+                row=row,
+            )
 
 
 def read_rows(

@@ -87,7 +87,14 @@ def cast_array(array: pa.Array, data_type: pa.DataType) -> pa.Array:
         return cast_array(array.storage, data_type)
     if pa.types.is_run_end_encoded(array.type):
         return cast_array(_run_ends_decoded(array), data_type)
-    return _castable(array).cast(data_type)
+    plain = _castable(array)
+    try:
+        return plain.cast(data_type)
+    except pa.ArrowInvalid:
+        if not pa.types.is_nested(plain.type):
+            raise
+        # Of a slice the cast takes the items beside it as well, and one of these may not fit.
+        return pa.concat_arrays([plain, plain.slice(0, 0)]).cast(data_type)
 
 
 def _castable(array: pa.Array) -> pa.Array:

@@ -21,6 +21,7 @@ from quiverlog.errors import CorruptBatch
 from quiverlog.limits import BATCH_DECODED_BYTES_MAX, KIB, SCHEMAS_PER_TOPIC_MAX
 
 from .header import FLAG_CODEC_MASK, FLAG_CODEC_SHIFT, BatchHeader
+from .held_values import can_be_wrong
 from .ipc_metadata import IpcMetadata, IpcShape, read_ipc_metadata
 
 __all__ = ["Plan", "check_structure", "has_required_inside", "plan_of"]
@@ -50,6 +51,8 @@ class Plan(NamedTuple):
     has_maps: bool
     has_required_inside: bool
     """Fields inside of columns that may not be null; the keys of maps are not counted."""
+    questionable: frozenset[str]
+    """The columns with bits that may be no value of their type (`held_values`)."""
     shape: IpcShape | None
     """How our own encoder writes the metadata; None where that is not always the same."""
     bit_widths: tuple[int, ...] | None
@@ -105,6 +108,7 @@ def _make_plan(schema: pa.Schema) -> Plan:
         layout,
         has_maps=any(map(pa.types.is_map, types)),
         has_required_inside=any(has_required_inside(field.type) for field in schema),
+        questionable=frozenset(field.name for field in schema if can_be_wrong(field.type)),
         shape=shape,
         bit_widths=bit_widths,
         head_bytes=_head_bytes(shape) if bit_widths is not None else 0,

@@ -61,6 +61,7 @@ class _Wish:
     where: str | None
     template: list[Any] | None
     wide: bool
+    skip_corrupt: bool
     output: str
     kind: FileKind
 
@@ -141,6 +142,11 @@ class _Wish:
     "the column `value` or the row as JSON, %{name} a column, %% a percent, \\n \\t.",
 )
 @click.option("--wide", is_flag=True, help="Cut nothing in a terminal's table.")
+@click.option(
+    "--skip-corrupt",
+    is_flag=True,
+    help="Step over rows that cannot be decoded, a stored batch at a time, and warn of each.",
+)
 @bootstrap_option
 @debug_option
 def consume(
@@ -159,6 +165,7 @@ def consume(
     output_format: str | None,
     template: str | None,
     wide: bool,
+    skip_corrupt: bool,
     bootstrap: str,
     timeout_s: float,
 ) -> None:
@@ -182,6 +189,7 @@ def consume(
         where=where,
         template=_template(template, output_format),
         wide=wide,
+        skip_corrupt=skip_corrupt,
         output=output,
         kind=_kind(output, output_format, is_template=template is not None),
     )
@@ -287,7 +295,8 @@ def _bounded(
 ) -> Iterator[ConsumerBatch]:
     end = {p: max(begin[p], end[p]) for p in begin}
     options: dict[str, Any] = {"start": begin, "end": end, "partitions": sorted(begin)}
-    with client.consumer(wish.topic, columns=_fetched(wish), **options) as consumer:
+    options |= {"columns": _fetched(wish), "skip_corrupt": wish.skip_corrupt}
+    with client.consumer(wish.topic, **options) as consumer:
         yield from consumer
 
 
@@ -297,6 +306,7 @@ def _follow(client: Client, wish: _Wish, begin: dict[int, int], rows: ChosenRows
         "start": begin,
         "follow": True,
         "columns": _fetched(wish),
+        "skip_corrupt": wish.skip_corrupt,
         "partitions": sorted(begin) if is_chosen else None,  # new ones are read as they come
     }
     with client.consumer(wish.topic, **options) as consumer:

@@ -25,7 +25,7 @@ from quiverlog.cli.options import (
 from quiverlog.cli.output import human_bytes, human_count, print_json, print_table
 from quiverlog.cli.produce_progress import Progress, shown_progress
 from quiverlog.cli.produce_topic import TargetTopic
-from quiverlog.errors import QuiverlogError
+from quiverlog.errors import QuiverlogError, SchemaMismatch
 from quiverlog.limits import MIB
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ def _send(
     outcome: _Outcome,
 ) -> None:
     futures = outcome.futures
+    rows_before = 0
     with lean_imports():  # not before: the first blocks of a file are parsed meanwhile
         import quiverlog.client.producer  # noqa: F401
     with client.producer(
@@ -222,6 +223,7 @@ def _send(
             for batch in source.batches:
                 outcome.byte_count += batch.nbytes
                 futures.append(producer.send(batch))
+                rows_before += batch.num_rows
                 while futures and (len(futures) > _FUTURES_KEPT_MAX or futures[0].done()):
                     outcome.add(futures.popleft().result())
                 progress.show(source.progress.done)
@@ -229,7 +231,8 @@ def _send(
             while futures:
                 outcome.add(futures.popleft().result())
         except (CommandFailed, QuiverlogError) as error:
-            raise _with_what_is_left(error, outcome, futures, target) from error
+            told = _in_the_file(error, rows_before)
+            raise _with_what_is_left(told, outcome, futures, target) from error
         except KeyboardInterrupt as error:
             with contextlib.suppress(QuiverlogError):
                 producer.flush(_INTERRUPTED_WAIT_S)
@@ -238,6 +241,14 @@ def _send(
             raise failure from error
         progress.show(source.progress.done)
     outcome.seconds = time.monotonic() - outcome.started_s
+
+
+def _in_the_file(error: Exception, rows_before: int) -> Exception:
+    """A row that does not fit is counted in the file, not in the batch that was sent."""
+    if isinstance(error, SchemaMismatch) and isinstance(row := error.details.get("row"), int):
+        place = f"row {rows_before + row} of the file (the first is 0)"
+        error.message = error.message.replace(f"row {row}", place, 1)
+    return error
 
 
 def _interrupted(outcome: _Outcome, futures: deque[Any], target: TargetTopic) -> CommandFailed:

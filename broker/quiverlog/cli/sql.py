@@ -19,6 +19,7 @@ from quiverlog.cli.interrupts import interrupts_carried_to
 from quiverlog.cli.options import bootstrap_option, debug_option, open_client
 from quiverlog.cli.terminal import clear_screen
 from quiverlog.cli.where_to_read import Span
+from quiverlog.errors import QuiverlogError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -138,6 +139,7 @@ class _Session:
     def __init__(self, client: Client, database: Any) -> None:
         self._client = client
         self._database = database
+        self._failures: list[QuiverlogError] = []
         self.output = "-"
         self.kind = FileKind("table")
         self.is_wide = False
@@ -146,10 +148,12 @@ class _Session:
         """Run the statements and write what the last of them gives, if anything.
 
         Raises:
-            CommandFailed: DuckDB refused it, or a topic could not be read.
+            CommandFailed: DuckDB refused it.
+            QuiverlogError: a topic could not be read.
         """
         import duckdb
 
+        self._failures.clear()
         self._make_tables(query)
         try:
             with interrupts_carried_to(self._database.interrupt):
@@ -158,6 +162,8 @@ class _Session:
             if reader is not None:
                 self._write(reader)
         except duckdb.Error as error:
+            if self._failures:  # a topic could not be read, which is not DuckDB's to tell
+                raise self._failures[0] from error
             said = one_line(str(error).split("\n\n")[0])
             is_closed = isinstance(error, duckdb.PermissionException) or "been locked" in said
             if is_closed:
@@ -215,7 +221,7 @@ class _Session:
         shows_all = "show" in words or "information_schema" in words or "duckdb_" in words
         topics = self._client.list_topics()
         wanted = [topic for topic in topics if shows_all or topic.casefold() in words]
-        register_topics(self._database, self._client, wanted)
+        register_topics(self._database, self._client, wanted, self._failures)
 
     def _write(self, reader: pa.RecordBatchReader) -> None:
         from quiverlog.cli.sql_results import as_written, written_schema

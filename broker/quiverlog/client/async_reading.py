@@ -18,6 +18,7 @@ from .asynchronous import AsyncDriver
 from .consumer_core import ConsumerCore
 from .display import names
 from .extras import extra
+from .python_values import data_frame
 from .reading_plan import ReadPlan, ReadProgress
 from .routing import Cluster
 
@@ -84,9 +85,13 @@ class AsyncReading:
         return pa.Table.from_batches(batches, self.schema)
 
     async def to_pandas(self, **options: Any) -> Any:
-        """All rows as a data frame of pandas; `options` are those of `pyarrow.Table.to_pandas`."""
+        """All rows as a data frame of pandas; `options` are those of `pyarrow.Table.to_pandas`.
+
+        Raises:
+            UnsupportedValue: Python or pandas have no such value.
+        """
         extra("pandas", "to_pandas")
-        return (await self.to_arrow()).to_pandas(**options)
+        return data_frame(await self.to_arrow(), self.topic, options)
 
     async def to_polars(self) -> Any:
         """All rows as a data frame of polars."""

@@ -55,9 +55,15 @@ class ConsumerBatch:
         return pa.arange(self.base_offset, self.next_offset)
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """The rows as dictionaries."""
-        rows: list[dict[str, Any]] = self.data.to_pylist()
-        return rows
+        """The rows as dictionaries.
+
+        Raises:
+            UnsupportedValue: Python has no such value (a year above 9999, nanoseconds of a day);
+                `data` has it.
+        """
+        from .python_values import python_rows
+
+        return python_rows(self.data, f"{self.topic}-{self.partition}", self.base_offset)
 
     def __len__(self) -> int:
         return int(self.data.num_rows)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from operator import itemgetter
 from typing import Any
 
@@ -18,12 +19,14 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from quiverlog.batch.arrow_types import normalize_type
+from quiverlog.batch.halves import first_bad_row
+from quiverlog.batch.held_values import can_be_wrong, first_wrong_value
 from quiverlog.batch.normalize import cast_array
 from quiverlog.batch.plain_arrays import array_of
 from quiverlog.batch.rows import check_nested_nulls
 from quiverlog.batch.structure import has_required_inside
 from quiverlog.batch.unbent import Check, check_of
-from quiverlog.errors import SchemaMismatch
+from quiverlog.errors import InvalidValue, SchemaMismatch
 
 from . import arguments
 
@@ -46,6 +49,7 @@ class Converter:
         self._checks = {f.name: check_of(f.type) for f in schema}
         self._getters = [(itemgetter(f.name), f.type, self._checks[f.name]) for f in schema]
         self._not_null = [i for i, f in enumerate(schema) if not f.nullable]
+        self._questionable = [i for i, f in enumerate(schema) if can_be_wrong(f.type)]
         self._not_null_inside = [i for i, f in enumerate(schema) if has_required_inside(f.type)]
 
     def batches(self, data: Any) -> list[pa.RecordBatch]:
@@ -57,16 +61,17 @@ class Converter:
 
         Raises:
             SchemaMismatch: it is none of these, or does not fit; names the column.
+            InvalidValue: a value is none of its type; names the column, the row and the value.
         """
         if isinstance(data, Mapping):
             data = [data]
         if isinstance(data, pa.RecordBatch):
-            found = [self._from_batch(data)]
+            found = self._from_batches([data])
         elif isinstance(data, list):
             starts = range(0, len(data), ROWS_AT_ONCE)
             found = [self._from_slice(data, start) for start in starts]
         else:
-            found = [self._from_batch(batch) for batch in self._arrow_batches(data)]
+            found = self._from_batches(self._arrow_batches(data))
         return [batch for batch in found if batch.num_rows]
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -89,6 +94,7 @@ class Converter:
         except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self._blame_row(rows, error) from error
         self._check_nulls(batch)
+        self._check_values(batch)  # a value may be Arrow's own
         return batch
 
     def _from_slice(self, rows: list[Mapping[str, Any]], start: int) -> pa.RecordBatch:
@@ -139,7 +145,16 @@ class Converter:
         surplus = [n for n in table.schema.names if _INDEX(n) and n not in self._names]
         return table.drop_columns(surplus) if surplus else table
 
-    def _from_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _from_batches(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        found, rows_before = [], 0
+        for batch in batches:
+            converted = self._from_batch(batch, rows_before)
+            self._check_values(converted, rows_before)
+            found.append(converted)
+            rows_before += batch.num_rows
+        return found
+
+    def _from_batch(self, batch: pa.RecordBatch, rows_before: int) -> pa.RecordBatch:
         if batch.schema.equals(self.schema):
             self._check_nulls(batch)
             return batch
@@ -149,12 +164,12 @@ class Converter:
         if len(set(names)) != len(names):
             twice = sorted({n for n in names if names.count(n) > 1})
             raise SchemaMismatch(f"Column {twice[0]!r} is there twice.", topic=self.topic)
-        columns = [self._column(batch, field) for field in self.schema]
+        columns = [self._column(batch, field, rows_before) for field in self.schema]
         converted = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         self._check_nulls(converted)
         return converted
 
-    def _column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    def _column(self, batch: pa.RecordBatch, field: pa.Field, rows_before: int) -> pa.Array:
         if field.name not in batch.schema.names:
             return pa.nulls(batch.num_rows, field.type)
         column = batch.column(field.name)
@@ -168,11 +183,14 @@ class Converter:
         try:
             return cast_array(column, field.type)
         except (pa.ArrowException, ValueError, TypeError) as error:
+            row = _first_row_not_cast(column, field.type)
             raise SchemaMismatch(
-                f"Column {field.name!r} of topic {self.topic!r} is {field.type}; a value of the "
-                f"data ({column.type}) does not fit: {_first_line(error)}.",
+                f"Column {field.name!r} of topic {self.topic!r} is {field.type}; row "
+                f"{rows_before + row} holds {_shown(column[row])} ({column.type}), which does not "
+                f"fit: {_first_line(error)}.",
                 topic=self.topic,
                 column=field.name,
+                row=rows_before + row,
             ) from error
 
     # --- refusals -------------------------------------------------------------------------------
@@ -196,6 +214,21 @@ class Converter:
                     topic=self.topic,
                     column=name,
                 ) from error
+
+    def _check_values(self, batch: pa.RecordBatch, rows_before: int = 0) -> None:
+        """Of the converted rows: a cast may carry along what neither type holds."""
+        for i in self._questionable:
+            wrong = first_wrong_value(batch.column(i))
+            if wrong is not None:
+                field = self.schema.field(i)
+                row = rows_before + wrong.row
+                raise InvalidValue(
+                    f"Column {field.name!r} of topic {self.topic!r} is {field.type}; row {row} "
+                    f"holds {wrong.shown}, which {wrong.why}.",
+                    topic=self.topic,
+                    column=field.name,
+                    row=row,
+                )
 
     def _unknown_columns(self, unknown: set[Any]) -> SchemaMismatch:
         shown = ", ".join(repr(n) for n in sorted(map(str, unknown))[:_SHOWN])
@@ -237,6 +270,25 @@ def _unbent_array(values: list[Any], kind: pa.DataType, check: Check | None) -> 
     if check is not None:
         check(values)
     return made
+
+
+def _first_row_not_cast(column: pa.Array, kind: pa.DataType) -> int:
+    def is_good(start: int, count: int) -> bool:
+        try:
+            cast_array(column.slice(start, count), kind)
+        except (pa.ArrowException, ValueError, TypeError):
+            return False
+        return True
+
+    return first_bad_row(len(column), is_good)
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        found = value.as_py()
+    except (pa.ArrowException, ValueError, OverflowError):
+        return str(value)
+    return str(found) if isinstance(found, Decimal) else arguments.shown(found)
 
 
 def _keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:

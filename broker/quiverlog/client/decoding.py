@@ -250,9 +250,6 @@ class BatchDecoder:
             self._check_crc(stored)
             history = yield from self._newer_history(header.schema_id)
         data = self._decoded(stored, history)
-        rows = stored.end - stored.start
-        if rows != header.row_count:
-            data = data.slice(stored.start - header.base_offset, rows)
         return ConsumerBatch(
             data=data,
             topic=self._topic,
@@ -279,14 +276,26 @@ class BatchDecoder:
                 self._columns,
                 verify_crc=self._verify_crc,
                 reader_schema=self._reader_schema,
+                start=stored.start - stored.header.base_offset,
+                stop=stored.end - stored.header.base_offset,
             )
         except CorruptBatch as error:
-            raise self._corrupt(stored, error.message) from error
+            if "row" not in error.details:
+                raise self._corrupt(stored, error.message) from error
+            raise self._wrong_value(stored, error) from error
         except QuiverlogError as error:
             named(error, self._topic, stored.partition)
             raise
         except Exception as error:  # Arrow's own, whatever their type: mapped once, here
             raise self._corrupt(stored, f"{type(error).__name__}: {error}") from error
+
+    def _wrong_value(self, stored: StoredBatch, error: CorruptBatch) -> CorruptBatch:
+        column, row = error.details["column"], error.details["row"]
+        offset = stored.header.base_offset + row
+        why = error.message.replace(f"of row {row}", f"at offset {offset}", 1)
+        found = self._corrupt(stored, f"{why} The other columns can be read (`columns`).")
+        found.details.update(column=column, row_offset=offset)
+        return found
 
     def _corrupt(self, stored: StoredBatch, why: str) -> CorruptBatch:
         base, after = stored.header.base_offset, stored.header.next_offset

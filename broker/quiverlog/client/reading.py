@@ -17,6 +17,7 @@ from .consumer import Consumer
 from .consumer_core import ConsumerCore
 from .display import names
 from .extras import extra
+from .python_values import data_frame
 from .reading_plan import ReadPlan, ReadProgress
 from .routing import Cluster
 
@@ -83,9 +84,13 @@ class Reading:
         return pa.Table.from_batches(batches, self.schema)
 
     def to_pandas(self, **options: Any) -> Any:
-        """All rows as a data frame of pandas; `options` are those of `pyarrow.Table.to_pandas`."""
+        """All rows as a data frame of pandas; `options` are those of `pyarrow.Table.to_pandas`.
+
+        Raises:
+            UnsupportedValue: Python or pandas have no such value.
+        """
         extra("pandas", "to_pandas")
-        return (self.to_arrow()).to_pandas(**options)
+        return data_frame(self.to_arrow(), self.topic, options)
 
     def to_polars(self) -> Any:
         """All rows as a data frame of polars."""

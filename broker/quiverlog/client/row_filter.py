@@ -17,6 +17,7 @@ from quiverlog.errors import InvalidArgument
 
 from .arguments import shown
 from .extras import extra
+from .python_values import check_maps
 from .sql_database import connect_duckdb
 
 __all__ = ["RowFilter", "SqlFilter", "check_condition", "filter_of", "mentioned"]
@@ -24,7 +25,8 @@ __all__ = ["RowFilter", "SqlFilter", "check_condition", "filter_of", "mentioned"
 _ALL_COLUMNS: Final = re.compile(r"\*|\bcolumns\b|\bU&", re.IGNORECASE)
 """What may name columns without their names. A product is among it, which costs columns only."""
 
-
+_KEY_TWICE: Final = "duplicate key"
+"""What DuckDB says of a map that it does not take, without its column."""
 _CONDITIONS = ("boolean", "null", "sqlnull")
 """DuckDB's names for what a condition is; its releases name the type of `null` differently."""
 
@@ -48,7 +50,12 @@ class SqlFilter:
         self.chosen(_empty(schema))
 
     def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows for which the expression is true, neither false nor null."""
+        """The rows for which the expression is true, neither false nor null.
+
+        Raises:
+            InvalidArgument: it is no condition, or fails for a row.
+            UnsupportedValue: DuckDB has no such value.
+        """
         try:
             relation = self._database.from_arrow(pa.Table.from_batches([batch]))
             projected = relation.project(self._project)
@@ -57,6 +64,8 @@ class SqlFilter:
                 raise InvalidArgument(f"where: this is {kinds[0]}, not true or false.")
             found = pa.table(projected).column(0).combine_chunks()
         except self._error as error:
+            if _KEY_TWICE in str(error):
+                check_maps(batch)
             said = str(error).splitlines()[0].removesuffix("!")
             raise InvalidArgument(f"where: {said}.") from error
         if len(found) != batch.num_rows or len(kinds) != 1:

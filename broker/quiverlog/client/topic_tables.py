@@ -8,20 +8,22 @@ the range of offsets that is fetched. Each scan ends where the topic ends as it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from quiverlog.errors import UnknownTopic
+from quiverlog.errors import QuiverlogError, UnknownTopic
 
 from .place import table_schema
+from .python_values import check_maps
 from .sql_database import connect_duckdb
 
 if TYPE_CHECKING:
     from .client import Client
+    from .reading import Reading
 
 __all__ = ["TopicTable", "open_database", "register_topics"]
 
@@ -29,10 +31,13 @@ __all__ = ["TopicTable", "open_database", "register_topics"]
 class TopicTable(ds.Dataset):  # type: ignore[misc]
     """As much of a dataset as DuckDB uses."""
 
-    def __init__(self, client: Client, topic: str, schema: pa.Schema) -> None:
+    def __init__(
+        self, client: Client, topic: str, schema: pa.Schema, failures: list[QuiverlogError]
+    ) -> None:
         self._client = client
         self._topic = topic
         self._schema = table_schema(schema)
+        self._failures = failures
 
     @property
     def schema(self) -> pa.Schema:
@@ -47,17 +52,29 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
     ) -> _Scan:
         """Rows for one scan."""
         names = columns or self._schema.names
-        return _Scan(self._client.read(self._topic, columns=names, where=filter))
+        reading = self._client.read(self._topic, columns=names, where=filter)
+        return _Scan(reading, self._failures)
 
 
 class _Scan:
     """As much of a scanner as DuckDB uses."""
 
-    def __init__(self, reading: Any) -> None:
+    def __init__(self, reading: Reading, failures: list[QuiverlogError]) -> None:
         self._reading = reading
+        self._failures = failures
 
     def to_reader(self) -> pa.RecordBatchReader:
-        return pa.RecordBatchReader.from_batches(self._reading.schema, iter(self._reading))
+        return pa.RecordBatchReader.from_batches(self._reading.schema, self._rows())
+
+    def _rows(self) -> Iterator[pa.RecordBatch]:
+        """DuckDB makes an error of its own of what is raised here, and keeps its text."""
+        try:
+            for batch in self._reading:
+                check_maps(batch, self._reading.topic)
+                yield batch
+        except QuiverlogError as error:
+            self._failures.append(error)
+            raise
 
 
 def open_database(
@@ -72,11 +89,21 @@ def open_database(
     return database
 
 
-def register_topics(database: Any, client: Client, topics: Iterable[str]) -> None:
-    """Make tables of these topics; a topic that has gone meanwhile is left out."""
+def register_topics(
+    database: Any,
+    client: Client,
+    topics: Iterable[str],
+    failures: list[QuiverlogError] | None = None,
+) -> None:
+    """Make tables of these topics; a topic that has gone meanwhile is left out.
+
+    Args:
+        failures: gets the errors that end scans, as they were before DuckDB had them.
+    """
+    failures = [] if failures is None else failures
     for topic in topics:
         try:
             schema = client.schemas(topic).current
         except UnknownTopic:
             continue
-        database.register(topic, TopicTable(client, topic, schema))
+        database.register(topic, TopicTable(client, topic, schema, failures))

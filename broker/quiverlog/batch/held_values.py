@@ -1,0 +1,115 @@
+"""Values that their type does not hold: what Arrow takes from buffers and files without a look.
+
+A decimal(4,2) of 12345.67, text that is no UTF-8, a time of day beyond midnight: every reader makes
+something else of them, or stops. Only types that can be wrong are looked at, at any depth. Bytes of
+text that are ASCII are good wherever it is cut, and are told some twenty times as fast as Arrow
+looks at values one by one. What lies outside of a slice, or under a null, nobody reads: it may be
+anything.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.types as t
+
+from .arrow_types import DECIMAL_PRECISION_MAX
+from .halves import first_bad_row
+
+__all__ = ["WrongValue", "can_be_wrong", "first_wrong_value"]
+
+_PIECE_BYTES = 64 << 10
+"""What stays in the processor's cache between its copy and the look at it."""
+_ROWS_AS_BYTES_MIN = 256
+"""Fewer texts Arrow looks at in less time than it takes to find their bytes."""
+_SHOWN_CHARS = 60
+
+
+class WrongValue(NamedTuple):
+    """A row of a column, counted from 0, the value that is wrong there, and why."""
+
+    row: int
+    shown: str
+    why: str
+
+
+def can_be_wrong(kind: pa.DataType) -> bool:
+    """Whether bits of a stored type can be no value of it, at any depth."""
+    if t.is_string(kind) or t.is_decimal(kind) or t.is_time(kind):
+        return True
+    return any(can_be_wrong(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def first_wrong_value(column: pa.Array) -> WrongValue | None:
+    """The first value that a column of a stored type cannot hold; None where all is well."""
+    if _is_held(column):
+        return None
+    row = _first_wrong_row(column)
+    leaf = _wrong_leaf(column.slice(row, 1))
+    return WrongValue(row, *_described(leaf))
+
+
+def _is_held(array: pa.Array) -> bool:
+    kind = array.type
+    if t.is_nested(kind):
+        if not can_be_wrong(kind) or not len(array) or all(map(_is_held, _children(array))):
+            return True
+        return bool(array.null_count) and all(map(_is_held, _children(array.drop_null())))
+    if len(array) >= _ROWS_AS_BYTES_MIN and t.is_string(kind) and _is_ascii(array):
+        return True
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _children(array: pa.Array) -> list[pa.Array]:
+    """What lies in the rows of a nested array, and not beside its slice."""
+    kind = array.type
+    if t.is_struct(kind):
+        return [array.field(number) for number in range(kind.num_fields)]
+    offsets = array.offsets
+    start, end = offsets[0].as_py(), offsets[-1].as_py()
+    whole = (array.keys, array.items) if t.is_map(kind) else (array.values,)
+    return [child.slice(start, end - start) for child in whole]
+
+
+def _is_ascii(array: pa.Array) -> bool:
+    """Whether the bytes of all texts, null ones' too, are ASCII. False says nothing."""
+    _, offsets, data = array.buffers()
+    if data is None:
+        return True
+    ends = memoryview(offsets).cast("B").cast("i")
+    first, last = ends[array.offset], ends[array.offset + len(array)]
+    view = memoryview(data).cast("B")
+    pieces = range(first, last, _PIECE_BYTES)
+    return all(bytes(view[at : min(at + _PIECE_BYTES, last)]).isascii() for at in pieces)
+
+
+def _first_wrong_row(column: pa.Array) -> int:
+    return first_bad_row(len(column), lambda start, count: _is_held(column.slice(start, count)))
+
+
+def _wrong_leaf(row: pa.Array) -> pa.Array:
+    """One value of a scalar type: the first wrong one within a row."""
+    while t.is_nested(row.type):
+        child = next(child for child in _children(row) if not _is_held(child))
+        row = child.slice(_first_wrong_row(child), 1)
+    return row
+
+
+def _described(value: pa.Array) -> tuple[str, str]:
+    kind = value.type
+    if t.is_string(kind):
+        shown = repr(value.view(pa.binary())[0].as_py())
+        if len(shown) > _SHOWN_CHARS:
+            shown = f"{shown[:_SHOWN_CHARS]}..."
+        return shown, "is no UTF-8: decode it from the encoding that it is in"
+    if t.is_decimal(kind):
+        way = "use a wider type" if kind.precision < DECIMAL_PRECISION_MAX else "send it as text"
+        digits = f"{kind.precision} digits, {kind.scale} of them behind the point"
+        return format(value[0].as_py(), "f"), f"has more than {digits}: {way}"
+    nanoseconds = value.view(pa.int64())[0].as_py()
+    return f"{nanoseconds} ns", "is no time of day, which ends before 24:00"

@@ -1,0 +1,126 @@
+"""What the command line says of values that do not fit, and what it never overwrites."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+
+import quiverlog
+from quiverlog.batch.codec import encode_batch
+from quiverlog.cli import main
+from tests.support.broker import BrokerProcess
+from tests.unit.test_client_values import LATIN1, decimals, texts
+
+pytestmark = pytest.mark.process
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess() as process:
+        yield process
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[quiverlog.Client]:
+    with quiverlog.connect(broker.bootstrap) as client:
+        yield client
+
+
+@pytest.fixture
+def cli(broker: BrokerProcess, capfdbinary: pytest.CaptureFixture[bytes]) -> Cli:
+    """`quiverlog ...`: exit code, stdout, stderr."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main([*words, "-b", broker.bootstrap])
+        captured = capfdbinary.readouterr()
+        return code, captured.out.decode(), captured.err.decode()
+
+    return run
+
+
+def rows_of(client: quiverlog.Client, topic: str) -> int:
+    return sum(offset or 0 for offset in client.list_offsets(topic).values())
+
+
+def store(client: quiverlog.Client, topic: str, column: pa.Array) -> None:
+    """As a client that looks at no value stored it."""
+    schema = pa.schema([("id", pa.int64()), ("a", column.type)])
+    client.create_topic(topic, schema)
+    rows = pa.record_batch([pa.array(range(len(column))), column], schema=schema)
+    client.raw_produce(topic, {0: [encode_batch(rows, schema_id=1, timestamp_us=1)]})
+
+
+ROWS = 70_000
+"""More than a reader of files gives at once."""
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows"])
+@pytest.mark.parametrize(
+    ("kind", "shown"), [("text", "M\\xfcller"), ("decimal", "123.45")], ids=["text", "decimal"]
+)
+def test_a_file_with_values_that_its_types_do_not_hold_is_refused(
+    client, cli: Cli, tmp_path: Path, suffix: str, kind: str, shown: str
+) -> None:
+    topic = f"refused-{suffix}-{kind}"
+    if kind == "text":
+        column = texts(*[b"good"] * ROWS, LATIN1)
+    else:
+        column = decimals(*[1] * ROWS, 12345, precision=4, scale=2)
+    path = tmp_path / f"rows.{suffix}"
+    table = pa.table({"id": pa.array(range(ROWS + 1)), "a": column})
+    if suffix == "parquet":
+        pq.write_table(table, path, store_decimal_as_integer=False)
+    elif suffix == "arrow":
+        feather.write_feather(table, path, compression="uncompressed", chunksize=10_000)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table, max_chunksize=10_000)
+    client.create_topic(topic, table.schema)
+    code, _, err = cli("produce", str(path), "-t", topic, "-q")
+    assert code == 1
+    assert "column 'a'" in err.lower()
+    assert f"row {ROWS} of the file" in err
+    assert shown in err
+    assert "INVALID_VALUE" in err
+    assert rows_of(client, topic) < ROWS + 1
+
+
+def test_rows_that_cannot_be_read_are_named_and_stepped_over(client, cli: Cli, caplog) -> None:
+    store(client, "stored", texts(b"ok", LATIN1, b"ok"))
+    code, out, err = cli("consume", "stored", "--format", "json")
+    assert (code, out) == (1, "")
+    for said in ("stored-0", "column 'a'", "offset 1", "M\\xfcller", "CORRUPT_BATCH"):
+        assert said in err
+    code, out, err = cli("consume", "stored", "--columns", "id", "--format", "lines")
+    assert code == 1, "numbers are no lines"
+    code, out, err = cli("consume", "stored", "--columns", "id", "--format", "json")
+    assert [json.loads(line)["id"] for line in out.splitlines()] == [0, 1, 2]
+    code, out, err = cli("consume", "stored", "--skip-corrupt", "--format", "json")
+    assert (code, out) == (0, "")
+    assert "stored-0" in caplog.text  # a program's own handler; without one it goes to stderr
+    code, out, err = cli("consume", "stored", "--from", "2", "--format", "json")
+    assert (code, out) == (0, '{"id":2,"a":"ok"}\n')
+    code, out, err = cli("sql", "select id from stored where a = 'ok'")
+    assert code == 1
+    assert "column 'a'" in err
+    assert "offset 1" in err
+
+
+def test_maps_with_a_key_twice_are_named_by_sql_and_where(client, cli: Cli) -> None:
+    rows = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
+    store(client, "maps", rows)
+    code, out, err = cli("consume", "maps", "--format", "json")
+    assert (code, out) == (0, '{"id":0,"a":[["a",1],["a",2]]}\n')
+    for words in (("sql", "select * from maps"), ("consume", "maps", "--where", "a is not null")):
+        code, _, err = cli(*words)
+        assert code == 1, err
+        assert "Column 'a'" in err
+        assert "same key twice" in err
