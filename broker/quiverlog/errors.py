@@ -36,6 +36,7 @@ __all__ = [
     "DuplicateNodeId",
     "FeatureNotFinalised",
     "FencedLeaderEpoch",
+    "FileTooLarge",
     "ForeignDataDirectory",
     "ForkedClient",
     "FrameTooLarge",
@@ -642,3 +643,8 @@ class InvalidValue(SchemaMismatch):
 class UnsupportedValue(QuiverlogError):
     code = 1021
     hint = "Take the rows as Arrow (`batch.data`, `to_arrow`), or leave the column out (`columns`)."
+
+
+class FileTooLarge(QuiverlogError):
+    code = 1028
+    hint = "Reading the file takes more memory than a command may use: write it in smaller pieces."

@@ -252,6 +252,11 @@ REPLICA_SESSIONS_ENTRIES_MAX: Final = (REPLICATION_FACTOR_MAX - 1) * PARTITIONS_
 """Partitions in all sessions together: a leader has no more, and each has so many followers."""
 
 # --- client -----------------------------------------------------------------------------------
+FILE_MEMORY_BYTES_MAX: Final = 1 * GIB
+"""What reading a person's file may take beyond what the command has: some kilobytes of Parquet or
+of compressed Arrow can hold any amount."""
+FILE_BATCH_BYTES: Final = 64 * MIB
+"""Rows of a file are handed on in batches of about so many bytes, however it has them."""
 PRODUCER_BATCH_ROWS_DEFAULT: Final = 65_536
 PRODUCER_BATCH_BYTES_DEFAULT: Final = 1 * MIB
 PRODUCER_LINGER_MS_DEFAULT: Final = 5

@@ -14,6 +14,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import quiverlog
@@ -24,6 +25,14 @@ from tests.support.broker import BrokerProcess
 from tests.support.sql_attacks import STATEMENTS, laid_out
 
 pytestmark = pytest.mark.process
+
+MEASURED = """
+import re, sys
+from quiverlog.cli import main
+code = main(sys.argv[1:])
+print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+sys.exit(code)
+"""
 
 ROWS = [{"carrier": "UA" if i % 2 else "DL", "delay": float(i)} for i in range(10)]
 
@@ -115,6 +124,31 @@ def test_the_refusal_says_what_to_do(broker, capfd, tmp_path):
     own = tmp_path / "own.csv"  # the command's own output is not the query's
     assert answer(broker, capfd, "select 1 as x", "-o", str(own))[0] == 0
     assert own.read_text().split() == ['"x"', "1"]
+
+
+@pytest.mark.parametrize(
+    ("chars", "rows", "ending"),
+    [(32 << 10, 65_536, ".parquet"), (1 << 20, 2_100, ".csv"), (1 << 20, 2_100, ".parquet")],
+)
+def test_two_gigabytes_of_text_in_a_small_file_are_bounded(broker, tmp_path, chars, rows, ending):
+    file = tmp_path / "small.parquet"
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * chars])
+    pq.write_table(pa.table({"s": column}), file, compression="zstd", store_schema=False)
+    assert file.stat().st_size < 5 << 10
+    output = os.devnull if ending == ".csv" else str(tmp_path / "out.parquet")
+    form = ["--format", ending[1:], "-o", output]
+    words = ["sql", f"from '{file}'", "--files", *form, "-b", broker.bootstrap]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *words], capture_output=True, text=True, timeout=120
+    )
+    peak_kib = int(done.stdout.split()[-1])
+    assert peak_kib < 2 << 20, done.stderr
+    if done.returncode:
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith(f"quiverlog: {file}: reading it takes more than 1536 MiB"), (
+            done.stderr
+        )
+    assert (done.returncode == 0) == (chars == 32 << 10), done.stderr
 
 
 @pytest.mark.parametrize("query", ["selct 1", "select nope from flights", "from no_such_topic"])

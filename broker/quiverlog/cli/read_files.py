@@ -22,13 +22,16 @@ import pyarrow as pa
 from quiverlog.cli.encodings import codec_of, in_utf8, recoded
 from quiverlog.cli.failures import PARSER_ERRORS, CommandFailed, unreadable
 from quiverlog.cli.formats import compression_of, kind_of
+from quiverlog.cli.memory_bound import bounded_memory, too_large
 from quiverlog.cli.read_text import Batches, CountingFile, TextOptions, read_json, read_lines
+from quiverlog.limits import FILE_BATCH_BYTES, FILE_MEMORY_BYTES_MAX
 
 __all__ = ["FORMATS", "Source", "format_by_name", "open_source"]
 
 FORMATS = ("auto", "csv", "tsv", "json", "parquet", "arrow", "lines")
 
 _ROWS_PER_BATCH = 65_536
+_FEWER_ROWS = 16
 _UNREADABLE = (pa.ArrowException, OSError, *PARSER_ERRORS)
 """What pyarrow raises on bytes that are not what they should be: OSError where they break off."""
 _ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"
@@ -92,39 +95,60 @@ def open_source(
             is not known, or the file is no text.
         OSError: the file cannot be read.
         CommandFailed: it is not what its name or the option says.
+        FileTooLarge: its rows take more memory than a file may.
     """
     if file_format == "auto":
         file_format = format_by_name(path) or "auto"
     codec = codec_of(encoding)
     opened, size, streamed = _open_binary(path)
-    binary = opened
+    options = TextOptions(schema, columns, null_values, delimiter, streamed)
+    # A file's own bytes it may take in any case: one batch of Arrow may be all of it.
+    bytes_max = FILE_MEMORY_BYTES_MAX + (size or 0)
     try:
-        try:
-            if file_format in _OF_TEXT:
-                unpacked = _unpacked(opened, path)
-                if unpacked is not None:
-                    binary, size = unpacked, None
-            if codec is not None and file_format in (*_OF_TEXT, "lines"):
-                binary, size = in_utf8(binary, codec), None
-            elif file_format in _OF_TEXT:
-                _check_encoding(binary, path)
-            if file_format == "auto":
-                file_format = _recognise(binary)
-            if codec is not None and file_format not in (*_OF_TEXT, "lines"):
-                raise click.UsageError(f"--encoding is for text; {path} is {file_format}.")
-            options = TextOptions(schema, columns, null_values, delimiter, streamed)
-            source = _OPENERS[file_format](binary, options)
-        except _UNREADABLE as error:
-            raise _unreadable(
-                path, "text" if file_format == "auto" else file_format, error
-            ) from error
-        if not source.total_is_rows:
-            source.total = size
-        source.batches = _guarded(source.batches, path, file_format)
-        yield source
+        with bounded_memory(_name(path), bytes_max):
+            source, file_format = _source(opened, size, path, file_format, codec, options)
+            source.batches = _guarded(source.batches, path, file_format, bytes_max)
+            yield source
     finally:
         if path != "-":
             opened.close()
+
+
+def _source(
+    opened: io.BufferedReader,
+    size: int | None,
+    path: str,
+    file_format: str,
+    codec: str | None,
+    options: TextOptions,
+) -> tuple[Source, str]:
+    """The file, and what it was read as."""
+    binary = opened
+    try:
+        if file_format in _OF_TEXT:
+            unpacked = _unpacked(opened, path)
+            if unpacked is not None:
+                binary, size = unpacked, None
+        if codec is not None and file_format in (*_OF_TEXT, "lines"):
+            binary, size = in_utf8(binary, codec), None
+        elif file_format in _OF_TEXT:
+            _check_encoding(binary, path)
+        if file_format == "auto":
+            file_format = _recognise(binary)
+        if codec is not None and file_format not in (*_OF_TEXT, "lines"):
+            raise click.UsageError(f"--encoding is for text; {path} is {file_format}.")
+        source = _OPENERS[file_format](binary, options)
+    except MemoryError:
+        raise
+    except _UNREADABLE as error:
+        raise _unreadable(path, "text" if file_format == "auto" else file_format, error) from error
+    if not source.total_is_rows:
+        source.total = size
+    return source, file_format
+
+
+def _name(path: str) -> str:
+    return "stdin" if path == "-" else path
 
 
 def format_by_name(path: str) -> str | None:
@@ -200,8 +224,8 @@ def _unpacked(binary: io.BufferedReader, path: str) -> io.BufferedReader | None:
 
 def _check_encoding(binary: io.BufferedReader, path: str) -> None:
     if binary.peek(_PEEK_BYTES).startswith(_UTF16) and not binary.peek(4).startswith(_ARROW_STREAM):
-        name = "stdin" if path == "-" else path
-        raise CommandFailed(f"{name} is UTF-16, and was to be read as UTF-8: {recoded('utf-16')}.")
+        said = f"{_name(path)} is UTF-16, and was to be read as UTF-8: {recoded('utf-16')}."
+        raise CommandFailed(said)
 
 
 def _recognise(binary: io.BufferedReader) -> str:
@@ -217,15 +241,17 @@ def _recognise(binary: io.BufferedReader) -> str:
 
 
 def _unreadable(path: str, file_format: str, error: Exception) -> CommandFailed:
-    name = "stdin" if path == "-" else path
-    return unreadable(name, file_format, error)
+    return unreadable(_name(path), file_format, error)
 
 
 def _guarded(
-    batches: Iterator[pa.RecordBatch], path: str, file_format: str
+    batches: Iterator[pa.RecordBatch], path: str, file_format: str, bytes_max: int
 ) -> Iterator[pa.RecordBatch]:
     try:
-        yield from batches
+        for batch in batches:
+            yield from _in_pieces(batch)
+    except MemoryError as error:  # here, so that `produce` says how many rows it has sent
+        raise too_large(_name(path), bytes_max) from error
     except _UNREADABLE as error:
         raise _unreadable(path, file_format, error) from error
 
@@ -285,12 +311,47 @@ def _parquet(binary: io.BufferedReader, options: TextOptions) -> Source:
 
     file = pq.ParquetFile(_seekable(binary))
     schema = _chosen(file.schema_arrow, options.columns)
-    batches = (
-        batch.select(schema.names)
-        for batch in file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=options.columns)
-    )
+    batches = (batch.select(schema.names) for batch in _row_groups(file, options.columns))
     rows = _CountedRows()
     return Source(schema, rows.count(batches), rows, file.metadata.num_rows, True)
+
+
+def _row_groups(file: Any, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+    """All rows: fewer at a time once so many have not fitted into memory, down to single ones.
+
+    A page that names one long value for each of its rows has a few bytes, so that nothing in the
+    file says beforehand what its rows will take.
+    """
+    size = _ROWS_PER_BATCH
+    for group in range(file.num_row_groups):
+        done = 0
+        while True:
+            try:
+                batches = file.iter_batches(batch_size=size, row_groups=[group], columns=columns)
+                for batch in _behind(batches, done):
+                    yield batch
+                    done += batch.num_rows
+                break
+            except MemoryError:
+                if size == 1:
+                    raise
+                size = max(1, size // _FEWER_ROWS)
+
+
+def _behind(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """What follows the first `rows`."""
+    for batch in batches:
+        if rows < batch.num_rows:
+            yield batch.slice(rows)
+        rows = max(0, rows - batch.num_rows)
+
+
+def _in_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The producer copies what it is given: not all of a large batch at once."""
+    pieces = max(1, -(-batch.nbytes // FILE_BATCH_BYTES))
+    rows = max(1, -(-batch.num_rows // pieces))
+    for at in range(0, batch.num_rows, rows):
+        yield batch.slice(at, rows)
 
 
 def _arrow(binary: io.BufferedReader, options: TextOptions) -> Source:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from quiverlog.batch.schema_text import SchemaSyntaxError, parse_schema
 from quiverlog.cli.failures import CommandFailed, reading
+from quiverlog.cli.memory_bound import bounded_memory
 from quiverlog.limits import SCHEMA_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ def load_schema(path: Path) -> pa.Schema:
         OSError: the file cannot be read.
     """
     suffix = path.suffix.lower()
+    kind = _KINDS.get(suffix, "the text of a schema")
     try:
-        with reading(str(path), _KINDS.get(suffix, "the text of a schema"), next_step=_NEXT_STEP):
+        with bounded_memory(str(path)), reading(str(path), kind, next_step=_NEXT_STEP):
             return _load(path, suffix)
     except CommandFailed as error:
         if isinstance(error.__cause__, SchemaSyntaxError):

@@ -7,8 +7,11 @@ rows a query fetches, is the client's `topic_tables`.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import sys
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -16,12 +19,16 @@ import click
 from quiverlog.cli.failures import CommandFailed, ExitCode, explain, one_line
 from quiverlog.cli.formats import FileKind, compression_of, kind_of
 from quiverlog.cli.interrupts import interrupts_carried_to
+from quiverlog.cli.memory_bound import bounded_memory, too_large
 from quiverlog.cli.options import bootstrap_option, debug_option, open_client
 from quiverlog.cli.terminal import clear_screen
 from quiverlog.cli.where_to_read import Span
 from quiverlog.errors import QuiverlogError
+from quiverlog.limits import FILE_MEMORY_BYTES_MAX, MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
 
     from quiverlog.client.client import Client
@@ -33,6 +40,10 @@ _ARROW = ("arrow", "arrow-file")
 _FOR_PEOPLE = ("table", "json", "csv", "tsv", "lines")
 _QUERY_CHARS_MAX: Final = 1 << 20
 _BATCH_ROWS: Final = 1 << 16
+_FILES_BATCH_ROWS: Final = 1 << 11
+"""As many as DuckDB has in hand at a time: a file may say a long value once for all its rows."""
+_FILES_MEMORY_BYTES_MAX: Final = FILE_MEMORY_BYTES_MAX * 3 // 2
+"""Of the whole process: what DuckDB holds, and the rows that are written."""
 _FILES_HINT: Final = (
     "A query reaches topics alone: --files lets it use files, the network, extensions and settings."
 )
@@ -98,7 +109,12 @@ def sql(
     kind = _kind(output, output_format)
     if watch is not None and (query is None or output != "-" or kind.format not in _FOR_PEOPLE):
         raise click.UsageError("--watch is for a query, and for text on stdout.")
-    with open_client(bootstrap, timeout_s=timeout_s) as client, _session(client, files) as session:
+    bound = bounded_memory("the query", _FILES_MEMORY_BYTES_MAX) if files else nullcontext()
+    with (
+        open_client(bootstrap, timeout_s=timeout_s) as client,
+        bound,
+        _session(client, files) as session,
+    ):
         session.output, session.kind, session.is_wide = output, kind, wide
         if query is not None:
             session.ask_again_and_again(query, watch)
@@ -127,19 +143,29 @@ def _session(client: Client, files: bool) -> Any:
     from quiverlog.client.topic_tables import open_database
 
     database = open_database(client, (), files=files)
+    if files:
+        # What is beyond it DuckDB puts into files of its own.
+        database.execute(f"set memory_limit='{FILE_MEMORY_BYTES_MAX // MIB} MiB'")
     try:
-        yield _Session(client, database)
+        yield _Session(client, database, files)
     finally:
         database.close()
+
+
+def _files_in(query: str) -> str:
+    """What the query names and is a file, for an error that cannot know which of them it was."""
+    named = [text for text in re.findall(r"'([^'\n]+)'", query) if os.path.isfile(text)]
+    return ", ".join(dict.fromkeys(named)) or "the query"
 
 
 class _Session:
     """One database, asked by one person."""
 
-    def __init__(self, client: Client, database: Any) -> None:
+    def __init__(self, client: Client, database: Any, files: bool) -> None:
         self._client = client
         self._database = database
         self._failures: list[QuiverlogError] = []
+        self._files = files
         self.output = "-"
         self.kind = FileKind("table")
         self.is_wide = False
@@ -149,21 +175,33 @@ class _Session:
 
         Raises:
             CommandFailed: DuckDB refused it.
+            FileTooLarge: what its files hold takes more memory than a query may.
             QuiverlogError: a topic could not be read.
         """
-        import duckdb
-
         self._failures.clear()
         self._make_tables(query)
+        with self._told(query), interrupts_carried_to(self._database.interrupt):
+            relation = self._database.sql(query)
+            reader = None if relation is None else self._reader(relation)
+        if reader is not None:
+            self._write(reader, query)
+
+    @contextlib.contextmanager
+    def _told(self, query: str) -> Iterator[None]:
+        """What goes wrong in DuckDB, in our words."""
+        import duckdb
+
         try:
-            with interrupts_carried_to(self._database.interrupt):
-                relation = self._database.sql(query)
-                reader = None if relation is None else self._reader(relation)
-            if reader is not None:
-                self._write(reader)
-        except duckdb.Error as error:
+            yield
+        except (duckdb.Error, MemoryError, OSError) as error:
             if self._failures:  # a topic could not be read, which is not DuckDB's to tell
                 raise self._failures[0] from error
+            # While rows are read, DuckDB's errors come as Arrow's.
+            is_out_of_memory = isinstance(error, MemoryError) or "Out of Memory" in str(error)
+            if is_out_of_memory and self._files:
+                raise too_large(_files_in(query), _FILES_MEMORY_BYTES_MAX) from error
+            if not isinstance(error, duckdb.Error):
+                raise
             said = one_line(str(error).split("\n\n")[0])
             is_closed = isinstance(error, duckdb.PermissionException) or "been locked" in said
             if is_closed:
@@ -223,7 +261,7 @@ class _Session:
         wanted = [topic for topic in topics if shows_all or topic.casefold() in words]
         register_topics(self._database, self._client, wanted, self._failures)
 
-    def _write(self, reader: pa.RecordBatchReader) -> None:
+    def _write(self, reader: pa.RecordBatchReader, query: str) -> None:
         from quiverlog.cli.sql_results import as_written, written_schema
         from quiverlog.cli.write_files import open_sink
 
@@ -232,9 +270,10 @@ class _Session:
             raise CommandFailed(f"{self.kind.format} is not for terminals: give --output.")
         schema = written_schema(reader.schema, has_unique_names=self.kind.format != "table")
         is_cut = self.output == "-" and sys.stdout.isatty() and not self.is_wide
-        with open_sink(
+        sink_of = open_sink(
             self.output, self.kind.format, schema, compression=self.kind.compression, is_cut=is_cut
-        ) as sink:
+        )
+        with sink_of as sink, self._told(query):
             while (batch := self._next(reader)) is not None:
                 if batch.num_rows:
                     sink.write(as_written(batch, schema))
@@ -243,7 +282,7 @@ class _Session:
         from quiverlog.cli.sql_results import with_text
 
         relation = with_text(relation, keeps_spans=self.kind.format in _ARROW)
-        return relation.to_arrow_reader(_BATCH_ROWS)
+        return relation.to_arrow_reader(_FILES_BATCH_ROWS if self._files else _BATCH_ROWS)
 
     def _next(self, reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
         """DuckDB works at a result while it is read."""

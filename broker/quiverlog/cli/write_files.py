@@ -27,6 +27,7 @@ from quiverlog.cli.template import Part, TemplateSink
 from quiverlog.cli.terminal import ShieldedBytes
 from quiverlog.cli.write_table import TableSink
 from quiverlog.errors import QuiverlogError
+from quiverlog.limits import FILE_BATCH_BYTES
 
 __all__ = ["Sink", "open_sink", "open_template"]
 
@@ -324,18 +325,19 @@ class _ParquetSink:
         self._schema = schema
         self._writer = pq.ParquetWriter(pa.PythonFile(target, mode="w"), schema)
         self._waiting: list[pa.RecordBatch] = []
-        self._rows = 0
+        self._rows = self._bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._waiting.append(_in_columns(batch, self._schema))
         self._rows += batch.num_rows
-        if self._rows >= self._GROUP_ROWS:
+        self._bytes += batch.nbytes
+        if self._rows >= self._GROUP_ROWS or self._bytes >= FILE_BATCH_BYTES:
             self._write_group()
 
     def _write_group(self) -> None:
         if self._rows:
             self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema))
-        self._waiting, self._rows = [], 0
+        self._waiting, self._rows, self._bytes = [], 0, 0
 
     def flush(self) -> None:
         """A row group is the smallest thing that Parquet can show."""

@@ -1,0 +1,65 @@
+"""How much memory a person's file may take: a few kilobytes of Parquet can hold gigabytes of text.
+
+Owns the bound, which the operating system keeps: whatever reads the file, at whatever depth of it,
+is refused memory beyond the bound and raises, instead of the machine's other processes being ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator
+
+from quiverlog.errors import FileTooLarge
+from quiverlog.limits import FILE_MEMORY_BYTES_MAX, MIB
+
+__all__ = ["bounded_memory", "too_large"]
+
+_STACK_BYTES = 8 * MIB
+_THREADS = 32
+_DATA_PAGES = 5
+"""Which figure of /proc/self/statm counts what RLIMIT_DATA bounds."""
+
+
+@contextlib.contextmanager
+def bounded_memory(name: str, bytes_max: int = FILE_MEMORY_BYTES_MAX) -> Iterator[None]:
+    """For the time of a `with`, this process gets so much memory beyond what it has.
+
+    Args:
+        name: the file that is read meanwhile.
+
+    Raises:
+        FileTooLarge: that was not enough.
+    """
+    import pyarrow as pa
+
+    pa.allocate_buffer(1)  # reserves the room that Arrow keeps; it is not the file's
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    # Stacks of threads that begin meanwhile count from their first byte to their last.
+    threads_bytes = ((os.cpu_count() or 1) + _THREADS) * _STACK_BYTES
+    bound = _data_bytes() + threads_bytes + bytes_max
+    if before != resource.RLIM_INFINITY:
+        bound = min(bound, before)
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
+    try:
+        yield
+    except MemoryError as error:
+        raise too_large(name, bytes_max) from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def too_large(name: str, bytes_max: int = FILE_MEMORY_BYTES_MAX) -> FileTooLarge:
+    """The error about a file for which the memory was not enough."""
+    return FileTooLarge(
+        f"{name}: reading it takes more than {bytes_max // MIB} MiB of memory at once. "
+        "Write the file with fewer or smaller values in a row, a batch or a compressed block.",
+        file=name,
+        bytes_max=bytes_max,
+    )
+
+
+def _data_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[_DATA_PAGES]) * resource.getpagesize()
